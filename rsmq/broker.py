@@ -1,0 +1,236 @@
+"""The object a user holds: handlers are registered on it, messages published through it, workers run from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, Self, TypeVar
+
+import anyio
+
+from rsmq.connect import Client, Connector
+from rsmq.embedded import server_for
+from rsmq.errors import ConfigError
+from rsmq.handler import Distribution, Execution, Handler, Middleware, Ordering, build_handler
+from rsmq.keys import Keys
+from rsmq.portal import Portal
+from rsmq.preflight import require
+from rsmq.producer import Producer
+from rsmq.retry import RetryPolicy
+from rsmq.settings import Settings
+from rsmq.topic import Topics
+from rsmq.worker import Lifespan, Worker
+
+log = logging.getLogger("rsmq")
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Broker:
+    """Publishes messages and runs handlers, on the server that the settings name.
+
+    `async with broker:` connects (without RSMQ_URL it starts or joins this project's embedded server). Everything the
+    constructor and the decorators do is local: a wrong name or signature fails here, before anything is touched.
+    """
+
+    def __init__(self, settings: Settings | None = None, **overrides: Any) -> None:
+        self.settings = Settings(**overrides) if settings is None else settings
+        self.keys = Keys(self.settings.prefix)
+        self.handlers: list[Handler] = []
+        self._middlewares: list[Middleware] = []
+        self._lifespans: list[Lifespan] = []
+        self._stack: AsyncExitStack | None = None
+        self._users = 0
+        self._connector: Connector | None = None
+        self._client: Client | None = None
+        self._producer: Producer | None = None
+        self._worker: Worker | None = None
+        self._portal = Portal()
+
+    # -- registering ----------------------------------------------------------------------------------------------
+
+    def handler(
+        self,
+        topic: str,
+        *,
+        group: str,
+        concurrency: int = 64,
+        ordering: Ordering | None = None,
+        distribution: Distribution = "hash",
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | float | None = None,
+        batch: int | None = None,
+        linger: timedelta | None = None,
+        start: str | datetime = "earliest",
+        partitions: int | None = None,
+        execution: Execution | None = None,
+    ) -> Callable[[F], F]:
+        """Register a function for the messages of `topic` in `group`; it is returned unchanged.
+
+        The payload is decoded by the annotation of the first parameter (a pydantic model, dataclass, dict, str, bytes);
+        a parameter annotated `Message` gets the message. With `batch` both are lists. Defaults: order per key, 5
+        attempts with exponential back-off, no time-out, from the earliest message.
+        """
+
+        def register(function: F) -> F:
+            handler = build_handler(
+                function, topic, group=group, concurrency=concurrency, ordering=ordering, distribution=distribution,
+                retry=retry, timeout=timeout, batch=batch, linger=linger, start=start, partitions=partitions,
+                execution=execution,
+            )  # fmt: skip
+            if any((other.topic, other.group) == (topic, group) for other in self.handlers):
+                raise ConfigError(
+                    f"group {group!r} of topic {topic!r} has a handler already: a group handles each message once, "
+                    f"so give {handler.name} a group of its own"
+                )
+            self.handlers.append(handler)
+            return function
+
+        return register
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Register `async def (message, call_next)` around every handler; the first registered is the outermost."""
+        self._middlewares.append(function)
+        return function
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Register an `@asynccontextmanager` function that surrounds the life of every worker of this broker."""
+        self._lifespans.append(function)
+        return function
+
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._users += 1
+        if self._users > 1:
+            return self
+        stack = AsyncExitStack()
+        try:
+            url = await stack.enter_async_context(server_for(self.settings.url))
+            self._connector = Connector(url, self.settings)
+            self._client = await stack.enter_async_context(self._connector.connected())
+            await require(self._client, self.settings, self.keys)
+            topics = Topics(self._client, self.keys, self.settings)
+            self._producer = Producer(self._client, self.keys, self.settings, topics)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            await tasks.start(self._producer.run)
+            stack.callback(tasks.cancel_scope.cancel)
+        except BaseException:
+            self._users -= 1
+            await stack.aclose()
+            raise
+        self._stack = stack
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._users -= 1
+        if self._users == 0 and self._stack is not None:
+            stack, self._stack, self._producer, self._client = self._stack, None, None, None
+            await stack.aclose()
+
+    @property
+    def client(self) -> Client:
+        """The connected client, for what rsmq has no method for. Replies are raw."""
+        if self._client is None:
+            raise ConfigError("the broker is not connected: use it inside `async with broker:`")
+        return self._client
+
+    @property
+    def url(self) -> str:
+        """Where it is connected to."""
+        if self._connector is None:
+            raise ConfigError("the broker is not connected: use it inside `async with broker:`")
+        return self._connector.url
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        message_id: str | None = None,
+        wait_replicas: int = 0,
+    ) -> str:
+        """Store one message and return its id, when the server has confirmed it.
+
+        Calls made at the same time share one write. With `message_id` it is stored once however often it is published
+        inside the dedup window. Raises TooLarge, TopicFull, BrokerUnavailable (not stored), PublishUnknown (perhaps
+        stored: publish again with its `message_id`).
+        """
+        return await self._ready().publish(
+            topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
+            wait_replicas=wait_replicas,
+        )  # fmt: skip
+
+    async def publish_many(
+        self,
+        topic: str,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], str | None] | None = None,
+        headers: Mapping[str, str] | None = None,
+        batch: int = 500,
+    ) -> list[str]:
+        """Store many messages, in the order given per key, one call per partition and batch; returns their ids."""
+        return await self._ready().publish_many(topic, items, key=key, headers=headers, batch=batch)
+
+    def publish_sync(self, topic: str, payload: Any, **options: Any) -> str:
+        """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread."""
+        portal = self._portal.open(lambda: Broker(self.settings))
+        return str(portal.call(lambda broker: broker.publish(topic, payload, **options)))
+
+    def _ready(self) -> Producer:
+        if self._producer is None:
+            raise ConfigError("the broker is not connected: publish inside `async with broker:`")
+        return self._producer
+
+    # -- working --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Run the handlers in this process until `stop` or cancellation."""
+        async with self:
+            assert self._connector is not None
+            worker = Worker(
+                self._connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans
+            )  # fmt: skip
+            self._worker = worker
+            try:
+                await worker.run(task_status=task_status)
+            finally:
+                self._worker = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """The worker beside your own code, as in a FastAPI lifespan: stops gracefully at the end of the block."""
+        async with self, anyio.create_task_group() as tasks:
+            await tasks.start(self.run)
+            try:
+                yield self
+            finally:
+                self.stop()
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that runs now, if any."""
+        return self._worker
+
+    def quiet(self) -> None:
+        """Take nothing new; finish what runs."""
+        if self._worker is not None:
+            self._worker.quiet()
+
+    def stop(self, grace: timedelta | None = None) -> None:
+        """Take nothing new; cancel and hand back what still runs after the grace."""
+        if self._worker is not None:
+            self._worker.stop(None if grace is None else grace.total_seconds())
+
+    def __repr__(self) -> str:
+        return f"<Broker {len(self.handlers)} handlers{' connected' if self._stack else ''}>"

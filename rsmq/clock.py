@@ -1,0 +1,33 @@
+"""Time: `timedelta` and aware `datetime` outside, integer milliseconds on the wire, the monotonic clock for deadlines."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from rsmq.errors import ConfigError
+
+monotonic: Final = time.monotonic
+
+
+def to_ms(span: timedelta) -> int:
+    """A span as whole milliseconds."""
+    return round(span / timedelta(milliseconds=1))
+
+
+def epoch_ms(moment: datetime) -> int:
+    """A moment as milliseconds since 1970. A naive datetime is refused: it names no moment."""
+    if moment.tzinfo is None:
+        raise ConfigError(f"{moment.isoformat()} has no time zone: pass an aware datetime, such as datetime.now(UTC)")
+    return round(moment.timestamp() * 1000)
+
+
+def from_epoch_ms(ms: int) -> datetime:
+    """Milliseconds since 1970 as an aware datetime in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def now_ms() -> int:
+    """This machine's wall clock. Only for what a person reads: the server's TIME decides everything else."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,235 @@
+"""One member of one group: the roles that serve one handler, and the order in which they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+import anyio
+
+from rsmq.clock import monotonic
+from rsmq.connect import Client
+from rsmq.consumer.batch_runner import BatchRunner
+from rsmq.consumer.fetcher import Fetcher
+from rsmq.consumer.lane import START, Lane
+from rsmq.consumer.queue import Queue
+from rsmq.consumer.rebalancer import Rebalancer
+from rsmq.consumer.reclaimer import Reclaimer
+from rsmq.consumer.runner import Runner
+from rsmq.consumer.settler import Settler
+from rsmq.consumer.sharer import Sharer
+from rsmq.consumer.unparker import Unparker
+from rsmq.errors import BrokerError
+from rsmq.handler import Call, Handler
+from rsmq.heartbeat.beat import Beat
+from rsmq.heartbeat.lease import Leases
+from rsmq.heartbeat.membership import Membership, announce
+from rsmq.keys import Keys
+from rsmq.settings import Settings
+from rsmq.stream import ensure_groups
+from rsmq.topic import Topic
+
+log = logging.getLogger("rsmq.consumer")
+
+
+class Consumer:
+    """Serves one handler. Nesting is the shutdown order: leases and settling outlive fetching and running.
+
+    `stats` counts what happened: settled, retried, buried, redelivered, handed_back, refused, not_pending, lost_body.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        settings: Settings,
+        member: str,
+        topic: Topic,
+        handler: Handler,
+        call: Call,
+        beat: Beat,
+    ) -> None:
+        self.topic, self.handler, self.member = topic, handler, member
+        self.stats: Counter[str] = Counter()
+        self.lanes: dict[int, Lane] = {}
+        self._client, self._keys, self._settings, self._beat = client, keys, settings, beat
+        self.membership = Membership(client, keys, settings, member, topic.name, handler.group)
+        self._leases = Leases(client, keys, settings, member)
+        self.queue = Queue(is_ordered=handler.ordering == "key")
+        self._settler = Settler(client, settings, member, handler.group, self.drop_lane, self.stats)
+        runner = Runner if handler.batch is None else BatchRunner
+        self._runner = runner(handler, call, self.queue, self._settler, self.stats)
+        self._reclaimer = Reclaimer(client, settings, member, self.queue, self._runner, self._settler, self.stats)
+        self._fetcher = Fetcher(
+            client, settings, member, handler.group, self.lanes, self.queue, self._runner, self._settler,
+            self._reclaimer, self._ensure_groups, self.stats,
+        )  # fmt: skip
+        self._stopping = asyncio.Event()
+        self._deadline = float("inf")
+        self.started = asyncio.Event()
+
+    async def _ensure_groups(self) -> None:
+        """After FLUSHALL or DEL: from the start, which may repeat but cannot lose."""
+        await ensure_groups(self._client, self._keys, self.topic, self.handler.group, "0")
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop`, then drain, release, leave."""
+        await self._beat.join(self.topic.name, self.handler.group, self._info(), self.membership.notice)
+        try:
+            async with anyio.create_task_group() as outer:
+                await outer.start(self.membership.run)
+                await outer.start(self._settler.run)
+                await outer.start(self._runner.run)
+                outer.start_soon(self._watch_pause)
+                async with anyio.create_task_group() as inner:
+                    await inner.start(self._fetcher.run)
+                    await inner.start(self._owner().run)
+                    if not self.queue.is_ordered:
+                        await inner.start(self._unparker().run)
+                    self.started.set()
+                    task_status.started()
+                    await self._stopping.wait()
+                    await self._end_fetching()
+                    inner.cancel_scope.cancel()
+                await self._drain()
+                outer.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+                await self._beat.leave(self.topic.name, self.handler.group)
+
+    def _info(self) -> dict[str, object]:
+        return {"handler": self.handler.name, "concurrency": self.handler.concurrency}
+
+    def _owner(self) -> Rebalancer | Sharer:
+        if self.handler.distribution == "shared":
+            return Sharer(
+                self.topic, self.handler, self._keys, self._settings, self.member, self._beat, self.membership,
+                self.lanes, self.queue, self._reclaimer, self._fetcher, self.drop_lane,
+            )  # fmt: skip
+        return Rebalancer(
+            self.topic, self.handler, self._keys, self._settings, self.member, self._leases, self._beat,
+            self.membership, self.lanes, self, self._announce,
+        )  # fmt: skip
+
+    def _unparker(self) -> Unparker:
+        return Unparker(self._settings, self.lanes, self.queue, self._reclaimer, self._runner)
+
+    async def _announce(self) -> None:
+        await announce(self._client, self._keys, self.topic.name, self.handler.group)
+
+    async def _watch_pause(self) -> None:
+        while True:
+            await self.membership.wait(1.0)
+            if self.membership.paused != self._fetcher.is_paused:
+                self._fetcher.is_paused = self.membership.paused
+                log.info(
+                    "group %s of %s is %s",
+                    self.handler.group,
+                    self.topic.name,
+                    "paused" if self._fetcher.is_paused else "running",
+                )
+                await self._interrupt()
+
+    async def _interrupt(self) -> None:
+        try:
+            await self._fetcher.interrupt()
+        except BrokerError as error:
+            log.debug("the reader could not be woken: %s", error)
+
+    # -- stopping -------------------------------------------------------------------------------------------------
+
+    def stop(self, grace: float) -> None:
+        """Take nothing new; give what runs `grace` seconds. Called again it shortens the grace. Infinite: quiet."""
+        self._deadline = min(self._deadline, monotonic() + grace)
+        self._stopping.set()
+
+    async def _end_fetching(self) -> None:
+        for lane in self.lanes.values():
+            lane.is_quiet = True
+        with anyio.move_on_after(self._settings.block.total_seconds() + 1):
+            try:
+                await self._fetcher.exclude()
+            except BrokerError as error:
+                log.warning("stopping without the server: %s", error)
+
+    async def _drain(self) -> None:
+        """Hand back what has not started, wait for what runs, settle, release."""
+        lanes = list(self.lanes.values())
+        await self._hand_back_unstarted(lanes)
+        while any(lane.running for lane in lanes):
+            if monotonic() >= self._deadline:
+                for lane in lanes:
+                    self._runner.cancel_lane(lane, "stop")
+            await asyncio.sleep(0.02)
+            if monotonic() >= self._deadline + self._settings.lease_ttl.total_seconds():
+                log.error("%r does not stop: its messages are redelivered elsewhere", self._runner)
+                break
+        await self._hand_back_unstarted(lanes)
+        with anyio.move_on_after(self._settings.command_timeout.total_seconds()):
+            await self._settler.drained(lanes)
+            await self._release(lanes)
+
+    async def _hand_back_unstarted(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            unstarted = self.queue.withdraw(lane)
+            if unstarted and lane.lease.is_held():
+                try:
+                    await self._settler.hand_back(lane, unstarted)
+                except BrokerError as error:
+                    log.warning("%d messages are redelivered after the lease: %s", len(unstarted), error)
+
+    async def _release(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            if not lane.running:
+                self.drop_lane(lane)
+                self._beat.forget(lane.lease)
+                if lane.epoch:
+                    await self._leases.release(lane.lease)
+
+    # -- lanes (what the rebalancer asks of us) -------------------------------------------------------------------
+
+    @property
+    def reader(self) -> str:
+        """Which connection reads; empty while there is none."""
+        return self._fetcher.reader
+
+    async def open_lane(self, lane: Lane) -> None:
+        """A lease was granted: take over what is pending there, then read."""
+        self.lanes[lane.partition] = lane
+        log.info("%s takes %s.%d/%s, epoch %s", self.member, lane.topic, lane.partition, lane.group, lane.epoch)
+        await self._interrupt()
+
+    def drop_lane(self, lane: Lane) -> None:
+        """The lease is lost or given back: forget everything of it, and cancel what runs, without asking anybody."""
+        lane.lease.lose()
+        if self.lanes.get(lane.partition) is lane:
+            del self.lanes[lane.partition]
+        lane.done.clear()
+        self.queue.withdraw(lane)
+        if lane.running:
+            log.warning("lost %r while %d handlers ran: they are cancelled", lane, lane.running)
+            self._runner.cancel_lane(lane, "lost")
+        self._runner.space.set()
+
+    async def quiesce(self, lane: Lane, seconds: float) -> bool:
+        """Stop reading a lane, hand back what has not started, wait for the rest. False: something still runs."""
+        lane.is_quiet = True
+        await self._fetcher.exclude()
+        await self._settler.hand_back(lane, self.queue.withdraw(lane))
+        deadline = monotonic() + seconds
+        while lane.running and monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        if lane.running:
+            return False
+        await self._settler.drained([lane])
+        return True
+
+    async def resume_lane(self, lane: Lane) -> None:
+        """Keep a lane after all: what was handed back is taken over again."""
+        lane.cursor = START
+        lane.is_quiet = False
+        await self._interrupt()
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.handler.name} {self.topic.name}/{self.handler.group} lanes={sorted(self.lanes)}>"

@@ -1,0 +1,43 @@
+"""Where a handler runs: in the loop, in a thread, or in a process of its own. Decided once, not per message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio.to_process
+import anyio.to_thread
+
+from rsmq.handler import Call, Handler, Middleware, compose
+
+
+def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
+    """The one coroutine function that a runner awaits for a message (or for a batch)."""
+    innermost = {"inline": _inline, "thread": _in_thread, "process": _in_process}[handler.execution](handler)
+    return compose(middlewares, innermost)
+
+
+def _inline(handler: Handler) -> Call:
+    return handler.invoke if handler.batch is None else handler.invoke_batch
+
+
+def _in_thread(handler: Handler) -> Call:
+    """A thread that is cancelled is abandoned: nothing can stop it, but nobody waits for it either."""
+    function = handler.invoke if handler.batch is None else handler.invoke_batch
+    limiter = anyio.CapacityLimiter(handler.concurrency)
+
+    async def call(work: Any) -> Any:
+        return await anyio.to_thread.run_sync(function, work, limiter=limiter, abandon_on_cancel=True)
+
+    return call
+
+
+def _in_process(handler: Handler) -> Call:
+    """For code that holds the interpreter lock or may crash: a time-out kills the process, a crash costs one message."""
+    limiter = anyio.CapacityLimiter(handler.concurrency)
+
+    async def call(work: Any) -> Any:
+        arguments = handler.arguments(work)
+        return await anyio.to_process.run_sync(handler.function, *arguments, cancellable=True, limiter=limiter)
+
+    return call

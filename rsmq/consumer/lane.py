@@ -1,0 +1,59 @@
+"""A lane: one partition while this member reads it, with everything that must be forgotten when it no longer may."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from rsmq.heartbeat.lease import Lease
+from rsmq.keys import Keys
+from rsmq.message import Message
+
+START: Final = b"0-0"
+
+
+class Lane:
+    """The state of one partition in this member.
+
+    Invariants: `held` are the ids that this member has in its hands (fetched, not yet confirmed as settled); `done` are
+    those handled but not yet sent; `waiting` has an entry for every key that is being handled, with the messages behind
+    it in order; a key in `parked` waits for its retry. While `cursor` is not None, pending messages are being taken
+    over, and nothing new is read.
+    """
+
+    __slots__ = (
+        "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "parked", "partition",
+        "retry_at", "retry_key", "running", "stream", "topic", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
+        self.topic, self.partition, self.group, self.lease = topic, partition, group, lease
+        self.stream = keys.stream(topic, partition)
+        self.lease_key = keys.lease(topic, partition, group)
+        self.retry_key = keys.retry(topic, partition, group)
+        self.dlq_key = keys.dlq(topic, partition, group)
+        self.held: set[bytes] = set()
+        self.done: list[bytes] = []
+        self.waiting: dict[bytes, deque[Message]] = {}
+        self.parked: dict[bytes, Message] = {}
+        self.running = 0
+        self.cursor: bytes | None = START
+        self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
+        self.is_quiet = False
+        self.retry_at = 0.0  # monotonic: when to look for due retries (without key order)
+
+    @property
+    def epoch(self) -> str:
+        """The fencing number of the lease; empty in shared distribution."""
+        return self.lease.epoch
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether new messages may be read from it now."""
+        return self.cursor is None and not self.is_quiet
+
+    def __repr__(self) -> str:
+        state = "quiet" if self.is_quiet else "recovering" if self.cursor is not None else "reading"
+        return (
+            f"<Lane {self.topic}.{self.partition}/{self.group} {state} held={len(self.held)} parked={len(self.parked)}>"
+        )

@@ -1,0 +1,124 @@
+"""Which partitions are ours: follow the assignment, take free leases, hand over what belongs to others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import anyio
+
+from rsmq.consumer.lane import Lane
+from rsmq.errors import BrokerError
+from rsmq.handler import Handler
+from rsmq.heartbeat.assignment import assign
+from rsmq.heartbeat.beat import Beat
+from rsmq.heartbeat.lease import Lease, Leases
+from rsmq.heartbeat.membership import Membership
+from rsmq.keys import Keys
+from rsmq.settings import Settings
+from rsmq.topic import Topic
+
+log = logging.getLogger("rsmq.lease")
+
+
+class LaneKeeper(Protocol):
+    """What a consumer does with its lanes when their ownership changes."""
+
+    @property
+    def reader(self) -> str: ...
+    async def open_lane(self, lane: Lane) -> None: ...
+    def drop_lane(self, lane: Lane) -> None: ...
+    async def quiesce(self, lane: Lane, seconds: float) -> bool: ...
+    async def resume_lane(self, lane: Lane) -> None: ...
+
+
+class Rebalancer:
+    """Hash distribution: one owner per partition. Wrong membership costs fairness here, never correctness.
+
+    A lease that is not held any more is dropped at once and locally. A partition that belongs to somebody else is handed
+    over: quiet, drain, settle, release, announce; if a handler runs too long for that, it is kept and tried again later.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        handler: Handler,
+        keys: Keys,
+        settings: Settings,
+        member: str,
+        leases: Leases,
+        beat: Beat,
+        membership: Membership,
+        lanes: dict[int, Lane],
+        keeper: LaneKeeper,
+        announce: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._topic, self._handler, self._keys, self._settings, self._member = topic, handler, keys, settings, member
+        self._leases, self._beat, self._membership = leases, beat, membership
+        self._lanes, self._keeper, self._announce = lanes, keeper, announce
+        self._leaving: set[int] = set()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Follow the membership until cancelled."""
+        task_status.started()
+        tick = self._settings.presence_interval.total_seconds()
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._drop_lost()
+                mine = self._assigned()
+                try:
+                    await self._take(mine)
+                except BrokerError as error:
+                    log.warning("rebalancing waits: %s", error)
+                for partition, lane in self._lanes.items():
+                    if partition not in mine and partition not in self._leaving:
+                        self._leaving.add(partition)
+                        tasks.start_soon(self._hand_over, lane)
+                await self._membership.wait(tick)
+
+    def _assigned(self) -> set[int]:
+        owners = assign(self._topic.partitions, self._membership.live)
+        return {partition for partition, owner in owners.items() if owner == self._member}
+
+    def _drop_lost(self) -> None:
+        for lane in list(self._lanes.values()):
+            if not lane.lease.is_held():
+                self._keeper.drop_lane(lane)
+                self._beat.forget(lane.lease)
+
+    async def _take(self, mine: set[int]) -> None:
+        for partition in sorted(mine - self._lanes.keys()):
+            reader = self._keeper.reader
+            if not reader:
+                return
+            lease = await self._leases.take(
+                self._topic.name, partition, self._handler.group, reader=reader, absent=self._membership.absent
+            )
+            if lease is not None:
+                lane = Lane(self._keys, self._topic.name, partition, self._handler.group, lease)
+                self._beat.watch(lease, self._on_lost(lane))
+                await self._keeper.open_lane(lane)
+
+    def _on_lost(self, lane: Lane) -> Callable[[Lease], None]:
+        return lambda _: self._keeper.drop_lane(lane)
+
+    async def _hand_over(self, lane: Lane) -> None:
+        try:
+            patience = self._settings.lease_ttl.total_seconds()
+            if await self._keeper.quiesce(lane, patience):
+                await self.release(lane)
+                await self._announce()
+            elif lane.lease.is_held():
+                await self._keeper.resume_lane(lane)
+        except BrokerError as error:
+            log.warning("handing over %r waits: %s", lane, error)
+            await self._keeper.resume_lane(lane)
+        finally:
+            self._leaving.discard(lane.partition)
+
+    async def release(self, lane: Lane) -> None:
+        """Give back the lease of a lane that is drained."""
+        self._keeper.drop_lane(lane)
+        self._beat.forget(lane.lease)
+        await self._leases.release(lane.lease)

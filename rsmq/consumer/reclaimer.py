@@ -1,0 +1,154 @@
+"""Taking over what others (or our own lost replies) left unsettled, oldest first, before anything new is read."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from rsmq.clock import monotonic, now_ms, to_ms
+from rsmq.connect import Client
+from rsmq.consumer.lane import START, Lane
+from rsmq.consumer.queue import Queue
+from rsmq.consumer.runner import Runner
+from rsmq.consumer.settler import Settler
+from rsmq.errors import BrokerError, Malformed
+from rsmq.message import Message
+from rsmq.retry import Bury, Reason, RetryPolicy, decide_redelivery, is_suspect
+from rsmq.script import CLAIM_PENDING, STALE_EPOCH, UNPARK_MESSAGES
+from rsmq.settings import Settings
+
+log = logging.getLogger("rsmq.reclaim")
+
+Row = tuple[bytes, int, int, list[bytes]]  # id, attempts charged, wait_ms before its retry, fields
+
+
+class Reclaimer:
+    """Claims pending pages of a lane, keeps the cursor, and tells apart what each message needs.
+
+    A claim charges nothing: an attempt is charged when the handler starts. What is already held is skipped.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        member: str,
+        queue: Queue,
+        runner: Runner,
+        settler: Settler,
+        stats: Counter[str],
+    ) -> None:
+        self._client, self._settings, self._member = client, settings, member
+        self._queue, self._runner, self._settler, self._stats = queue, runner, settler, stats
+        self._policy: RetryPolicy = runner.handler.retry
+
+    async def step(self, lane: Lane, reader: str, room: int) -> None:
+        """Take over one page: of everything pending in a leased lane, of our own under shared distribution.
+
+        `lane.cursor` is None when all was seen.
+        """
+        assert lane.cursor is not None
+        source = "" if lane.epoch else self._member
+        lane.cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
+
+    async def adopt(self, lane: Lane, room: int, *, source: str = "") -> None:
+        """Shared distribution: take what nobody has touched for a lease, or all that a dead member left."""
+        start = START if source else lane.idle_cursor
+        idle_ms = to_ms(self._settings.lease_ttl)
+        cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
+        if not source:
+            lane.idle_cursor = cursor or START
+
+    async def _claim(
+        self, lane: Lane, cursor: bytes, room: int, *, idle_ms: int, source: str, reader: str
+    ) -> bytes | None:
+        """One page; returns the next cursor, None after the last page."""
+        count = min(self._settings.recovery_batch, room)
+        budget = int(self._settings.prefetch_bytes) // 4
+        reply = await CLAIM_PENDING(
+            self._client,
+            (lane.stream, lane.lease_key, lane.retry_key),
+            (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader),
+        )
+        if reply[0] == STALE_EPOCH:
+            lane.lease.lose()
+            return cursor
+        await self._bury_lost(lane, reply[2])
+        await self._take(lane, reply[3:])
+        return None if reply[1] == START else bytes(reply[1])
+
+    async def unpark(self, lane: Lane, room: int) -> None:
+        """Without key order: deliver parked messages that are due, and note when the next one is."""
+        limit = min(self._settings.recovery_batch, room)
+        keys = (lane.stream, lane.lease_key, lane.retry_key)
+        lane.retry_at = float("inf")  # whoever parks while we ask may say an earlier time
+        try:
+            reply = await UNPARK_MESSAGES(self._client, keys, (self._member, lane.epoch, lane.group, limit))
+        except BrokerError:
+            lane.retry_at, lane.cursor = 0.0, START  # delivered to us, perhaps, in a reply that was lost
+            raise
+        if reply[0] == STALE_EPOCH:
+            lane.lease.lose()
+            return
+        if reply[1] >= 0:
+            lane.retry_at = min(lane.retry_at, monotonic() + reply[1] / 1000)
+        await self._bury_lost(lane, [entry_id for entry_id, _, fields in reply[2:] if not fields])
+        await self._take(
+            lane, [(entry_id, attempts, 0, fields) for entry_id, attempts, fields in reply[2:] if fields], retried=True
+        )
+
+    async def _take(self, lane: Lane, rows: list[Row], *, retried: bool = False) -> None:
+        """Hand claimed rows to the queue, in order."""
+        for entry_id, attempts, wait_ms, fields in rows:
+            if entry_id in lane.held:
+                continue
+            lane.held.add(entry_id)
+            message = await self._read(lane, entry_id, attempts, fields, retried=retried)
+            if message is None:
+                continue
+            self._stats["redelivered"] += 1
+            if wait_ms > 0 and self._queue.is_ordered:
+                if self._queue.wait_for_retry(message, lane):
+                    message.attempt -= 1  # `resume_later` counts it when it is due
+                    self._runner.resume_later(message, lane, wait_ms / 1000)
+            else:
+                self._queue.offer(lane, (message,))
+
+    async def _read(
+        self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes], *, retried: bool
+    ) -> Message | None:
+        """The message, unless it is condemned, malformed, or meant for another group."""
+        try:
+            message = Message(lane, entry_id, fields, attempts + 1)
+        except Malformed as error:
+            await self._settler.bury(lane, entry_id, attempts, Bury(Reason.MALFORMED, str(error)))
+            self._stats["buried"] += 1
+            return None
+        if message.addressee is not None and message.addressee != lane.group.encode():
+            if not lane.done:
+                self._settler.note(lane)
+            lane.done.append(entry_id)
+            return None
+        condemned = None if retried else decide_redelivery(attempts, self._policy)
+        if condemned is not None:
+            log.warning("%s is a dead letter (%s): %s", message, condemned.reason, condemned.error)
+            await self._settler.bury(lane, entry_id, attempts, condemned)
+            self._stats["buried"] += 1
+            return None
+        message.is_redelivered = True
+        message.is_suspect = not retried and is_suspect(attempts, self._policy)
+        return message
+
+    async def _bury_lost(self, lane: Lane, ids: list[bytes]) -> None:
+        """Entries that somebody deleted while they were pending: there is nothing to handle, but it is not silent."""
+        for entry_id in ids:
+            self._stats["lost_body"] += 1
+            log.error(
+                "entry %s of %s was deleted by somebody before %s had settled it", entry_id, lane.stream, lane.group
+            )
+            await self._client.execute_command(
+                "XADD", lane.dlq_key, "MAXLEN", "~", self._settings.dlq_length, "*",
+                "dlq.reason", Reason.LOST_BODY, "dlq.error", "the entry was deleted before it was settled",
+                "dlq.attempts", 0, "dlq.group", lane.group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(),
+                "dlq.member", self._member,
+            )  # fmt: skip

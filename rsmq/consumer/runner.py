@@ -1,0 +1,271 @@
+"""Running handlers: a pool of tasks that is woken lazily, so that a handler which does not suspend costs no task switch.
+
+Nothing here is awaited per message but the handler itself; what failed takes the slow road through the settler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Final
+
+import anyio
+
+from rsmq.clock import monotonic
+from rsmq.consumer.lane import Lane
+from rsmq.consumer.queue import Queue
+from rsmq.consumer.settler import Settler
+from rsmq.errors import HandlerTimeout
+from rsmq.handler import Call, Handler
+from rsmq.message import Message
+from rsmq.retry import Ack, Bury, Park, decide, describe
+
+log = logging.getLogger("rsmq.handler")
+
+TURN: Final = 0.01
+"""Seconds after which a worker that never suspended lets the loop breathe."""
+
+
+class Slot:
+    """One worker task: what it runs, since when, and why it was cancelled (`timeout`, `lost` or `stop`)."""
+
+    __slots__ = ("messages", "reason", "started", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.messages: tuple[Message, ...] | list[Message] = ()
+        self.started = 0.0
+        self.reason: str | None = None
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the handler that runs in it; asked again, it cancels again (a handler may swallow the first)."""
+        self.reason = reason
+        assert self.task is not None
+        self.task.cancel()
+
+    def end(self) -> str | None:
+        """Forget the run; returns why it was cancelled. The task itself lives on."""
+        reason, self.reason, self.messages = self.reason, None, ()
+        if reason is not None and self.task is not None:
+            while self.task.cancelling():
+                self.task.uncancel()
+        return reason
+
+
+class Runner:
+    """Runs one message per handler call, up to `concurrency` at once, in key order where asked.
+
+    Invariant: no handler starts past its lease's local deadline, read from the clock at every start.
+    """
+
+    def __init__(self, handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> None:
+        self.handler, self.queue, self._settler, self._stats = handler, queue, settler, stats
+        self._call = call
+        self.is_starved = False
+        self.space = asyncio.Event()
+        self._low = 0
+        self._slots: list[Slot] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Hold the pool and watch over time-outs until cancelled."""
+        async with anyio.create_task_group() as self._tasks:
+            task_status.started()
+            if self.handler.timeout is not None:
+                self._tasks.start_soon(self._watch, self.handler.timeout.total_seconds())
+            await anyio.sleep_forever()
+
+    async def _watch(self, seconds: float) -> None:
+        """One sweep over start times for all handlers: a timer for each would cost more than most of them."""
+        while True:
+            await asyncio.sleep(min(1.0, max(0.02, seconds / 10)))
+            self._cancel_late(monotonic() - seconds)
+
+    def _cancel_late(self, limit: float) -> None:
+        for slot in self._slots:
+            if slot.messages and slot.started < limit:
+                slot.cancel("timeout")
+
+    # -- the pool -------------------------------------------------------------------------------------------------
+
+    async def kick(self) -> None:
+        """Let the pool work on what is ready: one worker first, more only if that one was not enough."""
+        if self.queue.ready:
+            self._wake(1)
+            await asyncio.sleep(0)
+            while self.queue.ready and self._wake(len(self.queue.ready)):
+                await asyncio.sleep(0)
+
+    def kick_soon(self) -> None:
+        """The same from a callback."""
+        self._wake(len(self.queue.ready))
+
+    def _wake(self, count: int) -> int:
+        woken = 0
+        while woken < count and self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                woken += 1
+        while woken < count and len(self._slots) < self.handler.concurrency and self._tasks is not None:
+            slot = Slot()
+            self._slots.append(slot)
+            self._tasks.start_soon(self._work, slot)
+            woken += 1
+        return woken
+
+    async def _sleep(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._idle.append(waiter)
+        await waiter
+
+    async def wait_for_space(self, low: int) -> None:
+        """Wait until at most `low` messages are in hand."""
+        self._low, self.is_starved = low, True
+        self.space.clear()
+        if self.queue.in_hand > low:
+            await self.space.wait()
+        self.is_starved = False
+
+    def _made_space(self) -> None:
+        if self.queue.in_hand <= self._low:
+            self.space.set()
+
+    async def _work(self, slot: Slot) -> None:
+        slot.task = asyncio.current_task()
+        ready, decode, call = self.queue.ready, self.handler.decode, self._call
+        queue, ordered, settler = self.queue, self.queue.is_ordered, self._settler
+        turn = monotonic()
+        while True:
+            while ready:
+                message = ready.popleft()
+                lane: Lane = message.origin  # type: ignore[assignment]
+                slot.started = now = monotonic()
+                if now >= lane.lease.deadline or (message.is_redelivered and not await settler.start(message, lane)):
+                    self._drop(message, lane)
+                    continue
+                slot.messages = (message,)
+                lane.running += 1
+                try:
+                    message.payload = decode(message)
+                    await call(message)
+                except BaseException as error:
+                    lane.running -= 1
+                    await self._end(slot, message, lane, error)
+                    continue
+                lane.running -= 1
+                if slot.reason is not None:
+                    slot.end()
+                slot.messages = ()
+                done = lane.done
+                if not done:
+                    settler.note(lane)
+                done.append(message.entry_id)
+                key = message.routing_key
+                if message.is_redelivered:
+                    queue.finish(message, lane)
+                else:
+                    queue.in_hand -= 1
+                    if ordered and key is not None:
+                        behind = lane.waiting.get(key)
+                        if behind:
+                            queue.release(lane, key)
+                        elif behind is not None:
+                            del lane.waiting[key]
+                if self.is_starved:
+                    self._made_space()
+                if now - turn > TURN:
+                    await asyncio.sleep(0)
+                    turn = monotonic()
+            await self._sleep()
+            turn = monotonic()
+
+    def _drop(self, message: Message, lane: Lane) -> None:
+        """Do not start it. A lease that has once run out here stays lost: what is behind must not overtake."""
+        if monotonic() >= lane.lease.deadline:
+            lane.lease.lose()
+        self.queue.finish(message, lane)
+        self._made_space()
+
+    # -- the slow road --------------------------------------------------------------------------------------------
+
+    async def _end(self, slot: Slot, message: Message, lane: Lane, error: BaseException) -> None:
+        """A handler did not return normally."""
+        if isinstance(error, asyncio.CancelledError):
+            reason = slot.end()
+            if reason is None:
+                raise error  # the pool itself ends
+            if reason != "timeout":
+                await self._give_up(message, lane, reason)
+                return
+            assert self.handler.timeout is not None
+            error = HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
+        elif not isinstance(error, Exception):
+            raise error
+        else:
+            slot.end()
+        await self.settle_failure(message, lane, error)
+        self._made_space()
+
+    async def _give_up(self, message: Message, lane: Lane, reason: str) -> None:
+        await self._return(message, lane, reason)
+        self.queue.finish(message, lane)
+
+    async def _return(self, message: Message, lane: Lane, reason: str) -> None:
+        """A planned stop hands it back; of a lost lease the new owner takes it over."""
+        if reason == "stop":
+            await self._settler.hand_back(lane, [message])
+
+    async def settle_failure(self, message: Message, lane: Lane, error: Exception) -> None:
+        """Carry out the decision for one failed message."""
+        decision = decide(error, message.attempt, self.handler.retry)
+        if isinstance(decision, Park):
+            self._stats["retried"] += 1
+            log.info(
+                "%s failed, attempt %d, again in %s: %s", message, message.attempt, decision.delay, describe(error)
+            )
+            await self._park(message, lane, decision)
+        elif isinstance(decision, Bury):
+            await self._bury(message, lane, decision)
+            self.queue.finish(message, lane)
+        else:
+            assert isinstance(decision, Ack)
+
+    async def _bury(self, message: Message, lane: Lane, decision: Bury) -> None:
+        self._stats["buried"] += 1
+        log.warning("%s is a dead letter (%s): %s", message, decision.reason, decision.error)
+        await self._settler.bury(lane, message.entry_id, message.attempt, decision)
+
+    async def _park(self, message: Message, lane: Lane, decision: Park) -> None:
+        has_key = self.queue.is_ordered and message.routing_key is not None
+        is_parked = await self._settler.park(message, lane, decision.delay, keep_pending=has_key)
+        if not (is_parked and has_key):
+            lane.retry_at = min(lane.retry_at, monotonic() + decision.delay.total_seconds())
+            self.queue.finish(message, lane)
+            return
+        self.queue.park(message, lane)
+        self.resume_later(message, lane, decision.delay.total_seconds())
+
+    def resume_later(self, message: Message, lane: Lane, seconds: float) -> None:
+        """Start a parked message of an ordered lane again when it is due."""
+        asyncio.get_running_loop().call_later(seconds, self._resume, message, lane)
+
+    def _resume(self, message: Message, lane: Lane) -> None:
+        message.attempt += 1
+        message.is_redelivered = True
+        self.queue.resume(message, lane)
+        self.kick_soon()
+
+    # -- lanes that go --------------------------------------------------------------------------------------------
+
+    def cancel_lane(self, lane: Lane, reason: str) -> None:
+        """Cancel what runs for a lane: its lease is lost, or the grace of a stop is over."""
+        for slot in self._slots:
+            if slot.messages and slot.messages[0].origin is lane:
+                slot.cancel(reason)
+
+    def __repr__(self) -> str:
+        busy = sum(1 for slot in self._slots if slot.messages)
+        return f"<Runner {self.handler.name} busy={busy}/{self.handler.concurrency} {self.queue!r}>"

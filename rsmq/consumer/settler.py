@@ -1,0 +1,210 @@
+"""Settling: what became of messages is written back, fenced by the lease's epoch, many in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+from redis.exceptions import NoScriptError
+
+from rsmq.clock import now_ms, to_ms
+from rsmq.connect import Client
+from rsmq.consumer.lane import Lane
+from rsmq.errors import BrokerError, BrokerUnavailable
+from rsmq.message import Message
+from rsmq.retry import Bury
+from rsmq.script import (
+    BURY_MESSAGE,
+    HAND_BACK,
+    NOT_PENDING,
+    PARK_MESSAGE,
+    SETTLE_MESSAGES,
+    STALE_EPOCH,
+    START_MESSAGE,
+    Script,
+    Value,
+)
+from rsmq.settings import Settings
+from rsmq.wire import Wire, pack
+
+log = logging.getLogger("rsmq.settle")
+
+LATE: Final = 0.004
+"""Seconds that a finished message may wait for the next read to carry its acknowledgement."""
+
+Batch = tuple[Lane, list[bytes]]
+
+
+class Settler:
+    """Writes acknowledgements in batches and everything rarer one by one.
+
+    A batch leaves with the next read, on the reader's connection; when no read goes out in time (the reader is blocked,
+    the queue is empty) it leaves on a second connection. It counts as settled only when the server said so.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        member: str,
+        group: str,
+        on_stale: Callable[[Lane], None],
+        stats: Counter[str],
+    ) -> None:
+        self._client, self._settings, self._member, self._group = client, settings, member, group
+        self._on_stale, self._stats = on_stale, stats
+        self._dirty: list[Lane] = []
+        self._in_flight = 0
+        self._due = asyncio.Event()
+        self._idle = asyncio.Event()
+
+    def note(self, lane: Lane) -> None:
+        """The first message of a lane is done since the last batch: have it settled soon."""
+        self._dirty.append(lane)
+        self._due.set()
+
+    # -- the batch on its way -------------------------------------------------------------------------------------
+
+    def take(self) -> list[Batch]:
+        """Everything that is done. The caller must end with `confirm` or `put_back` for each batch."""
+        batches = []
+        for lane in self._dirty:
+            if lane.done and lane.lease.epoch is not None:
+                batches.append((lane, lane.done))
+                lane.done = []
+        self._dirty.clear()
+        self._in_flight += len(batches)
+        return batches
+
+    def command(self, batch: Batch) -> bytes:
+        """The batch as one packed command."""
+        return pack(SETTLE_MESSAGES.command(*self._call(batch)))
+
+    def _call(self, batch: Batch) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+        lane, ids = batch
+        return (lane.stream, lane.lease_key), (self._member, lane.epoch, self._group, *ids)
+
+    async def confirm(self, batch: Batch, reply: Any) -> None:
+        """What the server said to a batch."""
+        lane, ids = batch
+        if isinstance(reply, NoScriptError):
+            reply = await SETTLE_MESSAGES(self._client, *self._call(batch))
+        if isinstance(reply, BrokerUnavailable):
+            self.put_back([batch])
+            return
+        self._in_flight -= 1
+        if isinstance(reply, BrokerError) or reply[0] == STALE_EPOCH:
+            self._stats["refused"] += len(ids)
+            self._on_stale(lane)
+            return
+        lane.held.difference_update(ids)
+        self._stats["settled"] += reply[1]
+        if reply[1] < len(ids):
+            self._stats["not_pending"] += len(ids) - reply[1]
+
+    def put_back(self, batches: list[Batch]) -> None:
+        """The connection broke: acknowledging again is harmless, so it is simply done again."""
+        for lane, ids in batches:
+            lane.done[:0] = ids
+            self.note(lane)
+        self._in_flight -= len(batches)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Settle on a second connection what the reader has not taken along."""
+        wire = Wire(self._client)
+        task_status.started()
+        try:
+            while True:
+                await self._due.wait()
+                await asyncio.sleep(LATE)
+                self._due.clear()
+                if await self._flush(wire) and not self._dirty:
+                    self._idle.set()
+        finally:
+            await wire.close()
+
+    async def _flush(self, wire: Wire) -> bool:
+        batches = self.take()
+        try:
+            if batches and not wire.is_open:
+                await wire.open()
+            replies = await wire.exchange([self.command(batch) for batch in batches])
+        except BrokerError as error:
+            self.put_back(batches)
+            log.warning("settling waits: %s", error)
+            await asyncio.sleep(0.1)
+            return False
+        for batch, reply in zip(batches, replies, strict=True):
+            await self.confirm(batch, reply)
+        return True
+
+    async def drained(self, lanes: list[Lane]) -> None:
+        """Wait until everything done in these lanes is confirmed, or their lease is gone."""
+        while any(lane.done or self._in_flight for lane in lanes if lane.lease.is_held()):
+            self._idle.clear()
+            self._due.set()
+            with anyio.move_on_after(0.1):
+                await self._idle.wait()
+
+    # -- one message at a time ------------------------------------------------------------------------------------
+
+    async def start(self, message: Message, lane: Lane) -> bool:
+        """Charge the attempt of a redelivered message. False: it is not ours any more, do not start it."""
+        args = (message.entry_id, message.attempt - 1)
+        return await self._decided(START_MESSAGE, lane, (), args, message.entry_id)
+
+    async def park(self, message: Message, lane: Lane, delay: timedelta, *, keep_pending: bool) -> bool:
+        """Put a failed message aside for its next attempt."""
+        args = (message.entry_id, message.attempt, to_ms(delay), int(keep_pending))
+        is_parked = await self._decided(PARK_MESSAGE, lane, (), args, message.entry_id)
+        if is_parked and not keep_pending:
+            lane.held.discard(message.entry_id)
+        return is_parked
+
+    async def bury(self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury) -> bool:
+        """Move a message to the dead letters."""
+        facts: tuple[Value, ...] = (
+            "dlq.reason", decision.reason, "dlq.error", decision.error, "dlq.attempts", attempts,
+            "dlq.group", self._group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(), "dlq.member", self._member,
+        )  # fmt: skip
+        args = (entry_id, attempts, self._settings.dlq_length, *facts)
+        is_buried = await self._decided(BURY_MESSAGE, lane, (lane.dlq_key,), args, entry_id)
+        lane.held.discard(entry_id)
+        return is_buried
+
+    async def hand_back(self, lane: Lane, messages: list[Message]) -> None:
+        """Return messages that did not run to the end: a planned stop is no attempt."""
+        charged = [(message.entry_id, message.attempt - 1) for message in messages]
+        for at in range(0, len(charged), 500):
+            args = [value for pair in charged[at : at + 500] for value in pair]
+            await HAND_BACK(self._client, (lane.stream, lane.lease_key), (self._member, lane.epoch, self._group, *args))
+        lane.held.difference_update(entry_id for entry_id, _ in charged)
+        self._stats["handed_back"] += len(charged)
+
+    async def _decided(
+        self, script: Script, lane: Lane, more_keys: tuple[str, ...], args: tuple[Value, ...], entry_id: bytes
+    ) -> bool:
+        """Run a script until the server has answered or the lease is over. All of them may be repeated safely."""
+        keys = (lane.stream, lane.lease_key, lane.retry_key, *more_keys)
+        while lane.lease.is_held():
+            try:
+                reply = await script(self._client, keys, (self._member, lane.epoch, self._group, *args))
+            except BrokerUnavailable as error:
+                log.warning("%s waits: %s", script.name, error)
+                await asyncio.sleep(0.1)
+                continue
+            if reply[0] == STALE_EPOCH:
+                self._stats["refused"] += 1
+                self._on_stale(lane)
+                return False
+            if reply[0] == NOT_PENDING:
+                self._stats["not_pending"] += 1
+                lane.held.discard(entry_id)
+                return False
+            return True
+        return False

@@ -1,0 +1,91 @@
+"""Everything rsmq raises. Each error carries what happened as fields and says in its text what to do next."""
+
+from __future__ import annotations
+
+
+class RsmqError(Exception):
+    """The root: catch this to catch anything rsmq raises on purpose."""
+
+
+class ConfigError(RsmqError):
+    """A setting, a name or a handler is wrong. Raised before any message is touched."""
+
+
+class BrokerError(RsmqError):
+    """The server answered with something other than success."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The server cannot be reached or cannot serve now (restart, failover, loading). The only error that is retried."""
+
+
+class ScriptError(BrokerError):
+    """A Lua script failed: a defect of rsmq or a foreign type under one of its keys."""
+
+
+class GroupMissing(BrokerError):
+    """A stream or its consumer group is gone (FLUSHALL, DEL): it is made again, from the start."""
+
+
+class PublishUnknown(BrokerError):
+    """The connection broke before the server confirmed: the message may or may not be stored.
+
+    Publish again with ``message_id=error.message_id``: inside the dedup window it is stored once.
+    """
+
+    def __init__(self, message_id: str, topic: str) -> None:
+        super().__init__(
+            f"the server did not confirm message {message_id} to {topic!r}: publish it again with "
+            f"message_id={message_id!r}, which stores it at most once"
+        )
+        self.message_id, self.topic = message_id, topic
+
+
+class TopicFull(RsmqError):
+    """The topic has reached its `max_length` and its policy is `reject`. Nothing was stored."""
+
+    def __init__(self, topic: str, partition: int, max_length: int) -> None:
+        super().__init__(
+            f"partition {partition} of topic {topic!r} holds {max_length} unsettled messages, its max_length: let the "
+            f"consumers catch up, or raise it with `rsmq topic set {topic} --max-length N`"
+        )
+        self.topic, self.partition, self.max_length = topic, partition, max_length
+
+
+class OwnershipError(RsmqError):
+    """This member no longer owns what it tried to change. Nothing was changed."""
+
+
+class LeaseLost(OwnershipError):
+    """The lease ran out, or was taken, while a handler was running: the message is redelivered by the new owner."""
+
+
+class StaleEpoch(OwnershipError):
+    """The server refused a write because the lease has a newer epoch."""
+
+
+class MessageError(RsmqError):
+    """One message is at fault; the others are not."""
+
+
+class Malformed(MessageError):
+    """A stream entry that cannot be read as a message: dead-lettered as `malformed`, never retried."""
+
+
+class TooLarge(MessageError):
+    """A payload over `RSMQ_PAYLOAD_LIMIT`. Refused before anything is sent."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"the payload is {size} bytes, the limit {limit}: store it elsewhere and publish a reference, "
+            f"or raise RSMQ_PAYLOAD_LIMIT"
+        )
+        self.size, self.limit = size, limit
+
+
+class HandlerTimeout(RsmqError):
+    """A handler ran longer than its `timeout`. Counts as a failed attempt."""
+
+    def __init__(self, handler: str, seconds: float) -> None:
+        super().__init__(f"handler {handler} ran longer than its timeout of {seconds:g} s")
+        self.handler, self.seconds = handler, seconds

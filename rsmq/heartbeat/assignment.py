@@ -1,0 +1,42 @@
+"""Who owns which partition: a pure function of the live members that every member computes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import mmh3
+
+
+def assign(partitions: int, members: Mapping[str, float] | Iterable[str]) -> dict[int, str]:
+    """Rendezvous hashing with a load bound: partition -> member.
+
+    Every partition has exactly one owner; loads differ from the members' shares (equal, or by weight) by less than one;
+    the order of `members` does not matter; a join or leave moves little. Without members the result is empty.
+    """
+    weights = dict(members) if isinstance(members, Mapping) else dict.fromkeys(members, 1.0)
+    if not weights:
+        return {}
+    room = quotas(partitions, weights)
+    pairs = sorted(
+        ((mmh3.hash64(f"{member}/{partition}", signed=False)[0], partition, member)
+         for member in weights for partition in range(partitions)),
+        reverse=True,
+    )  # fmt: skip
+    owners: dict[int, str] = {}
+    for _, partition, member in pairs:
+        if partition not in owners and room[member] > 0:
+            owners[partition] = member
+            room[member] -= 1
+    return owners
+
+
+def quotas(partitions: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """How many partitions each member gets: largest remainders, ties by a hash that no member controls."""
+    total = sum(weights.values())
+    shares = {member: partitions * weight / total for member, weight in weights.items()}
+    counts = {member: int(share) for member, share in shares.items()}
+    left = partitions - sum(counts.values())
+    ranked = sorted(weights, key=lambda member: (round(counts[member] - shares[member], 9), mmh3.hash64(member)[0], member))
+    for member in ranked[:left]:
+        counts[member] += 1
+    return counts

@@ -1,0 +1,256 @@
+"""The heartbeat: one thread per process that keeps members alive, leases ours and our presence visible.
+
+A thread with connections of its own, because a handler that blocks the event loop must not kill its member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio.to_thread
+from redis.exceptions import NoScriptError, RedisError
+
+from rsmq.clock import monotonic, to_ms
+from rsmq.connect import Connector
+from rsmq.heartbeat.lease import Lease
+from rsmq.heartbeat.presence import Presence
+from rsmq.keys import Keys
+from rsmq.script import OK, RENEW_LEASE, TOUCH_MESSAGES, Script
+from rsmq.settings import Settings
+
+log = logging.getLogger("rsmq.heartbeat")
+
+TOUCH_CHUNK = 500
+
+
+@dataclass(slots=True)
+class Joined:
+    """One group that this member belongs to."""
+
+    topic: str
+    group: str
+    info: str
+    on_change: Callable[[], None]
+    confirmed: Future[None] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class Touched:
+    """What a member has in hand in one partition, under shared distribution."""
+
+    stream: str
+    group: str
+    lease: Lease
+    held: Callable[[], list[bytes]]
+
+
+class Beat:
+    """Renews everything of one member every `heartbeat_interval`.
+
+    Renewal counts from its start: a lease is believed until `started + ttl - margin`. Whatever the server refuses is
+    lost at once. The thread never dies of an error: it reports an outage once and tries again.
+    """
+
+    def __init__(self, connector: Connector, settings: Settings, keys: Keys, member: str) -> None:
+        self.member = member
+        self._settings, self._keys = settings, keys
+        self._connector = connector
+        self._lock = threading.Lock()
+        self._joined: dict[tuple[str, str], Joined] = {}
+        self._leases: dict[Lease, Callable[[Lease], None]] = {}
+        self._touched: dict[tuple[str, str], Touched] = {}
+        self._poked = threading.Event()
+        self._ending = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=f"rsmq-beat-{member}", daemon=True)
+        self._presence = Presence(connector, settings, keys, member, self._announced, self.fence)
+        self._is_out = False
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to beat; callbacks are called in `loop`."""
+        self._loop = loop
+        self._thread.start()
+        self._presence.start()
+
+    def stop(self) -> None:
+        """End both threads; blocks for a second at most beyond a command in the air."""
+        self._ending.set()
+        self._poked.set()
+        self._presence.stop()
+        self._thread.join(timeout=5)
+
+    def poke(self) -> None:
+        """Beat now."""
+        self._poked.set()
+
+    # -- what to keep alive ---------------------------------------------------------------------------------------
+
+    async def join(self, topic: str, group: str, info: Mapping[str, object], on_change: Callable[[], None]) -> None:
+        """Become a member; returns when the others can see it."""
+        joined = Joined(topic, group, json.dumps({"member": self.member, **info}), on_change)
+        listening = self._presence.listen(self._keys.changes(topic, group))
+        with self._lock:
+            self._joined[topic, group] = joined
+        self.poke()
+        await asyncio.wrap_future(joined.confirmed)
+        await asyncio.wrap_future(listening)
+
+    async def leave(self, topic: str, group: str) -> None:
+        """Say goodbye, so that the others rebalance at once."""
+        with self._lock:
+            joined = self._joined.pop((topic, group), None)
+        if joined is not None:
+            await anyio.to_thread.run_sync(self._say_goodbye, topic, group, abandon_on_cancel=True)
+
+    def watch(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        """Renew a lease; `on_lost` is called in the loop when the server refuses."""
+        with self._lock:
+            self._leases[lease] = on_lost
+
+    def forget(self, lease: Lease) -> None:
+        """Do not renew it any more."""
+        with self._lock:
+            self._leases.pop(lease, None)
+
+    def touch(self, stream: str, group: str, lease: Lease, held: Callable[[], list[bytes]]) -> None:
+        """Keep messages in hand from looking abandoned; `held` is called from the thread."""
+        with self._lock:
+            self._touched[stream, group] = Touched(stream, group, lease, held)
+
+    def untouch(self, stream: str, group: str) -> None:
+        """Do not touch them any more."""
+        with self._lock:
+            self._touched.pop((stream, group), None)
+
+    def fence(self) -> None:
+        """Give up every lease locally: the others may believe that we are gone."""
+        with self._lock:
+            leases = dict(self._leases)
+        for lease, on_lost in leases.items():
+            self._lost(lease, on_lost)
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        client = self._connector.blocking_client()
+        interval = self._settings.heartbeat_interval.total_seconds()
+        while not self._ending.is_set():
+            self._poked.clear()
+            try:
+                self._beat(client)
+                if self._is_out:
+                    log.info("the heartbeat of %s is back", self.member)
+                self._is_out = False
+                self._poked.wait(interval)
+            except (RedisError, OSError) as error:
+                (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
+                self._is_out = True
+                self._ending.wait(min(interval, 0.2))
+            except Exception:
+                log.exception("the heartbeat of %s met a defect", self.member)
+                self._ending.wait(interval)
+        client.close()
+
+    def _beat(self, client: Any) -> None:
+        with self._lock:
+            joined, leases = list(self._joined.values()), dict(self._leases)
+            touched = list(self._touched.values())
+        started = monotonic()
+        deadline = started + (self._settings.lease_ttl - self._settings.lease_margin).total_seconds()
+        ttl = to_ms(self._settings.lease_ttl)
+        commands: list[tuple[Any, ...]] = [("PEXPIRE", self._alive(each), ttl) for each in joined]
+        renewals = list(leases)
+        commands += [
+            RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, ttl)) for lease in renewals
+        ]  # fmt: skip
+        replies = self._send(client, commands, RENEW_LEASE)
+        for each, renewed in zip(joined, replies, strict=False):
+            self._confirm(client, each, bool(renewed), ttl)
+        for lease, reply in zip(renewals, replies[len(joined) :], strict=True):
+            if reply == OK:
+                lease.prolong(deadline)
+            else:
+                log.warning("%r was taken by another member", lease)
+                self._lost(lease, leases[lease])
+        for one in touched:
+            self._touch(client, one, deadline)
+
+    def _send(self, client: Any, commands: list[tuple[Any, ...]], script: Script) -> list[Any]:
+        """One write for all. A server that has forgotten the script gets its source once."""
+        if not commands:
+            return []
+        for _ in range(2):
+            pipe = client.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            replies: list[Any] = pipe.execute(raise_on_error=False)
+            if not any(isinstance(reply, NoScriptError) for reply in replies):
+                break
+            client.execute_command("SCRIPT", "LOAD", script.source)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def _confirm(self, client: Any, joined: Joined, is_alive: bool, ttl: int) -> None:
+        """PEXPIRE works when the server is out of memory; only a missing key has to be written."""
+        if not is_alive:
+            client.execute_command("SADD", self._keys.members(joined.topic, joined.group), self.member)
+            client.execute_command("SET", self._alive(joined), joined.info, "PX", ttl)
+            client.execute_command("PUBLISH", self._keys.changes(joined.topic, joined.group), "")
+        if not joined.confirmed.done():
+            joined.confirmed.set_result(None)
+
+    def _touch(self, client: Any, one: Touched, deadline: float) -> None:
+        held = one.held()
+        lost: list[bytes] = []
+        for at in range(0, len(held), TOUCH_CHUNK):
+            lost += TOUCH_MESSAGES.run(client, (one.stream,), (self.member, one.group, *held[at : at + TOUCH_CHUNK]))
+        one.lease.prolong(deadline)
+        if lost:
+            log.debug("%d messages of %s are not ours any more", len(lost), one.stream)
+
+    def _say_goodbye(self, topic: str, group: str) -> None:
+        client = self._connector.blocking_client()
+        try:
+            client.execute_command("DEL", self._keys.alive(topic, group, self.member))
+            client.execute_command("SREM", self._keys.members(topic, group), self.member)
+            client.execute_command("PUBLISH", self._keys.changes(topic, group), "")
+        except (RedisError, OSError) as error:
+            log.warning("%s leaves without goodbye: %s", self.member, error)
+        finally:
+            client.close()
+
+    def _alive(self, joined: Joined) -> str:
+        return self._keys.alive(joined.topic, joined.group, self.member)
+
+    # -- into the loop --------------------------------------------------------------------------------------------
+
+    def _lost(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        lease.lose()
+        self.forget(lease)
+        self._call(lambda: on_lost(lease))
+
+    def _announced(self, channel: str) -> None:
+        """A change in one of our groups. Renewing at once also finds out whether a lease is still ours."""
+        with self._lock:
+            joined = [each for each in self._joined.values() if self._keys.changes(each.topic, each.group) == channel]
+        self.poke()
+        for each in joined:
+            self._call(each.on_change)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+    def __repr__(self) -> str:
+        return f"<Beat {self.member} groups={len(self._joined)} leases={len(self._leases)}>"

@@ -1,0 +1,75 @@
+"""Who is alive: a pure judgement over observations, careful after every outage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+
+class Liveness:
+    """Judges the members of one group from what one member saw and when (seconds on the monotonic clock).
+
+    A member is *dead* when its heartbeat key is gone, *absent* when nobody has listened on its channel for the grace.
+    Neither is believed until the observer itself has seen the server without a gap for as long: after an outage, a
+    failover or a stall everybody looks dead, and the living need a moment to show themselves.
+    """
+
+    def __init__(self, member: str, *, ttl: float, grace: float) -> None:
+        self._member, self._ttl, self._grace = member, ttl, grace
+        self._steady_since: float | None = None
+        self._last = 0.0
+        self._known: set[str] = {member}
+        self._missing_since: dict[str, float] = {}
+        self._silent_since: dict[str, float] = {}
+
+    def failed(self) -> None:
+        """A question was not answered: start over with watching."""
+        self._steady_since = None
+        self._missing_since.clear()
+        self._silent_since.clear()
+
+    def _steady(self, now: float) -> None:
+        if self._steady_since is not None and now - self._last > self._ttl / 2:
+            self.failed()
+        if self._steady_since is None:
+            self._steady_since = now
+        self._last = now
+
+    def saw_members(self, now: float, members: Collection[str], alive: Collection[str]) -> None:
+        """The set of members, and those of them with a heartbeat."""
+        self._steady(now)
+        self._known = {self._member, *members}
+        for gone in self._missing_since.keys() - self._known:
+            del self._missing_since[gone]
+        for member in self._known:
+            if member in alive or member == self._member:
+                self._missing_since.pop(member, None)
+            else:
+                self._missing_since.setdefault(member, now)
+
+    def saw_listeners(self, now: float, listeners: Mapping[str, int]) -> None:
+        """How many listen on each member's own channel."""
+        self._steady(now)
+        for member, count in listeners.items():
+            if count > 0:
+                self._silent_since.pop(member, None)
+            else:
+                self._silent_since.setdefault(member, now)
+        for gone in self._silent_since.keys() - listeners.keys():
+            del self._silent_since[gone]
+
+    def absent(self, now: float) -> frozenset[str]:
+        """Members whose process is gone."""
+        if self._grace <= 0:
+            return frozenset()
+        return frozenset(member for member, since in self._silent_since.items() if now - since >= self._grace)
+
+    def dead(self, now: float) -> frozenset[str]:
+        """Members whose heartbeat has run out, seen steadily for longer than the living need to renew."""
+        if self._steady_since is None or now - self._steady_since < self._ttl:
+            return frozenset()
+        return frozenset(self._missing_since)
+
+    def live(self, now: float) -> tuple[str, ...]:
+        """Everybody else, always including the observer, sorted."""
+        gone = (self.absent(now) | self.dead(now)) - {self._member}
+        return tuple(sorted(self._known - gone))

@@ -1,0 +1,125 @@
+"""Membership: who serves a group now, as one member sees it. Wrong membership costs fairness, never correctness."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio
+
+from rsmq.clock import monotonic
+from rsmq.connect import Client
+from rsmq.errors import BrokerError
+from rsmq.heartbeat.liveness import Liveness
+from rsmq.keys import Keys
+from rsmq.settings import Settings
+
+log = logging.getLogger("rsmq.membership")
+
+
+async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
+    """Tell the members of a group that something has changed. Carries no data: they look for themselves."""
+    await client.execute_command("PUBLISH", keys.changes(topic, group), "")
+
+
+class Membership:
+    """Watches a group: its members' heartbeats, their presence, and whether it is paused.
+
+    `live` always contains this member; leases of members in `absent` may be taken before they run out.
+    """
+
+    def __init__(self, client: Client, keys: Keys, settings: Settings, member: str, topic: str, group: str) -> None:
+        self._client, self._keys, self._member, self._topic, self._group = client, keys, member, topic, group
+        self._interval = settings.heartbeat_interval.total_seconds()
+        self._presence_interval = settings.presence_interval.total_seconds()
+        grace = settings.presence_grace.total_seconds()
+        self._watches_presence = grace > 0
+        self._liveness = Liveness(member, ttl=settings.lease_ttl.total_seconds(), grace=grace)
+        self._members: list[str] = []
+        self._noticed = asyncio.Event()
+        self._waiters: set[asyncio.Event] = set()
+        self._look_at = 0.0
+        self._was_out = False
+        self.live: tuple[str, ...] = (member,)
+        self.absent: frozenset[str] = frozenset()
+        self.paused = False
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Look around until cancelled."""
+        await self._look()
+        task_status.started()
+        while True:
+            with anyio.move_on_after(self._presence_interval if self._watches_presence else self._interval):
+                await self._noticed.wait()
+            if self._noticed.is_set():
+                self._look_at = 0.0
+            self._noticed.clear()
+            await self._look()
+
+    def notice(self) -> None:
+        """Something was announced: look at everything now."""
+        self._noticed.set()
+
+    async def wait(self, timeout: float) -> None:
+        """Until the view changes, at most `timeout` seconds."""
+        event = asyncio.Event()
+        self._waiters.add(event)
+        try:
+            with anyio.move_on_after(timeout):
+                await event.wait()
+        finally:
+            self._waiters.discard(event)
+
+    async def _look(self) -> None:
+        was_noticed = self._look_at == 0.0
+        try:
+            if monotonic() >= self._look_at:
+                await self._look_at_members()
+                self._look_at = monotonic() + self._interval
+            if self._watches_presence:
+                await self._look_at_presence()
+            self._was_out = False
+        except BrokerError as error:
+            (log.debug if self._was_out else log.warning)("the members of %s cannot be seen: %s", self._group, error)
+            self._was_out = True
+            self._liveness.failed()
+        self._judge(was_noticed)
+
+    def _judge(self, was_noticed: bool) -> None:
+        now = monotonic()
+        live, absent = self._liveness.live(now), self._liveness.absent(now)
+        if was_noticed or (live, absent) != (self.live, self.absent):
+            if live != self.live:
+                log.info("%s/%s is served by %s", self._topic, self._group, ", ".join(live))
+            self.live, self.absent = live, absent
+            for event in self._waiters:
+                event.set()
+
+    async def _look_at_members(self) -> None:
+        members = await self._client.execute_command("SMEMBERS", self._keys.members(self._topic, self._group))
+        self._members = sorted(member.decode() for member in members)
+        names = [self._keys.alive(self._topic, self._group, member) for member in self._members]
+        infos = await self._client.execute_command("MGET", *names) if names else []
+        alive = [member for member, info in zip(self._members, infos, strict=True) if info is not None]
+        self._liveness.saw_members(monotonic(), self._members, alive)
+        paused = await self._client.execute_command("HGET", self._keys.group(self._topic, self._group), "paused")
+        self.paused = paused == b"1"
+        await self._prune()
+
+    async def _prune(self) -> None:
+        """Forget members that died without goodbye."""
+        gone = self._liveness.dead(monotonic()) & set(self._members)
+        if gone:
+            await self._client.execute_command("SREM", self._keys.members(self._topic, self._group), *gone)
+
+    async def _look_at_presence(self) -> None:
+        others = [member for member in self._members if member != self._member]
+        if not others:
+            return
+        channels = [self._keys.presence(member) for member in others]
+        reply = await self._client.execute_command("PUBSUB", "NUMSUB", *channels)
+        counts = dict(zip(others, reply[1::2], strict=True))
+        self._liveness.saw_listeners(monotonic(), counts)
+
+    def __repr__(self) -> str:
+        return f"<Membership {self._topic}/{self._group} live={len(self.live)} absent={len(self.absent)}>"

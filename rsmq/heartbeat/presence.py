@@ -1,0 +1,128 @@
+"""Presence: a subscription that only this process holds. When the process dies its sockets close, and the others see
+that nobody listens any more, long before a time to live runs out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from rsmq.clock import monotonic
+from rsmq.connect import Connector
+from rsmq.keys import Keys
+from rsmq.settings import Settings
+
+log = logging.getLogger("rsmq.presence")
+
+LISTEN = 0.2
+"""Longest wait for a message before looking at what else is to do, in seconds."""
+PING_EVERY = 1.0
+
+
+class Presence:
+    """Holds the subscription in a thread of its own, and passes on what is announced in our groups.
+
+    If it is broken and cannot be renewed within the grace, the others may replace us: `on_absent` is called, which must
+    stop all work.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        settings: Settings,
+        keys: Keys,
+        member: str,
+        on_change: Callable[[str], None],
+        on_absent: Callable[[], None],
+    ) -> None:
+        self._connector, self._keys, self._member = connector, keys, member
+        self._on_change, self._on_absent = on_change, on_absent
+        self._grace = settings.presence_grace.total_seconds() * 0.8
+        self._lock = threading.Lock()
+        self._wanted: dict[str, Future[None]] = {keys.presence(member): Future()}
+        self._subscribed: set[str] = set()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
+
+    def start(self) -> None:
+        """Subscribe, and stay so."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def listen(self, channel: str) -> Future[None]:
+        """Also listen to a channel; the future is done when the server has confirmed it."""
+        with self._lock:
+            return self._wanted.setdefault(channel, Future())
+
+    def _run(self) -> None:
+        broken_since: float | None = None
+        while not self._ending.is_set():
+            client = self._connector.blocking_client()
+            try:
+                pubsub = client.pubsub()
+                self._subscribed.clear()
+                self._subscribe(pubsub)
+                broken_since = None
+                self._listen(pubsub)
+            except (RedisError, OSError) as error:
+                now = monotonic()
+                if broken_since is None:
+                    broken_since = now
+                    log.info("the presence of %s is interrupted: %s", self._member, error)
+                elif self._grace and now - broken_since > self._grace:
+                    self._on_absent()
+                self._ending.wait(0.05)
+            except Exception:
+                log.exception("the presence of %s met a defect", self._member)
+                self._ending.wait(0.5)
+            finally:
+                client.close()
+
+    def _subscribe(self, pubsub: Any) -> None:
+        """Subscribe to what is wanted and not confirmed yet; returns when all of it is."""
+        with self._lock:
+            wanted = [channel for channel in self._wanted if channel not in self._subscribed]
+        if not wanted:
+            return
+        pubsub.subscribe(*wanted)
+        while not self._subscribed.issuperset(wanted):
+            self._take(pubsub.get_message(timeout=LISTEN))
+            if self._ending.is_set():
+                return
+
+    def _listen(self, pubsub: Any) -> None:
+        pinged = heard = monotonic()
+        while not self._ending.is_set():
+            self._subscribe(pubsub)
+            message = pubsub.get_message(timeout=LISTEN)
+            now = monotonic()
+            if message is not None:
+                heard = now
+                self._take(message)
+            elif now - pinged > PING_EVERY:
+                if heard < pinged - 3 * PING_EVERY:
+                    raise OSError("no answer on the subscription")
+                pubsub.ping()
+                pinged = now
+
+    def _take(self, message: Any) -> None:
+        if message is None:
+            return
+        channel = message["channel"].decode() if isinstance(message["channel"], bytes) else str(message["channel"])
+        if message["type"] == "subscribe":
+            self._subscribed.add(channel)
+            with self._lock:
+                future = self._wanted.get(channel)
+            if future is not None and not future.done():
+                future.set_result(None)
+        elif message["type"] == "message":
+            self._on_change(channel)

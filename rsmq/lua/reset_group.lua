@@ -1,0 +1,11 @@
+-- PURPOSE  Let a group start again at a given place of one partition.
+-- KEYS     1 stream  2 lease hash  3 retry zset
+-- ARGV     1 group  2 start: stream id (exclusive), '0' or '$'
+-- RETURNS  'OK'
+-- WHY      Whatever was pending or parked belongs to the old run. A new epoch makes every settle of the old run void.
+redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
+redis.call('UNLINK', KEYS[3])
+redis.call('HINCRBY', KEYS[2], 'epoch', 1)
+redis.call('HSET', KEYS[2], 'owner', '', 'until_ms', '0', 'reader', '')
+return 'OK'

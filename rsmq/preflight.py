@@ -1,0 +1,256 @@
+"""Whether this server keeps what it is given: asked once at the start, before a message is touched.
+
+What a server can do is found out by trying, not by its version number: forks, managed services and ACLs differ. All
+questions go out together; a second round trip looks at the topics that are already there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+from rsmq.clock import now_ms, to_ms
+from rsmq.connect import Client
+from rsmq.errors import ConfigError
+from rsmq.keys import Keys
+from rsmq.script import Script
+from rsmq.settings import Settings
+from rsmq.wire import Wire, pack
+
+log = logging.getLogger(__name__)
+
+PROBE_SERVER: Final = Script("probe_server")
+NEEDED: Final = "rsmq needs Redis 7.0 or newer, or Valkey 8 or newer"
+LARGEST_SKEW: Final = timedelta(seconds=1)
+NEARLY_FULL: Final = 0.9
+NO_CLIENT: Final = (1 << 63) - 1
+DENIED: Final = ("NOPERM", "permission", "ACL failure", "can't run this command", "can't access")
+
+Level = Literal["refuse", "warn", "ok"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `text` says what it is and, unless it is fine, what to do about it."""
+
+    level: Level
+    topic: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the server answered. `failures` are (command, what the server said), `skew_ms` is server minus local."""
+
+    info: Mapping[str, str]
+    config: Mapping[str, str]
+    failures: Sequence[tuple[str, str]]
+    skew_ms: float
+    collisions: Sequence[str]
+
+    @property
+    def server(self) -> str:
+        """Its name and version, for people."""
+        if version := self.info.get("valkey_version"):
+            return f"Valkey {version}"
+        return f"Redis {self.info.get('redis_version', '(unknown version)')}"
+
+    def failed(self, *marks: str) -> list[str]:
+        """Commands that were answered with an error in which one of the marks occurs."""
+        return sorted({command for command, text in self.failures if any(mark in text for mark in marks)})
+
+
+async def preflight(client: Client, settings: Settings, keys: Keys) -> list[Finding]:
+    """Look at everything. Raises BrokerUnavailable, and ConfigError for refused credentials."""
+    facts = await gather_facts(client, keys)
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+async def require(client: Client, settings: Settings, keys: Keys) -> list[Finding]:
+    """The same, and raise ConfigError for what would lose messages, unless `preflight` is "warn". The rest is logged."""
+    findings = await preflight(client, settings, keys)
+    refused = [finding for finding in findings if finding.level == "refuse"]
+    if refused and settings.preflight == "refuse":
+        raise ConfigError(
+            "\n".join(str(finding) for finding in refused) + "\n(RSMQ_PREFLIGHT=warn starts nevertheless)"
+        )
+    for finding in findings:
+        if finding.level != "ok":
+            log.warning("%s", finding)
+    return findings
+
+
+async def gather_facts(client: Client, keys: Keys) -> Facts:
+    """Ask on a connection of its own, because the last question turns it into a subscriber."""
+    wire = Wire(client)
+    await wire.open()
+    try:
+        scratch = [keys.scratch(name) for name in ("stream", "hash", "zset", "string", "set")]
+        channel = keys.presence("preflight")
+        asked_ms = now_ms()
+        time, info, *rest = await wire.exchange([
+            pack(("TIME",)),
+            pack(("INFO",)),
+            pack(PROBE_SERVER.full_command(scratch, [channel])),
+            pack(("CLIENT", "KILL", "ID", NO_CLIENT)),
+            pack(("CONFIG", "GET", "appendfsync")),
+            pack(("CONFIG", "GET", "save")),
+            pack(("CONFIG", "GET", "min-replicas-to-write")),
+            pack(("TYPE", keys.topics)),
+            pack(("SMEMBERS", keys.topics)),
+        ])  # fmt: skip
+        local_ms = (asked_ms + now_ms()) / 2
+        probe, kill, *config, kind, topics = rest
+        collisions = await find_collisions(wire, keys, kind, topics)
+        subscribed = (await wire.exchange([pack(("SUBSCRIBE", channel))]))[0]
+    finally:
+        await wire.close()
+    return Facts(
+        info=parse_info(info),
+        config=dict(pairs(item for reply in config if isinstance(reply, list) for item in reply)),
+        failures=[*failures_of(probe), *outside({"CLIENT KILL": kill, "SUBSCRIBE": subscribed})],
+        skew_ms=0.0 if isinstance(time, Exception) else int(time[0]) * 1000 + int(time[1]) // 1000 - local_ms,
+        collisions=collisions,
+    )
+
+
+async def find_collisions(wire: Wire, keys: Keys, kind: Any, topics: Any) -> list[str]:
+    """Keys under our prefix that somebody else must have written."""
+    if kind not in (b"none", b"set"):
+        return [keys.topics]
+    names = [name.decode(errors="replace") for name in topics] if isinstance(topics, list) else []
+    hashes = [keys.topic(name) for name in names]
+    replies = await wire.exchange([pack(("TYPE", key)) for key in hashes] + [pack(("HLEN", key)) for key in hashes]
+                                  + [pack(("HEXISTS", key, "partitions")) for key in hashes])  # fmt: skip
+    count = len(hashes)
+    by_key = zip(hashes, replies[:count], replies[count : 2 * count], replies[2 * count :], strict=True)
+    return [key for key, kind, size, known in by_key if kind not in (b"none", b"hash") or (size and not known)]
+
+
+def check_version(facts: Facts) -> Iterator[Finding]:
+    """Every command exists and answers as it does since 7.0."""
+    if missing := facts.failed("nknown"):
+        text = f"{facts.server} lacks {', '.join(missing)} (too old, or renamed in its configuration): {NEEDED}"
+        yield Finding("refuse", "server", text)
+    else:
+        yield Finding("ok", "server", facts.server)
+
+
+def check_rights(facts: Facts) -> Iterator[Finding]:
+    """This user may do all that rsmq does."""
+    if denied := facts.failed(*DENIED):
+        yield Finding(
+            "refuse", "rights",
+            f"the ACL does not let this user run {', '.join(denied)}: allow it (the list is in docs/keys.md)",
+        )  # fmt: skip
+
+
+def check_role(facts: Facts) -> Iterator[Finding]:
+    """Not a replica: it would refuse every write."""
+    if facts.failed("READONLY") or facts.info.get("role") == "slave":
+        text = "this server is a read-only replica: let RSMQ_URL name the master, or use redis+sentinel://"
+        yield Finding("refuse", "role", text)
+
+
+def check_eviction(facts: Facts) -> Iterator[Finding]:
+    """Nothing is ever thrown away to make room."""
+    policy = facts.info.get("maxmemory_policy")
+    if policy is None:
+        yield Finding("warn", "eviction", "the server does not tell its policy: make sure that it is noeviction")
+    elif policy != "noeviction":
+        yield Finding(
+            "refuse", "eviction",
+            f"maxmemory-policy is {policy}: the server would delete messages when it is full. "
+            f"CONFIG SET maxmemory-policy noeviction, and write it into its configuration",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "eviction", "noeviction")
+
+
+def check_memory(facts: Facts) -> Iterator[Finding]:
+    """Room is left. Never a refusal: what is full gets empty only when the consumers start."""
+    used, limit = int(facts.info.get("used_memory", 0)), int(facts.info.get("maxmemory", 0))
+    if facts.failed("OOM") or (limit and used > NEARLY_FULL * limit):
+        text = f"{used / max(limit, 1):.0%} of maxmemory is used: raise it, or trim topics (`rsmq topic list`)"
+        yield Finding("warn", "memory", text)
+    else:
+        yield Finding("ok", "memory", f"{used / limit:.0%} of maxmemory is used" if limit else "no limit is set")
+
+
+def check_persistence(facts: Facts) -> Iterator[Finding]:
+    """Which profile the server has, and so what a crash of the server costs."""
+    advice = "CONFIG SET appendonly yes, and write it into its configuration"
+    is_replicated = int(facts.info.get("connected_slaves", 0)) and int(facts.config.get("min-replicas-to-write", 0))
+    if facts.info.get("aof_last_write_status", "ok") != "ok":
+        yield Finding("warn", "persistence", "the server cannot write its append-only file: free space, or see its log")
+    elif facts.info.get("aof_enabled") != "1" and is_replicated:
+        yield Finding("ok", "persistence", "replicated: replicas hold every message, no file does")
+    elif facts.info.get("aof_enabled") != "1" and facts.config.get("save"):
+        text = f"snapshots only: a crash of the server loses what came since the last one, minutes. {advice}"
+        yield Finding("warn", "persistence", text)
+    elif facts.info.get("aof_enabled") != "1":
+        yield Finding("warn", "persistence", f"none: a restart of the server loses every message. {advice}")
+    elif facts.config.get("appendfsync") == "always":
+        yield Finding("ok", "persistence", "durable: every write is on disk before it is confirmed")
+    elif is_replicated:
+        yield Finding("ok", "persistence", "replicated: append-only file, and replicas hold every message")
+    else:
+        yield Finding("ok", "persistence", "fast: append-only file; a power failure can lose the last 2 s")
+
+
+def check_clock(facts: Facts) -> Iterator[Finding]:
+    """Both clocks agree. Only what people read depends on it: the server's clock decides all else."""
+    if abs(facts.skew_ms) > to_ms(LARGEST_SKEW):
+        way = "ahead of" if facts.skew_ms > 0 else "behind"
+        text = (
+            f"the server's is {abs(facts.skew_ms) / 1000:.1f} s {way} this machine's: times shown will be off; use NTP"
+        )
+        yield Finding("warn", "clock", text)
+    else:
+        yield Finding("ok", "clock", "the server's and this machine's agree")
+
+
+def check_prefix(facts: Facts) -> Iterator[Finding]:
+    """Nobody else writes under our prefix."""
+    if facts.collisions:
+        text = f"another program has written {', '.join(facts.collisions[:5])}: set RSMQ_PREFIX to a prefix of your own"
+        yield Finding("refuse", "prefix", text)
+
+
+CHECKS: Final = (
+    check_version, check_rights, check_role, check_eviction, check_memory, check_persistence, check_clock, check_prefix,
+)  # fmt: skip
+
+
+def failures_of(probe: Any) -> list[tuple[str, str]]:
+    """The reply of the probe, or the error that kept it from running at all."""
+    if isinstance(probe, Exception):
+        return [("EVAL", str(probe))]
+    return list(pairs(probe))
+
+
+def outside(replies: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Commands that no script may run, where the answer was an error."""
+    for command, reply in replies.items():
+        if isinstance(reply, Exception):
+            yield command, str(reply)
+
+
+def pairs(flat: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """A flat reply, two by two."""
+    texts = (item.decode(errors="replace") for item in flat)
+    return zip(texts, texts, strict=True)
+
+
+def parse_info(reply: Any) -> dict[str, str]:
+    """`INFO` as a dict; empty when it may not be asked."""
+    if isinstance(reply, Exception):
+        return {}
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}

@@ -1,0 +1,5 @@
+"""Publishing: encode, choose the partition, and let a line carry it."""
+
+from rsmq.producer.producer import Producer
+
+__all__ = ["Producer"]

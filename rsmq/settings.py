@@ -1,0 +1,133 @@
+"""Every knob, once, with its default, its unit and its reason. Environment: `RSMQ_` + the name in capitals."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from datetime import timedelta
+from typing import Any, Literal, Self
+
+from pydantic import ByteSize, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rsmq.errors import ConfigError
+
+PREFIX = "RSMQ_"
+
+
+class Settings(BaseSettings):
+    """Durations are ISO 8601 (`PT6S`) in the environment and `timedelta` in Python; sizes take units (`256KiB`)."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    url: str | None = Field(None, description="The server. Unset: the embedded server of this project.")
+    prefix: str = Field("rsmq", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="First part of every key.")
+    partitions: int = Field(8, ge=1, le=1024, description="Partitions of a topic that is created by first use.")
+
+    connect_timeout: timedelta = Field(timedelta(seconds=5), description="Longest wait for a connection.")
+    command_timeout: timedelta = Field(
+        timedelta(seconds=5), description="Longest wait for an answer that does not block."
+    )
+    unavailable_timeout: timedelta = Field(
+        timedelta(seconds=30), description="How long publish and start-up retry while the server is away."
+    )
+    block: timedelta = Field(
+        timedelta(seconds=2), description="Longest blocking read: bounds the ghost of a half-open connection."
+    )
+
+    lease_ttl: timedelta = Field(
+        timedelta(seconds=6), ge=timedelta(seconds=1), description="A paused or cut-off member is replaced after this."
+    )
+    heartbeat: timedelta | None = Field(None, description="Renewal period. Default: a quarter of the lease.")
+    presence_grace: timedelta = Field(
+        timedelta(seconds=1), description="A member whose sockets are closed for this long is replaced. 0 turns it off."
+    )
+    presence_interval: timedelta = Field(
+        timedelta(milliseconds=250), gt=timedelta(0), description="How often members look for each other's sockets."
+    )
+    stop_grace: timedelta = Field(
+        timedelta(seconds=25), description="After SIGTERM running handlers get this long (Kubernetes kills after 30 s)."
+    )
+
+    prefetch: int = Field(1000, ge=1, le=10_000, description="Most messages of one handler in memory.")
+    prefetch_bytes: ByteSize = Field(ByteSize(32 << 20), description="Payload bytes aimed at per handler in memory.")
+    payload_limit: ByteSize = Field(
+        ByteSize(256 << 10), le=1 << 20, description="Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
+    )
+    dedup_window: timedelta = Field(timedelta(minutes=10), description="How long a given message_id is remembered.")
+    delay_resolution: timedelta = Field(
+        timedelta(milliseconds=100), gt=timedelta(0), description="How late a delayed message or a retry may be moved."
+    )
+    recovery_batch: int = Field(200, ge=1, le=1000, description="Pending messages claimed per call.")
+
+    retention_age: timedelta = Field(
+        timedelta(days=1), description="Settled messages are kept for replay this long ..."
+    )
+    retention_length: int = Field(100_000, ge=0, description="... or until so many newer ones are in the partition.")
+    retention_interval: timedelta = Field(
+        timedelta(seconds=10), gt=timedelta(0), description="How often it is trimmed."
+    )
+    max_length: int = Field(0, ge=0, description="Most messages in a partition of a new topic. 0: no limit.")
+    on_full: Literal["reject", "trim"] = Field("reject", description="What a full topic does to a publisher.")
+    dlq_length: int = Field(100_000, ge=1, description="Most dead letters kept per partition and group.")
+
+    preflight: Literal["refuse", "warn"] = Field("refuse", description="What to do about a server that loses messages.")
+
+    def __init__(self, **values: Any) -> None:
+        refuse_unknown_names(os.environ)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error)) from None
+
+    @property
+    def heartbeat_interval(self) -> timedelta:
+        """The renewal period in force."""
+        return self.lease_ttl / 4 if self.heartbeat is None else self.heartbeat
+
+    @property
+    def lease_margin(self) -> timedelta:
+        """How much earlier than the server a member itself stops to believe in its lease."""
+        return self.lease_ttl / 6
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.heartbeat_interval * 3 > self.lease_ttl:
+            raise ValueError(
+                f"heartbeat ({self.heartbeat_interval}) must be at most a third of lease_ttl ({self.lease_ttl}): "
+                f"one lost renewal must not cost the lease"
+            )
+        if self.block >= self.lease_ttl:
+            raise ValueError(f"block ({self.block}) must be shorter than lease_ttl ({self.lease_ttl})")
+        if timedelta(0) < self.presence_grace < 2 * self.presence_interval:
+            raise ValueError(f"presence_grace ({self.presence_grace}) must be 0 or at least twice presence_interval")
+        return self
+
+
+def refuse_unknown_names(environment: Any) -> None:
+    """Raise ConfigError for an `RSMQ_*` variable that no setting has: a typo must not be a silent default."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    for name in environment:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise ConfigError(f"unknown setting {name}.{did_you_mean(name.upper(), known)}")
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """` Did you mean X?` for the closest known name, otherwise the list of them."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]}?" if close else f" Known: {', '.join(sorted(known))}"
+
+
+def explain(error: ValidationError) -> str:
+    """A validation error as one line a setting, without pydantic's vocabulary."""
+    lines = []
+    for item in error.errors(include_url=False):
+        name = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            lines.append(f"unknown setting {name!r}.{did_you_mean(name, list(Settings.model_fields))}")
+        else:
+            given = f" (given: {item['input']!r})" if name else ""
+            lines.append(
+                f"{PREFIX + name.upper() + ': ' if name else ''}{item['msg'].removeprefix('Value error, ')}{given}"
+            )
+    return "\n".join(lines)

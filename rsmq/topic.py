@@ -1,0 +1,203 @@
+"""Topics: their number of partitions, their limits, and the one place that creates, changes and deletes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import anyio
+
+from rsmq.clock import monotonic, now_ms, to_ms
+from rsmq.connect import Client, retrying
+from rsmq.errors import ConfigError
+from rsmq.keys import Keys, check_name
+from rsmq.script import Value
+from rsmq.settings import Settings
+from rsmq.stream import as_dict, group_names, pipelined
+
+FRESH_SECONDS: Final = 10.0
+MOST_PARTITIONS: Final = 1024
+POLICIES: Final = ("reject", "trim")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it was when read. `max_length` 0 means no limit."""
+
+    name: str
+    partitions: int
+    max_length: int
+    on_full: Literal["reject", "trim"]
+    retention_age: timedelta
+    retention_length: int
+    created_ms: int
+
+
+class Topics:
+    """The topics under one prefix. A topic exists when its hash has `partitions`: that field never changes."""
+
+    def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
+        self._client, self._keys, self._settings = client, keys, settings
+        self._known: dict[str, tuple[float, Topic]] = {}
+        self._lock = anyio.Lock()
+
+    async def ensure(self, name: str, partitions: int | None = None) -> Topic:
+        """Return the topic, created with the defaults of the settings on first use.
+
+        Raises ConfigError when it exists with another number of partitions than asked for.
+        """
+        check_name("topic", name)
+        if partitions is not None and not 1 <= partitions <= MOST_PARTITIONS:
+            raise ConfigError(f"topic {name!r} cannot have {partitions} partitions: use 1 to {MOST_PARTITIONS}")
+        topic = await self.find(name)
+        if topic is None:
+            topic = await self._create(name, self._settings.partitions if partitions is None else partitions)
+        if partitions is not None and topic.partitions != partitions:
+            raise ConfigError(
+                f"topic {name!r} has {topic.partitions} partitions, not {partitions}, and this cannot be changed (keys "
+                f"would move): leave `partitions` out, say {topic.partitions}, or publish to a new topic"
+            )
+        return topic
+
+    async def find(self, name: str) -> Topic | None:
+        """The topic, or None if it does not exist."""
+        found = as_dict(await self._client.execute_command("HGETALL", self._keys.topic(check_name("topic", name))))
+        if "partitions" not in found:
+            return None
+        topic = self._read(name, found)
+        self._known[name] = (monotonic() + FRESH_SECONDS, topic)
+        return topic
+
+    def cached(self, name: str) -> Topic | None:
+        """What `lookup` would return, if it is known without asking the server."""
+        entry = self._known.get(name)
+        return entry[1] if entry is not None and entry[0] > monotonic() else None
+
+    async def lookup(self, name: str) -> Topic:
+        """The topic for publishing: created if need be, asked for again after 10 s, waiting for an absent server."""
+        async with self._lock:
+            topic = self.cached(name)
+            if topic is None:
+                async for attempt in retrying(self._settings):
+                    with attempt:
+                        topic = await self.ensure(name)
+            assert topic is not None, "retrying ends with a result or an error"
+            return topic
+
+    async def names(self) -> list[str]:
+        """All topics, sorted."""
+        return sorted(name.decode() for name in await self._client.execute_command("SMEMBERS", self._keys.topics))
+
+    async def change(self, name: str, **limits: Any) -> Topic:
+        """Set `max_length`, `on_full`, `retention_age` or `retention_length`. Publishers follow within 10 s."""
+        if await self.find(name) is None:
+            raise ConfigError(f"there is no topic {name!r}: see `rsmq topic list`")
+        fields = [value for pair in write_limits(limits).items() for value in pair]
+        if fields:
+            await self._client.execute_command("HSET", self._keys.topic(name), *fields)
+        changed = await self.find(name)
+        if changed is None:
+            raise ConfigError(f"topic {name!r} was deleted meanwhile")
+        return changed
+
+    async def delete(self, name: str) -> None:
+        """Remove the topic with its messages, dead letters and groups. Its workers must have stopped before.
+
+        The topic's own entry goes last, so that an interrupted delete can be repeated.
+        """
+        topic = await self.find(name)
+        if topic is None:
+            raise ConfigError(f"there is no topic {name!r}: see `rsmq topic list`")
+        groups: set[str] = set()
+        for partition in range(topic.partitions):
+            groups.update(await group_names(self._client, self._keys, name, partition))
+        for group in groups:
+            await self._unlink([key async for key in self._group_keys(topic, group)])
+        await self._unlink([key async for key in self._partition_keys(topic)])
+        await self._unlink([self._keys.topic(name)])
+        await self._client.execute_command("SREM", self._keys.topics, name)
+        self._known.pop(name, None)
+
+    async def _create(self, name: str, partitions: int) -> Topic:
+        """First writer wins, field by field; `partitions` comes last and makes it exist."""
+        settings, key = self._settings, self._keys.topic(name)
+        limits = write_limits(
+            {
+                "max_length": settings.max_length,
+                "on_full": settings.on_full,
+                "retention_age": settings.retention_age,
+                "retention_length": settings.retention_length,
+            }
+        )
+        await self._client.execute_command("SADD", self._keys.topics, name)
+        for field, value in {"created_ms": now_ms(), **limits, "partitions": partitions}.items():
+            await self._client.execute_command("HSETNX", key, field, value)
+        topic = await self.find(name)
+        if topic is None:
+            raise ConfigError(f"topic {name!r} was deleted while it was being created")
+        return topic
+
+    def _read(self, name: str, found: Mapping[str, bytes]) -> Topic:
+        settings = self._settings
+        return Topic(
+            name=name,
+            partitions=int(found["partitions"]),
+            max_length=int(found.get("max_length", settings.max_length)),
+            on_full="trim" if found.get("on_full", settings.on_full) in ("trim", b"trim") else "reject",
+            retention_age=timedelta(milliseconds=int(found.get("retention_age_ms", to_ms(settings.retention_age)))),
+            retention_length=int(found.get("retention_length", settings.retention_length)),
+            created_ms=int(found.get("created_ms", 0)),
+        )
+
+    async def _group_keys(self, topic: Topic, group: str) -> AsyncIterator[str]:
+        keys, members = self._keys, self._keys.members(topic.name, group)
+        for member in await self._client.execute_command("SMEMBERS", members):
+            yield keys.alive(topic.name, group, member.decode())
+        yield members
+        yield keys.group(topic.name, group)
+        for partition in range(topic.partitions):
+            yield keys.lease(topic.name, partition, group)
+            yield keys.retry(topic.name, partition, group)
+            yield keys.dlq(topic.name, partition, group)
+
+    async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:
+        """Dedup keys are the only ones whose names nobody remembers: they have to be looked for."""
+        prefixes = tuple(self._keys.dedup(topic.name, partition, "").encode() for partition in range(topic.partitions))
+        cursor = b"0"
+        while True:  # the pattern is only a rough filter: no name or prefix has a character that means something in it
+            pattern = self._keys.dedup(topic.name, 0, "*").replace(".0}", ".*}")
+            cursor, found = await self._client.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            for key in found:
+                if key.startswith(prefixes):
+                    yield key
+            if cursor == b"0":
+                break
+        for partition in range(topic.partitions):
+            yield self._keys.delayed(topic.name, partition)
+            yield self._keys.marks(topic.name, partition)
+            yield self._keys.stream(topic.name, partition)
+
+    async def _unlink(self, names: list[Any]) -> None:
+        """One command a key: on a cluster they may live in different slots."""
+        for reply in await pipelined(self._client, [("UNLINK", name) for name in names]):
+            if isinstance(reply, Exception):
+                raise reply
+
+
+def write_limits(limits: Mapping[str, Any]) -> dict[str, Value]:
+    """Limits as hash fields. Raises ConfigError for a name or value that no topic has."""
+    fields: dict[str, Value] = {}
+    for name, value in limits.items():
+        is_count = name in ("max_length", "retention_length") and isinstance(value, int) and value >= 0
+        if is_count or (name == "on_full" and value in POLICIES):
+            fields[name] = value
+        elif name == "retention_age" and isinstance(value, timedelta) and value >= timedelta(0):
+            fields["retention_age_ms"] = to_ms(value)
+        else:
+            raise ConfigError(
+                f"a topic cannot have {name}={value!r}: give max_length or retention_length as a number from 0, "
+                f"on_full as one of {', '.join(POLICIES)}, retention_age as a timedelta from 0"
+            )
+    return fields

@@ -1,0 +1,88 @@
+"""One raw connection: commands packed once, many written together, replies read in order without any conversion.
+
+redis-py does the handshake, TLS and credentials; its per-command machinery is left out of the way of the hot path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import hiredis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from rsmq.connect import Client, translate, translated
+
+
+def pack(command: Sequence[str | bytes | int | float]) -> bytes:
+    """One command in wire form."""
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+    return packed
+
+
+class Wire:
+    """A connection of its own, for one task at a time. An error in a reply is returned in its place, not raised."""
+
+    def __init__(self, client: Client) -> None:
+        self._url = client.url
+        self._timeout = client.timeout
+        self._connection = client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        self.client_id = 0
+        self.address = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been connected and not been seen to break."""
+        return bool(self.client_id) and self._connection.is_connected
+
+    async def open(self) -> None:
+        """Connect and learn under which id the server knows this connection."""
+        with translated(self._url):
+            with anyio.fail_after(self._timeout):
+                await self._connection.connect()
+                info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
+        if isinstance(info, Exception):
+            raise info
+        words = dict(word.split("=", 1) for word in info.decode().split() if "=" in word)
+        self.client_id, self.address = int(words["id"]), words["addr"]
+
+    async def close(self) -> None:
+        """Drop the connection; whatever was in flight is unknown."""
+        self.client_id = 0
+        await self._connection.disconnect(nowait=True)
+
+    async def send(self, commands: Sequence[bytes]) -> None:
+        """Write packed commands together."""
+        async with self._bounded():
+            await self._connection.send_packed_command(commands, check_health=False)
+
+    async def receive(self, timeout: float | None = None) -> Any:
+        """The next reply. Raises BrokerUnavailable when it does not come in time: the connection is then useless."""
+        async with self._bounded(timeout):
+            return await self._reply()
+
+    async def exchange(self, commands: Sequence[bytes], timeout: float | None = None) -> list[Any]:
+        """Write commands together and read as many replies, all within one time limit."""
+        async with self._bounded(timeout):
+            await self._connection.send_packed_command(commands, check_health=False)
+            return [await self._reply() for _ in commands]
+
+    async def _reply(self) -> Any:
+        try:
+            return await self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
+        except ResponseError as error:
+            return translate(error) if not isinstance(error, NoScriptError) else error
+
+    @asynccontextmanager
+    async def _bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
+        """Raise our errors, also for a peer that reads or answers too slowly, and drop the connection with them."""
+        with translated(self._url):
+            try:
+                with anyio.fail_after(self._timeout if timeout is None else timeout):
+                    yield
+            except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError):
+                await self.close()
+                raise

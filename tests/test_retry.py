@@ -1,0 +1,117 @@
+"""The table from outcome to decision, and the policy it consults."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tenacity import wait_chain, wait_exponential, wait_fixed, wait_none, wait_random_exponential
+from tenacity.wait import wait_base
+
+from rsmq.errors import ConfigError, HandlerTimeout, Malformed
+from rsmq.retry import (
+    LONGEST_DELAY,
+    Ack,
+    Bury,
+    Park,
+    Reason,
+    Reject,
+    Retry,
+    RetryPolicy,
+    decide,
+    decide_redelivery,
+    describe,
+    is_suspect,
+)
+
+POLICY = RetryPolicy(max_attempts=3, wait=wait_fixed(2), retry_on=(ValueError, HandlerTimeout))
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "decision"),
+    [
+        (None, 1, Ack()),
+        (None, 99, Ack()),
+        (ValueError("x"), 1, Park(2 * SECOND)),
+        (ValueError("x"), 2, Park(2 * SECOND)),
+        (ValueError("x"), 3, Bury(Reason.FAILED, "ValueError: x")),
+        (KeyError("x"), 1, Bury(Reason.FAILED, "KeyError: 'x'")),
+        (HandlerTimeout("bill", 30), 1, Park(2 * SECOND)),
+        (HandlerTimeout("bill", 30), 3, Bury(Reason.TIMEOUT, describe(HandlerTimeout("bill", 30)))),
+        (Retry(), 1, Park(2 * SECOND)),
+        (Retry(after=SECOND), 2, Park(SECOND)),
+        (Retry(after=-SECOND), 1, Park(timedelta(0))),
+        (Retry(after=timedelta(days=9999)), 1, Park(LONGEST_DELAY)),
+        (Retry("later", after=SECOND), 3, Bury(Reason.FAILED, "Retry: later")),
+        (Reject("no such customer"), 1, Bury(Reason.REJECTED, "no such customer")),
+        (Malformed("no field"), 1, Bury(Reason.MALFORMED, "no field")),
+    ],
+)  # fmt: skip
+def test_the_table(error: BaseException | None, attempt: int, decision: Ack | Park | Bury) -> None:
+    """Each outcome has the decision that the documentation states."""
+    assert decide(error, attempt, POLICY) == decision
+
+
+ERRORS = st.sampled_from(
+    [None, ValueError(), KeyError(), Retry(), Retry(after=SECOND), Reject(), Malformed(), OSError()]
+)
+WAITS: st.SearchStrategy[wait_base] = st.sampled_from(
+    [wait_none(), wait_fixed(1), wait_exponential(), wait_random_exponential(), wait_chain(wait_none(), wait_fixed(9))]
+)
+
+
+@given(ERRORS, st.integers(1, 10_000), st.integers(1, 10_000), WAITS)
+def test_the_table_is_total(error: BaseException | None, attempt: int, most: int, wait: wait_base) -> None:
+    """Every outcome has a decision, no delay is negative or endless, and nothing is parked after its last attempt."""
+    match decide(error, attempt, RetryPolicy(max_attempts=most, wait=wait)):
+        case Ack():
+            assert error is None
+        case Park(delay):
+            assert timedelta(0) <= delay <= LONGEST_DELAY
+            assert attempt < most
+        case Bury():
+            assert attempt >= most or isinstance(error, Reject | Malformed)
+
+
+def test_the_default_wait_grows_and_is_bounded() -> None:
+    """By default a retry waits up to 1 s, then up to twice as long each time, never above 5 min."""
+    policy = RetryPolicy(max_attempts=100)
+    for attempt, most in [(1, 1), (2, 2), (3, 4), (50, 300)]:
+        assert max(policy.delay(attempt, ValueError()) for _ in range(50)) <= timedelta(seconds=most)
+
+
+def test_which_errors_are_retried() -> None:
+    """`retry_on` is a type, some types or a predicate."""
+    assert RetryPolicy().retries(ValueError())
+    assert not RetryPolicy(retry_on=OSError).retries(ValueError())
+    assert RetryPolicy(retry_on=(OSError, ValueError)).retries(ValueError())
+    assert not RetryPolicy(retry_on=lambda error: "again" in str(error)).retries(ValueError("never"))
+
+
+def test_no_attempt_is_no_policy() -> None:
+    """A policy without an attempt is refused."""
+    with pytest.raises(ConfigError, match="max_attempts is 0"):
+        RetryPolicy(max_attempts=0)
+
+
+def test_a_crash_is_counted_apart() -> None:
+    """After a crash a message is condemned only when it has started `max_attempts` times beyond the first delivery."""
+    assert [decide_redelivery(attempts, POLICY) is not None for attempts in (1, 2, 3, 4)] == [False, False, False, True]
+    assert decide_redelivery(4, POLICY) == Bury(Reason.CRASHED, "the process died 3 times while it was being handled")
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_the_condemned_were_suspects(attempts: int, most: int) -> None:
+    """Nobody is condemned who has not run alone before."""
+    policy = RetryPolicy(max_attempts=most)
+    if decide_redelivery(attempts, policy) is not None:
+        assert is_suspect(attempts - 1, policy)
+
+
+def test_an_error_is_one_bounded_text() -> None:
+    """A dead letter's error is bounded, however long the exception's text."""
+    assert describe(ValueError("x")) == "ValueError: x"
+    assert len(describe(ValueError("x" * 10_000))) == 1000
