@@ -23,6 +23,7 @@ from rsmq.errors import Malformed
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
 TEXT: Final = "text/plain"
+BYTES_LIKE: Final = (bytes, bytearray, memoryview)
 
 KNOWN_FIELDS: Final = frozenset({b"data", b"key", b"id", b"type", b"h", b"group"})
 MAX_FIELDS: Final = 256
@@ -170,7 +171,7 @@ def new_message_id() -> str:
 
 def encode_payload(payload: Any) -> tuple[bytes, str]:
     """A payload as bytes and content type: bytes as they are, str as UTF-8, everything else (models too) as JSON."""
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if isinstance(payload, BYTES_LIKE):
         return bytes(payload), BYTES
     if isinstance(payload, str):
         return payload.encode(), TEXT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from rsmq.errors import Malformed
 from rsmq.message import (
     BYTES,
     JSON,
+    KNOWN_FIELDS,
+    MAX_FIELDS,
     TEXT,
     Message,
     Place,
@@ -159,3 +162,10 @@ def test_no_entry_crashes_the_reader(fields: list[bytes]) -> None:
     assert isinstance(message.headers, dict)
     assert message.timestamp.tzinfo is UTC
     assert repr(message).startswith("<Message ")
+
+
+def test_the_page_names_every_field() -> None:
+    """Whoever writes an entry finds each field, and the limit on their number."""
+    page = (Path(__file__).parents[1] / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    assert [field for field in KNOWN_FIELDS if f"| `{field.decode()}` |" not in page] == []
+    assert f"more than {MAX_FIELDS} fields" in page

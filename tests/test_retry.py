@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -115,3 +116,9 @@ def test_an_error_is_one_bounded_text() -> None:
     """A dead letter's error is bounded, however long the exception's text."""
     assert describe(ValueError("x")) == "ValueError: x"
     assert len(describe(ValueError("x" * 10_000))) == 1000
+
+
+def test_the_page_names_every_reason() -> None:
+    """Whoever reads dead letters finds each reason explained."""
+    page = (Path(__file__).parents[1] / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    assert [reason for reason in Reason if f"`{reason}`" not in page] == []

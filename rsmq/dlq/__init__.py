@@ -1,0 +1,6 @@
+"""Dead letters: messages that no attempt could handle, kept with the reason until somebody decides."""
+
+from rsmq.dlq.letter import DeadLetter
+from rsmq.dlq.letters import DeadLetters
+
+__all__ = ["DeadLetter", "DeadLetters"]

@@ -35,10 +35,16 @@ class Batch(ABC):
     is_repeatable: ClassVar[bool]
     """Whether the script itself recognises a message that it has stored before."""
 
-    def __init__(self, keys: Keys, topic: Topic, partition: int, deadline: float, window_ms: int) -> None:
-        self.keys, self.topic, self.partition = keys, topic, partition
+    __slots__ = (
+        "deadline", "doubt", "entries", "has_made_room", "ids", "is_closed", "keys", "needs_source", "partition",
+        "size", "stream", "topic", "waiters", "whole", "window_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self, keys: Keys, topic: Topic, partition: int, stream: str, *, deadline: float, window_ms: int
+    ) -> None:
+        self.keys, self.topic, self.partition, self.stream = keys, topic, partition, stream
         self.deadline, self.window_ms = deadline, window_ms
-        self.stream = keys.stream(topic.name, partition)
         self.ids: list[str] = []
         self.entries: list[Fields] = []
         self.waiters: list[asyncio.Future[None]] = []
@@ -108,6 +114,7 @@ class Batch(ABC):
 class Append(Batch):
     """Plain messages: one script call for all, stored whole or, where the partition is full, a prefix of them."""
 
+    __slots__ = ()
     script = PUBLISH_MESSAGES
     is_repeatable = False
 
@@ -128,11 +135,14 @@ class Append(Batch):
 class Once(Batch):
     """Messages whose id the caller gave: stored unless one with that id was stored within the dedup window."""
 
+    __slots__ = ("since",)
     script = PUBLISH_ONCE
     is_repeatable = True
 
-    def __init__(self, keys: Keys, topic: Topic, partition: int, deadline: float, window_ms: int) -> None:
-        super().__init__(keys, topic, partition, deadline, window_ms)
+    def __init__(
+        self, keys: Keys, topic: Topic, partition: int, stream: str, *, deadline: float, window_ms: int
+    ) -> None:
+        super().__init__(keys, topic, partition, stream, deadline=deadline, window_ms=window_ms)
         self.since: dict[str, bytes] = {}  # where to look for a first attempt that left no dedup key
 
     def commands(self) -> list[bytes]:
@@ -162,10 +172,13 @@ class Once(Batch):
 class Delay(Once):
     """Messages to be kept until they are due, each with its own due time."""
 
+    __slots__ = ("due",)
     script = DELAY_MESSAGE
 
-    def __init__(self, keys: Keys, topic: Topic, partition: int, deadline: float, window_ms: int) -> None:
-        super().__init__(keys, topic, partition, deadline, window_ms)
+    def __init__(
+        self, keys: Keys, topic: Topic, partition: int, stream: str, *, deadline: float, window_ms: int
+    ) -> None:
+        super().__init__(keys, topic, partition, stream, deadline=deadline, window_ms=window_ms)
         self.due: dict[str, str] = {}  # message id -> ms since 1970, or "+ms" from the server's now
 
     def commands(self) -> list[bytes]:

@@ -60,11 +60,12 @@ class Line:
             last = queue[-1]
             if type(last) is kind and last.topic is topic and last.whole is None and not last.is_full:
                 return last
-        return self.open(self.new(kind, topic, partition))
+        return self.open(self.new(kind, topic, partition, stream))
 
-    def new(self, kind: type[B], topic: Topic, partition: int) -> B:
+    def new(self, kind: type[B], topic: Topic, partition: int, stream: str) -> B:
         """An empty batch, not queued yet."""
-        return kind(self._keys, topic, partition, monotonic() + self._patience, self._window_ms)
+        deadline = monotonic() + self._patience
+        return kind(self._keys, topic, partition, stream, deadline=deadline, window_ms=self._window_ms)
 
     def open(self, batch: B) -> B:
         """Queue a batch as the last one of its partition."""

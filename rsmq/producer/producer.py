@@ -114,7 +114,7 @@ class Producer:
         encoded = self._encoded(items, key, headers, message_id)
         kind: type[Batch] = Append if message_id is None else Once
         while True:
-            filled = self._fill(encoded, place, lambda partition: line.new(kind, place, partition), batch, ids)
+            filled = self._fill(encoded, place, line, kind, batch, ids)
             confirmed = [full.promise() for full in filled]
             for full in filled:
                 line.open(full)
@@ -141,7 +141,8 @@ class Producer:
         self,
         encoded: Iterator[tuple[str, str, Fields, int]],
         place: Topic,
-        new: Callable[[int], Batch],
+        line: Line,
+        kind: type[Batch],
         most: int,
         ids: list[str],
     ) -> list[Batch]:
@@ -151,7 +152,7 @@ class Producer:
             partition = partition_for(route, place.partitions)
             batch = latest.get(partition)
             if batch is None or len(batch.ids) >= most:
-                batch = latest[partition] = new(partition)
+                batch = latest[partition] = line.new(kind, place, partition, self._stream(place, partition))
                 filled.append(batch)
             batch.add(identity, fields, length)
             ids.append(identity)

@@ -1,0 +1,97 @@
+"""The delayer: moves delayed messages into their streams when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+import anyio.abc
+from redis.exceptions import NoScriptError
+
+from rsmq.clock import monotonic
+from rsmq.connect import Client
+from rsmq.errors import BrokerError
+from rsmq.keys import Keys
+from rsmq.script import RELEASE_DELAYED
+from rsmq.settings import Settings
+from rsmq.wire import Wire, pack
+
+log = logging.getLogger("rsmq.delay")
+
+MOST_AT_ONCE: Final = 200
+LONGEST_PAUSE: Final = 1.0
+
+Place = tuple[str, int]
+
+
+class Delayer:
+    """Looks into the partitions it is told to, every `delay_resolution`, with one write for all of them.
+
+    Several delayers may look into the same partition: the script moves each message once. It looks even when nothing
+    was scheduled a moment ago, because a message delayed by 200 ms may arrive at any time.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, partitions: Callable[[], Sequence[Place]]
+    ) -> None:
+        self._client, self._keys, self._partitions = client, keys, partitions
+        self._resolution = settings.delay_resolution.total_seconds()
+        self._wire = Wire(client)
+        self._failures = 0
+        self._broken: set[Place] = set()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        task_status.started()
+        try:
+            while True:
+                look_at = monotonic() + self._resolution
+                is_more_due = await self._look()
+                await asyncio.sleep(0 if is_more_due else max(self._pause(), look_at - monotonic()))
+        finally:
+            await self._wire.close()
+
+    async def _look(self) -> bool:
+        """Move what is due; True if more is. The one boundary of this role: an outage is waited out here."""
+        try:
+            moved = await self.release(list(self._partitions()))
+        except BrokerError as error:
+            self._failures += 1
+            (log.warning if self._failures == 1 else log.debug)("delayed messages wait: %s", error)
+            await self._wire.close()
+            return False
+        self._failures = 0
+        return any(count >= MOST_AT_ONCE for count in moved)
+
+    async def release(self, places: Sequence[Place]) -> list[int]:
+        """Move what is due in these partitions and return how many each had."""
+        if not places:
+            return []
+        if not self._wire.is_open:
+            await self._wire.open()
+        calls = [((self._keys.stream(*place), self._keys.delayed(*place)), (MOST_AT_ONCE,)) for place in places]
+        replies = await self._wire.exchange([pack(RELEASE_DELAYED.command(*call)) for call in calls])
+        moved = []
+        for place, call, reply in zip(places, calls, replies, strict=True):
+            if isinstance(reply, NoScriptError):
+                (reply,) = await self._wire.exchange([pack(RELEASE_DELAYED.full_command(*call))])
+            moved.append(0 if isinstance(reply, Exception) else reply[0])
+            self._note(place, reply)
+        return moved
+
+    def _note(self, place: Place, reply: object) -> None:
+        """One partition that fails must neither stop the others nor fill the log."""
+        if isinstance(reply, Exception):
+            (log.debug if place in self._broken else log.error)("delayed messages of %s.%d wait: %s", *place, reply)
+            self._broken.add(place)
+        else:
+            self._broken.discard(place)
+
+    def _pause(self) -> float:
+        return min(LONGEST_PAUSE, self._resolution * 2**self._failures) if self._failures else 0.0
+
+    def __repr__(self) -> str:
+        return f"<Delayer partitions={len(self._partitions())} failures={self._failures}>"

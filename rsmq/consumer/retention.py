@@ -1,0 +1,155 @@
+"""Retention: removes what every group has settled, and the traces of members that are gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from rsmq.clock import to_ms
+from rsmq.connect import Client
+from rsmq.consumer.consumer import Consumer
+from rsmq.errors import BrokerError
+from rsmq.keys import Keys
+from rsmq.script import REMOVE_CONSUMER
+from rsmq.settings import Settings
+from rsmq.stream import consumers_of, groups_of, trim
+from rsmq.topic import Topic, Topics
+
+log = logging.getLogger("rsmq.retention")
+
+MOST_PARKED: Final = 5000
+
+
+class Retention:
+    """Looks after the partitions that this process reads, every `retention_interval`.
+
+    Whoever asks, the script decides: nothing is removed that any group still needs, and no consumer that has something
+    pending. So a wrong view of who lives costs nothing.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        settings: Settings,
+        topics: Topics,
+        consumers: Callable[[], Sequence[Consumer]],
+    ) -> None:
+        self._client, self._keys, self._topics, self._consumers = client, keys, topics, consumers
+        self._interval = settings.retention_interval.total_seconds()
+        self._patience_ms = to_ms(settings.lease_ttl)
+        self._was_out = False
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. An outage is waited out: this is the boundary where errors end."""
+        task_status.started()
+        while True:
+            await anyio.sleep(self._interval)
+            try:
+                await self.tidy()
+                self._was_out = False
+            except BrokerError as error:
+                (log.debug if self._was_out else log.warning)("retention waits: %s", error)
+                self._was_out = True
+
+    async def tidy(self) -> int:
+        """Trim every partition once, remove dead consumers, and return how many entries were removed."""
+        removed = 0
+        for name, partition in sorted({(c.topic.name, number) for c in self._consumers() for number in [*c.lanes]}):
+            removed += await self.trim(await self._topics.lookup(name), partition)
+        for consumer in self._consumers():
+            for partition in [*consumer.lanes]:
+                live = consumer.membership.live
+                await self.remove_dead(consumer.topic.name, partition, consumer.handler.group, live)
+        return removed
+
+    async def trim(self, topic: Topic, partition: int) -> int:
+        """Remove from one partition what its topic does not keep; returns how many entries."""
+        word, removed, group = await trim(
+            self._client,
+            self._keys,
+            topic.name,
+            partition,
+            keep_age_ms=to_ms(topic.retention_age),
+            keep_length=topic.retention_length,
+        )
+        if word == b"TOO_MANY_PARKED":
+            log.warning(
+                "%s.%d is not trimmed: more than %d messages of group %s wait for a retry; see `rsmq group show %s %s`",
+                topic.name, partition, MOST_PARKED, group, topic.name, group,
+            )  # fmt: skip
+        return removed
+
+    async def remove_dead(self, topic: str, partition: int, group: str, live: Iterable[str]) -> list[str]:
+        """Delete the group's consumers that no live member owns, that are idle for a lease and have nothing pending."""
+        stream, living, removed = self._keys.stream(topic, partition), {name.encode() for name in live}, []
+        for row in await consumers_of(self._client, stream, group):
+            if row["name"] in living or row["idle"] <= self._patience_ms or row["pending"] > 0:
+                continue
+            if await REMOVE_CONSUMER(self._client, (stream,), (group, row["name"])) == b"OK":
+                removed.append(row["name"].decode(errors="backslashreplace"))
+        return removed
+
+    def __repr__(self) -> str:
+        return f"<Retention every {self._interval:g} s>"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What one group still needs of a partition. Ids are None where there is nothing of that kind."""
+
+    group: str
+    pending: int
+    oldest_pending: str | None
+    parked: int
+    oldest_parked: str | None
+    oldest_undelivered: str | None
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether anything is kept for this group."""
+        return bool(self.oldest_pending or self.oldest_parked or self.oldest_undelivered)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.oldest_pending:
+            parts.append(f"{self.pending} pending, the oldest is {self.oldest_pending}")
+        if self.oldest_parked:
+            parts.append(f"{self.parked} waiting for a retry, the oldest is {self.oldest_parked}")
+        if self.oldest_undelivered:
+            parts.append(f"not delivered from {self.oldest_undelivered} on")
+        return f"{self.group}: {'; '.join(parts) if parts else 'has settled everything'}"
+
+
+async def why_not_trimmed(client: Client, keys: Keys, topic: str, partition: int) -> list[Hold]:
+    """What each group of a partition still needs, as far as trimming is concerned."""
+    stream = keys.stream(topic, partition)
+    return [
+        await _hold(client, keys.retry(topic, partition, row["name"].decode()), stream, row)
+        for row in await groups_of(client, stream)
+    ]
+
+
+async def _hold(client: Client, retry: str, stream: str, group: dict[str, Any]) -> Hold:
+    pending, oldest, *_ = await client.execute_command("XPENDING", stream, group["name"])
+    parked = await client.execute_command("ZRANGE", retry, 0, MOST_PARKED - 1)
+    ahead = await client.execute_command("XRANGE", stream, b"(" + group["last-delivered-id"], "+", "COUNT", 1)
+    return Hold(
+        group=group["name"].decode(),
+        pending=pending,
+        oldest_pending=oldest.decode() if oldest else None,
+        parked=await client.execute_command("ZCARD", retry),
+        oldest_parked=min((member.partition(b"|")[0] for member in parked), key=place).decode() if parked else None,
+        oldest_undelivered=ahead[0][0].decode() if ahead else None,
+    )
+
+
+def place(entry_id: bytes) -> tuple[int, int]:
+    """A stream id as something that sorts."""
+    ms, _, sequence = entry_id.partition(b"-")
+    return int(ms), int(sequence)

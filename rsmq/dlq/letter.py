@@ -1,0 +1,100 @@
+"""A dead letter: the original fields and why it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from rsmq.clock import from_epoch_ms
+from rsmq.errors import ConfigError, Malformed
+from rsmq.message import read_headers, unpack_fields
+
+PREFIX = b"dlq."
+PACKED = b"dlq.packed"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One dead letter, as far as it can be read: it may be here because it cannot.
+
+    `id` is `partition/stream id`, unique within a group; `fields` are the original ones, in order, duplicates included.
+    """
+
+    id: str
+    topic: str
+    partition: int
+    group: str
+    reason: str
+    error: str
+    attempts: int
+    origin: str
+    at: datetime
+    member: str
+    data: bytes | None
+    key: str | None
+    message_id: str
+    headers: dict[str, str]
+    fields: tuple[tuple[bytes, bytes], ...]
+
+    @classmethod
+    def read(cls, topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> Self:
+        """Make one from an entry of the dead-letter stream. Never fails: what is not there stays empty."""
+        pairs = list(zip(entry[::2], entry[1::2], strict=False))
+        notes = {name: value for name, value in pairs if name.startswith(PREFIX)}
+        if PACKED in notes:
+            flat = unpack_fields(notes[PACKED])
+            original = tuple(zip(flat[::2], flat[1::2], strict=False))
+        else:
+            original = tuple((name, value) for name, value in pairs if not name.startswith(PREFIX))
+        first = dict(reversed(original))
+        origin = notes.get(b"dlq.origin", b"")
+        return cls(
+            id=letter_id(partition, stream_id),
+            topic=topic,
+            partition=partition,
+            group=group,
+            reason=text(notes.get(b"dlq.reason")) or "",
+            error=text(notes.get(b"dlq.error")) or "",
+            attempts=number(notes.get(b"dlq.attempts"), 0),
+            origin=text(origin) or "",
+            at=from_epoch_ms(number(notes.get(b"dlq.at_ms"), number(stream_id.partition(b"-")[0], 0))),
+            member=text(notes.get(b"dlq.member")) or "",
+            data=first.get(b"data"),
+            key=text(first.get(b"key")),
+            message_id=text(first.get(b"id", origin)) or "",
+            headers=headers(first.get(b"h")),
+            fields=original,
+        )
+
+
+def letter_id(partition: int, stream_id: bytes) -> str:
+    """How a dead letter is named to people: stream ids alone are unique in one partition only."""
+    return f"{partition}/{stream_id.decode()}"
+
+
+def split_id(letter: str) -> tuple[int, str]:
+    """The inverse of `letter_id`. Raises ConfigError for anything else."""
+    partition, slash, stream_id = letter.partition("/")
+    if not slash or not partition.isdecimal() or not all(part.isdecimal() for part in stream_id.split("-", 1)):
+        raise ConfigError(f"{letter!r} is not the id of a dead letter: it looks like 3/1718000000000-0")
+    return int(partition), stream_id
+
+
+def text(raw: bytes | None) -> str | None:
+    """Bytes for people; what is not UTF-8 is escaped."""
+    return None if raw is None else raw.decode(errors="backslashreplace")
+
+
+def number(raw: bytes | None, default: int) -> int:
+    """A whole number, or the default for anything else."""
+    return int(raw) if raw is not None and raw.isdigit() and len(raw) < 16 else default
+
+
+def headers(raw: bytes | None) -> dict[str, str]:
+    """The headers if they can be read, otherwise none."""
+    try:
+        return {} if raw is None else read_headers(raw)
+    except Malformed:
+        return {}
