@@ -84,7 +84,11 @@ async def suspending_bare(url: str, prefix: str, count: int) -> dict[str, float]
     return {"cpu_us": used / count * 1e6, "rate": count / took}
 
 
-def rsmq_run(register: Callable[[Broker, str, Callable[[int], None]], None]) -> Callable[..., Awaitable[dict[str, float]]]:
+Register = Callable[[Broker, str, Callable[[int], None]], None]
+Measurement = Callable[..., Awaitable[dict[str, float]]]
+
+
+def rsmq_run(register: Register) -> Measurement:
     """A measurement of one kind of handler."""
 
     async def run(url: str, prefix: str, count: int) -> dict[str, float]:
@@ -141,7 +145,7 @@ def batch(broker: Broker, group: str, count_up: Callable[[int], None]) -> None:
         count_up(len(payloads))
 
 
-VARIANTS: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
+VARIANTS: dict[str, Measurement] = {
     "bare": bare,
     "single": rsmq_run(single),
     "typed": rsmq_run(typed),

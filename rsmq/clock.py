@@ -1,4 +1,4 @@
-"""Time: `timedelta` and aware `datetime` outside, integer milliseconds on the wire, the monotonic clock for deadlines."""
+"""Time: `timedelta` and aware `datetime` outside, whole milliseconds on the wire, the monotonic clock for deadlines."""
 
 from __future__ import annotations
 

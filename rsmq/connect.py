@@ -106,7 +106,7 @@ class Client(redis.asyncio.Redis):
         with translated(self.url):
             try:
                 with anyio.fail_after(self.timeout):
-                    return await super().execute_command(*args, **options)
+                    return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
                 if type(error).__name__ in ("ReadOnlyError", "MasterDownError") or str(error).startswith(MOVED_ON):
                     await self.connection_pool.disconnect(inuse_connections=False)
@@ -123,7 +123,7 @@ class Connector:
         self._command_seconds = settings.command_timeout.total_seconds()
 
     def client(self) -> Client:
-        """An asyncio client with a pool. Cancellation and time-outs are anyio's, not redis-py's (see FAULTS 5)."""
+        """An asyncio client with a pool. Time-outs are anyio's: redis-py's swallow cancellations on Python 3.11."""
         options: dict[str, Any] = {
             "protocol": 2,
             "decode_responses": False,
@@ -134,9 +134,10 @@ class Connector:
         if self.url.startswith("redis+sentinel:"):
             hosts, master, more = split_sentinel(self.url)
             sentinel = AsyncSentinel(hosts, sentinel_kwargs={"socket_timeout": self._connect_seconds}, **more)
-            client: Client = sentinel.master_for(master, redis_class=Client, **{**more, **options})
+            client = sentinel.master_for(master, redis_class=Client, **{**more, **options})
         else:
             client = Client.from_url(self.url, **options)
+        assert isinstance(client, Client)
         return client.prepare(self.url, self._command_seconds)
 
     def blocking_client(self) -> redis.Redis:
@@ -151,8 +152,8 @@ class Connector:
         }
         if self.url.startswith("redis+sentinel:"):
             hosts, master, more = split_sentinel(self.url)
-            sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout}, **more)  # type: ignore[no-untyped-call]
-            client: redis.Redis = sentinel.master_for(master, **{**more, **options})  # type: ignore[no-untyped-call]
+            sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout}, **more)
+            client: redis.Redis = sentinel.master_for(master, **{**more, **options})
         else:
             client = redis.Redis.from_url(self.url, **options)
         client.response_callbacks.clear()

@@ -29,7 +29,7 @@ class Wire:
     def __init__(self, client: Client) -> None:
         self._url = client.url
         self._timeout = client.timeout
-        self._connection = client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        self._connection = client.connection_pool.make_connection()
         self.client_id = 0
         self.address = ""
 

@@ -33,7 +33,7 @@ def _in_thread(handler: Handler) -> Call:
 
 
 def _in_process(handler: Handler) -> Call:
-    """For code that holds the interpreter lock or may crash: a time-out kills the process, a crash costs one message."""
+    """For code that holds the interpreter lock or may crash: a time-out kills the process, a crash is a failure."""
     limiter = anyio.CapacityLimiter(handler.concurrency)
 
     async def call(work: Any) -> Any:

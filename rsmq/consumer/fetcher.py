@@ -242,7 +242,7 @@ class Fetcher:
         await self._runner.kick()
 
     async def exclude(self) -> None:
-        """Wait until no read that was written before this call is on its way. Quiet lanes are then not read any more."""
+        """Wait until no read written before this call is on its way: quiet lanes are then not read any more."""
         done = self._cycle_done
         await self.interrupt()
         await done.wait()

@@ -22,8 +22,8 @@ class Lane:
     """
 
     __slots__ = (
-        "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "parked", "partition",
-        "retry_at", "retry_key", "running", "stream", "topic", "waiting",
+        "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "parked",
+        "partition", "retry_at", "retry_key", "running", "stream", "topic", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:

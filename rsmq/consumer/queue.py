@@ -16,8 +16,8 @@ class Queue:
     """Messages between fetching and handling.
 
     `in_hand` counts what is ready, waiting behind a running message, or running: the prefetch bound applies to it.
-    `shelved` counts what waits behind a key that waits for its retry: bounded apart, so that one stuck key does not stop
-    the others.
+    `shelved` counts what waits behind a key that waits for its retry: bounded apart, so that one stuck key
+    does not stop the others.
     """
 
     def __init__(self, *, is_ordered: bool) -> None:
@@ -88,7 +88,7 @@ class Queue:
         self._admit(message)
 
     def wait_for_retry(self, message: Message, lane: Lane) -> bool:
-        """Take over a pending message whose retry is not due yet. False: its key has earlier messages, it is in line."""
+        """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
         key = message.routing_key
         if key is None or key in lane.waiting:
             self.offer(lane, (message,))

@@ -36,8 +36,8 @@ class LaneKeeper(Protocol):
 class Rebalancer:
     """Hash distribution: one owner per partition. Wrong membership costs fairness here, never correctness.
 
-    A lease that is not held any more is dropped at once and locally. A partition that belongs to somebody else is handed
-    over: quiet, drain, settle, release, announce; if a handler runs too long for that, it is kept and tried again later.
+    A lease that is not held any more is dropped at once and locally. A partition that belongs to somebody else is
+    handed over: quiet, drain, settle, release, announce; if a handler runs too long for that, it is kept for now.
     """
 
     def __init__(

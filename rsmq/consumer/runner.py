@@ -1,4 +1,4 @@
-"""Running handlers: a pool of tasks that is woken lazily, so that a handler which does not suspend costs no task switch.
+"""Running handlers: a pool of tasks, woken lazily, so that a handler which does not suspend costs no task switch.
 
 Nothing here is awaited per message but the handler itself; what failed takes the slow road through the settler.
 """

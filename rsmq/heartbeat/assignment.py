@@ -36,7 +36,9 @@ def quotas(partitions: int, weights: Mapping[str, float]) -> dict[str, int]:
     shares = {member: partitions * weight / total for member, weight in weights.items()}
     counts = {member: int(share) for member, share in shares.items()}
     left = partitions - sum(counts.values())
-    ranked = sorted(weights, key=lambda member: (round(counts[member] - shares[member], 9), mmh3.hash64(member)[0], member))
+    ranked = sorted(
+        weights, key=lambda member: (round(counts[member] - shares[member], 9), mmh3.hash64(member)[0], member)
+    )
     for member in ranked[:left]:
         counts[member] += 1
     return counts

@@ -27,7 +27,9 @@ class Lease:
 
     __slots__ = ("deadline", "epoch", "group", "is_lost", "key", "owner", "partition", "topic")
 
-    def __init__(self, topic: str, group: str, partition: int, key: str, owner: str, epoch: str, deadline: float) -> None:
+    def __init__(
+        self, topic: str, group: str, partition: int, key: str, owner: str, epoch: str, deadline: float
+    ) -> None:
         self.topic, self.group, self.partition, self.key = topic, group, partition, key
         self.owner, self.epoch, self.deadline = owner, epoch, deadline
         self.is_lost = False
