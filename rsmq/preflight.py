@@ -73,7 +73,7 @@ async def preflight(client: Client, settings: Settings, keys: Keys) -> list[Find
 
 
 async def require(client: Client, settings: Settings, keys: Keys) -> list[Finding]:
-    """The same, and raise ConfigError for what would lose messages, unless `preflight` is "warn". The rest is logged."""
+    """The same, and raise ConfigError for what would lose messages, unless `preflight` is "warn". Logs the rest."""
     findings = await preflight(client, settings, keys)
     refused = [finding for finding in findings if finding.level == "refuse"]
     if refused and settings.preflight == "refuse":
