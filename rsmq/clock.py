@@ -10,6 +10,8 @@ from rsmq.errors import ConfigError
 
 monotonic: Final = time.monotonic
 
+EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
 
 def to_ms(span: timedelta) -> int:
     """A span as whole milliseconds."""
@@ -17,10 +19,11 @@ def to_ms(span: timedelta) -> int:
 
 
 def epoch_ms(moment: datetime) -> int:
-    """A moment as milliseconds since 1970. A naive datetime is refused: it names no moment."""
+    """A moment as milliseconds since 1970, rounded down: stream ids are cut off the same way, so that what is stored
+    after a moment never seems older. A naive datetime is refused: it names no moment."""
     if moment.tzinfo is None:
         raise ConfigError(f"{moment.isoformat()} has no time zone: pass an aware datetime, such as datetime.now(UTC)")
-    return round(moment.timestamp() * 1000)
+    return (moment - EPOCH) // timedelta(milliseconds=1)
 
 
 def from_epoch_ms(ms: int) -> datetime:

@@ -1,0 +1,42 @@
+# Everything sets itself up on its first run (.venv, from Python 3.11 or newer) and starts at once on its second.
+
+.PHONY: help demo test check bench chaos clean
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+# the newest one that really runs: a version manager's shim may exist without its Python
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: $(READY) ## Real departures through several worker processes, one of which is killed; ends with a verdict
+	@$(BIN)/rsmq demo
+
+test: $(READY) ## All tests
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## Format, lint, types
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+bench: $(READY) ## CPU per message beside the bare client, in one run
+	@$(BIN)/python -m bench
+
+chaos: $(READY) ## The long form of the tests that kill, pause and cut real processes
+	@CHAOS=long $(BIN)/python -m pytest -m chaos
+
+clean: ## Remove what the other targets have made
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "rsmq needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Setting up .venv with $(PYTHON) (once; about a minute) ..."
+	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,demo]'
+	@touch $@

@@ -1,0 +1,168 @@
+"""The queue decides what may start: checked against everything that must never happen, over random histories."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rsmq.consumer.lane import Lane
+from rsmq.consumer.queue import Queue
+from rsmq.heartbeat.lease import Lease
+from rsmq.keys import Keys
+from rsmq.message import Message
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["offer", "start", "finish", "park", "resume", "withdraw"]),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    max_size=120,
+)
+
+
+def make_lane(partition: int = 0) -> Lane:
+    """A lane that nobody can take away."""
+    return Lane(Keys("t"), "topic", partition, "group", Lease("topic", "group", partition, "", "me", "1", float("inf")))
+
+
+def make_message(lane: Lane, number: int, key: int | None, *, is_suspect: bool = False) -> Message:
+    """A message of a lane; key 0 stands for no key."""
+    entry = [b"data", b"x"] + ([b"key", str(key).encode()] if key else [])
+    message = Message(lane, f"{number}-0".encode(), entry)
+    message.is_suspect = is_suspect
+    return message
+
+
+class History:
+    """Drives a queue as the runner would, and notes what started in which order."""
+
+    def __init__(self) -> None:
+        self.queue, self.lane = Queue(is_ordered=True), make_lane()
+        self.running: list[Message] = []
+        self.parked: list[Message] = []
+        self.offered: dict[bytes, list[Message]] = defaultdict(list)
+        self.number = 0
+
+    def offer(self, choice: int, is_suspect: bool) -> None:
+        """A new message comes in."""
+        self.number += 1
+        message = make_message(self.lane, self.number, choice, is_suspect=is_suspect)
+        if message.routing_key is not None:
+            self.offered[message.routing_key].append(message)
+        self.queue.offer(self.lane, [message])
+
+    def start(self) -> None:
+        """A worker takes the next one; it must be the oldest of its key that is not finished."""
+        if not self.queue.ready:
+            return
+        message = self.queue.ready.popleft()
+        self.running.append(message)
+        key = message.routing_key
+        if key is not None:
+            assert self.offered[key][0] is message, "a later message of a key started first"
+            assert sum(other.routing_key == key for other in self.running) == 1, "two of one key run at once"
+        assert sum(other.is_suspect for other in self.running) <= 1, "two suspects run at once"
+
+    def finish(self, choice: int) -> None:
+        """A handler is done."""
+        if self.running:
+            message = self.running.pop(choice % len(self.running))
+            self._gone(message)
+            self.queue.finish(message, self.lane)
+
+    def park(self, choice: int) -> None:
+        """A handler failed, its message waits for a retry."""
+        keyed = [message for message in self.running if message.routing_key is not None]
+        if keyed:
+            message = keyed[choice % len(keyed)]
+            self.running.remove(message)
+            self.parked.append(message)
+            self.queue.park(message, self.lane)
+
+    def resume(self, choice: int) -> None:
+        """A retry is due."""
+        if self.parked:
+            self.queue.resume(self.parked.pop(choice % len(self.parked)), self.lane)
+
+    def withdraw(self) -> None:
+        """The lane is handed over: only what runs remains."""
+        for message in self.queue.withdraw(self.lane):
+            self._gone(message)
+        for message in self.parked:
+            self._gone(message)
+        self.parked.clear()
+
+    def _gone(self, message: Message) -> None:
+        if message.routing_key is not None:
+            self.offered[message.routing_key].remove(message)
+
+    def check(self) -> None:
+        """What is counted is what is there."""
+        behind = {key: len(line) for key, line in self.lane.waiting.items()}
+        shelved = sum(count for key, count in behind.items() if key in self.lane.parked) + len(self.lane.parked)
+        waiting = sum(count for key, count in behind.items() if key not in self.lane.parked)
+        assert self.queue.shelved == shelved
+        suspects = len(self.queue._suspects)
+        assert self.queue.in_hand == len(self.running) + len(self.queue.ready) + waiting + suspects
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_no_history_breaks_order_or_counts(steps: list[tuple[str, int, bool]]) -> None:
+    """Whatever happens in whatever order, keys stay in order, suspects alone, and the counts true."""
+    history = History()
+    for step, choice, flag in steps:
+        if step == "offer":
+            history.offer(choice, flag and choice == 1)
+        elif step in ("start", "withdraw"):
+            getattr(history, step)()
+        else:
+            getattr(history, step)(choice)
+        history.check()
+    while history.parked or history.running or history.queue.ready:
+        history.resume(0)
+        history.start()
+        history.finish(0)
+        history.check()
+    assert history.queue.in_hand == history.queue.shelved == 0
+    assert not history.lane.waiting
+    assert not any(history.offered.values()), "something never ran"
+
+
+def test_messages_without_key_run_beside_each_other() -> None:
+    """Without a key nothing waits."""
+    lane, queue = make_lane(), Queue(is_ordered=True)
+    queue.offer(lane, [make_message(lane, number, None) for number in range(5)])
+    assert len(queue.ready) == 5
+
+
+def test_without_key_order_equal_keys_run_beside_each_other() -> None:
+    """`ordering="none"` ignores the key."""
+    lane, queue = make_lane(), Queue(is_ordered=False)
+    queue.offer(lane, [make_message(lane, number, 1) for number in range(5)])
+    assert len(queue.ready) == 5
+
+
+def test_a_pending_message_that_waits_for_its_retry_blocks_its_key_only() -> None:
+    """Taken over before its retry is due, it holds back the later messages of its key, and no others."""
+    lane, queue = make_lane(), Queue(is_ordered=True)
+    waiting, later, other = (make_message(lane, number, key) for number, key in ((1, 1), (2, 1), (3, 2)))
+    assert queue.wait_for_retry(waiting, lane)
+    queue.offer(lane, [later, other])
+    assert list(queue.ready) == [other]
+    queue.ready.clear()
+    queue.resume(waiting, lane)
+    assert list(queue.ready) == [waiting]
+
+
+def test_withdrawing_one_lane_leaves_the_others() -> None:
+    """A partition that is handed over takes nothing of another one with it."""
+    mine, theirs, queue = make_lane(0), make_lane(1), Queue(is_ordered=True)
+    queue.offer(mine, [make_message(mine, 1, 1)])
+    queue.offer(theirs, [make_message(theirs, 1, 1), make_message(theirs, 2, 1)])
+    assert len(queue.withdraw(theirs)) == 2
+    assert [message.origin for message in queue.ready] == [mine]
+    assert queue.in_hand == 1
