@@ -1,6 +1,8 @@
 """Publish three orders, handle them in order, stop. No server to install: without RSMQ_URL one is started for you.
 
     python examples/quickstart.py
+
+Handling the last order stops the worker, and with it the program.
 """
 
 import asyncio

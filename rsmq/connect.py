@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
 import anyio
 import redis
@@ -34,6 +34,15 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissin
 from rsmq.settings import Settings
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+TLS_OPTIONS = (
+    "db",
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+)
 
 TRANSIENT = {
     "LOADING": "the server is loading its data",
@@ -72,7 +81,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return ScriptError(text) if "script" in text else BrokerError(text)
     if isinstance(error, MaxConnectionsError):
         return BrokerError(text)
-    reason = text or type(error).__name__
+    # what follows "No master found" is the repr of every connection
+    reason = text.partition(" : <")[0].rstrip(".") or type(error).__name__
     return BrokerUnavailable(f"no answer from the server{where}: {reason}. Is it running? Check RSMQ_URL")
 
 
@@ -184,7 +194,16 @@ def retrying(settings: Settings) -> AsyncRetrying:
 
 def check_url(url: str) -> str:
     """Return the URL, or raise ConfigError that says which form it should have."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "redis+sentinel":
+            split_sentinel(url)
+        elif parts.scheme == "unix" and not parts.path:
+            raise ValueError(url)
+        elif parts.scheme in ("redis", "rediss"):
+            _ = parts.port, int(parts.path.strip("/") or 0)
+    except ValueError:
+        parts = urlsplit("")
     if parts.scheme == "redis+cluster":
         raise ConfigError(
             "redis+cluster:// is not supported by this version: use one server, or redis+sentinel:// for failover"
@@ -194,6 +213,11 @@ def check_url(url: str) -> str:
             f"RSMQ_URL {redact(url)!r} is not understood: use redis://host:6379/0, rediss://, unix:///path/to.sock "
             f"or redis+sentinel://host1,host2/master-name"
         )
+    allowed = TLS_OPTIONS if parts.scheme == "rediss" else ("db",)
+    for option in parse_qs(parts.query, keep_blank_values=True):
+        # redis-py would let it override what we pin: the protocol, the time-outs, the shape of replies
+        if option not in allowed:
+            raise ConfigError(f"RSMQ_URL may not have the option {option!r}, only {', '.join(allowed)}")
     return url
 
 
@@ -207,14 +231,17 @@ def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]
     options: dict[str, Any] = {"db": int(db or parse_qs(parts.query).get("db", ["0"])[0])}
     if credentials:
         username, _, password = credentials.partition(":")
-        options |= {"username": username or None, "password": password}
-    pairs = [host.partition(":") for host in hosts.split(",")]
-    return [(host, int(port or 26379)) for host, _, port in pairs], master, options
+        options |= {"username": unquote(username) or None, "password": unquote(password)}
+    nodes = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    return [(node.hostname or "localhost", node.port or 26379) for node in nodes], master, options
 
 
 def redact(url: str) -> str:
     """A URL without its password, for logs and errors."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(no URL)"
     if "@" not in parts.netloc:
         return url
     user = parts.netloc.rpartition("@")[0].partition(":")[0]

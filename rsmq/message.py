@@ -58,29 +58,45 @@ class Message:
     """
 
     __slots__ = (
-        "_fields", "addressee", "attempt", "data", "entry_id", "is_redelivered", "is_suspect", "origin", "payload",
+        "_entry", "addressee", "attempt", "data", "entry_id", "is_redelivered", "is_suspect", "origin", "payload",
         "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
-        pairs = iter(entry)
-        self._fields = fields = dict(zip(pairs, pairs, strict=False))
-        try:
-            self.data = fields[b"data"]
-        except KeyError:
-            raise Malformed("the entry has no field `data`") from None
-        if len(fields) * 2 != len(entry):
-            raise Malformed("a field occurs twice")
         self.origin = origin
         self.entry_id = entry_id
-        self.routing_key = fields.get(b"key")
-        self.addressee = fields.get(b"group")  # the one group it is meant for (a replayed dead letter), None for all
+        self._entry = entry
         self.attempt = attempt
         self.is_redelivered = False
         self.is_suspect = False
         self.payload: Any = None
-        if len(fields) > 3 or b"h" in fields:
-            self._check_rare_fields(fields)
+        self.addressee: bytes | None = None  # the one group it is meant for (a replayed dead letter), None for all
+        self.routing_key: bytes | None
+        # our own publisher's layout, by far the most frequent, needs no dict: data, id and perhaps key, in this order
+        if len(entry) == 6 and entry[0] == b"data" and entry[2] == b"id" and entry[4] == b"key":
+            self.data = entry[1]
+            self.routing_key = entry[5]
+        elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"id":
+            self.data = entry[1]
+            self.routing_key = None
+        else:
+            self._read_any_layout(self._fields)
+
+    def _read_any_layout(self, fields: dict[bytes, bytes]) -> None:
+        """Fields in any order, some of them rare."""
+        if b"data" not in fields:
+            raise Malformed("the entry has no field `data`")
+        if len(fields) * 2 != len(self._entry):
+            raise Malformed("a field occurs twice")
+        self.data = fields[b"data"]
+        self.routing_key = fields.get(b"key")
+        self.addressee = fields.get(b"group")
+        self._check_rare_fields(fields)
+
+    @property
+    def _fields(self) -> dict[bytes, bytes]:
+        pairs = iter(self._entry)
+        return dict(zip(pairs, pairs, strict=False))
 
     def _check_rare_fields(self, fields: dict[bytes, bytes]) -> None:
         """Headers are checked when they are there, before the handler sees the message."""
@@ -97,7 +113,9 @@ class Message:
     @property
     def id(self) -> str:
         """The message id: given by the publisher, else the stream id."""
-        return self._fields.get(b"id", self.entry_id).decode(errors="backslashreplace")
+        return (self._entry[3] if self._entry[2:3] == [b"id"] else self._fields.get(b"id", self.entry_id)).decode(
+            errors="backslashreplace"
+        )
 
     @property
     def type(self) -> str:

@@ -5,14 +5,32 @@ from __future__ import annotations
 import difflib
 import os
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ByteSize, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rsmq.errors import ConfigError
 
 PREFIX = "RSMQ_"
+LONGEST = timedelta(days=36_500)
+
+
+def refuse_number(value: Any) -> Any:
+    """A bare number is never a time: its unit would be a guess."""
+    if isinstance(value, int | float):
+        raise ValueError("a duration is a timedelta, or ISO 8601 in text such as PT6S")
+    return value
+
+
+def refuse_nonsense(span: timedelta) -> timedelta:
+    """A span that has not passed before it begins, and that the server's arithmetic can hold."""
+    if not timedelta(0) <= span <= LONGEST:
+        raise ValueError("a duration is between 0 and 100 years")
+    return span
+
+
+Duration = Annotated[timedelta, BeforeValidator(refuse_number), AfterValidator(refuse_nonsense)]
 
 
 class Settings(BaseSettings):
@@ -20,53 +38,57 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
-    url: str | None = Field(None, description="The server. Unset: the embedded server of this project.")
+    url: str | None = Field(None, repr=False, description="The server. Unset: the embedded server of this project.")
     prefix: str = Field("rsmq", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="First part of every key.")
     partitions: int = Field(8, ge=1, le=1024, description="Partitions of a topic that is created by first use.")
 
-    connect_timeout: timedelta = Field(timedelta(seconds=5), description="Longest wait for a connection.")
-    command_timeout: timedelta = Field(
-        timedelta(seconds=5), description="Longest wait for an answer that does not block."
+    connect_timeout: Duration = Field(
+        timedelta(seconds=5), gt=timedelta(0), description="Longest wait for a connection."
     )
-    unavailable_timeout: timedelta = Field(
+    command_timeout: Duration = Field(
+        timedelta(seconds=5), gt=timedelta(0), description="Longest wait for an answer that does not block."
+    )
+    unavailable_timeout: Duration = Field(
         timedelta(seconds=30), description="How long publish and start-up retry while the server is away."
     )
-    block: timedelta = Field(
-        timedelta(seconds=2), description="Longest blocking read: bounds the ghost of a half-open connection."
+    block: Duration = Field(
+        timedelta(seconds=2),
+        gt=timedelta(0),
+        description="Longest blocking read: bounds the ghost of a half-open connection.",
     )
 
-    lease_ttl: timedelta = Field(
+    lease_ttl: Duration = Field(
         timedelta(seconds=6), ge=timedelta(seconds=1), description="A paused or cut-off member is replaced after this."
     )
-    heartbeat: timedelta | None = Field(None, description="Renewal period. Default: a quarter of the lease.")
-    presence_grace: timedelta = Field(
+    heartbeat: Duration | None = Field(
+        None, gt=timedelta(0), description="Renewal period. Default: a quarter of the lease."
+    )
+    presence_grace: Duration = Field(
         timedelta(seconds=1), description="A member whose sockets are closed for this long is replaced. 0 turns it off."
     )
-    presence_interval: timedelta = Field(
+    presence_interval: Duration = Field(
         timedelta(milliseconds=250), gt=timedelta(0), description="How often members look for each other's sockets."
     )
-    stop_grace: timedelta = Field(
+    stop_grace: Duration = Field(
         timedelta(seconds=25), description="After SIGTERM running handlers get this long (Kubernetes kills after 30 s)."
     )
 
-    prefetch: int = Field(1000, ge=1, le=10_000, description="Most messages of one handler in memory.")
+    prefetch: int = Field(2000, ge=1, le=10_000, description="Most messages of one handler in memory.")
     prefetch_bytes: ByteSize = Field(ByteSize(32 << 20), description="Payload bytes aimed at per handler in memory.")
     payload_limit: ByteSize = Field(
         ByteSize(256 << 10), le=1 << 20, description="Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
     )
-    dedup_window: timedelta = Field(timedelta(minutes=10), description="How long a given message_id is remembered.")
-    delay_resolution: timedelta = Field(
+    dedup_window: Duration = Field(
+        timedelta(minutes=10), gt=timedelta(0), description="How long a given message_id is remembered."
+    )
+    delay_resolution: Duration = Field(
         timedelta(milliseconds=100), gt=timedelta(0), description="How late a delayed message or a retry may be moved."
     )
     recovery_batch: int = Field(200, ge=1, le=1000, description="Pending messages claimed per call.")
 
-    retention_age: timedelta = Field(
-        timedelta(days=1), description="Settled messages are kept for replay this long ..."
-    )
+    retention_age: Duration = Field(timedelta(days=1), description="Settled messages are kept for replay this long ...")
     retention_length: int = Field(100_000, ge=0, description="... or until so many newer ones are in the partition.")
-    retention_interval: timedelta = Field(
-        timedelta(seconds=10), gt=timedelta(0), description="How often it is trimmed."
-    )
+    retention_interval: Duration = Field(timedelta(seconds=10), gt=timedelta(0), description="How often it is trimmed.")
     max_length: int = Field(0, ge=0, description="Most messages in a partition of a new topic. 0: no limit.")
     on_full: Literal["reject", "trim"] = Field("reject", description="What a full topic does to a publisher.")
     dlq_length: int = Field(100_000, ge=1, description="Most dead letters kept per partition and group.")
@@ -125,9 +147,13 @@ def explain(error: ValidationError) -> str:
         name = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             lines.append(f"unknown setting {name!r}.{did_you_mean(name, list(Settings.model_fields))}")
-        else:
-            given = f" (given: {item['input']!r})" if name else ""
+        elif item["type"].startswith("time_delta"):
             lines.append(
-                f"{PREFIX + name.upper() + ': ' if name else ''}{item['msg'].removeprefix('Value error, ')}{given}"
+                f"{PREFIX + name.upper()}: a duration is ISO 8601, such as PT6S or P1D (given: {item['input']!r})"
             )
+        else:
+            value = item["input"]
+            given = f" (given: {str(value) if isinstance(value, timedelta) else repr(value)})" if name else ""
+            text = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+            lines.append(f"{PREFIX + name.upper() + ': ' if name else ''}{text}{given}")
     return "\n".join(lines)

@@ -59,10 +59,10 @@ class Wire:
         async with self._bounded():
             await self._connection.send_packed_command(commands, check_health=False)
 
-    async def receive(self, timeout: float | None = None) -> Any:
-        """The next reply. Raises BrokerUnavailable when it does not come in time: the connection is then useless."""
+    async def receive(self, count: int, timeout: float | None = None) -> list[Any]:
+        """The next replies. Raises BrokerUnavailable when they do not come in time: the connection is then useless."""
         async with self._bounded(timeout):
-            return await self._reply()
+            return [await self._reply() for _ in range(count)]
 
     async def exchange(self, commands: Sequence[bytes], timeout: float | None = None) -> list[Any]:
         """Write commands together and read as many replies, all within one time limit."""

@@ -354,8 +354,8 @@ async def test_killed_connections_lose_and_repeat_nothing(keys: Keys, way: str) 
                     confirmed.append((await producer.publish("orders", number, key=key, **options), number))
 
             async def publish_many() -> None:
-                ids = await producer.publish_many("orders", range(20_000), key=lambda number: f"k{number % 10}")
-                confirmed.extend(zip(ids, range(20_000), strict=True))
+                ids = await producer.publish_many("orders", range(12_000), key=lambda number: f"k{number % 10}")
+                confirmed.extend(zip(ids, range(12_000), strict=True))
 
             async with anyio.create_task_group() as storm:
                 storm.start_soon(kill_for_ever, server)
@@ -379,7 +379,7 @@ async def kill_for_ever(server: Server) -> None:
     try:
         while True:
             await client.execute_command("CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "yes")
-            await anyio.sleep(0.002)
+            await anyio.sleep(0.004)
     finally:
         with anyio.CancelScope(shield=True):
             await client.aclose()

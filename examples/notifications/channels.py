@@ -62,8 +62,8 @@ class FailoverChain:
 
 CHAIN = FailoverChain(
     [
-        Channel("PUSH", latency=timedelta(milliseconds=20), outage=0.5),
-        Channel("SMS", latency=timedelta(milliseconds=60), outage=0.3),
-        Channel("AlimTalk", latency=timedelta(milliseconds=40), outage=0.3),
+        Channel("PUSH", latency=timedelta(milliseconds=50), outage=0.3),
+        Channel("SMS", latency=timedelta(milliseconds=120), outage=0.2),
+        Channel("AlimTalk", latency=timedelta(milliseconds=80), outage=0.2),
     ]
 )

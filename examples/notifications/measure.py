@@ -2,17 +2,19 @@
 
     python examples/notifications/measure.py [requests]
 
-Both run in one web server on one machine, 10 requests at a time; the queue's worker is in the same process and sends
-while the requests are measured. Ends when everything accepted has been sent.
+Requests come at the same steady rate in both, over a real socket. The queue's worker runs in the web server's process
+and sends while the requests are measured. Ends when everything that was accepted has been sent.
 """
 
 import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass
+from datetime import timedelta
+from io import StringIO
 from statistics import quantiles
 
 import httpx
@@ -23,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from service import app, broker
 
-CLIENTS = 10
+INTERVAL = timedelta(milliseconds=10)
 sent = asyncio.Semaphore(0)
 
 
@@ -56,22 +58,20 @@ class Result:
 
 
 async def measure(client: httpx.AsyncClient, path: str, requests: int) -> Result:
-    """Post that many notifications, ten at a time."""
-    answers: list[tuple[float, bool]] = []
-    numbers = iter(range(requests))
+    """Post that many notifications at the steady rate, whether the earlier ones were answered or not."""
 
-    async def post_in_turn() -> None:
-        for number in numbers:
-            started = time.perf_counter()
-            answer = await client.post(path, json={"user": f"user-{number}", "text": "hello"})
-            answers.append(((time.perf_counter() - started) * 1000, answer.is_error))
+    async def post(number: int) -> tuple[float, bool]:
+        await asyncio.sleep(number * INTERVAL.total_seconds())
+        started = time.perf_counter()
+        answer = await client.post(path, json={"user": f"user-{number}", "text": "hello"})
+        return (time.perf_counter() - started) * 1000, answer.is_error
 
-    await asyncio.gather(*(post_in_turn() for _ in range(CLIENTS)))
-    return Result([elapsed for elapsed, _ in answers], sum(failed for _, failed in answers))
+    answers = await asyncio.gather(*(post(number) for number in range(requests)))
+    return Result([elapsed for elapsed, _ in answers], sum(is_error for _, is_error in answers))
 
 
 @asynccontextmanager
-async def served(service: FastAPI):
+async def served(service: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """The service behind a real socket, and a client for it."""
     server = uvicorn.Server(uvicorn.Config(service, port=0, log_level=logging.WARNING))
     serving = asyncio.create_task(server.serve())
@@ -96,15 +96,22 @@ def table_of(direct: Result, queued: Result) -> Table:
     return table
 
 
-async def main(requests: int) -> None:
+async def compare(requests: int) -> tuple[Result, Result]:
+    """One series with the chain in the request, one with the queue in between."""
     async with served(app) as client:
         direct = await measure(client, "/notify-in-request", requests)
         queued = await measure(client, "/notify", requests)
         for _ in range(requests - queued.failed):
             await sent.acquire()
+    return direct, queued
+
+
+def main(requests: int) -> None:
+    with redirect_stdout(StringIO()):  # the sender prints a line for each
+        direct, queued = asyncio.run(compare(requests))
     Console().print(table_of(direct, queued))
-    print(f"{requests} requests each; all {requests - queued.failed} that the queue accepted have been sent")
+    print(f"{requests} requests each; the {requests - queued.failed} that the queue accepted have all been sent")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 300))
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 300)

@@ -2,6 +2,8 @@
 
     python orders.py publish
     python orders.py handle COUNT
+
+What this prints and how to run the other side: README.md.
 """
 
 import asyncio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import anyio
 
@@ -12,7 +13,7 @@ from rsmq.consumer.runner import TURN, Runner, Slot
 from rsmq.errors import HandlerTimeout, Malformed
 from rsmq.handler import batch_outcomes
 from rsmq.message import Message
-from rsmq.retry import Bury, Park, decide
+from rsmq.retry import Bury, Park, Reason, decide
 
 
 class BatchRunner(Runner):
@@ -26,80 +27,92 @@ class BatchRunner(Runner):
         slot.task = asyncio.current_task()
         turn = monotonic()
         while True:
-            batch = await self._gather()
-            batch = [message for message in batch if await self._may_start(message)]
-            batch = [message for message in batch if await self._decoded(message)]
-            if batch:
-                await self._handle(slot, batch)
+            heads: list[Message] = []
+            batch = await self._started(await self._gather(heads))
+            await self._handle(slot, batch, heads)
             if monotonic() - turn > TURN:
                 await asyncio.sleep(0)
                 turn = monotonic()
 
-    async def _gather(self) -> list[Message]:
-        """At least one message; more while there are more, or until `linger` is over."""
+    async def _gather(self, heads: list[Message]) -> list[Message]:
+        """At least one message; more while there are more, or until `linger` is over.
+
+        `heads` gets the first message of each key: only that one holds the key.
+        """
         batch: list[Message] = []
-        assert self.handler.batch is not None
-        deadline = None
-        while len(batch) < self.handler.batch:
-            self._pick(batch, self.handler.batch)
-            if len(batch) >= self.handler.batch:
-                break
+        limit, deadline = self.handler.batch or 1, None
+        while True:
+            self._pick(batch, heads, limit)
             if not batch:
                 await self._sleep()
                 continue
             deadline = deadline or monotonic() + self.handler.linger.total_seconds()
             left = deadline - monotonic()
-            if left <= 0:
-                break
+            if left <= 0 or len(batch) >= limit:
+                return batch
             with anyio.move_on_after(left):
                 await self._sleep()
-        return batch
 
-    def _pick(self, batch: list[Message], limit: int) -> None:
+    def _pick(self, batch: list[Message], heads: list[Message], limit: int) -> None:
         ready, is_ordered = self.queue.ready, self.queue.is_ordered
         while ready and len(batch) < limit:
             message = ready.popleft()
+            lane: Lane = message.origin  # type: ignore[assignment]
             batch.append(message)
-            message.origin.running += 1  # type: ignore[attr-defined]
+            heads.append(message)
+            lane.running += 1
             if is_ordered and message.routing_key is not None:
-                behind = message.origin.waiting.get(message.routing_key)  # type: ignore[attr-defined]
+                behind = lane.waiting.get(message.routing_key)
                 while behind and len(batch) < limit and not behind[0].is_suspect:
                     batch.append(behind.popleft())
-                    message.origin.running += 1  # type: ignore[attr-defined]
+                    lane.running += 1
 
-    async def _may_start(self, message: Message) -> bool:
-        lane: Lane = message.origin  # type: ignore[assignment]
-        if monotonic() < lane.lease.deadline and (
-            not message.is_redelivered or await self._settler.start(message, lane)
-        ):
-            return True
-        lane.running -= 1
-        self._drop(message, lane)
-        return False
-
-    async def _decoded(self, message: Message) -> bool:
-        try:
-            message.payload = self.handler.decode(message)
-        except Malformed as error:
+    async def _started(self, picked: list[Message]) -> list[Message]:
+        """Those that may be handled: the lease is held, the attempt charged, the payload readable."""
+        batch, now, decode = [], monotonic(), self.handler.decode
+        for message in picked:
             lane: Lane = message.origin  # type: ignore[assignment]
-            lane.running -= 1
-            await self.settle_failure(message, lane, error)
-            return False
-        return True
+            if now >= lane.lease.deadline or (message.is_redelivered and not await self._settler.start(message, lane)):
+                self._leave(message, lane)
+                continue
+            try:
+                message.payload = decode(message)
+            except Malformed as error:
+                await self._bury(message, lane, Bury(Reason.MALFORMED, str(error)))
+                self._leave(message, lane)
+                continue
+            batch.append(message)
+        return batch
 
-    async def _handle(self, slot: Slot, batch: list[Message]) -> None:
+    async def _handle(self, slot: Slot, batch: list[Message], heads: list[Message]) -> None:
         slot.messages, slot.started = batch, monotonic()
-        try:
-            result = await self._call(batch)
-            outcomes = batch_outcomes(result, batch)
-        except BaseException as error:
-            failure = self._failure(slot, error)
-            outcomes = [failure] * len(batch)
+        outcomes: list[BaseException | None] | None = None
+        if batch:
+            try:
+                result = await self._call(batch)
+            except BaseException as error:
+                outcomes = [self._failure(slot, error)] * len(batch)
+            else:
+                slot.end()
+                outcomes = None if result is None else batch_outcomes(result, batch)
+        if outcomes is None and not any(head.is_suspect for head in heads):
+            self._all_done(batch, heads)
         else:
-            slot.end()
-        await self._conclude(batch, outcomes)
+            await self._conclude(batch, outcomes or [None] * len(batch), heads)
         if self.is_starved:
             self._made_space()
+
+    def _all_done(self, batch: list[Message], heads: list[Message]) -> None:
+        """The normal case, without a second look at each message."""
+        for message in batch:
+            lane: Lane = message.origin  # type: ignore[assignment]
+            lane.running -= 1
+            self._done(message, lane)
+        self.queue.in_hand -= len(batch)
+        if self.queue.is_ordered:
+            for message in heads:
+                if message.routing_key is not None:
+                    self.queue.release(message.origin, message.routing_key)  # type: ignore[arg-type]
 
     def _failure(self, slot: Slot, error: BaseException) -> BaseException:
         if not isinstance(error, asyncio.CancelledError):
@@ -115,59 +128,60 @@ class BatchRunner(Runner):
         assert self.handler.timeout is not None
         return HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
 
-    async def _conclude(self, batch: list[Message], outcomes: list[BaseException | None]) -> None:
+    async def _conclude(self, batch: list[Message], outcomes: list[BaseException | None], heads: list[Message]) -> None:
         """Settle each item; without key order each stands alone, with it the items of a key stand in a row."""
         rows: dict[tuple[int, bytes], list[tuple[Message, BaseException | None]]] = {}
         for message, outcome in zip(batch, outcomes, strict=True):
-            lane: Lane = message.origin  # type: ignore[assignment]
-            lane.running -= 1
             if self.queue.is_ordered and message.routing_key is not None:
-                rows.setdefault((lane.partition, message.routing_key), []).append((message, outcome))
-            elif outcome is None:
-                self._done(message, lane)
-                self.queue.finish(message, lane)
+                rows.setdefault((message.partition, message.routing_key), []).append((message, outcome))
             else:
-                await self._fail(message, lane, outcome)
-        for row in rows.values():
-            await self._conclude_row(row)
+                await self._conclude_row([(message, outcome)])
+        waiting = {place for place, row in rows.items() if await self._conclude_row(row)}
+        if self.queue.is_ordered:
+            for head in heads:
+                if head.routing_key is not None and (head.partition, head.routing_key) not in waiting:
+                    self.queue.release(head.origin, head.routing_key)  # type: ignore[arg-type]
         self.kick_soon()
 
-    async def _conclude_row(self, row: list[tuple[Message, BaseException | None]]) -> None:
-        """The items of one key: done up to the first failure, everything after it back into the line behind it."""
+    async def _conclude_row(self, row: list[tuple[Message, BaseException | None]]) -> bool:
+        """The items of one key, in order. True: its key waits for a retry, or has been released already.
+
+        What comes after a message that will be tried again goes back into the line behind it.
+        """
         lane: Lane = row[0][0].origin  # type: ignore[assignment]
-        key = row[0][0].routing_key
-        assert key is not None
         for at, (message, outcome) in enumerate(row):
             if isinstance(outcome, Abandoned):
-                for later, _ in row[at + 1 :]:
-                    self.queue.leave(later)
-                    await self._return(later, lane, outcome.reason)
-                await self._fail(message, lane, outcome)
-                return
+                self._leave(message, lane)
+                await self._return(message, lane, outcome.reason)
+                continue
             decision = decide(outcome, message.attempt, self.handler.retry)
             if isinstance(decision, Park):
-                lane.waiting[key].extendleft(later for later, _ in reversed(row[at + 1 :]))
                 assert isinstance(outcome, Exception)
+                lane.running -= len(row) - at
+                if len(row) > at + 1:
+                    assert message.routing_key is not None
+                    line = lane.waiting.setdefault(message.routing_key, deque())
+                    line.extendleft(later for later, _ in reversed(row[at + 1 :]))
                 await self.settle_failure(message, lane, outcome)
-                return
+                return True
             if isinstance(decision, Bury):
                 await self._bury(message, lane, decision)
             else:
                 self._done(message, lane)
-            self.queue.leave(message)
-        self.queue.release(lane, key)
+            self._leave(message, lane)
+        return False
 
     def _done(self, message: Message, lane: Lane) -> None:
         if not lane.done:
             self._settler.note(lane)
         lane.done.append(message.entry_id)
 
-    async def _fail(self, message: Message, lane: Lane, outcome: BaseException) -> None:
-        if isinstance(outcome, Abandoned):
-            await self._give_up(message, lane, outcome.reason)
-        else:
-            assert isinstance(outcome, Exception)
-            await self.settle_failure(message, lane, outcome)
+    def _leave(self, message: Message, lane: Lane) -> None:
+        """It is not in the batch any more; its key is released with the others, at the end."""
+        lane.running -= 1
+        if monotonic() >= lane.lease.deadline:
+            lane.lease.lose()
+        self.queue.leave(message)
 
 
 class Abandoned(Exception):

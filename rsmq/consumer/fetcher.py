@@ -157,8 +157,7 @@ class Fetcher:
         try:
             await self._wire.send(commands)
             await self._runner.kick()  # handle the batch in hand while the server prepares the next
-            replies = [await self._wire.receive() for _ in batches]
-            reply = await self._wire.receive(self._settings.block.total_seconds() + MARGIN)
+            *replies, reply = await self._wire.receive(len(commands), self._settings.block.total_seconds() + MARGIN)
         except BaseException:
             self._settler.put_back(batches)
             raise

@@ -1,0 +1,5 @@
+"""`python -m rsmq` is the command `rsmq`."""
+
+from rsmq.cli import main
+
+main()

@@ -1,0 +1,126 @@
+"""The scripts of operators: replay a dead letter, reset a group, remove a consumer; each called twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rsmq.connect import Client
+from rsmq.keys import Keys
+from rsmq.message import pack_fields
+from rsmq.script import REMOVE_CONSUMER, REPLAY_DEAD_LETTER, RESET_GROUP, SETTLE_MESSAGES
+
+GROUP = "billing"
+
+
+class Partition:
+    """One partition with a group that has something pending, parked, leased and dead."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self.client = client
+        self.stream, self.lease = keys.stream("orders", 3), keys.lease("orders", 3, GROUP)
+        self.retry, self.dlq = keys.retry("orders", 3, GROUP), keys.dlq("orders", 3, GROUP)
+
+    async def call(self, *command: Any) -> Any:
+        return await self.client.execute_command(*command)
+
+    async def fill(self) -> list[bytes]:
+        """Three messages, two of them delivered to `me`."""
+        ids = [await self.call("XADD", self.stream, "*", "data", str(number)) for number in range(3)]
+        await self.call("XGROUP", "CREATE", self.stream, GROUP, "0")
+        await self.call("XREADGROUP", "GROUP", GROUP, "me", "COUNT", 2, "STREAMS", self.stream, ">")
+        return ids
+
+    async def pending(self) -> int:
+        return (await self.call("XPENDING", self.stream, GROUP))[0]
+
+    async def entries(self, key: str) -> list[list[bytes]]:
+        return [fields for _, fields in await self.call("XRANGE", key, "-", "+")]
+
+
+@pytest.fixture
+def partition(client: Client, keys: Keys) -> Partition:
+    """An empty partition."""
+    return Partition(client, keys)
+
+
+async def test_replay_dead_letter_moves_it(partition: Partition) -> None:
+    """The original fields go back, addressed to the group that failed, and the dead letter is gone; once."""
+    letter = await partition.call(
+        "XADD",
+        partition.dlq,
+        "*",
+        "data",
+        "x",
+        "key",
+        "k",
+        "group",
+        "old",
+        "dlq.reason",
+        "attempts",
+        "dlq.group",
+        GROUP,
+    )
+    keys = (partition.stream, partition.dlq)
+    word, entry = await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP))
+    assert word == b"OK"
+    assert await partition.call("XRANGE", partition.stream, "-", "+") == [
+        [entry, [b"data", b"x", b"key", b"k", b"group", GROUP.encode()]]
+    ]
+    assert await partition.call("XLEN", partition.dlq) == 0
+    assert await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP)) == [b"GONE"]
+    assert await partition.call("XLEN", partition.stream) == 1
+
+
+async def test_replay_dead_letter_hands_out_a_packed_one(partition: Partition) -> None:
+    """An entry too wide for a script is returned, and stays until the caller has stored it."""
+    packed = pack_fields(["data", "x"])
+    letter = await partition.call("XADD", partition.dlq, "*", "dlq.packed", packed, "dlq.reason", "malformed")
+    for _ in range(2):
+        reply = await REPLAY_DEAD_LETTER(partition.client, (partition.stream, partition.dlq), (letter, GROUP))
+        assert reply == [b"PACKED", packed]
+    assert await partition.call("EXISTS", partition.stream) == 0
+    assert await partition.call("XLEN", partition.dlq) == 1
+
+
+@pytest.mark.parametrize(("start", "delivered"), [("0", [b"0", b"1", b"2"]), ("$", []), ("second", [b"2"])])
+async def test_reset_group_starts_again(partition: Partition, start: str, delivered: list[bytes]) -> None:
+    """Nothing is pending or parked any more, delivery starts where asked, dead letters stay; twice is the same."""
+    ids = await partition.fill()
+    await partition.call("ZADD", partition.retry, 1, b"%s|1" % ids[0])
+    await partition.call("HSET", partition.lease, "owner", "me", "epoch", 7, "until_ms", 9, "reader", "5 addr")
+    await partition.call("XADD", partition.dlq, "*", "data", "x")
+    place = ids[1] if start == "second" else start
+    for epoch in (b"8", b"9"):
+        keys = (partition.stream, partition.lease, partition.retry)
+        assert await RESET_GROUP(partition.client, keys, (GROUP, place)) == b"OK"
+        assert await partition.pending() == 0
+        assert await partition.call("EXISTS", partition.retry) == 0
+        lease = await partition.call("HMGET", partition.lease, "owner", "epoch", "until_ms", "reader")
+        assert lease == [b"", epoch, b"0", b""]
+    late = (partition.stream, partition.lease), ("me", "7", GROUP, ids[0])
+    assert await SETTLE_MESSAGES(partition.client, *late) == [b"STALE_EPOCH"]
+    reply = await partition.call("XREADGROUP", "GROUP", GROUP, "me", "STREAMS", partition.stream, ">")
+    assert [fields[1] for _, fields in (reply[0][1] if reply else [])] == delivered
+    assert await partition.call("XLEN", partition.dlq) == 1
+
+
+async def test_reset_group_makes_what_is_missing(partition: Partition) -> None:
+    """Neither stream nor group need exist."""
+    for _ in range(2):
+        keys = (partition.stream, partition.lease, partition.retry)
+        assert await RESET_GROUP(partition.client, keys, (GROUP, "0")) == b"OK"
+    assert await partition.pending() == 0
+
+
+async def test_remove_consumer_never_drops_pending(partition: Partition) -> None:
+    """A consumer with something pending stays; when it is settled the consumer goes; the second call is harmless."""
+    ids = await partition.fill()
+    for _ in range(2):
+        assert await REMOVE_CONSUMER(partition.client, (partition.stream,), (GROUP, "me")) == b"HAS_PENDING"
+    assert await partition.pending() == 2
+    await partition.call("XACK", partition.stream, GROUP, *ids)
+    for _ in range(2):
+        assert await REMOVE_CONSUMER(partition.client, (partition.stream,), (GROUP, "me")) == b"OK"
+        assert await partition.call("XINFO", "CONSUMERS", partition.stream, GROUP) == []

@@ -1,0 +1,152 @@
+"""trim_partition: what every group has settled goes, what any of them needs stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rsmq.connect import Client
+from rsmq.keys import Keys
+from rsmq.script import TRIM_PARTITION
+
+DAY = 86_400_000
+
+
+class Partition:
+    """One partition, its groups, and what a test asks of its keys."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self.client, self.keys = client, keys
+        self.stream, self.marks = keys.stream("orders", 3), keys.marks("orders", 3)
+
+    async def call(self, *command: Any) -> Any:
+        return await self.client.execute_command(*command)
+
+    async def fill(self, count: int) -> list[bytes]:
+        return [await self.call("XADD", self.stream, "*", "data", "x") for _ in range(count)]
+
+    async def group(self, name: str, *, read: int, settle: int) -> None:
+        """A group that has read so many entries and settled the first of them."""
+        await self.call("XGROUP", "CREATE", self.stream, name, "0", "MKSTREAM")
+        if read:
+            reply = await self.call("XREADGROUP", "GROUP", name, "me", "COUNT", read, "STREAMS", self.stream, ">")
+            ids = [entry for entry, _ in reply[0][1]][:settle]
+            if ids:
+                await self.call("XACK", self.stream, name, *ids)
+
+    async def park(self, group: str, *ids: bytes) -> None:
+        for entry in ids:
+            await self.call("ZADD", self.retry(group), 1, entry + b"|1")
+
+    def retry(self, group: str) -> str:
+        return self.keys.retry("orders", 3, group)
+
+    async def trim(self, *groups: str, keep_length: int = 0, keep_age_ms: int = 0) -> Any:
+        keys = (self.stream, self.marks, *map(self.retry, groups))
+        return await TRIM_PARTITION(self.client, keys, (keep_age_ms, keep_length, 1, *groups))
+
+    async def left(self) -> list[bytes]:
+        return [entry for entry, _ in await self.call("XRANGE", self.stream, "-", "+")]
+
+
+@pytest.fixture
+def partition(client: Client, keys: Keys) -> Partition:
+    """An empty partition."""
+    return Partition(client, keys)
+
+
+async def test_the_slowest_group_decides(partition: Partition) -> None:
+    """One has settled 8, the other 5: 5 go, and a second call removes nothing more."""
+    ids = await partition.fill(10)
+    await partition.group("fast", read=10, settle=8)
+    await partition.group("slow", read=5, settle=5)
+    assert await partition.trim("fast", "slow") == [
+        b"OK",
+        5,
+        ids[4].rpartition(b"-")[0] + b"-%d" % (int(ids[4].rpartition(b"-")[2]) + 1),
+    ]
+    assert await partition.left() == ids[5:]
+    assert (await partition.trim("fast", "slow"))[1] == 0
+    assert await partition.left() == ids[5:]
+
+
+async def test_pending_and_parked_entries_stay(partition: Partition) -> None:
+    """The oldest pending entry of one group and the oldest parked one of another are the floor."""
+    ids = await partition.fill(10)
+    await partition.group("a", read=10, settle=6)
+    await partition.group("b", read=10, settle=10)
+    await partition.park("b", ids[7], ids[3])
+    for removed in (3, 0):
+        assert await partition.trim("a", "b") == [b"OK", removed, ids[3]]
+    assert await partition.left() == ids[3:]
+    await partition.call("DEL", partition.retry("b"))
+    assert (await partition.trim("a", "b"))[1] == 3
+    assert await partition.left() == ids[6:]
+
+
+async def test_everything_settled_may_go(partition: Partition) -> None:
+    """With nothing to keep, the stream becomes empty but the group keeps its place."""
+    await partition.fill(10)
+    await partition.group("a", read=10, settle=10)
+    for removed in (10, 0):
+        assert (await partition.trim("a"))[:2] == [b"OK", removed]
+    assert await partition.left() == []
+    (later,) = await partition.fill(1)
+    reply = await partition.call("XREADGROUP", "GROUP", "a", "me", "STREAMS", partition.stream, ">")
+    assert [entry for entry, _ in reply[0][1]] == [later]
+
+
+async def test_a_group_it_was_not_told_of_stops_it(partition: Partition) -> None:
+    """A group may have been made since the caller looked: nothing is removed, the caller looks again."""
+    ids = await partition.fill(3)
+    await partition.group("a", read=3, settle=3)
+    await partition.group("b", read=0, settle=0)
+    for _ in range(2):
+        assert await partition.trim("a") == [b"GROUPS_CHANGED"]
+    assert await partition.left() == ids
+    assert (await partition.trim("a", "b", "gone"))[:2] == [b"OK", 0]
+
+
+async def test_without_a_group_nothing_goes(partition: Partition) -> None:
+    """Nobody has said yet that it is not needed."""
+    ids = await partition.fill(3)
+    for _ in range(2):
+        assert await partition.trim() == [b"NO_GROUPS"]
+    assert await partition.left() == ids
+
+
+async def test_too_many_parked_stop_it(partition: Partition) -> None:
+    """More than 5 000 parked messages would make the script slow: it says so instead, and removes nothing."""
+    ids = await partition.fill(2)
+    await partition.group("a", read=2, settle=2)
+    pairs = [part for number in range(5001) for part in (number, b"%s|%d" % (ids[1], number))]
+    await partition.call("ZADD", partition.retry("a"), *pairs)
+    for _ in range(2):
+        assert await partition.trim("a") == [b"TOO_MANY_PARKED", b"a"]
+    assert await partition.left() == ids
+
+
+async def test_settled_entries_are_kept_for_replay(partition: Partition) -> None:
+    """Young settled entries stay up to `keep_length`; it is counted by marks, so it may keep some more."""
+    kept = 0
+    await partition.group("a", read=0, settle=0)
+    for _ in range(20):
+        await partition.fill(100)
+        await partition.call("XGROUP", "SETID", partition.stream, "a", "$")
+        assert (await partition.trim("a", keep_length=500, keep_age_ms=DAY))[0] == b"OK"
+        kept = len(await partition.left())
+    assert 500 <= kept <= 700
+    assert (await partition.trim("a", keep_length=500, keep_age_ms=DAY))[1] == 0
+    assert await partition.call("ZCARD", partition.marks) <= 8
+
+
+async def test_old_settled_entries_go(partition: Partition) -> None:
+    """Whatever the length, entries older than `keep_age` go once they are settled, and not before."""
+    for number in range(1, 6):
+        await partition.call("XADD", partition.stream, f"{number}-0", "data", "x")
+    young = await partition.fill(2)
+    await partition.group("a", read=3, settle=3)
+    for removed in (3, 0):
+        assert (await partition.trim("a", keep_length=1000, keep_age_ms=DAY))[1] == removed
+    assert await partition.left() == [b"4-0", b"5-0", *young]
