@@ -210,12 +210,22 @@ class Broker:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         """The worker beside your own code, as in a FastAPI lifespan: stops gracefully at the end of the block."""
+        ended = anyio.Event()
+
+        async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            try:
+                await self.run(task_status=task_status)
+            finally:
+                ended.set()
+
         async with self, anyio.create_task_group() as tasks:
-            await tasks.start(self.run)
+            await tasks.start(run)
             try:
                 yield self
             finally:
                 self.stop()
+                with anyio.CancelScope(shield=True):  # also when the block ends with an error
+                    await ended.wait()
 
     @property
     def worker(self) -> Worker | None:

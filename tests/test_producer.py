@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -59,12 +59,23 @@ async def stored(client: Client, keys: Keys, topic: str, partitions: int = 8) ->
     return found
 
 
-async def until(condition: Any, what: str) -> None:
-    """Wait for an async condition."""
-    with anyio.fail_after(30):
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for a state; fail with `what` if it does not come."""
+    with anyio.move_on_after(30):
         while not await condition():
             await anyio.sleep(0.005)
-    assert what
+        return
+    raise AssertionError(f"never: {what}")
+
+
+async def failed(producer: Producer) -> bool:
+    """Whether a write has failed and not been made good."""
+    return producer._lines[0]._failures > 1
+
+
+async def flying(producer: Producer) -> bool:
+    """Whether a write is on its way whose reply has not come."""
+    return any(batch.doubt for batch in producer._lines[0]._flying)
 
 
 # -- the ordinary way ---------------------------------------------------------------------------------------------
@@ -230,7 +241,8 @@ async def test_too_few_replicas_is_an_error_that_says_so(client: Client, keys: K
 async def test_a_replica_confirms() -> None:
     """With a replica in sync, `wait_replicas=1` returns."""
     keys = Keys()
-    with Server(tcp=True) as master, Server("--replicaof", "127.0.0.1", str(master.port), tcp=True):
+    now = ("--repl-diskless-sync-delay", "0")
+    with Server(*now, tcp=True) as master, Server("--replicaof", "127.0.0.1", str(master.port), tcp=True):
         settings = Settings(url=master.url)
         async with (
             Connector(master.url, settings).connected() as client,
@@ -410,7 +422,7 @@ async def test_a_write_that_may_still_arrive_is_cut_off(keys: Keys) -> None:
             async with anyio.create_task_group() as tasks:
                 for number in range(1, 6):
                     tasks.start_soon(lambda number: producer.publish("orders", number, key="k"), number)
-                await anyio.sleep(1.0)  # longer than the time-out: retries are under way
+                await until(lambda: failed(producer), "the time-out has ended and retries are under way")
                 server.resume()
             assert [entry[b"data"] for entry in await stored(client, keys, "orders")] == [b"%d" % n for n in range(6)]
 
@@ -489,7 +501,7 @@ async def test_closing_leaves_nobody_waiting(keys: Keys) -> None:
                 await producer.publish("orders", 0, key="k")
                 server.pause()
                 sent = asyncio.create_task(producer.publish("orders", 1, key="k"))
-                await asyncio.sleep(0.05)
+                await until(lambda: flying(producer), "it was written")
                 queued = asyncio.create_task(producer.publish("orders", 2, key="k"))
                 await asyncio.sleep(0)
             server.resume()

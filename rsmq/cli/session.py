@@ -44,8 +44,8 @@ class Session:
         """The topic. Raises NotFound."""
         topic = await self.topics.find(name)
         if topic is None:
-            known = await self.topics.names()
-            raise NotFound(f"there is no topic {name!r}: {f'there are {", ".join(known)}' if known else 'there is none'}")
+            known = ", ".join(await self.topics.names())
+            raise NotFound(f"there is no topic {name!r}: {f'there are {known}' if known else 'there is none at all'}")
         return topic
 
     async def group(self, topic: str, group: str) -> GroupState:

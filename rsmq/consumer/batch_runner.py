@@ -9,8 +9,8 @@ import anyio
 
 from rsmq.clock import monotonic
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.runner import TURN, Runner, Slot
-from rsmq.errors import HandlerTimeout, Malformed
+from rsmq.consumer.runner import TURN, Abandoned, Runner, Slot
+from rsmq.errors import Malformed
 from rsmq.handler import batch_outcomes
 from rsmq.message import Message
 from rsmq.retry import Bury, Park, Reason, decide
@@ -114,20 +114,6 @@ class BatchRunner(Runner):
                 if message.routing_key is not None:
                     self.queue.release(message.origin, message.routing_key)  # type: ignore[arg-type]
 
-    def _failure(self, slot: Slot, error: BaseException) -> BaseException:
-        if not isinstance(error, asyncio.CancelledError):
-            slot.end()
-            if isinstance(error, Exception):
-                return error
-            raise error
-        reason = slot.end()
-        if reason is None:
-            raise error
-        if reason != "timeout":
-            return Abandoned(reason)
-        assert self.handler.timeout is not None
-        return HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
-
     async def _conclude(self, batch: list[Message], outcomes: list[BaseException | None], heads: list[Message]) -> None:
         """Settle each item; without key order each stands alone, with it the items of a key stand in a row."""
         rows: dict[tuple[int, bytes], list[tuple[Message, BaseException | None]]] = {}
@@ -182,11 +168,3 @@ class BatchRunner(Runner):
         if monotonic() >= lane.lease.deadline:
             lane.lease.lose()
         self.queue.leave(message)
-
-
-class Abandoned(Exception):
-    """The run was cancelled because the lease is lost or the worker stops: no attempt, no outcome."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason

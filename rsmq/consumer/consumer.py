@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 
 import anyio
 
@@ -28,7 +29,7 @@ from rsmq.heartbeat.membership import Membership, announce
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups
-from rsmq.topic import Topic
+from rsmq.topic import Topic, Topics
 
 log = logging.getLogger("rsmq.consumer")
 
@@ -71,6 +72,7 @@ class Consumer:
 
     async def _ensure_groups(self) -> None:
         """After FLUSHALL or DEL: from the start, which may repeat but cannot lose."""
+        await Topics(self._client, self._keys, self._settings).ensure(self.topic.name, self.topic.partitions)
         await ensure_groups(self._client, self._keys, self.topic, self.handler.group, "0")
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -95,8 +97,23 @@ class Consumer:
                 await self._drain()
                 outer.cancel_scope.cancel()
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(2):
-                await self._beat.leave(self.topic.name, self.handler.group)
+            with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(2):
+                    await self._let_go()
+                with anyio.move_on_after(2):
+                    await self._beat.leave(self.topic.name, self.handler.group)
+
+    async def _let_go(self) -> None:
+        """Cancelled instead of stopped: settle what is done and give the leases back, so that nobody waits for them."""
+        lanes = [lane for lane in self.lanes.values() if lane.lease.is_held()]
+        if lanes:
+            with suppress(BrokerError):
+                await self._settler.flush()
+            await self._hand_back_unstarted(lanes)
+            for lane in lanes:
+                lane.running = 0
+            with suppress(BrokerError):
+                await self._release(lanes)
 
     def _info(self) -> dict[str, object]:
         return {"handler": self.handler.name, "concurrency": self.handler.concurrency}

@@ -52,7 +52,11 @@ class Delayer:
                 is_more_due = await self._look()
                 await asyncio.sleep(0 if is_more_due else max(self._pause(), look_at - monotonic()))
         finally:
-            await self._wire.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """Give up the connection; the next look opens it again."""
+        await self._wire.close()
 
     async def _look(self) -> bool:
         """Move what is due; True if more is. The one boundary of this role: an outage is waited out here."""
@@ -61,7 +65,7 @@ class Delayer:
         except BrokerError as error:
             self._failures += 1
             (log.warning if self._failures == 1 else log.debug)("delayed messages wait: %s", error)
-            await self._wire.close()
+            await self.close()
             return False
         self._failures = 0
         return any(count >= MOST_AT_ONCE for count in moved)

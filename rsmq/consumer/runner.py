@@ -27,6 +27,14 @@ TURN: Final = 0.01
 """Seconds after which a worker that never suspended lets the loop breathe."""
 
 
+class Abandoned(Exception):
+    """The run was cancelled because the lease is lost or the worker stops: no attempt, no outcome."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Slot:
     """One worker task: what it runs, since when, and why it was cancelled (`timeout`, `lost` or `stop`)."""
 
@@ -193,21 +201,29 @@ class Runner:
 
     async def _end(self, slot: Slot, message: Message, lane: Lane, error: BaseException) -> None:
         """A handler did not return normally."""
-        if isinstance(error, asyncio.CancelledError):
-            reason = slot.end()
-            if reason is None:
-                raise error  # the pool itself ends
-            if reason != "timeout":
-                await self._give_up(message, lane, reason)
-                return
-            assert self.handler.timeout is not None
-            error = HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
-        elif not isinstance(error, Exception):
-            raise error
+        failure = self._failure(slot, error)
+        if isinstance(failure, Abandoned):
+            await self._give_up(message, lane, failure.reason)
         else:
-            slot.end()
-        await self.settle_failure(message, lane, error)
+            await self.settle_failure(message, lane, failure)
         self._made_space()
+
+    def _failure(self, slot: Slot, error: BaseException) -> Exception:
+        """What a handler's exception means; what is not the handler's own is raised."""
+        ends = slot.task is not None and slot.task.cancelling() > 0
+        reason = slot.end()
+        if isinstance(error, asyncio.CancelledError):
+            if reason == "timeout":
+                assert self.handler.timeout is not None
+                return HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
+            if reason is not None:
+                return Abandoned(reason)
+            if ends:
+                raise error  # the pool itself ends
+            return RuntimeError("something that the handler awaited was cancelled")
+        if isinstance(error, Exception):
+            return error
+        raise error
 
     async def _give_up(self, message: Message, lane: Lane, reason: str) -> None:
         await self._return(message, lane, reason)

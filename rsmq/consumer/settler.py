@@ -74,7 +74,7 @@ class Settler:
         """Everything that is done. The caller must end with `confirm` or `put_back` for each batch."""
         batches = []
         for lane in self._dirty:
-            if lane.done and lane.lease.epoch is not None:
+            if lane.done:
                 batches.append((lane, lane.done))
                 lane.done = []
         self._dirty.clear()
@@ -142,6 +142,14 @@ class Settler:
         for batch, reply in zip(batches, replies, strict=True):
             await self.confirm(batch, reply)
         return True
+
+    async def flush(self) -> None:
+        """Settle what is done now, on a connection of its own."""
+        wire = Wire(self._client)
+        try:
+            await self._flush(wire)
+        finally:
+            await wire.close()
 
     async def drained(self, lanes: list[Lane]) -> None:
         """Wait until everything done in these lanes is confirmed, or their lease is gone."""

@@ -134,9 +134,11 @@ class Beat:
     def fence(self) -> None:
         """Give up every lease locally: the others may believe that we are gone."""
         with self._lock:
-            leases = dict(self._leases)
+            leases, touched = dict(self._leases), list(self._touched.values())
         for lease, on_lost in leases.items():
             self._lost(lease, on_lost)
+        for one in touched:
+            one.lease.lose()
 
     # -- the thread -----------------------------------------------------------------------------------------------
 

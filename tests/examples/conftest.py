@@ -1,13 +1,23 @@
-"""The environment in which the examples run: the shared server, under a prefix of the test's own."""
+"""The environment in which the examples run: a server that keeps what it is given, as examples complain about others."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from tests.examples.program import environment
+from tests.servers import Server
+
+
+@pytest.fixture(scope="package")
+def keeping_server() -> Iterator[Server]:
+    """A server with an append-only file: with it the preflight has nothing to warn of, and stderr stays empty."""
+    with Server(aof=True) as running:
+        yield running
 
 
 @pytest.fixture
-def env(server_url: str, prefix: str) -> dict[str, str]:
-    """The environment of one example."""
-    return environment(RSMQ_URL=server_url, RSMQ_PREFIX=prefix)
+def env(keeping_server: Server, prefix: str) -> dict[str, str]:
+    """The environment of one example, under a prefix of the test's own."""
+    return environment(RSMQ_URL=keeping_server.url, RSMQ_PREFIX=prefix)

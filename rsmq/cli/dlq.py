@@ -1,0 +1,148 @@
+"""`rsmq dlq`: dead letters, and what becomes of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from rsmq.cli.option import AnyGroup, AnyTopic, GroupName, Json, TopicName, Url, Yes, noun
+from rsmq.cli.printer import confirm, dump, printable, say, tabulate
+from rsmq.cli.session import NotFound, Session, ask
+from rsmq.cli.value import parse_span
+from rsmq.dlq import DeadLetter
+from rsmq.inspector import GroupState
+
+app = noun("Dead letters: list, show, replay, purge.")
+
+LetterIds = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="As `rsmq dlq list` prints them.", show_default=False)
+]
+
+
+@app.command("list", epilog="Example: rsmq dlq list orders billing -n 50")
+def list_(
+    topic: AnyTopic = None,
+    group: AnyGroup = None,
+    most: Annotated[int, typer.Option("-n", min=1, help="Most of them.")] = 20,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """The dead letters of a group, oldest first; without a group how many each group has."""
+    if topic is None or group is None:
+        list_groups(topic, url, as_json)
+        return
+
+    async def look(session: Session) -> tuple[int, list[DeadLetter]]:
+        state, found = await session.group(topic, group), await session.topic(topic)
+        letters: list[DeadLetter] = []
+        async for letter in session.dead_letters.iterate(found, group):
+            letters.append(letter)
+            if len(letters) == most:
+                break
+        return state.dead_letters, letters
+
+    count, letters = ask(url, look)
+    if as_json:
+        dump(letters)
+        return
+    rows = ((each.id, moment(each), each.reason, each.attempts, each.key, each.error) for each in letters)
+    tabulate(("id", "at", "reason", "#attempts", "key", "error"), rows, f"{group} of {topic} has no dead letters")
+    if count > len(letters):
+        say(f"{count - len(letters)} more: rsmq dlq list {topic} {group} -n {count}")
+
+
+def list_groups(topic: str | None, url: str | None, as_json: bool) -> None:
+    """How many dead letters each group has."""
+
+    async def look(session: Session) -> list[GroupState]:
+        if topic is not None:
+            await session.topic(topic)
+        return [state for state in await session.inspector.groups(topic) if state.dead_letters]
+
+    states = ask(url, look)
+    if as_json:
+        dump([{"topic": each.topic, "group": each.name, "dead_letters": each.dead_letters} for each in states])
+        return
+    rows = ((each.topic, each.name, each.dead_letters) for each in states)
+    tabulate(("topic", "group", "#dead"), rows, "there are no dead letters")
+
+
+@app.command("show", epilog="Example: rsmq dlq show orders billing 3/1700000000000-0")
+def show(
+    topic: TopicName,
+    group: GroupName,
+    letter: Annotated[str, typer.Argument(metavar="ID", help="As `rsmq dlq list` prints it.", show_default=False)],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """One dead letter with its payload and where it came from."""
+
+    async def look(session: Session) -> DeadLetter | None:
+        return await session.dead_letters.get(await session.topic(topic), group, letter)
+
+    found = ask(url, look)
+    if found is None:
+        raise NotFound(f"{group} of {topic} has no dead letter {letter}")
+    if as_json:
+        dump(found)
+        return
+    for name in ("id", "reason", "error", "attempts", "origin", "member", "message_id", "key"):
+        say(f"{name}: {printable(str(getattr(found, name)))}")
+    say(f"at: {moment(found)}")
+    for name, value in found.headers.items():
+        say(f"header {printable(name)}: {printable(value)}")
+    say(f"data: {'(none)' if found.data is None else printable(found.data.decode(errors='backslashreplace'))}")
+
+
+@app.command("replay", epilog="Example: rsmq dlq replay orders billing --all")
+def replay(
+    topic: TopicName,
+    group: GroupName,
+    ids: LetterIds = None,
+    is_all: Annotated[bool, typer.Option("--all", help="All that exist now.")] = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Give dead letters another life, in this group only. Exit code 1 if one was not there."""
+    if bool(ids) == is_all:
+        raise typer.BadParameter("give ids, or --all")
+
+    async def act(session: Session) -> int:
+        await session.group(topic, group)
+        return await session.dead_letters.replay(await session.topic(topic), group, ids if ids else None)
+
+    count = ask(url, act)
+    dump({"replayed": count}) if as_json else say(f"replayed {count} dead letters of {group} of {topic}")
+    if ids and count < len(ids):
+        raise NotFound(f"{len(ids) - count} of the {len(ids)} ids were not there")
+
+
+@app.command("purge", epilog="Example: rsmq dlq purge orders billing --older-than P30D --yes")
+def purge(
+    topic: TopicName,
+    group: GroupName,
+    older_than: Annotated[
+        timedelta | None, typer.Option(parser=parse_span, metavar="SPAN", help="Only those older than that, as P30D.")
+    ] = None,
+    yes: Yes = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Delete dead letters for good."""
+    state = ask(url, lambda session: session.group(topic, group))
+    which = "" if older_than is None else f" that are older than {older_than}"
+    confirm(f"Delete those of the {state.dead_letters} dead letters of {group} of {topic}{which}?"
+            if which else f"Delete all {state.dead_letters} dead letters of {group} of {topic}?", is_agreed=yes)  # fmt: skip
+
+    async def act(session: Session) -> int:
+        return await session.dead_letters.purge(await session.topic(topic), group, older_than)
+
+    count = ask(url, act)
+    dump({"purged": count}) if as_json else say(f"deleted {count} dead letters of {group} of {topic}")
+
+
+def moment(letter: DeadLetter) -> str:
+    """When it died, to the second."""
+    return letter.at.strftime("%Y-%m-%d %H:%M:%SZ")
