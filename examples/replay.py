@@ -3,7 +3,7 @@
     python examples/replay.py
 
 A group is reset to the earliest message and to a time; a new group starts at a time. The same from the command line:
-`rsmq group reset`.
+`rsmq group reset readings dashboard --to earliest`.
 """
 
 import asyncio

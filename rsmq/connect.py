@@ -16,6 +16,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -62,6 +63,8 @@ MOVED_ON = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
 
 def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
     """A redis-py, socket or timeout error as one of ours."""
+    while isinstance(error.__cause__, RedisError):
+        error = error.__cause__  # whatever the server says during the handshake is wrapped in a ConnectionError
     text = str(error)
     where = f" at {redact(url)}" if url else ""
     # redis-py strips the code of an error that it has a class for, so the class name stands in for it
@@ -111,6 +114,12 @@ class Client(redis.asyncio.Redis):
         self.url, self.timeout = url, timeout
         self.response_callbacks.clear()
         return self
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        if isinstance(self.connection_pool, AsyncSentinelPool):
+            for sentinel in self.connection_pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         with translated(self.url):

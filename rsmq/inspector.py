@@ -1,6 +1,6 @@
 """Read-only questions about topics, groups, members and the server, answered with plain dataclasses.
 
-Nothing here consumes, claims or writes; every question is one or two pipelines, so it may be asked while all is on fire.
+Nothing here consumes, claims or writes; every question is a few pipelines, so it may be asked while all is on fire.
 """
 
 from __future__ import annotations

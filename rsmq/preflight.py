@@ -98,7 +98,9 @@ async def gather_facts(client: Client, keys: Keys) -> Facts:
             pack(("TIME",)),
             pack(("INFO",)),
             pack(PROBE_SERVER.full_command(scratch, [channel])),
+            pack(("SCRIPT", "LOAD", PROBE_SERVER.source)),
             pack(("CLIENT", "KILL", "ID", NO_CLIENT)),
+            pack(("CLIENT", "UNBLOCK", NO_CLIENT)),
             pack(("CONFIG", "GET", "appendfsync")),
             pack(("CONFIG", "GET", "save")),
             pack(("CONFIG", "GET", "min-replicas-to-write")),
@@ -106,15 +108,16 @@ async def gather_facts(client: Client, keys: Keys) -> Facts:
             pack(("SMEMBERS", keys.topics)),
         ])  # fmt: skip
         local_ms = (asked_ms + now_ms()) / 2
-        probe, kill, *config, kind, topics = rest
+        probe, load, kill, unblock, *config, kind, topics = rest
         collisions = await find_collisions(wire, keys, kind, topics)
-        subscribed = (await wire.exchange([pack(("SUBSCRIBE", channel))]))[0]
+        (subscribed,) = await wire.exchange([pack(("SUBSCRIBE", channel))])
+        asked = {"SCRIPT LOAD": load, "CLIENT KILL": kill, "CLIENT UNBLOCK": unblock, "SUBSCRIBE": subscribed}
     finally:
         await wire.close()
     return Facts(
         info=parse_info(info),
         config=dict(pairs(item for reply in config if isinstance(reply, list) for item in reply)),
-        failures=[*failures_of(probe), *outside({"CLIENT KILL": kill, "SUBSCRIBE": subscribed})],
+        failures=[*failures_of(probe), *outside(asked)],
         skew_ms=0.0 if isinstance(time, Exception) else int(time[0]) * 1000 + int(time[1]) // 1000 - local_ms,
         collisions=collisions,
     )

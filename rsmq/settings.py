@@ -51,10 +51,10 @@ class Settings(BaseSettings):
     unavailable_timeout: Duration = Field(
         timedelta(seconds=30), description="How long publish and start-up retry while the server is away."
     )
-    block: Duration = Field(
-        timedelta(seconds=2),
+    block: Duration | None = Field(
+        None,
         gt=timedelta(0),
-        description="Longest blocking read: bounds the ghost of a half-open connection.",
+        description="Longest blocking read: bounds the ghost of a half-open connection. Default: a third of the lease.",
     )
 
     lease_ttl: Duration = Field(
@@ -108,6 +108,11 @@ class Settings(BaseSettings):
         return self.lease_ttl / 4 if self.heartbeat is None else self.heartbeat
 
     @property
+    def longest_read(self) -> timedelta:
+        """The longest blocking read in force."""
+        return min(self.lease_ttl / 3, timedelta(seconds=2)) if self.block is None else self.block
+
+    @property
     def lease_margin(self) -> timedelta:
         """How much earlier than the server a member itself stops to believe in its lease."""
         return self.lease_ttl / 6
@@ -119,7 +124,7 @@ class Settings(BaseSettings):
                 f"heartbeat ({self.heartbeat_interval}) must be at most a third of lease_ttl ({self.lease_ttl}): "
                 f"one lost renewal must not cost the lease"
             )
-        if self.block >= self.lease_ttl:
+        if self.longest_read >= self.lease_ttl:
             raise ValueError(f"block ({self.block}) must be shorter than lease_ttl ({self.lease_ttl})")
         if timedelta(0) < self.presence_grace < 2 * self.presence_interval:
             raise ValueError(f"presence_grace ({self.presence_grace}) must be 0 or at least twice presence_interval")

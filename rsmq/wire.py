@@ -5,14 +5,13 @@ redis-py does the handshake, TLS and credentials; its per-command machinery is l
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import hiredis
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from rsmq.connect import Client, translate, translated
 
@@ -40,12 +39,11 @@ class Wire:
 
     async def open(self) -> None:
         """Connect and learn under which id the server knows this connection."""
-        with translated(self._url):
-            with anyio.fail_after(self._timeout):
-                await self._connection.connect()
-                info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
-        if isinstance(info, Exception):
-            raise info
+        async with self._bounded():
+            await self._connection.connect()
+            info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
+            if isinstance(info, Exception):
+                raise info
         words = dict(word.split("=", 1) for word in info.decode().split() if "=" in word)
         self.client_id, self.address = int(words["id"]), words["addr"]
 
@@ -78,11 +76,15 @@ class Wire:
 
     @asynccontextmanager
     async def _bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
-        """Raise our errors, also for a peer that reads or answers too slowly, and drop the connection with them."""
+        """Raise our errors, also for a peer that reads or answers too slowly, and drop the connection with them.
+
+        With a cancellation, too: replies that nobody has read would be taken for those of the next commands.
+        """
         with translated(self._url):
             try:
                 with anyio.fail_after(self._timeout if timeout is None else timeout):
                     yield
-            except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError):
-                await self.close()
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await self.close()
                 raise

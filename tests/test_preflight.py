@@ -138,11 +138,11 @@ async def test_foreign_hash_under_the_prefix(client: Client, settings: Settings,
 async def test_missing_rights_are_named(kind: Kind) -> None:
     """Every command that the ACL denies is named, inside scripts and outside."""
     with Server(kind=kind) as server:
-        allow(server, "-xclaim", "-pubsub", "-publish", "-client|kill", "-subscribe")
+        allow(server, "-xclaim", "-pubsub", "-publish", "-client|kill", "-subscribe", "-script")
         url = server.url.replace("unix://", "unix://worker:secret@")
         finding = (await examine(url))["rights"]
         assert finding.level == "refuse"
-        for command in ("XCLAIM", "PUBSUB", "PUBLISH", "CLIENT KILL", "SUBSCRIBE"):
+        for command in ("XCLAIM", "PUBSUB", "PUBLISH", "CLIENT KILL", "SUBSCRIBE", "SCRIPT LOAD"):
             assert command in finding.text
 
 

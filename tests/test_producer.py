@@ -25,9 +25,11 @@ from rsmq.keys import Keys
 from rsmq.message import unpack_fields
 from rsmq.partition import partition_for
 from rsmq.producer import Producer
+from rsmq.producer.doubt import Doubt, search
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups, groups_of
 from rsmq.topic import Topics
+from rsmq.wire import Wire, pack
 from tests.servers import Server
 
 
@@ -425,6 +427,22 @@ async def test_a_write_that_may_still_arrive_is_cut_off(keys: Keys) -> None:
                 await until(lambda: failed(producer), "the time-out has ended and retries are under way")
                 server.resume()
             assert [entry[b"data"] for entry in await stored(client, keys, "orders")] == [b"%d" % n for n in range(6)]
+
+
+async def test_a_search_cuts_the_old_connection_off_first(client: Client, keys: Keys) -> None:
+    """What was not read from it by then never will be; the search finds the front of a batch and what lies before."""
+    stream = keys.stream("orders", 0)
+    since, before, *_ = [await client.execute_command("XADD", stream, "*", "id", name) for name in ("x", "y", "a", "b")]
+    old, new = Wire(client), Wire(client)
+    await old.open()
+    await new.open()
+    doubt = Doubt(old.client_id, old.address, since)
+    assert await search(new, stream, doubt, {"a", "b", "c"}) == (2, before)
+    with pytest.raises(BrokerUnavailable):
+        await old.exchange([pack(("XADD", stream, "*", "id", "late"))])
+    assert await client.execute_command("XLEN", stream) == 4
+    assert (await search(new, stream, doubt, {"c"}))[0] == 0
+    await new.close()
 
 
 async def test_an_unknown_outcome_is_said_and_can_be_repeated(keys: Keys) -> None:

@@ -76,14 +76,23 @@ async def test_noscript_is_in_its_place(wire: Wire, keys: object, prefix: str) -
 async def test_send_and_receive_apart(wire: Wire) -> None:
     """Writing ahead and reading later keeps the order."""
     await wire.send([pack(("ECHO", "a")), pack(("ECHO", "b"))])
-    assert [await wire.receive(), await wire.receive()] == [b"a", b"b"]
+    assert await wire.receive(1) == [b"a"]
+    assert await wire.receive(1) == [b"b"]
 
 
 async def test_late_reply_ends_the_connection(wire: Wire, prefix: str) -> None:
     """A reply that did not come in time must not be read as the next one's: the wire is closed."""
     await wire.send([pack(("BLPOP", f"{prefix}:never", 1))])
     with pytest.raises(BrokerUnavailable):
-        await wire.receive(timeout=0.05)
+        await wire.receive(1, timeout=0.05)
+    assert not wire.is_open
+
+
+async def test_cancelled_exchange_ends_the_connection(wire: Wire, prefix: str) -> None:
+    """Replies that nobody has waited for must not be read as the next ones."""
+    with anyio.move_on_after(0.05) as scope:
+        await wire.exchange([pack(("BLPOP", f"{prefix}:never", 1))])
+    assert scope.cancelled_caught
     assert not wire.is_open
 
 
@@ -102,7 +111,7 @@ async def test_killed_from_outside(wire: Wire, client: Client) -> None:
     await wire.send([pack(("BLPOP", "never", 30))])
     await client.execute_command("CLIENT", "KILL", "ID", wire.client_id)
     with pytest.raises(BrokerUnavailable):
-        await wire.receive(timeout=30)
+        await wire.receive(1, timeout=30)
     assert not wire.is_open
 
 
@@ -115,7 +124,7 @@ async def test_server_dies_in_the_middle_of_a_read() -> None:
             await wire.send([pack(("BLPOP", "never", 30))])
             server.kill()
             with pytest.raises(BrokerUnavailable):
-                await wire.receive(timeout=30)
+                await wire.receive(1, timeout=30)
             with pytest.raises(BrokerUnavailable):
                 await wire.open()
             await anyio.to_thread.run_sync(server.start)

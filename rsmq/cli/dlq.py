@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rsmq.cli.option import AnyGroup, AnyTopic, GroupName, Json, TopicName, Url, Yes, noun
-from rsmq.cli.printer import confirm, dump, printable, say, tabulate
+from rsmq.cli.printer import as_data, confirm, dump, printable, say, tabulate
 from rsmq.cli.session import NotFound, Session, ask
 from rsmq.cli.value import parse_span
 from rsmq.dlq import DeadLetter
@@ -17,7 +18,7 @@ from rsmq.inspector import GroupState
 app = noun("Dead letters: list, show, replay, purge.")
 
 LetterIds = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="As `rsmq dlq list` prints them.", show_default=False)
+    list[str] | None, typer.Argument(metavar="ID", help="As `rsmq dlq list` prints them.", show_default=False)
 ]
 
 
@@ -45,7 +46,7 @@ def list_(
 
     count, letters = ask(url, look)
     if as_json:
-        dump(letters)
+        dump([as_object(each) for each in letters])
         return
     rows = ((each.id, moment(each), each.reason, each.attempts, each.key, each.error) for each in letters)
     tabulate(("id", "at", "reason", "#attempts", "key", "error"), rows, f"{group} of {topic} has no dead letters")
@@ -86,7 +87,7 @@ def show(
     if found is None:
         raise NotFound(f"{group} of {topic} has no dead letter {letter}")
     if as_json:
-        dump(found)
+        dump(as_object(found))
         return
     for name in ("id", "reason", "error", "attempts", "origin", "member", "message_id", "key"):
         say(f"{name}: {printable(str(getattr(found, name)))}")
@@ -132,9 +133,8 @@ def purge(
 ) -> None:
     """Delete dead letters for good."""
     state = ask(url, lambda session: session.group(topic, group))
-    which = "" if older_than is None else f" that are older than {older_than}"
-    confirm(f"Delete those of the {state.dead_letters} dead letters of {group} of {topic}{which}?"
-            if which else f"Delete all {state.dead_letters} dead letters of {group} of {topic}?", is_agreed=yes)  # fmt: skip
+    which = "all" if older_than is None else f"those older than {older_than} of the"
+    confirm(f"Delete {which} {state.dead_letters} dead letters of {group} of {topic}?", is_agreed=yes)
 
     async def act(session: Session) -> int:
         return await session.dead_letters.purge(await session.topic(topic), group, older_than)
@@ -146,3 +146,10 @@ def purge(
 def moment(letter: DeadLetter) -> str:
     """When it died, to the second."""
     return letter.at.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def as_object(letter: DeadLetter) -> dict[str, Any]:
+    """For programs: without the raw fields, of which the others are the readable form."""
+    about = asdict(letter)
+    del about["fields"], about["data"]
+    return about | as_data(letter.data)

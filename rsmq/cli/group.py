@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -64,14 +63,15 @@ def reset(
     topic: TopicName,
     group: GroupName,
     to: Annotated[
-        str | datetime,
-        typer.Option("--to", parser=parse_place, metavar="PLACE", help="earliest, latest, a stream id, or a time."),
+        str,
+        typer.Option("--to", metavar="PLACE", help="earliest, latest, a stream id, or a time."),
     ],
     yes: Yes = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Let a group handle its topic again from a place. What is pending or waits for a retry is dropped with the old run."""
+    """Let a group handle its topic again from a place. What is pending or waits for a retry is dropped."""
+    place = parse_place(to)
     before = ask(url, lambda session: session.group(topic, group))
     confirm(
         f"Start group {group} of {topic} again at {to}, dropping {before.pending} pending and {before.parked} parked?",
@@ -79,7 +79,7 @@ def reset(
     )
 
     async def act(session: Session) -> GroupState:
-        await reset_group(session.client, session.keys, await session.topic(topic), group, to)
+        await reset_group(session.client, session.keys, await session.topic(topic), group, place)
         return await session.group(topic, group)
 
     after = ask(url, act)

@@ -13,8 +13,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
-AnyTopic = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only of this topic.", show_default=False)]
-AnyGroup = Annotated[str | None, typer.Argument(metavar="[GROUP]", help="Only of this group.", show_default=False)]
+AnyTopic = Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only of this topic.", show_default=False)]
+AnyGroup = Annotated[str | None, typer.Argument(metavar="GROUP", help="Only of this group.", show_default=False)]
 
 
 def noun(help_text: str) -> typer.Typer:

@@ -88,3 +88,11 @@ def confirm(question: str, *, is_agreed: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} Nobody can be asked here: say --yes")
     typer.confirm(question, abort=True, err=True)
+
+
+def as_data(data: bytes | None) -> dict[str, Any]:
+    """A payload inside JSON: `data` where it is UTF-8, otherwise `data_base64`."""
+    try:
+        return {"data": None if data is None else data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": data}

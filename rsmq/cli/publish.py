@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from rsmq.cli.printer import dump, say
 from rsmq.cli.session import settings_for
 from rsmq.cli.value import parse_headers, parse_moment, parse_payload, parse_span
 
-READ = 1 << 16
+STDIN, READ = 0, 1 << 16
 MOST_AT_ONCE = 500
 
 Publish = Callable[[str], Awaitable[str]]
@@ -32,9 +32,7 @@ def publish(
     delay: Annotated[
         timedelta | None, typer.Option(parser=parse_span, metavar="SPAN", help="Deliver it so much later, as PT5S.")
     ] = None,
-    at: Annotated[
-        datetime | None, typer.Option(parser=parse_moment, metavar="TIME", help="Deliver it then.")
-    ] = None,
+    at: Annotated[datetime | None, typer.Option(parser=parse_moment, metavar="TIME", help="Deliver it then.")] = None,
     message_id: Annotated[str | None, typer.Option("--id", help="Stored once, however often it is published.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     url: Url = None,
@@ -75,7 +73,7 @@ async def publish_lines(store: Publish) -> int:
 async def read_lines() -> AsyncIterator[list[str]]:
     """The lines of stdin, as many at a time as have arrived."""
     rest = b""
-    while chunk := await anyio.to_thread.run_sync(sys.stdin.buffer.read1, READ, abandon_on_cancel=True):
+    while chunk := await anyio.to_thread.run_sync(os.read, STDIN, READ, abandon_on_cancel=True):
         *whole, rest = (rest + chunk).split(b"\n")
         yield [text for line in whole if (text := decode(line))]
     yield [text for text in [decode(rest)] if text]

@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from rsmq.cli.option import Json, TopicName, Url
-from rsmq.cli.printer import dump, printable, say
+from rsmq.cli.printer import as_data, dump, printable, say
 from rsmq.cli.session import Session, connected
 from rsmq.clock import from_epoch_ms, to_ms
 from rsmq.errors import Malformed
@@ -68,8 +68,8 @@ class View:
         """The first entries that a group has not been given."""
         for share in (await self._session.group(self._topic, group)).shares:
             self.places[share.partition] = share.last_delivered_id.encode()
-        pairs = zip(self._streams, self.places, strict=True)
-        entries = await self._read([("XRANGE", name, b"(" + place, "+", "COUNT", max(1, most)) for name, place in pairs])
+        count, pairs = max(1, most), zip(self._streams, self.places, strict=True)
+        entries = await self._read([("XRANGE", name, b"(" + place, "+", "COUNT", count) for name, place in pairs])
         return self._seen(entries[:most])
 
     async def wait(self) -> list[Entry]:
@@ -104,7 +104,7 @@ def show(topic: str, entries: Iterable[Entry], as_json: bool) -> None:
     """Print entries, a line each."""
     for partition, entry_id, fields in entries:
         try:
-            message = Message(Place(topic, partition, ""), entry_id, fields)
+            message: Message | Malformed = Message(Place(topic, partition, ""), entry_id, fields)
         except Malformed as error:
             message = error
         if as_json:
@@ -126,13 +126,9 @@ def as_line(topic: str, partition: int, entry_id: bytes, message: Message | Malf
 
 
 def as_object(partition: int, entry_id: bytes, message: Message | Malformed) -> dict[str, Any]:
-    """For programs. `data` is text where it is UTF-8, otherwise `data_base64` holds it."""
+    """For programs."""
     place: dict[str, Any] = {"partition": partition, "stream_id": entry_id.decode()}
     if isinstance(message, Malformed):
         return place | {"malformed": str(message)}
-    try:
-        data: dict[str, Any] = {"data": message.data.decode()}
-    except UnicodeDecodeError:
-        data = {"data_base64": message.data}
     about = {"id": message.id, "key": message.key, "type": message.type, "headers": message.headers}
-    return place | about | {"timestamp": message.timestamp} | data
+    return place | about | {"timestamp": message.timestamp} | as_data(message.data)

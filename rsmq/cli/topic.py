@@ -150,5 +150,3 @@ def describe(topic: Topic) -> None:
     bound = f"{topic.max_length} messages in a partition, then {topic.on_full}" if topic.max_length else "no limit"
     say(f"length: {bound}")
     say(f"retention: settled messages for {topic.retention_age}, at most {topic.retention_length} in a partition")
-
-

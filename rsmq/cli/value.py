@@ -42,7 +42,9 @@ def parse_place(text: str) -> str | datetime:
     try:
         return parse_moment(text)
     except typer.BadParameter as error:
-        raise typer.BadParameter(f"use earliest, latest, a stream id such as 1700000000000-0, or a time: {error}") from None
+        raise typer.BadParameter(
+            f"use earliest, latest, a stream id such as 1700000000000-0, or a time: {error}"
+        ) from None
 
 
 def parse_headers(pairs: list[str]) -> dict[str, str]:

@@ -164,7 +164,7 @@ class Consumer:
     async def _end_fetching(self) -> None:
         for lane in self.lanes.values():
             lane.is_quiet = True
-        with anyio.move_on_after(self._settings.block.total_seconds() + 1):
+        with anyio.move_on_after(self._settings.longest_read.total_seconds() + 1):
             try:
                 await self._fetcher.exclude()
             except BrokerError as error:

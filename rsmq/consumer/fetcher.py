@@ -157,7 +157,7 @@ class Fetcher:
         try:
             await self._wire.send(commands)
             await self._runner.kick()  # handle the batch in hand while the server prepares the next
-            *replies, reply = await self._wire.receive(len(commands), self._settings.block.total_seconds() + MARGIN)
+            *replies, reply = await self._wire.receive(len(commands), self._settings.longest_read.total_seconds() + MARGIN)
         except BaseException:
             self._settler.put_back(batches)
             raise
@@ -181,7 +181,7 @@ class Fetcher:
         )
         count = max(1, aim // len(lanes))
         # something is ready: look without waiting, so that what is handled meanwhile is settled by the next read
-        block = 0 if self._is_recovering() or self._changed.is_set() else to_ms(self._settings.block)
+        block = 0 if self._is_recovering() or self._changed.is_set() else to_ms(self._settings.longest_read)
         wait = ("BLOCK", block) if block else ()
         streams = [lane.stream for lane in lanes]
         return pack(

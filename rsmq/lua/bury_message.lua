@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- PURPOSE  Move a message to the dead letters of its group.
 -- KEYS     1 stream  2 lease hash  3 retry zset  4 dead-letter stream
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 stream id  5 attempts charged so far:int  6 keep:int

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- PURPOSE  Take over a page of what is delivered but not settled, oldest first.
 -- KEYS     1 stream  2 lease hash  3 retry zset
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 cursor ('0-0' = start)  5 count:int  6 min_idle_ms:int

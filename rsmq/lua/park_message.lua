@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- PURPOSE  Put a failed message aside until its next attempt is due.
 -- KEYS     1 stream  2 lease hash  3 retry zset
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 stream id  5 attempts charged so far:int  6 delay_ms:int

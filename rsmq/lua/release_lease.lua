@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- PURPOSE  Give a lease back at once.
 -- KEYS     1 lease hash
 -- ARGV     1 owner  2 epoch

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- PURPOSE  Prolong a lease that is still mine.
 -- KEYS     1 lease hash
 -- ARGV     1 owner  2 epoch  3 ttl_ms:int

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- PURPOSE  Take the exclusive right to a partition, under a new epoch.
 -- KEYS     1 lease hash
 -- ARGV     1 owner  2 ttl_ms:int  3 reader ("client-id address" of the connection that will read)

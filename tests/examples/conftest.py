@@ -1,4 +1,4 @@
-"""The environment in which the examples run: a server that keeps what it is given, as examples complain about others."""
+"""The environment in which the examples run: a server that keeps what it is given, so that nothing is warned of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.servers import Server
 
 @pytest.fixture(scope="package")
 def keeping_server() -> Iterator[Server]:
-    """A server with an append-only file: with it the preflight has nothing to warn of, and stderr stays empty."""
+    """A server with an append-only file: the preflight has nothing to say, and stderr stays empty."""
     with Server(aof=True) as running:
         yield running
 

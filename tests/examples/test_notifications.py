@@ -82,7 +82,7 @@ def test_the_worker_in_the_service(env: dict[str, str], tmp_path: Path) -> None:
 def test_the_worker_beside_the_service(env: dict[str, str], tmp_path: Path) -> None:
     """`uvicorn service:web` only accepts notifications, `rsmq worker` sends them."""
     web, worker = tmp_path / "web.txt", tmp_path / "worker.txt"
-    command = ["-c", "from rsmq.cli import main; main()", "worker", "service:broker"]
+    command = ["-m", "rsmq", "worker", "service:broker"]
     with serving("web", env, web) as client:
         notify_all(client)
         with running(command, env, worker):
