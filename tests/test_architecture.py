@@ -17,7 +17,7 @@ LAYERS = [
     ("Redis", "connect wire script topic group stream embedded keeper preflight"),
     ("parts: never each other", "producer handler dlq heartbeat"),
     ("the data path", "consumer"),
-    ("wholes", "broker worker inspector testing portal"),
+    ("wholes", "broker worker inspector supervisor testing portal"),
     ("edges", "cli demo __main__ __init__"),
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}
