@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rsmq import Broker
-from rsmq.topic import Topics
 
 TOPIC = "fanout"
 
@@ -56,8 +55,7 @@ async def all_of(handled: asyncio.Queue[Order]) -> str:
 
 async def main() -> None:
     async with broker.running():
-        topics = Topics(broker.client, broker.keys, broker.settings)
-        topic = await topics.ensure(TOPIC)
+        topic = await broker.topics.ensure(TOPIC)
         before = await stored(topic.partitions)
         await broker.publish_many(TOPIC, ORDERS, key=lambda order: order.customer)
         print(f"published  {len(ORDERS)} orders of {len(CUSTOMERS)} customers")

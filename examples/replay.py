@@ -10,8 +10,6 @@ import asyncio
 from datetime import UTC, datetime
 
 from rsmq import Broker
-from rsmq.group import reset_group
-from rsmq.topic import Topics
 
 TOPIC = "readings"
 
@@ -38,20 +36,18 @@ async def work(what: str, count: int) -> None:
 
 async def main() -> None:
     async with broker:
-        topics = Topics(broker.client, broker.keys, broker.settings)
-        if await topics.find(TOPIC):
-            await topics.delete(TOPIC)  # what an earlier run of this example has left
-        topic = await topics.ensure(TOPIC)
+        if await broker.topics.find(TOPIC):
+            await broker.topics.delete(TOPIC)  # what an earlier run of this example has left
 
         await publish("08:00", "09:00", "10:00")
         noon = datetime.now(UTC)
         await publish("13:00", "14:00")
         await work("dashboard, first time", 5)
 
-        await reset_group(broker.client, broker.keys, topic, "dashboard", "earliest")
+        await broker.reset_group(TOPIC, "dashboard", to="earliest")
         await work("dashboard, reset to earliest", 5)
 
-        await reset_group(broker.client, broker.keys, topic, "dashboard", noon)
+        await broker.reset_group(TOPIC, "dashboard", to=noon)
         await work("dashboard, reset to noon", 2)
 
         broker.handler(TOPIC, group="report", start=noon)(report)

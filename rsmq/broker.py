@@ -11,8 +11,10 @@ from typing import Any, Self, TypeVar
 import anyio
 
 from rsmq.connect import Client, Connector
+from rsmq.dlq import DeadLetters
 from rsmq.embedded import server_for
 from rsmq.errors import ConfigError
+from rsmq.group import reset_group, set_paused
 from rsmq.handler import Distribution, Execution, Handler, Middleware, Ordering, build_handler
 from rsmq.keys import Keys
 from rsmq.portal import Portal
@@ -20,10 +22,12 @@ from rsmq.preflight import require
 from rsmq.producer import Producer
 from rsmq.retry import RetryPolicy
 from rsmq.settings import Settings
-from rsmq.topic import Topics
+from rsmq.topic import Topic, Topics
 from rsmq.worker import Lifespan, Worker
 
 log = logging.getLogger("rsmq")
+
+NOT_CONNECTED = "the broker is not connected: do this inside `async with broker:`"
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -46,6 +50,7 @@ class Broker:
         self._users = 0
         self._connector: Connector | None = None
         self._client: Client | None = None
+        self._topics: Topics | None = None
         self._producer: Producer | None = None
         self._worker: Worker | None = None
         self._portal = Portal()
@@ -113,8 +118,8 @@ class Broker:
             self._connector = Connector(url, self.settings)
             self._client = await stack.enter_async_context(self._connector.connected())
             await require(self._client, self.settings, self.keys)
-            topics = Topics(self._client, self.keys, self.settings)
-            self._producer = Producer(self._client, self.keys, self.settings, topics)
+            self._topics = Topics(self._client, self.keys, self.settings)
+            self._producer = Producer(self._client, self.keys, self.settings, self._topics)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await tasks.start(self._producer.run)
             stack.callback(tasks.cancel_scope.cancel)
@@ -135,14 +140,14 @@ class Broker:
     def client(self) -> Client:
         """The connected client, for what rsmq has no method for. Replies are raw."""
         if self._client is None:
-            raise ConfigError("the broker is not connected: use it inside `async with broker:`")
+            raise ConfigError(NOT_CONNECTED)
         return self._client
 
     @property
     def url(self) -> str:
         """Where it is connected to."""
         if self._connector is None:
-            raise ConfigError("the broker is not connected: use it inside `async with broker:`")
+            raise ConfigError(NOT_CONNECTED)
         return self._connector.url
 
     # -- publishing -----------------------------------------------------------------------------------------------
@@ -182,6 +187,41 @@ class Broker:
         """Store many messages, in the order given per key, one call per partition and batch; returns their ids."""
         return await self._ready().publish_many(topic, items, key=key, headers=headers, batch=batch)
 
+    # -- asking and steering --------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> Topics:
+        """The topics: find, list, change their limits, delete."""
+        if self._topics is None:
+            raise ConfigError(NOT_CONNECTED)
+        return self._topics
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters of all groups: list, replay, purge."""
+        return DeadLetters(self.client, self.keys)
+
+    async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
+        """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or a time (topic replay).
+
+        Works while its workers run. What was pending or waits for a retry belongs to the old run and is dropped.
+        """
+        await reset_group(self.client, self.keys, await self._existing(topic), group, to)
+
+    async def pause_group(self, topic: str, group: str) -> None:
+        """Stop delivering to a group, in all its workers, until `resume_group`."""
+        await set_paused(self.client, self.keys, (await self._existing(topic)).name, group, paused=True)
+
+    async def resume_group(self, topic: str, group: str) -> None:
+        """Deliver to a paused group again."""
+        await set_paused(self.client, self.keys, (await self._existing(topic)).name, group, paused=False)
+
+    async def _existing(self, topic: str) -> Topic:
+        found = await self.topics.find(topic)
+        if found is None:
+            raise ConfigError(f"there is no topic {topic!r}: see `rsmq topic list`")
+        return found
+
     def publish_sync(self, topic: str, payload: Any, **options: Any) -> str:
         """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread."""
         portal = self._portal.open(lambda: Broker(self.settings))
@@ -189,7 +229,7 @@ class Broker:
 
     def _ready(self) -> Producer:
         if self._producer is None:
-            raise ConfigError("the broker is not connected: publish inside `async with broker:`")
+            raise ConfigError(NOT_CONNECTED)
         return self._producer
 
     # -- working --------------------------------------------------------------------------------------------------

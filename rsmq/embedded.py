@@ -183,9 +183,8 @@ async def server_for(url: str | None) -> AsyncIterator[str]:
         yield url
         return
     server = EmbeddedServer()
-    address = await anyio.to_thread.run_sync(server.acquire)
     try:
-        yield address
-    finally:
+        yield await anyio.to_thread.run_sync(server.acquire)
+    finally:  # also when the wait was cancelled: the thread goes on and acquires nevertheless
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(server.release)

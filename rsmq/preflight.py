@@ -130,10 +130,10 @@ async def find_collisions(wire: Wire, keys: Keys, kind: Any, topics: Any) -> lis
     names = [name.decode(errors="replace") for name in topics] if isinstance(topics, list) else []
     hashes = [keys.topic(name) for name in names]
     replies = await wire.exchange([pack(("TYPE", key)) for key in hashes] + [pack(("HLEN", key)) for key in hashes]
-                                  + [pack(("HEXISTS", key, "partitions")) for key in hashes])  # fmt: skip
+                                  + [pack(("HMGET", key, "created_ms", "partitions")) for key in hashes])  # fmt: skip
     count = len(hashes)
     by_key = zip(hashes, replies[:count], replies[count : 2 * count], replies[2 * count :], strict=True)
-    return [key for key, kind, size, known in by_key if kind not in (b"none", b"hash") or (size and not known)]
+    return [key for key, kind, size, known in by_key if kind not in (b"none", b"hash") or (size and not any(known))]
 
 
 def check_version(facts: Facts) -> Iterator[Finding]:

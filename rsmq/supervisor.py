@@ -129,6 +129,7 @@ class Supervisor:
         self, command: Sequence[str], processes: int, changes: Callable[[], AsyncIterator[Any]] | None = None
     ) -> None:
         self.stage = Stage.RUNNING
+        self.restarts = 0
         self._command, self._processes, self._changes = list(command), processes, changes
         self._children: dict[int, anyio.abc.Process] = {}
         self._replaced: set[anyio.abc.Process] = set()
@@ -152,6 +153,16 @@ class Supervisor:
                         tasks.start_soon(self._keep, slot)
                 upkeep.cancel_scope.cancel()
         return self._exit_code
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a child has ever said that it is ready."""
+        return self._first_ready.is_set()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that run now."""
+        return tuple(child.pid for child in self._children.values())
 
     def obey(self, number: int) -> None:
         """Enter the stage that a signal asks for, and tell the children."""
@@ -198,6 +209,7 @@ class Supervisor:
                     await self._pause(None)
                 case Verdict.RESTART_LATER:
                     delay = backoff.delay(lived)
+                    self.restarts += 1
                     log.warning("worker %d %s after %.1f s: started again in %.1f s", slot, reason(code), lived, delay)
                     await self._pause(delay)
         self._first_ready.set()

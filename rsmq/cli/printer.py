@@ -39,7 +39,7 @@ def dump(value: Any, *, is_line: bool = False) -> None:
 
 def tabulate(columns: Sequence[str], rows: Iterable[Sequence[object]], nothing: str) -> None:
     """A table; a column that starts with `#` holds numbers. Without rows the sentence `nothing`."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(
             Text(column.removeprefix("#")), justify="right" if column.startswith("#") else "left", overflow="fold"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
@@ -44,6 +45,8 @@ def publish(
     options: dict[str, Any] = {
         "key": key, "headers": parse_headers(header or []), "delay": delay, "at": at, "message_id": message_id,
     }  # fmt: skip
+
+    logging.getLogger("rsmq").setLevel(logging.ERROR)  # what preflight only warns of is for `rsmq doctor`
 
     async def act() -> None:
         async with Broker(settings_for(url)) as broker:

@@ -211,6 +211,11 @@ class Consumer:
         """Which connection reads; empty while there is none."""
         return self._fetcher.reader
 
+    async def wait_for_reader(self, seconds: float) -> None:
+        """Until there is a reading connection, at most `seconds`: a lease must name it."""
+        with anyio.move_on_after(seconds):
+            await self._fetcher.ready.wait()
+
     async def open_lane(self, lane: Lane) -> None:
         """A lease was granted: take over what is pending there, then read."""
         self.lanes[lane.partition] = lane

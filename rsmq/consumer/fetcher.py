@@ -157,7 +157,9 @@ class Fetcher:
         try:
             await self._wire.send(commands)
             await self._runner.kick()  # handle the batch in hand while the server prepares the next
-            *replies, reply = await self._wire.receive(len(commands), self._settings.longest_read.total_seconds() + MARGIN)
+            *replies, reply = await self._wire.receive(
+                len(commands), self._settings.longest_read.total_seconds() + MARGIN
+            )
         except BaseException:
             self._settler.put_back(batches)
             raise

@@ -27,6 +27,7 @@ class LaneKeeper(Protocol):
 
     @property
     def reader(self) -> str: ...
+    async def wait_for_reader(self, seconds: float) -> None: ...
     async def open_lane(self, lane: Lane) -> None: ...
     def drop_lane(self, lane: Lane) -> None: ...
     async def quiesce(self, lane: Lane, seconds: float) -> bool: ...
@@ -88,7 +89,10 @@ class Rebalancer:
                 self._beat.forget(lane.lease)
 
     async def _take(self, mine: set[int]) -> None:
-        for partition in sorted(mine - self._lanes.keys()):
+        missing = mine - self._lanes.keys()
+        if missing and not self._keeper.reader:
+            await self._keeper.wait_for_reader(self._settings.presence_interval.total_seconds())
+        for partition in sorted(missing):
             reader = self._keeper.reader
             if not reader:
                 return

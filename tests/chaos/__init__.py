@@ -1,0 +1,1 @@
+"""Real worker processes under real faults, and the verdict over what they did."""

@@ -1,0 +1,166 @@
+"""The checker: from what was published, handled and dead-lettered to a list of findings. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from tests.chaos.ledger import Event
+
+Name = tuple[str, int]
+"""A message: its key and its number within that key, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """Lost: published with success, never handled, and no dead letter."""
+
+    message: Name
+
+
+@dataclass(frozen=True, slots=True)
+class MoreThanOnce:
+    """Handled to the end several times. `why` says which fault excuses it; empty: nothing does."""
+
+    message: Name
+    pids: tuple[int, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfOrder:
+    """`message` was started before `earlier`, of the same key, had been handled to its end for the first time."""
+
+    message: Name
+    earlier: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpected:
+    """Handled although nobody had published it."""
+
+    message: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Innocent:
+    """A dead letter that should be none."""
+
+    message: Name
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """Poison that is no dead letter, or several."""
+
+    message: Name
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """The server still keeps something for the group when all should be settled."""
+
+    what: str
+
+
+Finding = Never | MoreThanOnce | OutOfOrder | Unexpected | Innocent | Spared | Stuck
+
+
+@dataclass(slots=True)
+class Story:
+    """All that a checker needs to know about one run.
+
+    `stored`: publish has returned; `unknown`: it may be stored. `poison`: what must become a dead letter. `excused`:
+    pid -> the fault that was done to it; every duplicate must have been handled by such a process at least once.
+    """
+
+    stored: set[Name] = field(default_factory=set)
+    unknown: set[Name] = field(default_factory=set)
+    poison: set[Name] = field(default_factory=set)
+    dead: list[tuple[Name, str]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    excused: dict[int, str] = field(default_factory=dict)
+    holds: list[str] = field(default_factory=list)
+    is_ordered: bool = True
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found. `faults` must be empty; excused duplicates are only counted."""
+
+    findings: list[Finding]
+    handled: int
+
+    @property
+    def faults(self) -> list[Finding]:
+        """Broken promises."""
+        return [each for each in self.findings if not (isinstance(each, MoreThanOnce) and each.why)]
+
+    @property
+    def repeats(self) -> list[MoreThanOnce]:
+        """Duplicates, excused or not."""
+        return [each for each in self.findings if isinstance(each, MoreThanOnce)]
+
+    def __str__(self) -> str:
+        counts: dict[str, int] = defaultdict(int)
+        for each in self.findings:
+            counts[f"{type(each).__name__}{f' ({each.why})' if isinstance(each, MoreThanOnce) and each.why else ''}"] += 1
+        found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        return f"{self.handled} handled; {found or 'nothing to report'}" + "".join(f"\n  {e}" for e in self.faults[:20])
+
+
+def check(story: Story) -> Verdict:
+    """The verdict over one run."""
+    commits = [event for event in story.events if event.what == "commit"]
+    handled = {(event.key, event.n) for event in commits}
+    findings: list[Finding] = []
+    findings += [Never(name) for name in sorted(story.stored - handled - {name for name, _ in story.dead})]
+    findings += [Unexpected(name) for name in sorted(handled - story.stored - story.unknown)]
+    findings += repeats(commits, story.excused)
+    findings += disorder(story.events) if story.is_ordered else []
+    findings += [Innocent(name, reason) for name, reason in story.dead if name not in story.poison]
+    findings += spared(story.poison, [name for name, _ in story.dead])
+    findings += [Stuck(hold) for hold in story.holds]
+    return Verdict(findings, len(handled))
+
+
+def repeats(commits: Iterable[Event], excused: dict[int, str]) -> list[Finding]:
+    """Messages handled to the end more than once."""
+    by_name: dict[Name, list[int]] = defaultdict(list)
+    for event in commits:
+        by_name[event.key, event.n].append(event.pid)
+    return [
+        MoreThanOnce(name, tuple(pids), next((excused[pid] for pid in pids if pid in excused), ""))
+        for name, pids in by_name.items()
+        if len(pids) > 1
+    ]
+
+
+def disorder(events: Iterable[Event]) -> list[Finding]:
+    """Distinct messages of a key that were not handled one after the other, in order. Repeats are ignored.
+
+    Only what was handled at last counts as earlier: a dead letter leaves the row.
+    """
+    first_commit: dict[Name, int] = {}
+    first_start: dict[Name, int] = {}
+    for place, event in enumerate(events):
+        into = first_commit if event.what == "commit" else first_start if event.what == "start" else {}
+        into.setdefault((event.key, event.n), place)
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for key, n in first_commit:
+        by_key[key].append(n)
+    found: list[Finding] = []
+    for key, numbers in by_key.items():
+        numbers.sort()
+        for earlier, later in zip(numbers, numbers[1:], strict=False):
+            if first_start.get((key, later), first_commit[key, later]) < first_commit[key, earlier]:
+                found.append(OutOfOrder((key, later), (key, earlier)))
+    return found
+
+
+def spared(poison: Collection[Name], dead: list[Name]) -> list[Finding]:
+    """Poison must be a dead letter exactly once."""
+    return [Spared(name, dead.count(name)) for name in sorted(poison) if dead.count(name) != 1]

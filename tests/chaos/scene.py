@@ -1,0 +1,189 @@
+"""A scene: a server, a crew, a stream of numbered messages, and at the end the verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+
+from rsmq import Broker, BrokerError, PublishUnknown
+from rsmq.consumer.retention import why_not_trimmed
+from rsmq.dlq import DeadLetters
+from rsmq.topic import Topic, Topics
+from tests.chaos.checker import Name, Story, Verdict, check
+from tests.chaos.crew import Crew, Hand
+from tests.chaos.ledger import Ledger
+from tests.chaos.worker import GROUP, TOPIC, Job
+
+IS_LONG = os.environ.get("CHAOS") == "long"
+LOAD = 3 if IS_LONG else 1
+PATIENCE = 60.0
+"""Seconds that a scene may take to settle everything after the last fault: far more than any of them needs."""
+
+
+class Scene:
+    """One run. Everything random comes from the seed; the broker in here only publishes and looks."""
+
+    def __init__(self, path: Path, url: str, seed: int, **job: Any) -> None:
+        self.random = random.Random(seed)
+        self.ledger = Ledger(path / "ledger")
+        job.setdefault("url", url)
+        self.job = Job(prefix=f"c{uuid.uuid4().hex[:12]}", ledger=str(self.ledger.path), **job)
+        self.crew = Crew(self.job, self.ledger)
+        self.story = Story(is_ordered=self.job.distribution == "hash")
+        self.broker = Broker(replace(self.job, url=url).settings())
+        self._next: dict[str, int] = {}
+        self._stack = AsyncExitStack()
+        self._topic: Topic | None = None
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    async def publish(self, key: str, **order: Any) -> Name:
+        """One message, the next of its key, and what became of it."""
+        n = self._next.get(key, 0)
+        self._next[key] = n + 1
+        try:
+            await self.broker.publish(TOPIC, {"key": key, "n": n, **order}, key=key)
+            self.story.stored.add((key, n))
+        except PublishUnknown:
+            self.story.unknown.add((key, n))
+        except BrokerError:
+            pass  # refused: it is not stored, and must never be seen
+        return key, n
+
+    async def publish_poison(self, key: str, **order: Any) -> Name:
+        """A message that must become a dead letter."""
+        name = await self.publish(key, **order)
+        self.story.poison.add(name)
+        return name
+
+    @asynccontextmanager
+    async def load(self, *, keys: int = 40, burst: int = 20, seconds: float = 0.001) -> AsyncIterator[None]:
+        """Messages without end while the block runs: some 500 a second over `keys` keys."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_publishing, keys, burst * LOAD, seconds)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _keep_publishing(self, keys: int, burst: int, seconds: float) -> None:
+        while True:
+            with anyio.CancelScope(shield=True):  # an interrupted publish would have no outcome
+                await self.burst(burst, keys=keys, seconds=seconds)
+            await anyio.sleep(0.04)
+
+    async def burst(self, count: int, *, keys: int = 40, seconds: float = 0.001) -> None:
+        """So many messages at once, in order per key."""
+        async with anyio.create_task_group() as together:
+            for _ in range(count):
+                key = f"k{self.random.randrange(keys)}"
+                together.start_soon(lambda key=key: self.publish(key, seconds=self.random.random() * 2 * seconds))
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    async def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+        """Wait for a state; fail with what was waited for."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}\n{self.crew.log()}"
+            await anyio.sleep(0.01)
+
+    async def handles(self, count: int) -> None:
+        """Wait until so many more messages have been handled."""
+        aim = len(self.ledger.commits()) + count
+        await self.until(lambda: len(self.ledger.commits()) >= aim, f"{count} more messages are handled")
+
+    async def begins(self, name: Name) -> int:
+        """Wait until a message was started; returns by whom."""
+        await self.until(
+            lambda: any(e.what == "start" and (e.key, e.n) == name for e in self.ledger.events()), f"{name} is started"
+        )
+        return next(e.pid for e in self.ledger.events() if e.what == "start" and (e.key, e.n) == name)
+
+    def hand_of(self, pid: int) -> Hand:
+        """The worker with that process id."""
+        return next(hand for hand in self.crew.hands if hand.pid == pid)
+
+    def busiest(self) -> Hand:
+        """The worker that has the most in its hands now: the worst one to lose."""
+        counts = {hand.pid: 0 for hand in self.crew.hands if hand.exit_code is None}
+        commits = self.ledger.commits()
+        for event in self.ledger.events():
+            if event.what == "start" and event.pid in counts and (event.key, event.n) not in commits:
+                counts[event.pid] += 1
+        return self.hand_of(max(counts, key=lambda pid: (counts[pid], self.random.random())))
+
+    def excuse(self, why: str, *hands: Hand) -> None:
+        """Note what was done to workers (all of them if none is named): they may cause duplicates."""
+        for hand in hands or self.crew.hands:
+            self.story.excused[hand.pid] = why
+
+    def recovery(self, victim: Hand, since: float) -> float:
+        """Seconds until another worker had begun with every key that the victim had in use when it was lost."""
+        events = self.ledger.events()
+        owner = {event.key: event.pid for event in events if event.what == "start" and event.at <= since}
+        lost = {key for key, pid in owner.items() if pid == victim.pid}
+        first: dict[str, float] = {}
+        for event in events:
+            if event.what == "start" and event.at > since and event.pid != victim.pid and event.key in lost:
+                first.setdefault(event.key, event.at - since)
+        return max(first.values(), default=0.0)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def until_settled(self, seconds: float = PATIENCE) -> None:
+        """Wait until the server keeps nothing for the group any more, at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.story.holds = await self._holds()
+            if not self.story.holds or time.monotonic() > deadline:
+                return
+            await anyio.sleep(0.05)
+
+    async def verdict(self, seconds: float = PATIENCE) -> Verdict:
+        """Judge the run, when all of it is settled or `seconds` are over."""
+        await self.until_settled(seconds)
+        self.story.dead = await self._dead()
+        self.story.events = list(self.ledger.events())
+        verdict = check(self.story)
+        if verdict.faults:
+            print(self.crew.log(20_000))
+        return verdict
+
+    async def _holds(self) -> list[str]:
+        """What the server still keeps for the group."""
+        topic = await self._found_topic()
+        holds = []
+        for partition in range(topic.partitions):
+            for hold in await why_not_trimmed(self.broker.client, self.broker.keys, TOPIC, partition):
+                holds += [f"partition {partition}: {hold}"] if hold.is_holding else []
+        return holds
+
+    async def _dead(self) -> list[tuple[Name, str]]:
+        letters = DeadLetters(self.broker.client, self.broker.keys)
+        topic, dead = await self._found_topic(), []
+        async for letter in letters.iterate(topic, GROUP):
+            data = json.loads(letter.data or b"{}")
+            dead.append(((data.get("key", ""), data.get("n", -1)), letter.reason))
+        return dead
+
+    async def _found_topic(self) -> Topic:
+        if self._topic is None:
+            self._topic = await Topics(self.broker.client, self.broker.keys, self.broker.settings).ensure(TOPIC)
+        return self._topic
+
+    async def __aenter__(self) -> Self:
+        self._stack.enter_context(self.crew)
+        await self._stack.enter_async_context(self.broker)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.__aexit__(*error)

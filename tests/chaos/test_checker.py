@@ -1,0 +1,146 @@
+"""The checker can fail: each kind of broken promise, fed to it as a bad ledger, is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.chaos.checker import (
+    Finding,
+    Innocent,
+    MoreThanOnce,
+    Never,
+    OutOfOrder,
+    Spared,
+    Story,
+    Stuck,
+    Unexpected,
+    check,
+)
+from tests.chaos.ledger import Event, Ledger, Pen
+
+
+def run(*words: str) -> list[Event]:
+    """Events in short form: `start:k0` is message 0 of key k, `commit:k0@7` by process 7."""
+    events = []
+    for place, word in enumerate(words):
+        what, _, rest = word.partition(":")
+        name, _, pid = rest.partition("@")
+        events.append(Event(what, int(pid or 1), float(place), name[0], int(name[1:]), 1))
+    return events
+
+
+def handled(*names: str) -> list[Event]:
+    """Messages handled one after the other."""
+    return run(*[word for name in names for word in (f"start:{name}", f"commit:{name}")])
+
+
+STORED = {("k", 0), ("k", 1), ("k", 2)}
+GOOD = handled("k0", "k1", "k2")
+
+
+def faults(story: Story) -> list[Finding]:
+    """The broken promises."""
+    return check(story).faults
+
+
+def test_a_good_run_has_no_findings() -> None:
+    """Everything once and in order."""
+    assert check(Story(stored=STORED, events=GOOD)).findings == []
+
+
+def test_a_lost_message_is_found() -> None:
+    """Published, never handled; started only does not count."""
+    assert faults(Story(stored=STORED, events=[*handled("k0", "k1"), *run("start:k2")])) == [Never(("k", 2))]
+
+
+def test_a_message_of_unknown_outcome_may_be_missing_or_there() -> None:
+    """Nobody promised that it is stored."""
+    assert faults(Story(stored=STORED, unknown={("k", 3)}, events=GOOD)) == []
+    assert faults(Story(stored=STORED, unknown={("k", 3)}, events=GOOD + handled("k3"))) == []
+
+
+def test_a_message_from_nowhere_is_found() -> None:
+    """Handled, but never published."""
+    assert faults(Story(stored=STORED, events=GOOD + handled("k9"))) == [Unexpected(("k", 9))]
+
+
+def test_a_repeat_needs_an_excuse() -> None:
+    """A duplicate is a fault, unless one of its handlers ran in a process that something was done to."""
+    twice = GOOD + run("start:k2@7", "commit:k2@7")
+    assert faults(Story(stored=STORED, events=twice)) == [MoreThanOnce(("k", 2), (1, 7))]
+    excused = check(Story(stored=STORED, events=twice, excused={1: "killed"}))
+    assert excused.faults == []
+    assert excused.repeats == [MoreThanOnce(("k", 2), (1, 7), "killed")]
+    assert faults(Story(stored=STORED, events=twice, excused={8: "killed"})) == [MoreThanOnce(("k", 2), (1, 7))]
+
+
+def test_swapped_messages_of_a_key_are_found() -> None:
+    """Message 2 before message 1."""
+    assert faults(Story(stored=STORED, events=handled("k0", "k2", "k1"))) == [OutOfOrder(("k", 2), ("k", 1))]
+
+
+def test_overlapping_messages_of_a_key_are_found() -> None:
+    """In order, but the second started before the first was done."""
+    events = run("start:k0", "start:k1", "commit:k0", "commit:k1")
+    assert faults(Story(stored=STORED - {("k", 2)}, events=events)) == [OutOfOrder(("k", 1), ("k", 0))]
+    assert faults(Story(stored=STORED - {("k", 2)}, events=events, is_ordered=False)) == []
+
+
+def test_a_repeat_is_no_disorder() -> None:
+    """A redelivery may repeat an earlier message behind a later one; other keys do not matter at all."""
+    events = handled("k0", "k1", "k2", "k1", "j0")
+    stored = STORED | {("j", 0)}
+    assert faults(Story(stored=stored, events=events, excused={1: "killed"})) == []
+
+
+def test_innocent_and_spared_are_found() -> None:
+    """The dead letters must be exactly the poison: not more, not less, not twice."""
+    events = handled("k0", "k1")
+    poison = {("k", 2)}
+    assert faults(Story(STORED, poison=poison, dead=[(("k", 2), "crashed")], events=events)) == []
+    assert faults(Story(STORED, poison=poison, events=events)) == [Never(("k", 2)), Spared(("k", 2), 0)]
+    assert faults(Story(STORED, poison=poison, dead=[(("k", 2), "x")] * 2, events=events)) == [Spared(("k", 2), 2)]
+    assert faults(Story(STORED, dead=[(("k", 2), "crashed")], events=events)) == [Innocent(("k", 2), "crashed")]
+
+
+def test_what_is_left_is_found() -> None:
+    """Handled is not enough: it must be settled too."""
+    assert faults(Story(stored=STORED, events=GOOD, holds=["3 pending"])) == [Stuck("3 pending")]
+
+
+@given(st.data())
+def test_any_damage_to_a_good_run_is_found(data: st.DataObject) -> None:
+    """Drop, repeat or swap anything in a good ledger of any size, and it is not good any more."""
+    counts = data.draw(st.lists(st.integers(2, 6), min_size=1, max_size=4))
+    order = [(key, n) for key, count in enumerate(counts) for n in range(count)]
+    names = [f"{'abcd'[key]}{n}" for key, n in order]
+    stored = {(name[0], int(name[1:])) for name in names}
+    damaged = list(names)
+    at = data.draw(st.integers(0, len(names) - 1))
+    damage = data.draw(st.sampled_from(["drop", "repeat", "swap"]))
+    if damage == "drop":
+        del damaged[at]
+    elif damage == "repeat":
+        damaged.append(damaged[at])
+    else:
+        while order[at][1] + 1 >= counts[order[at][0]]:
+            at -= 1
+        damaged[at], damaged[at + 1] = damaged[at + 1], damaged[at]
+    assert check(Story(stored=stored, events=handled(*names))).findings == []
+    assert faults(Story(stored=stored, events=handled(*damaged)))
+
+
+def test_a_ledger_is_read_while_it_is_written(tmp_path: Path) -> None:
+    """Half a line is not an event yet."""
+    ledger, pen = Ledger(tmp_path / "ledger"), Pen(tmp_path / "ledger")
+    pen.note("start", "k", 1, 1)
+    assert [(event.what, event.key, event.n) for event in ledger.events()] == [("start", "k", 1)]
+    with ledger.path.open("ab") as file:
+        file.write(b"commit 1 2.0 k")
+    assert len(ledger.events()) == 1
+    with ledger.path.open("ab") as file:
+        file.write(b" 1 1\n")
+    assert ledger.commits() == {("k", 1)}

@@ -1,0 +1,311 @@
+"""Every command but the worker, run as a person or a script would: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from rsmq.cli import app as commands
+from tests.cli.conftest import Cli, Running
+from tests.servers import Server
+
+Start = Callable[..., Running]
+
+
+def every_command() -> Iterator[tuple[str, object]]:
+    """The words of each command and the command."""
+
+    def walk(words: str, command: object) -> Iterator[tuple[str, object]]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield words, command
+        for name, each in (inner or {}).items():
+            yield from walk(f"{words} {name}", each)
+
+    yield from walk("rsmq", typer.main.get_command(commands))
+
+
+@pytest.fixture
+def group(cli: Cli, app: Path, start: Start) -> None:
+    """A group `billing` that once served `orders`."""
+    worker = start("worker", "app:broker")
+    worker.expect(" serves ")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+@pytest.fixture
+def dead(cli: Cli, app: Path, start: Start) -> str:
+    """The id of a dead letter of `orders`/`billing`."""
+    worker = start("worker", "app:broker")
+    cli.ok("publish", "orders", "--text", "no json: \x1b[31m", "--key", "k")
+    worker.expect(" serves ")
+    while not (letters := cli.json("dlq", "list", "orders", "billing")):
+        pass
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    return str(letters[0]["id"])
+
+
+def test_every_command_has_an_example_and_its_options() -> None:
+    """Help that does not show a line to copy is no help; --json and --url are everywhere they mean something."""
+    for words, command in every_command():
+        assert f"Example: {words}" in (command.epilog or ""), words  # type: ignore[attr-defined]
+        options = {option for parameter in command.params for option in parameter.opts}  # type: ignore[attr-defined]
+        assert words == "rsmq demo" or "--json" in options, words
+        assert words in ("rsmq server", "rsmq demo") or "--url" in options, words
+
+
+def test_destroying_commands_take_yes() -> None:
+    """What destroys can be told that it may."""
+    for words, command in every_command():
+        if words.split()[-1] in ("delete", "reset", "purge"):
+            assert any("--yes" in parameter.opts for parameter in command.params), words  # type: ignore[attr-defined]
+
+
+def test_publish_and_tail(cli: Cli) -> None:
+    """What is published is printed again, in order, and still there: nothing is consumed."""
+    first = cli.ok("publish", "orders", '{"n": 1}', "--key", "a", "--header", "tenant=x").strip()
+    second = cli.json("publish", "orders", "hello\x1b[31m", "--key", "a")
+    lines = cli.ok("tail", "orders").splitlines()
+    assert lines[0].endswith('key=a {"n":1}')
+    assert lines[1].endswith(r"key=a hello\x1b[31m")
+    entries = [json.loads(line) for line in cli.ok("tail", "orders", "--json").splitlines()]
+    assert [entry["id"] for entry in entries] == [first, second["id"]]
+    assert [entry["data"] for entry in entries] == ['{"n":1}', "hello\x1b[31m"]
+    assert [entry["type"] for entry in entries] == ["application/json", "text/plain"]
+    assert entries[0]["headers"] == {"tenant": "x"}
+    assert len(cli.ok("tail", "orders", "-n", "1").splitlines()) == 1
+    assert cli.ok("tail", "orders", "-n", "0") == ""
+
+
+def test_publish_lines(cli: Cli) -> None:
+    """With - every line of stdin is a message; empty lines are none, and the last needs no end."""
+    assert (
+        cli.ok("publish", "orders", "-", "--key", "a", stdin='{"n": 1}\n\n2\r\nthree')
+        == "published 3 messages to orders\n"
+    )
+    assert [line.rpartition(" ")[2] for line in cli.ok("tail", "orders").splitlines()] == ['{"n":1}', "2", "three"]
+
+
+def test_publish_once_and_later(cli: Cli) -> None:
+    """An id is stored once; what is delayed is in the topic, but not yet in its stream."""
+    for _ in range(2):
+        assert cli.ok("publish", "orders", "1", "--id", "o-1") == "o-1\n"
+    cli.ok("publish", "orders", "2", "--delay", "PT1H")
+    cli.ok("publish", "orders", "3", "--at", "2999-01-01T00:00:00Z")
+    (topic,) = cli.json("topic", "list")
+    assert (topic["length"], topic["delayed"]) == (1, 2)
+
+
+WRONG = [
+    (["publish", "orders", "1", "--delay", "5"], "PT5S"),
+    (["publish", "orders", "1", "--at", "2026-01-01T00:00:00"], "has no time zone"),
+    (["publish", "orders", "1", "--header", "x"], "name=value"),
+    (["publish", "a:b", "1"], "topic name 'a:b' is not allowed"),
+    (["publish", "orders", "--id", "x"], "one id cannot be given to many lines"),
+    (["publish", "orders", "1", "--delay", "PT1S", "--at", "2999-01-01T00:00:00Z"], "give delay or at, not both"),
+    (["topic", "set", "orders"], "say what to set"),
+    (["group", "reset", "orders", "billing", "--to", "yesterday", "--yes"], "use earliest, latest, a stream id"),
+    (["dlq", "replay", "orders", "billing"], "give ids, or --all"),
+    (["topic", "list", "--url", "http://localhost"], "is not understood: use redis://host:6379/0"),
+    (["nonsense"], "No such command"),
+]
+
+
+@pytest.mark.parametrize(("args", "text"), WRONG, ids=[" ".join(args) for args, _ in WRONG])
+def test_wrong_use_is_explained(cli: Cli, args: list[str], text: str) -> None:
+    """A wrong value is exit code 2, a sentence on stderr, and no traceback."""
+    result = cli(*args)
+    assert result.returncode == 2, result.stderr
+    assert text in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_unknown_setting(cli: Cli) -> None:
+    """A typo in the environment is refused by every command."""
+    result = cli("topic", "list", RSMQ_PREFIXX="a")
+    assert (result.returncode, result.stderr) == (2, "rsmq: unknown setting RSMQ_PREFIXX. Did you mean RSMQ_PREFIX?\n")
+
+
+MISSING = [
+    ["topic", "show", "nothing"],
+    ["topic", "set", "nothing", "--max-length", "5"],
+    ["topic", "delete", "nothing", "--yes"],
+    ["topic", "why-not-trimmed", "nothing"],
+    ["tail", "nothing"],
+    ["group", "list", "nothing"],
+    ["group", "pause", "nothing", "billing"],
+    ["group", "reset", "nothing", "billing", "--to", "latest", "--yes"],
+    ["member", "list", "nothing"],
+    ["dlq", "purge", "nothing", "billing", "--yes"],
+]
+
+
+@pytest.mark.parametrize("args", MISSING, ids=" ".join)
+def test_what_does_not_exist(cli: Cli, args: list[str]) -> None:
+    """A topic that is not there is a negative answer: exit code 1, one line, and it is not created by asking."""
+    result = cli(*args)
+    assert (result.returncode, result.stderr) == (1, "rsmq: there is no topic 'nothing': there is none at all\n")
+    assert cli.json("topic", "list") == []
+
+
+def test_unreachable_server(cli: Cli) -> None:
+    """A server that is away is one line and exit code 1."""
+    result = cli("topic", "list", "--url", "redis://127.0.0.1:1/0", RSMQ_UNAVAILABLE_TIMEOUT="PT0.1S")
+    assert result.returncode == 1
+    assert result.stderr.startswith("rsmq: no answer from the server at redis://127.0.0.1:1/0")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_topic_life(cli: Cli) -> None:
+    """A topic is created with its partitions, changed, shown, and gone after it was confirmed."""
+    assert "orders: 3 partitions" in cli.ok("topic", "set", "orders", "--partitions", "3")
+    changed = cli.json("topic", "set", "orders", "--max-length", "5", "--on-full", "trim", "--retention-age", "PT1H")
+    assert (changed["max_length"], changed["on_full"], changed["retention_age"]) == (5, "trim", "PT1H")
+    cli.ok("publish", "orders", "1")
+    shown = cli.json("topic", "show", "orders")
+    assert (shown["length"], len(shown["partitions"])) == (1, 3)
+    assert "5 messages in a partition, then trim" in cli.ok("topic", "show", "orders")
+    refused = cli("topic", "set", "orders", "--partitions", "4")
+    assert refused.returncode == 2
+    assert "has 3 partitions, not 4" in refused.stderr
+    asked = cli("topic", "delete", "orders")
+    assert asked.returncode == 2
+    assert "say --yes" in asked.stderr
+    assert cli.ok("topic", "delete", "orders", "--yes") == "deleted orders\n"
+    assert cli.ok("topic", "list") == "there are no topics\n"
+
+
+def test_served_topic_is_not_deleted(cli: Cli, app: Path, start: Start) -> None:
+    """A topic with live members stays, and they are named."""
+    start("worker", "app:broker").expect(" serves ")
+    result = cli("topic", "delete", "orders", "--yes")
+    assert result.returncode == 1
+    assert "is being served: stop " in result.stderr
+
+
+def test_group_life(cli: Cli, group: None) -> None:
+    """A group is listed, paused, resumed and reset, and says what holds its topic."""
+    cli.ok("publish", "orders", "-", stdin="1\n2\n3\n")
+    (listed,) = cli.json("group", "list", "orders")
+    assert (listed["name"], listed["lag"], listed["is_paused"]) == ("billing", 3, False)
+    held = cli("topic", "why-not-trimmed", "orders")
+    assert held.returncode == 1
+    assert "billing" in held.stdout
+    assert cli.ok("group", "pause", "orders", "billing") == "billing of orders is paused\n"
+    assert "paused" in cli.ok("group", "show", "orders", "billing")
+    assert cli.ok("group", "resume", "orders", "billing") == "billing of orders is running\n"
+    assert cli("group", "reset", "orders", "billing", "--to", "latest").returncode == 2
+    assert "0 messages before it" in cli.ok("group", "reset", "orders", "billing", "--to", "latest", "--yes")
+    assert cli("topic", "why-not-trimmed", "orders").returncode == 0
+    assert cli.json("group", "reset", "orders", "billing", "--to", "2020-01-01T00:00:00Z", "--yes")["lag"] == 3
+    assert len(cli.ok("tail", "orders", "--group", "billing", "-n", "2").splitlines()) == 2
+    unknown = cli("group", "show", "orders", "billin")
+    assert (unknown.returncode, unknown.stderr) == (1, "rsmq: topic 'orders' has no group 'billin': it has billing\n")
+
+
+def test_tail_follows(cli: Cli, start: Start) -> None:
+    """With --follow new messages are printed as they come, each once, until Ctrl-C, which is no failure."""
+    cli.ok("publish", "orders", "1")
+    following = start("tail", "orders", "--follow")
+    following.expect(" 1")
+    cli.ok("publish", "orders", "-", stdin="2\n3\n")
+    following.expect(" 3")
+    following.signal(signal.SIGINT)
+    assert following.end() == 0
+    assert len(following.lines) == 3
+
+
+def test_tail_shows_what_cannot_be_read(cli: Cli, server: Server, prefix: str) -> None:
+    """Entries that are no messages are shown as such, and bytes that are no text are base64 in JSON."""
+    cli.ok("topic", "set", "orders", "--partitions", "1")
+    with server.client() as redis:
+        redis.xadd(f"{prefix}:{{orders.0}}", {"x": "1"})
+        redis.xadd(f"{prefix}:{{orders.0}}", {"data": b"\xff"})
+    lines = cli.ok("tail", "orders").splitlines()
+    assert lines[0].endswith("unreadable: the entry has no field `data`")
+    assert lines[1].endswith(r"\\xff")
+    objects = [json.loads(line) for line in cli.ok("tail", "orders", "--json").splitlines()]
+    assert objects[0]["malformed"] == "the entry has no field `data`"
+    assert objects[1]["data_base64"] == "_w=="
+
+
+def test_members(cli: Cli, app: Path, start: Start) -> None:
+    """Who serves, with handler and partitions; after a stop nobody."""
+    worker = start("worker", "app:broker")
+    worker.expect(" takes ", 2)
+    (member,) = cli.json("member", "list", "orders", "billing")
+    assert (member["handler"], member["is_present"], member["partitions"]) == ("bill", True, [0, 1])
+    assert member["id"] in cli.ok("member", "list")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert cli.ok("member", "list") == "there are no members\n"
+
+
+def test_dead_letters(cli: Cli, dead: str) -> None:
+    """A dead letter is listed, shown without steering the terminal, replayed, and purged after a confirmation."""
+    assert cli.json("dlq", "list") == [{"topic": "orders", "group": "billing", "dead_letters": 1}]
+    assert dead in cli.ok("dlq", "list", "orders", "billing")
+    shown = cli.ok("dlq", "show", "orders", "billing", dead)
+    assert "reason: malformed" in shown
+    assert "data: no json: \\x1b[31m" in shown
+    assert cli.json("dlq", "show", "orders", "billing", dead)["data"] == "no json: \x1b[31m"
+    gone = cli("dlq", "replay", "orders", "billing", "0/1-1")
+    assert (gone.returncode, gone.stderr) == (1, "rsmq: 1 of the 1 ids were not there\n")
+    assert cli("dlq", "show", "orders", "billing", "nonsense").returncode == 2
+    asked = cli("dlq", "purge", "orders", "billing")
+    assert asked.returncode == 2
+    assert cli.json("dlq", "purge", "orders", "billing", "--older-than", "P1D", "--yes") == {"purged": 0}
+    assert cli.json("dlq", "replay", "orders", "billing", dead) == {"replayed": 1}
+    assert cli.json("dlq", "purge", "orders", "billing", "--yes") == {"purged": 0}
+    assert cli.ok("dlq", "list") == "there are no dead letters\n"
+    assert len(cli.ok("tail", "orders").splitlines()) == 2
+
+
+def test_doctor_is_content(cli: Cli) -> None:
+    """A fit server: what it is, what it costs, exit code 0."""
+    text = cli.ok("doctor")
+    assert "Valkey 9" in text
+    assert "none: a restart of the server loses every message" in text
+    assert "fit to use, 1 warnings" in text
+    state = cli.json("doctor")
+    assert state["is_hiredis_used"] is True
+    assert {"level": "ok", "topic": "eviction", "text": "noeviction"} in state["findings"]
+
+
+def test_doctor_refuses(cli: Cli) -> None:
+    """A server that would throw messages away is exit code 1, with what to do; its password is nobody's business."""
+    with Server("--maxmemory-policy", "allkeys-lru", password="secret", tcp=True) as server:
+        result = cli("doctor", "--url", server.url)
+        refused = cli("publish", "orders", "1", "--url", server.url)
+    assert result.returncode == 1
+    assert "CONFIG SET maxmemory-policy noeviction" in result.stdout
+    assert "secret" not in result.stdout + result.stderr
+    assert refused.returncode == 2
+    assert "the server would delete messages" in refused.stderr
+
+
+def test_server_in_the_foreground(cli: Cli, start: Start, tmp_path: Path) -> None:
+    """`rsmq server` prints where it is, serves commands without RSMQ_URL, and ends with Ctrl-C."""
+    del cli.environment["RSMQ_URL"]
+    cli.environment["XDG_STATE_HOME"] = str(tmp_path / "state")
+    (tmp_path / "pyproject.toml").touch()
+    server = start("server", "--json")
+    place = json.loads(server.expect('"url"')[0])
+    assert place["directory"].startswith(str(tmp_path))
+    cli.ok("publish", "orders", "1")
+    assert len(cli.ok("tail", "orders", "--url", place["url"]).splitlines()) == 1
+    assert "(embedded, in " in cli.ok("doctor")
+    server.signal(signal.SIGINT)
+    assert server.end() == 0
+
+
+def test_version(cli: Cli) -> None:
+    """The version of the package."""
+    assert cli.ok("--version").startswith("rsmq ")

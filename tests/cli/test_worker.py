@@ -1,0 +1,221 @@
+"""`rsmq worker` as an operator meets it: signals, deaths, restarts, and mistakes in the user's module."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, Running, is_alive
+from tests.servers import wait_until
+
+Start = Callable[..., Running]
+
+
+def hold(cli: Cli, number: int = 1, key: str = "a") -> None:
+    """Publish a message whose handler runs until there is a file `go`."""
+    cli.ok("publish", "orders", f'{{"n": {number}, "hold": true}}', "--key", key)
+
+
+def go(cli: Cli) -> None:
+    """Let the handlers that are held finish."""
+    (cli.directory / "go").touch()
+
+
+def test_sigterm_lets_what_runs_finish(cli: Cli, start: Start, app: Path) -> None:
+    """After SIGTERM a running handler finishes, its message is settled, and the exit code is 0."""
+    worker = start("worker", "app:broker")
+    hold(cli)
+    worker.expect("started 1")
+    worker.signal(signal.SIGTERM)
+    worker.expect("stopping")
+    go(cli)
+    assert worker.end() == 0
+    assert worker.matching("finished 1")
+    group = cli.json("group", "show", "orders", "billing")
+    assert (group["pending"], group["lag"], group["members"]) == (0, 0, [])
+
+
+def test_second_sigterm_stops_now(cli: Cli, start: Start, app: Path) -> None:
+    """A second SIGTERM cancels what runs and hands it back: it is redelivered, not lost."""
+    worker = start("worker", "app:broker")
+    hold(cli)
+    worker.expect("started 1")
+    worker.signal(signal.SIGTERM)
+    worker.expect("stopping")
+    worker.signal(signal.SIGINT)
+    assert worker.end() == 0
+    assert not worker.matching("finished")
+    go(cli)
+    start("worker", "app:broker").expect("finished 1")
+
+
+def test_grace_is_bounded(cli: Cli, start: Start, app: Path) -> None:
+    """With a grace of nothing one SIGTERM is enough."""
+    worker = start("worker", "app:broker", "--grace", "PT0S")
+    hold(cli)
+    worker.expect("started 1")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert not worker.matching("finished")
+
+
+def test_quiet_takes_nothing_new(cli: Cli, start: Start, app: Path) -> None:
+    """After SIGUSR1 what runs is finished and what comes then is left to others."""
+    worker = start("worker", "app:broker")
+    hold(cli)
+    worker.expect("started 1")
+    worker.signal(signal.SIGUSR1)
+    worker.expect("quiet")
+    cli.ok("publish", "orders", '{"n": 2}', "--key", "b")
+    go(cli)
+    assert worker.end() == 0
+    assert worker.matching("finished 1")
+    assert not worker.matching("started 2")
+
+
+def test_third_signal_leaves_although_the_loop_is_blocked(cli: Cli, start: Start, app: Path) -> None:
+    """A handler that blocks the event loop cannot keep an operator from ending the process."""
+    app.write_text(app.read_text().replace("await asyncio.sleep(0.01)", "time.sleep(0.01)"))
+    worker = start("worker", "app:broker")
+    hold(cli)
+    worker.expect("started 1")
+    for _ in range(3):
+        worker.signal(signal.SIGTERM)
+        wait_until(lambda: not pending_signal(worker.process.pid), "the signal has been taken")
+    assert worker.end() == 128 + signal.SIGTERM
+
+
+def test_stuck_thread_does_not_keep_the_process(cli: Cli, start: Start, app: Path) -> None:
+    """A plain function cannot be cancelled: after the grace the process leaves without its thread."""
+    source = app.read_text().replace("async def", "def").replace("await asyncio.sleep(0.01)", "time.sleep(0.01)")
+    app.write_text(source)
+    worker = start("worker", "app:broker", "--grace", "PT0S")
+    hold(cli)
+    worker.expect("started 1")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert not worker.matching("finished")
+
+
+def test_dead_child_is_restarted(cli: Cli, start: Start, app: Path) -> None:
+    """A child that was killed is started again, its death is logged, and its message is handled."""
+    parent = start("worker", "app:broker", "--processes", "2")
+    parent.expect(" serves ", 2)
+    hold(cli)
+    victim = int(parent.expect("started 1")[0].split()[2])
+    os.kill(victim, signal.SIGKILL)
+    parent.expect("was killed by SIGKILL")
+    parent.expect(" has pid ", 3)
+    go(cli)
+    parent.expect("finished 1")
+    parent.signal(signal.SIGTERM)
+    assert parent.end() == 0
+    assert not any(is_alive(pid) for pid in parent.pids)
+
+
+def test_no_child_outlives_its_parent(cli: Cli, start: Start, app: Path) -> None:
+    """When the parent is killed the children stop gracefully: what runs is finished first."""
+    parent = start("worker", "app:broker", "--processes", "2")
+    parent.expect(" serves ", 2)
+    hold(cli)
+    parent.expect("started 1")
+    parent.signal(signal.SIGKILL)
+    parent.expect("the parent is gone", 2)
+    go(cli)
+    wait_until(lambda: not any(map(is_alive, parent.pids)), "no child is left")
+    parent.expect("finished 1")
+
+
+def test_parent_passes_signals_on(cli: Cli, start: Start, app: Path) -> None:
+    """SIGTERM to the parent stops all children within the grace, a second one now."""
+    parent = start("worker", "app:broker", "--processes", "2")
+    parent.expect(" serves ", 2)
+    hold(cli)
+    parent.expect("started 1")
+    parent.signal(signal.SIGTERM)
+    parent.expect("rsmq.worker", 2)
+    parent.expect("stopping", 3)
+    parent.signal(signal.SIGTERM)
+    assert parent.end() == 0
+    assert not parent.matching("finished")
+    assert not any(is_alive(pid) for pid in parent.pids)
+
+
+def test_mistake_stops_all_and_is_told_once(cli: Cli, start: Start, app: Path) -> None:
+    """A mistake in the configuration ends the parent with exit code 2 and one message, not a loop of restarts."""
+    result = cli("worker", "app:brokr", "--processes", "4")
+    assert result.returncode == 2
+    assert result.stderr.count("did you mean app:broker?") == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_reload_replaces_the_children(cli: Cli, start: Start, app: Path) -> None:
+    """With --reload changed code runs without a restart by hand, also after it was broken for a while."""
+    parent = start("worker", "app:broker", "--reload")
+    parent.expect(" serves ")
+    source = app.read_text()
+    app.write_text("broker = (")
+    parent.expect("waits for a change")
+    app.write_text(source.replace('"finished"', '"done with"'))
+    cli.ok("publish", "orders", '{"n": 7}')
+    parent.expect("done with 7")
+    parent.signal(signal.SIGINT)
+    assert parent.end() == 0
+
+
+def test_logs_can_be_json(cli: Cli, start: Start, app: Path) -> None:
+    """With --json every line that is logged is an object."""
+    worker = start("worker", "app:broker", "--json")
+    assert worker.expect('"logger":"rsmq.worker"')[0].startswith("{")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+
+
+MISTAKES = {
+    "app": "names no broker: write MODULE:BROKER",
+    "app.py:broker": "names a file: write app:broker",
+    "ap:broker": "did you mean app?",
+    "app:brokr": "did you mean app:broker?",
+    "app:number": "app:number is a int, not a Broker: did you mean app:broker?",
+    "deep:broker": "deep.py:2: import no_such_thing: ModuleNotFoundError: No module named 'no_such_thing'",
+    "syntax:broker": "syntax.py:1: SyntaxError",
+    "handler:broker": 'handler.py:3: @broker.handler("orders", group="a:b"): group name \'a:b\' is not allowed',
+    "empty:broker": "empty:broker has no handler",
+}
+
+
+@pytest.mark.parametrize(("target", "text"), MISTAKES.items(), ids=MISTAKES)
+def test_mistake_is_explained(cli: Cli, app: Path, target: str, text: str) -> None:
+    """What is wrong with the module is one line that says where and what to write, with exit code 2."""
+    app.write_text(app.read_text() + "\nnumber = 1\n")
+    (cli.directory / "deep.py").write_text("\nimport no_such_thing\n")
+    (cli.directory / "syntax.py").write_text("broker = (\n")
+    (cli.directory / "empty.py").write_text("from rsmq import Broker\nbroker = Broker()\n")
+    (cli.directory / "handler.py").write_text(
+        'from rsmq import Broker\nbroker = Broker()\n@broker.handler("orders", group="a:b")\nasync def f(x: dict): ...\n'
+    )
+    result = cli("worker", target)
+    assert result.returncode == 2, result.stderr
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_unreachable_server_is_one_line(cli: Cli, app: Path) -> None:
+    """A worker whose server is away says so and fails with exit code 1, after it has tried again."""
+    away = "redis://:secret@127.0.0.1:1/0"
+    result = cli("worker", "app:broker", RSMQ_URL=away, RSMQ_UNAVAILABLE_TIMEOUT="PT0.2S")
+    assert result.returncode == 1
+    assert "no answer from the server at redis://:***@127.0.0.1:1/0" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "secret" not in result.stderr
+
+
+def pending_signal(pid: int) -> bool:
+    """Whether the kernel has a signal for a process that it has not taken yet."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return any(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
