@@ -64,7 +64,7 @@ async def test_asking_changes_nothing(inspector: Inspector, client: Client, keys
 
 
 async def test_what_is_where(inspector: Inspector, settings: Settings) -> None:
-    """Delivered, in hand, parked, dead and delayed messages are each counted where they are, beside owner and member."""
+    """Messages delivered, in hand, parked, dead and delayed are counted where they are, beside owner and member."""
     broker, held, seen = Broker(settings), anyio.Event(), list[int]()
 
     @broker.handler("orders", group="billing", partitions=1, ordering="none")
@@ -142,7 +142,7 @@ async def test_server_facts(inspector: Inspector, settings: Settings) -> None:
     async with Broker(settings) as broker:
         await broker.publish("orders", {"n": 1})
     state = await inspector.server()
-    assert state.server.startswith("Valkey 9")
+    assert state.server.startswith(("Valkey ", "Redis "))
     assert state.url == settings.url
     assert (state.topics, state.groups) == (1, 0)
     assert timedelta(0) < state.round_trip < timedelta(seconds=5)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -21,6 +20,7 @@ from rsmq.cli.server import server
 from rsmq.cli.tail import tail
 from rsmq.cli.worker import worker
 from rsmq.errors import ConfigError, RsmqError
+from rsmq.inspector import installed
 
 app = typer.Typer(
     help="A message queue on Redis Streams: run workers, publish, look, repair.",
@@ -61,7 +61,7 @@ add_demo()
 def show_version(wanted: bool) -> None:
     """Print it and leave."""
     if wanted:
-        typer.echo(f"rsmq {version('rsmq')}")
+        typer.echo(f"rsmq {installed('rsmq')}")
         raise typer.Exit
 
 

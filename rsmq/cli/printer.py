@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,7 +34,7 @@ def complain(text: str) -> None:
 
 def dump(value: Any, *, is_line: bool = False) -> None:
     """Anything as JSON: dataclasses as objects, times in ISO 8601. `is_line`: one object a line."""
-    text = to_json(value, indent=None if is_line else 2, bytes_mode="base64", fallback=str)
+    text = to_json(value, indent=None if is_line else 2, fallback=str)
     typer.echo(text.decode())
 
 
@@ -95,4 +96,4 @@ def as_data(data: bytes | None) -> dict[str, Any]:
     try:
         return {"data": None if data is None else data.decode()}
     except UnicodeDecodeError:
-        return {"data_base64": data}
+        return {"data_base64": b64encode(data or b"").decode()}

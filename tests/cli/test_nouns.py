@@ -12,7 +12,7 @@ import typer.main
 
 from rsmq.cli import app as commands
 from tests.cli.conftest import Cli, Running
-from tests.servers import Server
+from tests.servers import Server, wait_until
 
 Start = Callable[..., Running]
 
@@ -45,11 +45,11 @@ def dead(cli: Cli, app: Path, start: Start) -> str:
     worker = start("worker", "app:broker")
     cli.ok("publish", "orders", "--text", "no json: \x1b[31m", "--key", "k")
     worker.expect(" serves ")
-    while not (letters := cli.json("dlq", "list", "orders", "billing")):
-        pass
+    wait_until(lambda: cli.json("dlq", "list", "orders"), "there is a dead letter")
+    (letter,) = cli.json("dlq", "list", "orders", "billing")
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
-    return str(letters[0]["id"])
+    return str(letter["id"])
 
 
 def test_every_command_has_an_example_and_its_options() -> None:
@@ -230,10 +230,10 @@ def test_tail_shows_what_cannot_be_read(cli: Cli, server: Server, prefix: str) -
         redis.xadd(f"{prefix}:{{orders.0}}", {"data": b"\xff"})
     lines = cli.ok("tail", "orders").splitlines()
     assert lines[0].endswith("unreadable: the entry has no field `data`")
-    assert lines[1].endswith(r"\\xff")
+    assert lines[1].endswith(r" \xff")
     objects = [json.loads(line) for line in cli.ok("tail", "orders", "--json").splitlines()]
     assert objects[0]["malformed"] == "the entry has no field `data`"
-    assert objects[1]["data_base64"] == "_w=="
+    assert objects[1]["data_base64"] == "/w=="
 
 
 def test_members(cli: Cli, app: Path, start: Start) -> None:

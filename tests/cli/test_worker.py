@@ -196,7 +196,7 @@ def test_mistake_is_explained(cli: Cli, app: Path, target: str, text: str) -> No
     (cli.directory / "syntax.py").write_text("broker = (\n")
     (cli.directory / "empty.py").write_text("from rsmq import Broker\nbroker = Broker()\n")
     (cli.directory / "handler.py").write_text(
-        'from rsmq import Broker\nbroker = Broker()\n@broker.handler("orders", group="a:b")\nasync def f(x: dict): ...\n'
+        'from rsmq import Broker\nbroker = Broker()\n@broker.handler("orders", group="a:b")\nasync def f(x: str): ...\n'
     )
     result = cli("worker", target)
     assert result.returncode == 2, result.stderr
@@ -213,6 +213,15 @@ def test_unreachable_server_is_one_line(cli: Cli, app: Path) -> None:
     assert "no answer from the server at redis://:***@127.0.0.1:1/0" in result.stderr
     assert "Traceback" not in result.stderr
     assert "secret" not in result.stderr
+
+
+def test_stop_while_the_server_is_away(cli: Cli, start: Start, app: Path) -> None:
+    """A worker that still waits for its server has nothing to hand back: one SIGTERM ends it."""
+    cli.environment["RSMQ_URL"] = "redis://127.0.0.1:1/0"
+    worker = start("worker", "app:broker", "--log-level", "debug")
+    worker.expect("Using selector")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
 
 
 def pending_signal(pid: int) -> bool:
