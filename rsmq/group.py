@@ -23,7 +23,7 @@ async def join_group(client: Client, keys: Keys, topic: Partitioned, group: str,
         raise ConfigError(
             f"group {group!r} of topic {topic.name!r} has distribution {found!r}, not {distribution!r}: mixed members "
             f"would break each other's promises. Use another group name, or stop all members and run "
-            f"`rsmq group reset {topic.name} {group}`"
+            f"`rsmq group reset {topic.name} {group} --to earliest`"
         )
 
 

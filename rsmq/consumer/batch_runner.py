@@ -69,9 +69,10 @@ class BatchRunner(Runner):
 
     async def _started(self, picked: list[Message]) -> list[Message]:
         """Those that may be handled: the lease is held, the attempt charged, the payload readable."""
-        batch, now, decode = [], monotonic(), self.handler.decode
+        batch, now, decode, is_late = list[Message](), monotonic(), self.handler.decode, False
         for message in picked:
             lane: Lane = message.origin  # type: ignore[assignment]
+            is_late = is_late or message.is_redelivered
             if now >= lane.lease.deadline or (message.is_redelivered and not await self._settler.start(message, lane)):
                 self._leave(message, lane)
                 continue
@@ -82,7 +83,15 @@ class BatchRunner(Runner):
                 self._leave(message, lane)
                 continue
             batch.append(message)
-        return batch
+        return self._still_ours(batch) if is_late else batch
+
+    def _still_ours(self, batch: list[Message]) -> list[Message]:
+        """Without those whose lease has gone while the others were being charged."""
+        now = monotonic()
+        for message in batch:
+            if now >= message.origin.lease.deadline:  # type: ignore[attr-defined]
+                self._leave(message, message.origin)  # type: ignore[arg-type]
+        return [message for message in batch if now < message.origin.lease.deadline]  # type: ignore[attr-defined]
 
     async def _handle(self, slot: Slot, batch: list[Message], heads: list[Message]) -> None:
         slot.messages, slot.started = batch, monotonic()
@@ -136,6 +145,9 @@ class BatchRunner(Runner):
         """
         lane: Lane = row[0][0].origin  # type: ignore[assignment]
         for at, (message, outcome) in enumerate(row):
+            if isinstance(outcome, Abandoned) and outcome.reason == "lost" and lane.lease.is_held():
+                self._again([each for each, _ in row[at:]], lane)
+                return True
             if isinstance(outcome, Abandoned):
                 self._leave(message, lane)
                 await self._return(message, lane, outcome.reason)
@@ -153,9 +165,20 @@ class BatchRunner(Runner):
             if isinstance(decision, Bury):
                 await self._bury(message, lane, decision)
             else:
-                self._done(message, lane)
+                await self._settle(message, lane)
             self._leave(message, lane)
         return False
+
+    def _again(self, row: list[Message], lane: Lane) -> None:
+        """The batch was cancelled because it had messages of another lane, one that is lost: these are still ours."""
+        lane.running -= len(row)
+        for message in row:
+            message.is_redelivered = True
+        head, *later = row
+        if later:
+            assert head.routing_key is not None
+            lane.waiting.setdefault(head.routing_key, deque()).extendleft(reversed(later))
+        self.queue.again(head)
 
     def _done(self, message: Message, lane: Lane) -> None:
         if not lane.done:

@@ -185,7 +185,10 @@ class Consumer:
         await self._hand_back_unstarted(lanes)
         with anyio.move_on_after(self._settings.command_timeout.total_seconds()):
             await self._settler.drained(lanes)
-            await self._release(lanes)
+            try:
+                await self._release(lanes)
+            except BrokerError as error:
+                log.warning("leases are not given back, they run out: %s", error)
 
     async def _hand_back_unstarted(self, lanes: list[Lane]) -> None:
         for lane in lanes:

@@ -59,6 +59,7 @@ class Fetcher:
         self._wire = Wire(client)
         self._size = float(FIRST_SIZE)
         self._changed = asyncio.Event()
+        self._last_reader = ""
         self._blocked = False
         self._cycle_done = asyncio.Event()
         self.is_paused = False
@@ -101,7 +102,15 @@ class Fetcher:
     async def _connect(self) -> None:
         if not self._wire.is_open:
             await self._wire.open()
+            await self._end_ghost()
             self.ready.set()
+
+    async def _end_ghost(self) -> None:
+        """A read that is still on its way on our last connection must not be answered: nobody would get the answer."""
+        client_id, _, address = self._last_reader.partition(" ")
+        self._last_reader = self.reader
+        if client_id:
+            await self._wire.exchange([pack(("CLIENT", "KILL", "ID", client_id, "ADDR", address))])
 
     async def _lost_connection(self, *, close: bool) -> None:
         self._blocked = False
@@ -169,7 +178,7 @@ class Fetcher:
         if isinstance(reply, Exception):
             raise reply
         if reply:
-            await self._offer(reply)
+            await self._offer(reply, lanes)
         self._finish_cycle()
 
     async def _confirm(self, batches: list[Batch], replies: list[Any]) -> None:
@@ -191,8 +200,11 @@ class Fetcher:
             + (">",) * len(lanes)
         )
 
-    async def _offer(self, reply: list[Any]) -> None:
-        by_stream = {lane.stream.encode(): lane for lane in self._lanes.values()}
+    async def _offer(self, reply: list[Any], lanes: list[Lane]) -> None:
+        """What was read for `lanes`. One that is gone, or a new one of the same partition, takes nothing from it: it
+        would overtake what is pending, which the owner takes over first."""
+        by_stream = {lane.stream.encode(): lane for lane in lanes if self._lanes.get(lane.partition) is lane}
+        unreadable: list[tuple[Lane, bytes, Malformed]] = []
         group = self._group.encode()
         for stream, rows in reply:
             lane = by_stream.get(stream)
@@ -204,7 +216,7 @@ class Fetcher:
                 try:
                     message = Message(lane, entry_id, fields)
                 except Malformed as error:
-                    await self._bury(lane, entry_id, error)
+                    unreadable.append((lane, entry_id, error))
                     continue
                 size += len(message.data)
                 if message.addressee is not None and message.addressee != group:
@@ -216,6 +228,8 @@ class Fetcher:
             self._size += 0.2 * (size / max(1, len(rows)) + 64 - self._size)
             self._queue.offer(lane, messages)
         self._stats["reads"] += 1
+        for lane, entry_id, why in unreadable:
+            await self._bury(lane, entry_id, why)
 
     async def _bury(self, lane: Lane, entry_id: bytes, error: Malformed) -> None:
         log.warning("entry %s of %s is no message: %s", entry_id.decode(), lane.stream, error)

@@ -68,6 +68,10 @@ class Queue:
         elif behind is not None:
             del lane.waiting[key]
 
+    def again(self, message: Message) -> None:
+        """A message that is in hand and holds its key starts once more."""
+        self._admit(message)
+
     def park(self, message: Message, lane: Lane) -> None:
         """Keep a failed message and its key out of the way until `resume`."""
         key = message.routing_key

@@ -51,13 +51,17 @@ class Reclaimer:
         source = "" if lane.epoch else self._member
         lane.cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
 
-    async def adopt(self, lane: Lane, room: int, *, source: str = "") -> None:
-        """Shared distribution: take what nobody has touched for a lease, or all that a dead member left."""
+    async def adopt(self, lane: Lane, room: int, *, source: str = "") -> bool:
+        """Shared distribution: take a page of what nobody has touched for a lease, or of what a dead member left.
+
+        True when it was the last page.
+        """
         start = START if source else lane.idle_cursor
         idle_ms = to_ms(self._settings.lease_ttl)
         cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
         if not source:
             lane.idle_cursor = cursor or START
+        return cursor is None
 
     async def _claim(
         self, lane: Lane, cursor: bytes, room: int, *, idle_ms: int, source: str, reader: str

@@ -16,7 +16,7 @@ from rsmq.clock import monotonic
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
-from rsmq.errors import HandlerTimeout
+from rsmq.errors import BrokerError, HandlerTimeout
 from rsmq.handler import Call, Handler
 from rsmq.message import Message
 from rsmq.retry import Ack, Bury, Park, decide, describe
@@ -127,7 +127,11 @@ class Runner:
     async def _sleep(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._idle.append(waiter)
-        await waiter
+        try:
+            await waiter
+        finally:
+            if waiter in self._idle:  # it was cancelled: the end of a batch's linger
+                self._idle.remove(waiter)
 
     async def wait_for_space(self, low: int) -> None:
         """Wait until at most `low` messages are in hand."""
@@ -151,37 +155,43 @@ class Runner:
                 message = ready.popleft()
                 lane: Lane = message.origin  # type: ignore[assignment]
                 slot.started = now = monotonic()
-                if now >= lane.lease.deadline or (message.is_redelivered and not await settler.start(message, lane)):
+                lane.running += 1  # from here to its settlement: who hands the lane over waits for that
+                if now >= lane.lease.deadline or (
+                    message.is_redelivered and not await self._charge(slot, message, lane)
+                ):
+                    lane.running -= 1
                     self._drop(message, lane)
                     continue
                 slot.messages = (message,)
-                lane.running += 1
                 try:
                     message.payload = decode(message)
                     await call(message)
                 except BaseException as error:
-                    lane.running -= 1
-                    await self._end(slot, message, lane, error)
+                    try:
+                        await self._end(slot, message, lane, error)
+                    finally:
+                        lane.running -= 1
                     continue
-                lane.running -= 1
                 if slot.reason is not None:
                     slot.end()
                 slot.messages = ()
-                done = lane.done
-                if not done:
-                    settler.note(lane)
-                done.append(message.entry_id)
-                key = message.routing_key
                 if message.is_redelivered:
+                    await self._settle(message, lane)
                     queue.finish(message, lane)
                 else:
+                    done = lane.done
+                    if not done:
+                        settler.note(lane)
+                    done.append(message.entry_id)
                     queue.in_hand -= 1
+                    key = message.routing_key
                     if ordered and key is not None:
                         behind = lane.waiting.get(key)
                         if behind:
                             queue.release(lane, key)
                         elif behind is not None:
                             del lane.waiting[key]
+                lane.running -= 1
                 if self.is_starved:
                     self._made_space()
                 if now - turn > TURN:
@@ -189,6 +199,21 @@ class Runner:
                     turn = monotonic()
             await self._sleep()
             turn = monotonic()
+
+    async def _charge(self, slot: Slot, message: Message, lane: Lane) -> bool:
+        """Charge the attempt of a redelivered message. False: do not start it; the lease may have gone meanwhile."""
+        is_ours = await self._settler.start(message, lane)
+        slot.started = monotonic()
+        return is_ours and slot.started < lane.lease.deadline
+
+    async def _settle(self, message: Message, lane: Lane) -> None:
+        """It is done. A suspect is settled before the next one starts, which may end this process."""
+        if message.is_suspect:
+            await self._settler.settle(message, lane)
+            return
+        if not lane.done:
+            self._settler.note(lane)
+        lane.done.append(message.entry_id)
 
     def _drop(self, message: Message, lane: Lane) -> None:
         """Do not start it. A lease that has once run out here stays lost: what is behind must not overtake."""
@@ -232,7 +257,10 @@ class Runner:
     async def _return(self, message: Message, lane: Lane, reason: str) -> None:
         """A planned stop hands it back; of a lost lease the new owner takes it over."""
         if reason == "stop":
-            await self._settler.hand_back(lane, [message])
+            try:
+                await self._settler.hand_back(lane, [message])
+            except BrokerError as error:
+                log.warning("%s is redelivered after the lease: %s", message, error)
 
     async def settle_failure(self, message: Message, lane: Lane, error: Exception) -> None:
         """Carry out the decision for one failed message."""
@@ -279,7 +307,7 @@ class Runner:
     def cancel_lane(self, lane: Lane, reason: str) -> None:
         """Cancel what runs for a lane: its lease is lost, or the grace of a stop is over."""
         for slot in self._slots:
-            if slot.messages and slot.messages[0].origin is lane:
+            if any(message.origin is lane for message in slot.messages):
                 slot.cancel(reason)
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError
 from rsmq.clock import now_ms, to_ms
 from rsmq.connect import Client
 from rsmq.consumer.lane import Lane
-from rsmq.errors import BrokerError, BrokerUnavailable
+from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing
 from rsmq.message import Message
 from rsmq.retry import Bury
 from rsmq.script import (
@@ -166,6 +166,12 @@ class Settler:
         args = (message.entry_id, message.attempt - 1)
         return await self._decided(START_MESSAGE, lane, (), args, message.entry_id)
 
+    async def settle(self, message: Message, lane: Lane) -> None:
+        """Acknowledge one message now, and return when the server has said so."""
+        if await self._decided(SETTLE_MESSAGES, lane, (), (message.entry_id,), message.entry_id):
+            lane.held.discard(message.entry_id)
+            self._stats["settled"] += 1
+
     async def park(self, message: Message, lane: Lane, delay: timedelta, *, keep_pending: bool) -> bool:
         """Put a failed message aside for its next attempt."""
         args = (message.entry_id, message.attempt, to_ms(delay), int(keep_pending))
@@ -188,10 +194,10 @@ class Settler:
     async def hand_back(self, lane: Lane, messages: list[Message]) -> None:
         """Return messages that did not run to the end: a planned stop is no attempt."""
         charged = [(message.entry_id, message.attempt - 1) for message in messages]
+        lane.held.difference_update(entry_id for entry_id, _ in charged)  # also when the server does not hear of it
         for at in range(0, len(charged), 500):
             args = [value for pair in charged[at : at + 500] for value in pair]
             await HAND_BACK(self._client, (lane.stream, lane.lease_key), (self._member, lane.epoch, self._group, *args))
-        lane.held.difference_update(entry_id for entry_id, _ in charged)
         self._stats["handed_back"] += len(charged)
 
     async def _decided(
@@ -205,6 +211,12 @@ class Settler:
             except BrokerUnavailable as error:
                 log.warning("%s waits: %s", script.name, error)
                 await asyncio.sleep(0.1)
+                continue
+            except GroupMissing:
+                return False  # it is made again from the start: the message comes again
+            except BrokerError as error:  # a foreign type under one of our keys: an operator can mend it meanwhile
+                log.error("%s of %s fails: %s", script.name, lane.stream, error)
+                await asyncio.sleep(1)
                 continue
             if reply[0] == STALE_EPOCH:
                 self._stats["refused"] += 1

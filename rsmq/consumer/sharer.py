@@ -59,10 +59,10 @@ class Sharer:
             self._open()
             try:
                 await self._fetcher.interrupt() if self._fresh() else None
-                newly_gone = self._membership.absent - adopted
-                for member in newly_gone:
-                    await self._adopt(source=member)
-                adopted = self._membership.absent
+                adopted &= self._membership.absent
+                for member in self._membership.absent - adopted:
+                    if await self._adopt(source=member):
+                        adopted |= {member}
                 if monotonic() >= look_again:
                     await self._adopt()
                     look_again = monotonic() + self._patience / 4
@@ -86,12 +86,17 @@ class Sharer:
     def _fresh(self) -> bool:
         return any(lane.cursor is not None for lane in self._lanes.values())
 
-    async def _adopt(self, source: str = "") -> None:
+    async def _adopt(self, source: str = "") -> bool:
+        """One page of every partition; True when nothing is left."""
+        is_all = True
         for lane in list(self._lanes.values()):
             room = self._settings.prefetch - self._queue.in_hand
-            if room > 0 and lane.lease.is_held():
-                await self._reclaimer.adopt(lane, room, source=source)
+            if room <= 0:
+                is_all = False
+            elif lane.lease.is_held():
+                is_all = await self._reclaimer.adopt(lane, room, source=source) and is_all
         await self._fetcher.kick()
+        return is_all
 
     def __repr__(self) -> str:
         return f"<Sharer {self._topic.name}/{self._handler.group} lanes={len(self._lanes)}>"

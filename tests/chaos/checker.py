@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.chaos.ledger import Event
 
@@ -107,7 +108,8 @@ class Verdict:
     def __str__(self) -> str:
         counts: dict[str, int] = defaultdict(int)
         for each in self.findings:
-            counts[f"{type(each).__name__}{f' ({each.why})' if isinstance(each, MoreThanOnce) and each.why else ''}"] += 1
+            why = f" ({each.why})" if isinstance(each, MoreThanOnce) and each.why else ""
+            counts[type(each).__name__ + why] += 1
         found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         return f"{self.handled} handled; {found or 'nothing to report'}" + "".join(f"\n  {e}" for e in self.faults[:20])
 
@@ -155,7 +157,7 @@ def disorder(events: Iterable[Event]) -> list[Finding]:
     found: list[Finding] = []
     for key, numbers in by_key.items():
         numbers.sort()
-        for earlier, later in zip(numbers, numbers[1:], strict=False):
+        for earlier, later in pairwise(numbers):
             if first_start.get((key, later), first_commit[key, later]) < first_commit[key, earlier]:
                 found.append(OutOfOrder((key, later), (key, earlier)))
     return found

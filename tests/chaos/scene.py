@@ -33,14 +33,14 @@ PATIENCE = 60.0
 class Scene:
     """One run. Everything random comes from the seed; the broker in here only publishes and looks."""
 
-    def __init__(self, path: Path, url: str, seed: int, **job: Any) -> None:
+    def __init__(self, path: Path, server_url: str, seed: int, **job: Any) -> None:
         self.random = random.Random(seed)
         self.ledger = Ledger(path / "ledger")
-        job.setdefault("url", url)
+        job.setdefault("url", server_url)
         self.job = Job(prefix=f"c{uuid.uuid4().hex[:12]}", ledger=str(self.ledger.path), **job)
         self.crew = Crew(self.job, self.ledger)
         self.story = Story(is_ordered=self.job.distribution == "hash")
-        self.broker = Broker(replace(self.job, url=url).settings())
+        self.broker = Broker(replace(self.job, url=server_url).settings())
         self._next: dict[str, int] = {}
         self._stack = AsyncExitStack()
         self._topic: Topic | None = None
@@ -120,6 +120,10 @@ class Scene:
             if event.what == "start" and event.pid in counts and (event.key, event.n) not in commits:
                 counts[event.pid] += 1
         return self.hand_of(max(counts, key=lambda pid: (counts[pid], self.random.random())))
+
+    def starts_of(self, hand: Hand) -> int:
+        """How many handlers a worker has started so far."""
+        return sum(1 for event in self.ledger.events() if event.pid == hand.pid and event.what == "start")
 
     def excuse(self, why: str, *hands: Hand) -> None:
         """Note what was done to workers (all of them if none is named): they may cause duplicates."""

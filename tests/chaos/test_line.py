@@ -43,9 +43,9 @@ async def test_black_hole(scene_on: Scenes, tcp_server: Server, line: Proxy, rep
             line.cut()
             scene.excuse("cut off", far)
             await anyio.sleep(3 * scene.job.lease)  # the outage is the fault under test
-            begun = sum(1 for e in scene.ledger.events() if e.pid == far.pid and e.what == "start")
+            begun = scene.starts_of(far)
             await scene.handles(100)
-            assert begun == sum(1 for e in scene.ledger.events() if e.pid == far.pid and e.what == "start"), "not fenced"
+            assert scene.starts_of(far) == begun, "it has not fenced itself"
             line.mend()
             await scene.handles(300)
         verdict = await scene.verdict()

@@ -83,6 +83,24 @@ async def test_server_stands_still(scene_on: Scenes, own_server: Server, report:
         assert not verdict.faults, verdict
 
 
+async def test_stop_without_the_server(scene_on: Scenes, own_server: Server, report: Report) -> None:
+    """Workers that are asked to stop while the server is away end in order; the next ones go on."""
+    async with scene_on(own_server) as scene:
+        leavers = await scene.crew.hire(2)
+        await scene.burst(400, seconds=0.02)
+        await scene.handles(50)
+        own_server.kill()
+        scene.excuse("the server was away")
+        for leaver in leavers:
+            leaver.terminate()
+        assert [await leaver.ended() for leaver in leavers] == [0, 0], scene.crew.log()
+        await anyio.to_thread.run_sync(own_server.start)
+        await scene.crew.hire(2)
+        verdict = await scene.verdict()
+        report(verdict)
+        assert not verdict.faults, verdict
+
+
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
 async def test_flushall(scene_on: Scenes, own_server: Server, report: Report, distribution: str) -> None:
     """Everything in the server is deleted under load: what is published afterwards flows, without anybody's help."""

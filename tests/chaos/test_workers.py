@@ -20,11 +20,11 @@ Scenes = Callable[..., Scene]
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
 async def test_sigkill(scene_on: Scenes, server: Server, report: Report, distribution: str) -> None:
     """A killed worker's messages run elsewhere long before its lease of 30 s is over; nothing is lost or reordered."""
-    async with scene_on(server, lease=30, distribution=distribution) as scene:
+    async with scene_on(server, lease=30, distribution=distribution, prefetch=4000) as scene:
         await scene.crew.hire(3)
         async with scene.load(seconds=0.01):
             await scene.handles(200)
-            await scene.burst(1500, seconds=0.01)
+            await scene.burst(6000, seconds=0.004)
             victim = scene.busiest()
             victim.kill()
             killed = time.monotonic()

@@ -59,7 +59,7 @@ class Job:
 
 
 async def act(order: dict[str, object], message: Message) -> None:
-    """What the message says: `exit` kills the process, `block` the event loop, `hang` never ends (`hang once`: in time)."""
+    """What the message says: `exit` ends the process, `block` holds the event loop, `hang` never ends."""
     seconds = float(str(order.get("seconds", 0)))
     match order.get("do", "work"):
         case "exit":
