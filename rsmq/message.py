@@ -215,7 +215,7 @@ def entry_fields(
 
 
 def pack_fields(fields: Iterable[bytes | str]) -> bytes:
-    """Fields as one binary string (u32 big-endian length, bytes, repeated): a delayed entry, an oversized dead letter."""
+    """Fields as one binary string (u32 big-endian length, bytes, repeated): for delayed and for oversized entries."""
     raw = (field.encode() if isinstance(field, str) else field for field in fields)
     return b"".join(struct.pack(">I", len(part)) + part for part in raw)
 

@@ -1,0 +1,1 @@
+"""What rsmq promises, one function a promise, through its public API."""

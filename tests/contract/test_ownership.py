@@ -1,0 +1,173 @@
+"""One owner at a time: what has lost its lease can settle nothing. Promise 3."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from rsmq import Broker, Message
+from rsmq.clock import now_ms
+from tests.contract.witness import Witness, lanes, settled, until
+
+
+async def steal(broker: Broker, partition: int, seconds: float = 1.0) -> None:
+    """Another member takes the lease of a partition, for a while."""
+    lease = broker.keys.lease("t", partition, "g")
+    await broker.client.execute_command("HINCRBY", lease, "epoch", 1)
+    await broker.client.execute_command("HSET", lease, "owner", "thief", "until_ms", now_ms() + int(seconds * 1000))
+
+
+async def pending(broker: Broker, partition: int = 0) -> int:
+    """How many messages of a partition are delivered and not settled."""
+    reply = await broker.client.execute_command("XPENDING", broker.keys.stream("t", partition), "g")
+    return int(reply[0])
+
+
+async def test_members_share_the_partitions(make_broker: Callable[..., Broker], witness: Witness) -> None:
+    """Two members own disjoint halves; when one leaves, the other gets its half; no message is handled twice."""
+
+    def member() -> Broker:
+        broker = make_broker()
+
+        @broker.handler("t", group="g")
+        async def handle(order: dict[str, int]) -> None:
+            witness.note(order["n"])
+
+        return broker
+
+    first, second = member(), member()
+    async with first.running():
+        async with second.running():
+            await until(lambda: len(lanes(first)) == 4 and len(lanes(second)) == 4, "each has half")
+            assert lanes(first) | lanes(second) == set(range(8))
+            await first.publish_many("t", [{"n": n} for n in range(200)])
+            await witness.sees(range(200))
+        await until(lambda: len(lanes(first)) == 8, "the first has everything again")
+        await first.publish_many("t", [{"n": n} for n in range(200, 400)])
+        await witness.sees(range(400))
+        await settled(first, "t")
+    assert len(witness.seen) == 400
+
+
+async def test_a_lost_lease_cancels_its_handler(broker: Broker, witness: Witness) -> None:
+    """The handler is cancelled, nothing is settled, and the message comes again when the thief is gone."""
+    began = anyio.Event()
+
+    @broker.handler("t", group="g", partitions=1)
+    async def handle(order: dict[str, int]) -> None:
+        try:
+            began.set()
+            await anyio.sleep(0 if "cancelled" in witness.seen else 600)
+        except asyncio.CancelledError:
+            witness.note("cancelled")
+            raise
+        witness.note(order["n"])
+
+    async with broker.running():
+        await broker.publish("t", {"n": 1})
+        await began.wait()
+        await steal(broker, 0)
+        await witness.sees(["cancelled"])
+        assert await pending(broker) == 1
+        await witness.sees([1])
+        await settled(broker, "t")
+
+
+async def test_a_zombie_cannot_settle(broker: Broker, witness: Witness) -> None:
+    """A handler in a thread cannot be cancelled: when it ends after its lease was lost, its success counts for nothing."""
+    began, go_on = threading.Event(), threading.Event()
+
+    @broker.handler("t", group="g", partitions=1)
+    def handle(order: dict[str, int], message: Message) -> None:
+        began.set()
+        go_on.wait(30)
+        witness.note((order["n"], message.attempt))
+
+    async with broker.running():
+        await broker.publish("t", {"n": 1})
+        await until(began.is_set, "the handler runs")
+        await steal(broker, 0)
+        await until(lambda: 0 not in lanes(broker), "the loss is noticed")
+        go_on.set()
+        await until(lambda: witness.seen, "the zombie ends")
+        assert await pending(broker) == 1
+        await until(lambda: len(witness.seen) == 2, "it is handled by the next owner")
+        await settled(broker, "t")
+
+
+async def test_a_batch_over_several_partitions_with_one_lost(broker: Broker, witness: Witness) -> None:
+    """A batch is cancelled because one of its partitions is lost: the messages of the others are handled again at once."""
+    began, batches = anyio.Event(), list[int]()
+
+    @broker.handler("t", group="g", batch=100, linger=timedelta(milliseconds=50), partitions=2)
+    async def handle(orders: list[dict[str, int]], messages: list[Message]) -> None:
+        batches.append(len(orders))
+        if len(batches) == 1:
+            began.set()
+            await anyio.sleep(600)
+        for order, message in zip(orders, messages, strict=True):
+            witness.note((message.partition, order["n"]))
+
+    async with broker:
+        for n in range(40):
+            await broker.publish("t", {"n": n}, key=f"k{n % 8}")
+        async with broker.running():
+            await began.wait()
+            lost = 1
+            await steal(broker, lost, seconds=600)
+            found = await broker.topics.find("t")
+            assert found is not None
+            kept = await broker.client.execute_command("XRANGE", broker.keys.stream("t", 1 - lost), "-", "+")
+            await until(lambda: len(witness.seen) == len(kept), "the other partition goes on")
+            assert {partition for partition, _ in witness.seen} == {1 - lost}
+            await broker.client.execute_command("HSET", broker.keys.lease("t", lost, "g"), "until_ms", 0)
+            await until(lambda: len(witness.seen) == 40, "the lost partition too, when it is free")
+            await settled(broker, "t")
+
+
+@pytest.mark.parametrize("distribution", ["hash", "shared"])
+async def test_members_that_distribute_otherwise_are_refused(
+    make_broker: Callable[..., Broker], distribution: str
+) -> None:
+    """A group has one distribution: mixed members would break each other's promises."""
+    first, second = make_broker(), make_broker()
+
+    async def handle(_order: dict[str, int]) -> None: ...
+
+    other = {"hash": "shared", "shared": "hash"}[distribution]
+    first.handler("t", group="g", distribution=distribution)(handle)  # type: ignore[arg-type]
+    second.handler("t", group="g", distribution=other)(handle)  # type: ignore[arg-type]
+    async with first.running():
+        with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="distribution"), flatten_subgroups=True):
+            async with second.running():
+                pass
+
+
+async def test_shared_distribution_needs_no_partition_of_its_own(
+    make_broker: Callable[..., Broker], witness: Witness
+) -> None:
+    """Four members, one partition: all of them work, each message is handled once."""
+
+    def member(number: int) -> Broker:
+        broker = make_broker(prefetch=4)
+
+        @broker.handler("t", group="g", distribution="shared", concurrency=2, partitions=1)
+        async def handle(order: dict[str, int]) -> None:
+            await asyncio.sleep(0.01)
+            workers.add(number)
+            witness.note(order["n"])
+
+        return broker
+
+    workers: set[int] = set()
+    async with member(0).running() as first, member(1).running(), member(2).running(), member(3).running():
+        await first.publish_many("t", [{"n": n} for n in range(200)])
+        await witness.sees(range(200))
+        await settled(first, "t")
+    assert workers == {0, 1, 2, 3}
+    assert len(witness.seen) == 200

@@ -1,0 +1,100 @@
+"""A witness: what handlers saw, and waiting for it with a verdict instead of a time-out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import anyio
+
+from rsmq import Broker
+from rsmq.consumer.retention import why_not_trimmed
+
+PATIENCE = 40.0
+"""Seconds: far more than anything here needs, because the machine may be busy."""
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Wait for a state; fail with what was waited for."""
+    with anyio.move_on_after(seconds):
+        while not condition():
+            await anyio.sleep(0.005)
+        return
+    raise AssertionError(f"after {seconds:g} s still not: {what}")
+
+
+class Witness:
+    """Handlers tell it what they have done."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, what: Hashable) -> None:
+        """One thing was done."""
+        self.seen.append(what)
+
+    async def sees(self, expected: Iterable[Hashable], *, again: bool = False) -> None:
+        """Wait until all of it has been seen; once only, unless `again` allows repeats. Other things do not matter."""
+        wanted = set(expected)
+        try:
+            await until(lambda: wanted <= set(self.seen), "everything is seen")
+        except AssertionError:
+            raise AssertionError(f"Never: {sorted(wanted - set(self.seen), key=repr)[:20]}") from None
+        more = {what: count for what, count in Counter(self.seen).items() if count > 1 and what in wanted}
+        assert again or not more, f"MoreThanOnce: {more}"
+
+
+async def settled(broker: Broker, topic: str) -> None:
+    """Wait until no group keeps anything of a topic: not delivered, pending, or waiting for a retry."""
+    found = await broker.topics.find(topic)
+    assert found is not None
+    holds: list[str] = []
+    with anyio.move_on_after(PATIENCE):
+        while True:
+            holds = [
+                f"{topic}.{partition} {hold}"
+                for partition in range(found.partitions)
+                for hold in await why_not_trimmed(broker.client, broker.keys, topic, partition)
+                if hold.is_holding
+            ]
+            if not holds:
+                return
+            await anyio.sleep(0.01)
+    raise AssertionError(f"not settled: {holds}")
+
+
+async def dead(broker: Broker, topic: str, group: str) -> list[tuple[str, bytes | None]]:
+    """Reason and data of a group's dead letters, oldest first."""
+    found = await broker.topics.find(topic)
+    assert found is not None
+    return [(letter.reason, letter.data) async for letter in broker.dead_letters.iterate(found, group)]
+
+
+async def dies(broker: Broker, topic: str, group: str, count: int) -> list[tuple[str, bytes | None]]:
+    """Wait until a group has so many dead letters."""
+    letters: list[tuple[str, bytes | None]] = []
+    with anyio.move_on_after(PATIENCE):
+        while len(letters) < count:
+            letters = await dead(broker, topic, group)
+            await anyio.sleep(0.01)
+    assert len(letters) == count, f"dead letters: {letters}"
+    return letters
+
+
+def lanes(broker: Broker) -> set[int]:
+    """The partitions that the only handler of a running broker owns now."""
+    assert broker.worker is not None
+    (numbers,) = json.loads(broker.worker.status())["lanes"].values()
+    return set(numbers)
+
+
+async def lengths(broker: Broker, topic: str) -> int:
+    """How many entries a topic has in the server."""
+    found = await broker.topics.find(topic)
+    assert found is not None
+    total = 0
+    for partition in range(found.partitions):
+        total += await broker.client.execute_command("XLEN", broker.keys.stream(topic, partition))
+    return total
