@@ -87,8 +87,7 @@ class Consumer:
                 async with anyio.create_task_group() as inner:
                     await inner.start(self._fetcher.run)
                     await inner.start(self._owner().run)
-                    if not self.queue.is_ordered:
-                        await inner.start(self._unparker().run)
+                    await inner.start(self._unparker().run)
                     self.started.set()
                     task_status.started()
                     await self._stopping.wait()

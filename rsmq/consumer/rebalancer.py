@@ -79,7 +79,8 @@ class Rebalancer:
                 await self._membership.wait(tick)
 
     def _assigned(self) -> set[int]:
-        owners = assign(self._topic.partitions, self._membership.live)
+        salt = f"{self._topic.name}/{self._handler.group}"
+        owners = assign(self._topic.partitions, self._membership.live, salt)
         return {partition for partition, owner in owners.items() if owner == self._member}
 
     def _drop_lost(self) -> None:

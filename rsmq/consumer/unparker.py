@@ -1,4 +1,4 @@
-"""Bringing parked messages back when their retry is due (without key order; with it, the owner keeps a timer itself)."""
+"""Bringing parked messages back when their retry is due. Those that hold a key stay pending, and have a timer here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SHARED_LOOK = 0.5
 
 
 class Unparker:
-    """Asks the server only when something is due: an owner knows what it parked, sharers look twice a second."""
+    """Asks the server only when something is due: an owner knows what it parked, sharers look twice a second.
+
+    A lane is looked at when all that is pending there is in hand: what holds a key is then known, and skipped.
+    """
 
     def __init__(
         self, settings: Settings, lanes: Mapping[int, Lane], queue: Queue, reclaimer: Reclaimer, runner: Runner

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping
 import mmh3
 
 
-def assign(partitions: int, members: Mapping[str, float] | Iterable[str]) -> dict[int, str]:
+def assign(partitions: int, members: Mapping[str, float] | Iterable[str], salt: str = "") -> dict[int, str]:
     """Rendezvous hashing with a load bound: partition -> member.
 
     Every partition has exactly one owner; loads differ from the members' shares (equal, or by weight) by less than one;
-    the order of `members` does not matter; a join or leave moves little. Without members the result is empty.
+    the order of `members` does not matter; a join or leave moves little. Without members the result is empty. `salt` (the
+    group) keeps a member that gets one more in one group from getting one more in all.
     """
     weights = dict(members) if isinstance(members, Mapping) else dict.fromkeys(members, 1.0)
     if not weights:
         return {}
-    room = quotas(partitions, weights)
+    room = quotas(partitions, weights, salt)
     pairs = sorted(
-        ((mmh3.hash64(f"{member}/{partition}", signed=False)[0], partition, member)
+        ((mmh3.hash64(f"{salt}/{member}/{partition}", signed=False)[0], partition, member)
          for member in weights for partition in range(partitions)),
         reverse=True,
     )  # fmt: skip
@@ -30,14 +31,15 @@ def assign(partitions: int, members: Mapping[str, float] | Iterable[str]) -> dic
     return owners
 
 
-def quotas(partitions: int, weights: Mapping[str, float]) -> dict[str, int]:
+def quotas(partitions: int, weights: Mapping[str, float], salt: str = "") -> dict[str, int]:
     """How many partitions each member gets: largest remainders, ties by a hash that no member controls."""
     total = sum(weights.values())
     shares = {member: partitions * weight / total for member, weight in weights.items()}
     counts = {member: int(share) for member, share in shares.items()}
     left = partitions - sum(counts.values())
     ranked = sorted(
-        weights, key=lambda member: (round(counts[member] - shares[member], 9), mmh3.hash64(member)[0], member)
+        weights,
+        key=lambda member: (round(counts[member] - shares[member], 9), mmh3.hash64(f"{salt}/{member}")[0], member),
     )
     for member in ranked[:left]:
         counts[member] += 1

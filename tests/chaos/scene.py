@@ -26,6 +26,8 @@ from tests.chaos.worker import GROUP, TOPIC, Job
 
 IS_LONG = os.environ.get("CHAOS") == "long"
 LOAD = 3 if IS_LONG else 1
+FAILING = 0.03
+"""The part of all messages whose first attempt fails."""
 PATIENCE = 60.0
 """Seconds that a scene may take to settle everything after the last fault: far more than any of them needs."""
 
@@ -85,7 +87,10 @@ class Scene:
         async with anyio.create_task_group() as together:
             for _ in range(count):
                 key = f"k{self.random.randrange(keys)}"
-                together.start_soon(lambda key=key: self.publish(key, seconds=self.random.random() * 2 * seconds))
+                order: dict[str, object] = {"seconds": self.random.random() * 2 * seconds}
+                if self.random.random() < FAILING:
+                    order["do"] = "fail once"
+                together.start_soon(lambda key=key, order=order: self.publish(key, **order))
 
     # -- waiting --------------------------------------------------------------------------------------------------
 

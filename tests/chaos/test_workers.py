@@ -35,9 +35,10 @@ async def test_sigkill(scene_on: Scenes, server: Server, report: Report, distrib
         assert not verdict.faults, verdict
 
 
-async def test_pause_longer_than_the_lease(scene_on: Scenes, server: Server, report: Report) -> None:
+@pytest.mark.parametrize("distribution", ["hash", "shared"])
+async def test_pause_longer_than_the_lease(scene_on: Scenes, server: Server, report: Report, distribution: str) -> None:
     """A worker that sleeps for two leases under load is replaced; awake again it spoils nothing."""
-    async with scene_on(server) as scene:
+    async with scene_on(server, distribution=distribution) as scene:
         await scene.crew.hire(3)
         async with scene.load(seconds=0.01):
             await scene.handles(200)
@@ -70,9 +71,10 @@ async def test_pause_shorter_than_the_lease(scene_on: Scenes, server: Server, re
         assert not verdict.faults, verdict
 
 
-async def test_sigterm(scene_on: Scenes, server: Server, report: Report) -> None:
+@pytest.mark.parametrize("distribution", ["hash", "shared"])
+async def test_sigterm(scene_on: Scenes, server: Server, report: Report, distribution: str) -> None:
     """A worker that is asked to stop finishes what runs and hands back the rest: no duplicate at all."""
-    async with scene_on(server) as scene:
+    async with scene_on(server, distribution=distribution) as scene:
         await scene.crew.hire(3)
         async with scene.load(seconds=0.02):
             for _ in range(2):
@@ -85,7 +87,7 @@ async def test_sigterm(scene_on: Scenes, server: Server, report: Report) -> None
         verdict = await scene.verdict()
         report(verdict)
         assert not verdict.findings, verdict
-        starts = [(e.key, e.n) for e in scene.ledger.events() if e.what == "start"]
+        starts = [(e.key, e.n, e.attempt) for e in scene.ledger.events() if e.what == "start"]
         assert len(starts) == len(set(starts)), "a message was started twice"
 
 

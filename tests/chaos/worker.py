@@ -68,6 +68,8 @@ async def act(order: dict[str, object], message: Message) -> None:
             time.sleep(seconds)  # noqa: ASYNC251 - the fault under test
         case "hang":
             await anyio.sleep_forever()
+        case "fail once" if message.attempt == 1:
+            raise ValueError("the first attempt fails")
         case "hang once" if message.attempt == 1:
             await anyio.sleep_forever()
         case _:

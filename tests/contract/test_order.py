@@ -54,7 +54,7 @@ async def test_order_holds_across_retries_and_other_keys_go_on(broker: Broker, w
     """While one message of a key fails, the later ones of its key wait, and another key is handled to its end."""
     others = anyio.Event()
 
-    @broker.handler("t", group="g", retry=QUICK)
+    @broker.handler("t", group="g", retry=QUICK, partitions=1)
     async def handle(order: dict[str, int], message: Message) -> None:
         if message.key == "stuck" and order["n"] == 2 and not others.is_set():
             raise ValueError("not yet")
@@ -63,7 +63,6 @@ async def test_order_holds_across_retries_and_other_keys_go_on(broker: Broker, w
             others.set()
 
     async with broker.running():
-        await broker.topics.ensure("t", 1)
         for n in range(10):
             await broker.publish("t", {"n": n}, key="stuck")
         for n in range(10):

@@ -79,7 +79,7 @@ async def test_a_lost_lease_cancels_its_handler(broker: Broker, witness: Witness
 
 
 async def test_a_zombie_cannot_settle(broker: Broker, witness: Witness) -> None:
-    """A handler in a thread cannot be cancelled: when it ends after its lease was lost, its success counts for nothing."""
+    """A thread cannot be cancelled: when it ends after its lease was lost, its success counts for nothing."""
     began, go_on = threading.Event(), threading.Event()
 
     @broker.handler("t", group="g", partitions=1)
@@ -101,7 +101,7 @@ async def test_a_zombie_cannot_settle(broker: Broker, witness: Witness) -> None:
 
 
 async def test_a_batch_over_several_partitions_with_one_lost(broker: Broker, witness: Witness) -> None:
-    """A batch is cancelled because one of its partitions is lost: the messages of the others are handled again at once."""
+    """A batch is cancelled when one of its partitions is lost: what is in the others is handled again at once."""
     began, batches = anyio.Event(), list[int]()
 
     @broker.handler("t", group="g", batch=100, linger=timedelta(milliseconds=50), partitions=2)
@@ -114,6 +114,7 @@ async def test_a_batch_over_several_partitions_with_one_lost(broker: Broker, wit
             witness.note((message.partition, order["n"]))
 
     async with broker:
+        await broker.topics.ensure("t", 2)
         for n in range(40):
             await broker.publish("t", {"n": n}, key=f"k{n % 8}")
         async with broker.running():

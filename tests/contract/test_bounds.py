@@ -1,0 +1,174 @@
+"""Memory is bounded by settings, in the worker and in the server: promise 7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+from tenacity import wait_fixed
+
+from rsmq import Broker, Message, RetryPolicy, TooLarge, TopicFull
+from tests.contract.witness import Witness, lengths, settled
+
+TIDY: dict[str, Any] = {
+    "retention_interval": timedelta(milliseconds=50),
+    "retention_age": timedelta(0),
+    "retention_length": 0,
+}
+
+
+async def delivered(broker: Broker, partitions: int) -> int:
+    """How many messages are in the hands of members."""
+    replies = [
+        await broker.client.execute_command("XPENDING", broker.keys.stream("t", partition), "g")
+        for partition in range(partitions)
+    ]
+    return sum(reply[0] for reply in replies)
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_prefetch_bounds_what_a_worker_holds(
+    make_broker: Callable[..., Broker], witness: Witness, partitions: int
+) -> None:
+    """However many wait, a member takes no more than its prefetch into its hands."""
+    broker, began, gate = make_broker(prefetch=20), anyio.Event(), anyio.Event()
+
+    @broker.handler("t", group="g", concurrency=3)
+    async def handle(order: dict[str, int]) -> None:
+        began.set()
+        await gate.wait()
+        witness.note(order["n"])
+
+    async with broker:
+        await broker.topics.ensure("t", partitions)
+        await broker.publish_many("t", [{"n": n} for n in range(300)])
+        async with broker.running():
+            await began.wait()
+            await anyio.sleep(0.5)  # it could read on and on: that it does not is the thing under test
+            assert 3 <= await delivered(broker, partitions) <= 20 + partitions
+            gate.set()
+            await witness.sees(range(300))
+            await settled(broker, "t")
+
+
+async def test_one_stuck_key_does_not_fill_the_worker(make_broker: Callable[..., Broker], witness: Witness) -> None:
+    """Behind a key that waits for its retry far more messages gather than the prefetch: other keys go on."""
+    broker, gate = make_broker(prefetch=20), anyio.Event()
+
+    @broker.handler("t", group="g", partitions=1, retry=RetryPolicy(max_attempts=10_000, wait=wait_fixed(0.2)))
+    async def handle(order: dict[str, int], message: Message) -> None:
+        if message.key == "stuck" and order["n"] == 0 and not gate.is_set():
+            raise ValueError("not yet")
+        witness.note((message.key, order["n"]))
+
+    async with broker.running():
+        for n in range(100):
+            await broker.publish("t", {"n": n}, key="stuck")
+        for n in range(20):
+            await broker.publish("t", {"n": n}, key="free")
+        await witness.sees([("free", n) for n in range(20)])
+        assert not [name for name in witness.seen if name[0] == "stuck"]
+        gate.set()
+        await witness.sees([("stuck", n) for n in range(100)])
+        await settled(broker, "t")
+    assert [n for key, n in witness.seen if key == "stuck"] == list(range(100))
+
+
+async def test_retention_never_passes_what_a_group_needs(make_broker: Callable[..., Broker], witness: Witness) -> None:
+    """Not delivered to one group, waiting for a retry in another: kept. Settled by all: gone."""
+    broker, gate = make_broker(**TIDY), anyio.Event()
+
+    @broker.handler("t", group="quick", partitions=1)
+    async def quick(order: dict[str, int]) -> None:
+        witness.note(("quick", order["n"]))
+
+    @broker.handler("t", group="failing", ordering="none", retry=RetryPolicy(1000, wait=wait_fixed(0.05)))
+    async def failing(order: dict[str, int]) -> None:
+        if order["n"] == 30 and not gate.is_set():
+            raise ValueError("not yet")
+        witness.note(("failing", order["n"]))
+
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        await broker.publish_many("t", [{"n": n} for n in range(500)])
+        async with broker.running():
+            await witness.sees([("quick", n) for n in range(500)])
+            await witness.sees([("failing", n) for n in range(500) if n != 30])
+            await anyio.sleep(0.3)  # several rounds of retention, which must not trim what is parked
+            first = (await broker.client.execute_command("XRANGE", broker.keys.stream("t", 0), "-", "+", "COUNT", 31))[
+                -1
+            ]
+            assert await lengths(broker, "t") >= 470
+            gate.set()
+            await witness.sees([("failing", 30)])
+            await settled(broker, "t")
+            assert first
+            with anyio.fail_after(30):
+                while await lengths(broker, "t") > 100:  # trimmed in whole nodes of a hundred entries
+                    await anyio.sleep(0.02)
+
+
+async def test_a_full_topic_is_an_error_to_the_publisher(broker: Broker, witness: Witness) -> None:
+    """on_full=reject: what was accepted is kept, the rest is refused; when the consumers have caught up it goes on."""
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        await broker.topics.change("t", max_length=10, retention_length=0, retention_age=timedelta(0))
+        for n in range(10):
+            await broker.publish("t", {"n": n})
+        with pytest.raises(TopicFull) as full:
+            await broker.publish("t", {"n": 10})
+        assert (full.value.topic, full.value.max_length) == ("t", 10)
+        assert await lengths(broker, "t") == 10
+
+        @broker.handler("t", group="g")
+        async def handle(order: dict[str, int]) -> None:
+            witness.note(order["n"])
+
+        async with broker.running():
+            await witness.sees(range(10))
+            await settled(broker, "t")
+            await broker.publish("t", {"n": 10})  # makes room by itself: what is settled need not be kept
+            await witness.sees(range(11))
+
+
+async def test_a_topic_may_trim_instead(broker: Broker) -> None:
+    """on_full=trim: the newest are kept, the publisher never waits, the server never fills."""
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        await broker.topics.change("t", max_length=100, on_full="trim")
+        await broker.publish_many("t", [{"n": n} for n in range(2000)])
+        assert 100 <= await lengths(broker, "t") <= 200
+        newest = await broker.client.execute_command("XREVRANGE", broker.keys.stream("t", 0), "+", "-", "COUNT", 1)
+        assert b'{"n":1999}' in newest[0][1]
+
+
+async def test_too_large_is_refused_before_sending(make_broker: Callable[..., Broker]) -> None:
+    """The limit is the setting's, the default 256 KiB, and nothing reaches the server."""
+    async with make_broker() as broker:
+        with pytest.raises(TooLarge):
+            await broker.publish("t", b"x" * (256 * 1024 + 1))
+        await broker.publish("t", b"x" * (256 * 1024))
+        assert await lengths(broker, "t") == 1
+    async with make_broker(payload_limit="1KiB") as broker:
+        with pytest.raises(TooLarge):
+            await broker.publish("t", b"x" * 1025)
+
+
+async def test_dead_letters_are_bounded(make_broker: Callable[..., Broker]) -> None:
+    """dlq_length keeps the newest; the count is exact to a node of the stream."""
+    broker = make_broker(dlq_length=10)
+
+    @broker.handler("t", group="g", partitions=1, retry=RetryPolicy(max_attempts=1))
+    async def handle(_order: dict[str, int]) -> None:
+        raise ValueError("no")
+
+    async with broker:
+        await broker.topics.ensure("t", 1)
+        await broker.publish_many("t", [{"n": n} for n in range(400)])
+        async with broker.running():
+            await settled(broker, "t")
+            kept = await broker.client.execute_command("XLEN", broker.keys.dlq("t", 0, "g"))
+    assert 10 <= kept <= 120
