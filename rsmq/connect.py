@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 import anyio
 import redis
@@ -201,10 +201,20 @@ def retrying(settings: Settings) -> AsyncRetrying:
     )
 
 
+def split_url(url: str) -> SplitResult:
+    """`urlsplit`, also for a list of hosts, in which it takes brackets for a mistake."""
+    scheme, _, rest = url.partition("://")
+    if scheme != "redis+sentinel":
+        return urlsplit(url)
+    rest, _, query = rest.partition("?")
+    netloc, _, path = rest.partition("/")
+    return SplitResult(scheme, netloc, f"/{path}", query, "")
+
+
 def check_url(url: str) -> str:
     """Return the URL, or raise ConfigError that says which form it should have."""
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
         if parts.scheme == "redis+sentinel":
             split_sentinel(url)
         elif parts.scheme == "unix" and not parts.path:
@@ -212,7 +222,7 @@ def check_url(url: str) -> str:
         elif parts.scheme in ("redis", "rediss"):
             _ = parts.port, int(parts.path.strip("/") or 0)
     except ValueError:
-        parts = urlsplit("")
+        parts = split_url("")
     if parts.scheme == "redis+cluster":
         raise ConfigError(
             "redis+cluster:// is not supported by this version: use one server, or redis+sentinel:// for failover"
@@ -232,7 +242,7 @@ def check_url(url: str) -> str:
 
 def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
     """`redis+sentinel://user:pw@h1:26379,h2/master/0` as hosts, master name and client options."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     master, _, db = parts.path.strip("/").partition("/")
     if not master:
@@ -248,7 +258,7 @@ def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]
 def redact(url: str) -> str:
     """A URL without its password, for logs and errors."""
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
     except ValueError:
         return "(no URL)"
     if "@" not in parts.netloc:

@@ -10,12 +10,13 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio.to_thread
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from rsmq.clock import monotonic, to_ms
 from rsmq.connect import Connector
@@ -63,6 +64,7 @@ class Beat:
         self._settings, self._keys = settings, keys
         self._connector = connector
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # a beat in the air must not bring back who says goodbye
         self._joined: dict[tuple[str, str], Joined] = {}
         self._leases: dict[Lease, Callable[[Lease], None]] = {}
         self._touched: dict[tuple[str, str], Touched] = {}
@@ -156,6 +158,7 @@ class Beat:
             except (RedisError, OSError) as error:
                 (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
                 self._is_out = True
+                client.connection_pool.disconnect()  # it may lead to a master that is none any more
                 self._ending.wait(min(interval, 0.2))
             except Exception:
                 log.exception("the heartbeat of %s met a defect", self.member)
@@ -169,27 +172,30 @@ class Beat:
         started = monotonic()
         deadline = started + (self._settings.lease_ttl - self._settings.lease_margin).total_seconds()
         ttl = to_ms(self._settings.lease_ttl)
-        commands: list[tuple[Any, ...]] = [("PEXPIRE", self._alive(each), ttl) for each in joined]
-        renewals = list(leases)
-        commands += [
-            RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, ttl)) for lease in renewals
-        ]  # fmt: skip
+        commands = [RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, ttl)) for lease in leases]
+        commands.append(("PUBSUB", "NUMSUB", self._keys.presence(self.member)))
+        for each in joined:
+            commands.append(("PEXPIRE", self._alive(each), ttl))
+            commands.append(("SISMEMBER", self._keys.members(each.topic, each.group), self.member))
         replies = self._send(client, commands, RENEW_LEASE)
-        for each, renewed in zip(joined, replies, strict=False):
-            self._confirm(client, each, bool(renewed), ttl)
-        for lease, reply in zip(renewals, replies[len(joined) :], strict=True):
+        for (lease, on_lost), reply in zip(leases.items(), replies, strict=False):
             if reply == OK:
                 lease.prolong(deadline)
             else:
-                log.warning("%r was taken by another member", lease)
-                self._lost(lease, leases[lease])
+                self._lost(lease, on_lost)
         for one in touched:
             self._touch(client, one, deadline)
+        listeners, *shown = replies[len(leases) :]
+        if joined and listeners[1] == 0:
+            self._presence.renew()
+        for each, *is_there in zip(joined, shown[0::2], shown[1::2], strict=True):
+            if not all(is_there):  # last: a server out of memory refuses it, which must not cost what was renewed
+                self._show(client, each, ttl)
+            with suppress(InvalidStateError):  # whoever waited was cancelled
+                each.confirmed.set_result(None)
 
     def _send(self, client: Any, commands: list[tuple[Any, ...]], script: Script) -> list[Any]:
         """One write for all. A server that has forgotten the script gets its source once."""
-        if not commands:
-            return []
         for _ in range(2):
             pipe = client.pipeline(transaction=False)
             for command in commands:
@@ -203,20 +209,27 @@ class Beat:
                 raise reply
         return replies
 
-    def _confirm(self, client: Any, joined: Joined, is_alive: bool, ttl: int) -> None:
-        """PEXPIRE works when the server is out of memory; only a missing key has to be written."""
-        if not is_alive:
-            client.execute_command("SADD", self._keys.members(joined.topic, joined.group), self.member)
-            client.execute_command("SET", self._alive(joined), joined.info, "PX", ttl)
-            client.execute_command("PUBLISH", self._keys.changes(joined.topic, joined.group), "")
-        if not joined.confirmed.done():
-            joined.confirmed.set_result(None)
+    def _show(self, client: Any, joined: Joined, ttl: int) -> None:
+        """Only what is missing is written: PEXPIRE works when the server is out of memory.
+
+        The key before the set: whoever is in the set without a key is dead to the others.
+        """
+        with self._writing:
+            if self._joined.get((joined.topic, joined.group)) is joined:
+                client.execute_command("SET", self._alive(joined), joined.info, "PX", ttl)
+                client.execute_command("SADD", self._keys.members(joined.topic, joined.group), self.member)
+                client.execute_command("PUBLISH", self._keys.changes(joined.topic, joined.group), "")
 
     def _touch(self, client: Any, one: Touched, deadline: float) -> None:
         held = one.held()
         lost: list[bytes] = []
-        for at in range(0, len(held), TOUCH_CHUNK):
-            lost += TOUCH_MESSAGES.run(client, (one.stream,), (self.member, one.group, *held[at : at + TOUCH_CHUNK]))
+        try:
+            for at in range(0, len(held), TOUCH_CHUNK):
+                chunk = held[at : at + TOUCH_CHUNK]
+                lost += TOUCH_MESSAGES.run(client, (one.stream,), (self.member, one.group, *chunk))
+        except ResponseError as error:  # one stream without its group must not end the beat of all others
+            log.warning("what is in hand of %s cannot be touched: %s", one.stream, error)
+            return
         one.lease.prolong(deadline)
         if lost:
             log.debug("%d messages of %s are not ours any more", len(lost), one.stream)
@@ -224,9 +237,10 @@ class Beat:
     def _say_goodbye(self, topic: str, group: str) -> None:
         client = self._connector.blocking_client()
         try:
-            client.execute_command("DEL", self._keys.alive(topic, group, self.member))
-            client.execute_command("SREM", self._keys.members(topic, group), self.member)
-            client.execute_command("PUBLISH", self._keys.changes(topic, group), "")
+            with self._writing:
+                client.execute_command("SREM", self._keys.members(topic, group), self.member)
+                client.execute_command("DEL", self._keys.alive(topic, group, self.member))
+                client.execute_command("PUBLISH", self._keys.changes(topic, group), "")
         except (RedisError, OSError) as error:
             log.warning("%s leaves without goodbye: %s", self.member, error)
         finally:
@@ -238,8 +252,11 @@ class Beat:
     # -- into the loop --------------------------------------------------------------------------------------------
 
     def _lost(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        with self._lock:
+            if self._leases.pop(lease, None) is None:
+                return  # given back while the renewal was on its way
+        log.warning("%r is lost", lease)
         lease.lose()
-        self.forget(lease)
         self._call(lambda: on_lost(lease))
 
     def _announced(self, channel: str) -> None:

@@ -10,13 +10,15 @@ class Liveness:
 
     A member is *dead* when its heartbeat key is gone, *absent* when nobody has listened on its channel for the grace.
     Neither is believed until the observer itself has seen the server without a gap for as long: after an outage, a
-    failover or a stall everybody looks dead, and the living need a moment to show themselves.
+    failover, a stall or a jump of the server's clock everybody looks dead, and the living need a moment to show
+    themselves.
     """
 
     def __init__(self, member: str, *, ttl: float, grace: float) -> None:
         self._member, self._ttl, self._grace = member, ttl, grace
         self._steady_since: float | None = None
-        self._last = 0.0
+        self._last = self._listened = 0.0
+        self._offset: float | None = None
         self._known: set[str] = {member}
         self._missing_since: dict[str, float] = {}
         self._silent_since: dict[str, float] = {}
@@ -34,6 +36,13 @@ class Liveness:
             self._steady_since = now
         self._last = now
 
+    def saw_clock(self, now: float, server: float) -> None:
+        """The server's wall clock (seconds). A jump ends times to live that nobody let run out."""
+        offset = server - now
+        if self._offset is not None and abs(offset - self._offset) > self._ttl / 2:
+            self.failed()
+        self._offset = offset
+
     def saw_members(self, now: float, members: Collection[str], alive: Collection[str]) -> None:
         """The set of members, and those of them with a heartbeat."""
         self._steady(now)
@@ -47,8 +56,11 @@ class Liveness:
                 self._missing_since.setdefault(member, now)
 
     def saw_listeners(self, now: float, listeners: Mapping[str, int]) -> None:
-        """How many listen on each member's own channel."""
+        """How many listen on each member's own channel. Silence counts only while it is watched."""
         self._steady(now)
+        if now - self._listened > self._grace:
+            self._silent_since.clear()
+        self._listened = now
         for member, count in listeners.items():
             if count > 0:
                 self._silent_since.pop(member, None)

@@ -101,7 +101,10 @@ class Membership:
         names = [self._keys.alive(self._topic, self._group, member) for member in self._members]
         infos = await self._client.execute_command("MGET", *names) if names else []
         alive = [member for member, info in zip(self._members, infos, strict=True) if info is not None]
-        self._liveness.saw_members(monotonic(), self._members, alive)
+        seconds, micros = await self._client.execute_command("TIME")  # after the look: a jump before it is found
+        now = monotonic()
+        self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
+        self._liveness.saw_members(now, self._members, alive)
         paused = await self._client.execute_command("HGET", self._keys.group(self._topic, self._group), "paused")
         self.paused = paused == b"1"
         await self._prune()

@@ -27,7 +27,7 @@ class Presence:
     """Holds the subscription in a thread of its own, and passes on what is announced in our groups.
 
     If it is broken and cannot be renewed within the grace, the others may replace us: `on_absent` is called, which must
-    stop all work.
+    stop all work, and again until it is renewed.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class Presence:
         self._lock = threading.Lock()
         self._wanted: dict[str, Future[None]] = {keys.presence(member): Future()}
         self._subscribed: set[str] = set()
+        self._is_unseen = threading.Event()
+        self._fuse: threading.Timer | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
 
@@ -63,29 +65,50 @@ class Presence:
         with self._lock:
             return self._wanted.setdefault(channel, Future())
 
+    def renew(self) -> None:
+        """The server answers others that nobody listens: subscribe again, to the server that they ask."""
+        self._is_unseen.set()
+
     def _run(self) -> None:
-        broken_since: float | None = None
         while not self._ending.is_set():
             client = self._connector.blocking_client()
             try:
                 pubsub = client.pubsub()
                 self._subscribed.clear()
                 self._subscribe(pubsub)
-                broken_since = None
+                self._is_unseen.clear()
+                self._mended()
                 self._listen(pubsub)
             except (RedisError, OSError) as error:
-                now = monotonic()
-                if broken_since is None:
-                    broken_since = now
-                    log.info("the presence of %s is interrupted: %s", self._member, error)
-                elif self._grace and now - broken_since > self._grace:
-                    self._on_absent()
+                self._broken(error)
                 self._ending.wait(0.05)
             except Exception:
                 log.exception("the presence of %s met a defect", self._member)
                 self._ending.wait(0.5)
             finally:
                 client.close()
+        if self._fuse is not None:
+            self._fuse.cancel()
+
+    def _broken(self, error: Exception) -> None:
+        """The fuse burns in a thread of its own: the next connection may hang for longer than the grace."""
+        if self._fuse is None:
+            log.info("the presence of %s is interrupted: %s", self._member, error)
+            self._fuse = threading.Timer(self._grace, self._on_absent)
+            self._fuse.daemon = True
+            if self._grace > 0:
+                self._fuse.start()
+        elif self._grace > 0 and not self._fuse.is_alive():
+            self._on_absent()
+
+    def _mended(self) -> None:
+        """What was announced in between went past us, so it counts as announced now."""
+        if self._fuse is None:
+            return
+        self._fuse.cancel()
+        self._fuse = None
+        for channel in sorted(self._subscribed):
+            self._on_change(channel)
 
     def _subscribe(self, pubsub: Any) -> None:
         """Subscribe to what is wanted and not confirmed yet; returns when all of it is."""
@@ -102,6 +125,8 @@ class Presence:
     def _listen(self, pubsub: Any) -> None:
         pinged = heard = monotonic()
         while not self._ending.is_set():
+            if self._is_unseen.is_set():
+                raise OSError("the server does not know the subscription")
             self._subscribe(pubsub)
             message = pubsub.get_message(timeout=LISTEN)
             now = monotonic()

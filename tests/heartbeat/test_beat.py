@@ -4,69 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any
 
-import anyio
-import anyio.to_thread
 import pytest
 
 from rsmq.connect import Client, Connector
-from rsmq.heartbeat.beat import Beat
 from rsmq.heartbeat.lease import Lease, Leases
-from rsmq.heartbeat.membership import Membership
 from rsmq.keys import Keys
 from rsmq.settings import Settings
+from tests.heartbeat.member import GROUP, TOPIC, Member, member, until
 from tests.servers import Server
 
 pytestmark = pytest.mark.anyio
-TOPIC, GROUP = "orders", "billing"
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait for a state."""
-    with anyio.move_on_after(20):
-        while not condition():
-            await asyncio.sleep(0.01)
-        return
-    raise AssertionError(f"never: {what}")
-
-
-class Member:
-    """One member as a worker would hold it."""
-
-    def __init__(self, name: str, client: Client, connector: Connector, settings: Settings) -> None:
-        self.name, self.keys = name, Keys(settings.prefix)
-        self.beat = Beat(connector, settings, self.keys, name)
-        self.membership = Membership(client, self.keys, settings, name, TOPIC, GROUP)
-        self.leases = Leases(client, self.keys, settings, name)
-        self.lost: list[Lease] = []
-
-    async def take(self, absent: frozenset[str] = frozenset()) -> Lease | None:
-        """Take the lease of partition 0 and have it renewed."""
-        lease = await self.leases.take(TOPIC, 0, GROUP, reader="", absent=absent)
-        if lease is not None:
-            self.beat.watch(lease, self.lost.append)
-        return lease
-
-    async def vanish(self) -> None:
-        """End both threads without goodbye: the sockets close, as those of a killed process."""
-        await anyio.to_thread.run_sync(self.beat.stop)
-
-
-@asynccontextmanager
-async def member(name: str, client: Client, connector: Connector, settings: Settings) -> AsyncIterator[Member]:
-    """A member that has joined and watches."""
-    one = Member(name, client, connector, settings)
-    one.beat.start(asyncio.get_running_loop())
-    async with anyio.create_task_group() as tasks:
-        await one.beat.join(TOPIC, GROUP, {"handler": "h"}, one.membership.notice)
-        await tasks.start(one.membership.run)
-        yield one
-        tasks.cancel_scope.cancel()
-    await one.vanish()
 
 
 @pytest.fixture
@@ -110,7 +61,7 @@ async def test_a_lost_subscription_is_renewed_within_the_grace(pair: tuple[Membe
     channel = one.keys.presence("two")
     await client.execute_command("CLIENT", "KILL", "TYPE", "PUBSUB")
     seen: set[frozenset[str]] = set()
-    with anyio.fail_after(20):
+    async with asyncio.timeout(20):
         while (await client.execute_command("PUBSUB", "NUMSUB", channel))[1] == 0:
             seen.add(one.membership.absent)
     for _ in range(8):  # two graces long
@@ -160,3 +111,124 @@ async def test_a_server_out_of_memory_kills_no_member(prefix: str) -> None:
             assert not one.lost
             assert await client.execute_command("EXISTS", one.keys.alive(TOPIC, GROUP, "one")) == 1
             await client.execute_command("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_joining_without_memory_costs_no_lease(prefix: str) -> None:
+    """What is refused is asked for last, and again: the member shows as soon as there is room."""
+    with Server() as server:
+        settings = Settings(url=server.url, prefix=prefix, lease_ttl=timedelta(seconds=1))
+        connector = Connector(server.url, settings)
+        async with connector.connected() as client, member("one", client, connector, settings) as one:
+            lease = await one.take()
+            assert lease is not None
+            await client.execute_command("CONFIG", "SET", "maxmemory", "1")
+            joining = asyncio.create_task(one.beat.join("refunds", GROUP, {}, lambda: None))
+            started = lease.deadline
+            await until(lambda: lease.deadline > started + 2 or one.lost, "two more leases have been renewed")
+            assert not one.lost
+            assert not joining.done()
+            await client.execute_command("CONFIG", "SET", "maxmemory", "0")
+            await joining
+            assert await client.execute_command("EXISTS", one.keys.alive("refunds", GROUP, "one")) == 1
+
+
+async def test_a_member_pruned_by_mistake_shows_again(pair: tuple[Member, Member], client: Client) -> None:
+    """Whoever prunes may have looked before the heartbeat was back: every beat looks at the set, too."""
+    one, two = pair
+    await client.execute_command("SREM", one.keys.members(TOPIC, GROUP), "two")
+    one.membership.notice()
+    await until(lambda: one.membership.live == ("one",), "it is out of sight")
+    two.beat.poke()
+    await until(lambda: one.membership.live == ("one", "two"), "it is back")
+
+
+async def test_a_goodbye_is_not_undone_by_a_beat(pair: tuple[Member, Member], client: Client) -> None:
+    """Joined and left many times with the thread kept busy: nothing of it is left."""
+    _, two = pair
+    for _ in range(20):
+        two.beat.poke()
+        await two.beat.leave(TOPIC, GROUP)
+        assert await client.execute_command("EXISTS", two.keys.alive(TOPIC, GROUP, "two")) == 0
+        await two.beat.join(TOPIC, GROUP, {}, two.membership.notice)
+    await two.beat.leave(TOPIC, GROUP)
+    assert await client.execute_command("SMEMBERS", two.keys.members(TOPIC, GROUP)) == [b"one"]
+
+
+async def test_a_server_that_forgot_the_scripts_gets_them_again(pair: tuple[Member, Member], client: Client) -> None:
+    """SCRIPT FLUSH, a restart or a failover cost nobody a lease."""
+    one, _ = pair
+    lease = await one.take()
+    assert lease is not None
+    for _ in range(2):
+        await client.execute_command("SCRIPT", "FLUSH")
+        before = lease.deadline
+        one.beat.poke()
+        await until(lambda before=before: lease.deadline > before or one.lost, "it is renewed")  # type: ignore[misc]
+    assert not one.lost
+
+
+async def test_after_an_outage_the_leases_are_renewed_before_anybody_takes_them(prefix: str) -> None:
+    """The server is away for less than a lease: the same epoch, nobody dead, nobody absent."""
+    with Server(aof=True) as server:
+        settings = Settings(url=server.url, prefix=prefix)
+        connector = Connector(server.url, settings)
+        async with (
+            connector.connected() as client,
+            member("one", client, connector, settings) as one,
+            member("two", client, connector, settings) as two,
+        ):
+            await until(lambda: one.membership.live == two.membership.live == ("one", "two"), "they see each other")
+            lease = await one.take()
+            assert lease is not None
+            await client.execute_command("WAITAOF", 1, 0, 2000)
+            before = lease.deadline
+            await asyncio.to_thread(server.restart)
+            await until(lambda: lease.deadline > before or one.lost, "it is renewed")
+            assert await two.take(two.membership.absent) is None
+            assert not one.lost
+            assert two.membership.live == ("one", "two")
+
+
+async def test_messages_in_hand_are_kept_young(pair: tuple[Member, Member], client: Client) -> None:
+    """Shared distribution: touched in chunks; what another has claimed stays with the other."""
+    one, _ = pair
+    stream = one.keys.stream(TOPIC, 0)
+    await client.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+    for _ in range(1200):
+        await client.execute_command("XADD", stream, "*", "data", "1")
+    rows = (await client.execute_command("XREADGROUP", "GROUP", GROUP, "one", "STREAMS", stream, ">"))[0][1]
+    held = [entry_id for entry_id, _ in rows]
+    await client.execute_command("XCLAIM", stream, GROUP, "two", 0, held[0])
+    await client.execute_command("XCLAIM", stream, GROUP, "one", 0, *held[1:], "IDLE", 600_000, "JUSTID")
+    lease = Lease.shared(TOPIC, GROUP, 0, "one", deadline := time.monotonic() + 5)
+    one.beat.touch(stream, GROUP, lease, lambda: held)
+    one.beat.poke()
+    await until(lambda: lease.deadline != deadline, "the belief is prolonged")
+    assert await client.execute_command("XPENDING", stream, GROUP, "IDLE", 500_000, "-", "+", 10) == []
+    assert [row[0] for row in await client.execute_command("XPENDING", stream, GROUP, "-", "+", 9, "two")] == held[:1]
+
+
+async def test_a_stream_without_its_group_ends_no_beat(pair: tuple[Member, Member]) -> None:
+    """What cannot be touched runs out; what is leased goes on."""
+    one, _ = pair
+    lease = await one.take()
+    assert lease is not None
+    gone = Lease.shared(TOPIC, GROUP, 7, "one", deadline := time.monotonic() + 5)
+    one.beat.touch(one.keys.stream(TOPIC, 7), GROUP, gone, lambda: [b"1-1"])
+    before = lease.deadline
+    one.beat.poke()
+    await until(lambda: lease.deadline > before, "it is renewed")
+    await one.beat.join("refunds", GROUP, {}, lambda: None)
+    assert gone.deadline == deadline
+
+
+async def test_a_lease_given_back_while_it_is_renewed_is_not_lost(pair: tuple[Member, Member]) -> None:
+    """Only who still watches it is told."""
+    one, _ = pair
+    for _ in range(50):
+        lease = await one.take()
+        assert lease is not None
+        one.beat.poke()
+        one.beat.forget(lease)
+        await one.leases.release(lease)
+    assert not one.lost

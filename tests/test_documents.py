@@ -1,0 +1,74 @@
+"""What the documents say is checked: links lead somewhere, files and commands exist, the first program prints what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FILE = re.compile(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|lua|md))")
+COMMAND = re.compile(r"rsmq (worker|server|publish|tail|doctor|demo|topic|group|member|dlq)\b(?: ([a-z-]+))?")
+NOUNS = {"topic", "group", "member", "dlq"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file or folder of the project."""
+    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page: Path) -> None:
+    """A file in backticks is there: from the root, in the package, beside the scripts, or in the documents."""
+    homes = (ROOT, ROOT / "rsmq", ROOT / "rsmq" / "lua", ROOT / "docs", page.parent)
+    missing = {name for name in FILE.findall(page.read_text()) if not any((home / name).exists() for home in homes)}
+    assert missing == set()
+
+
+def test_named_commands_exist() -> None:
+    """Each `rsmq NOUN VERB` in the documents has a help page."""
+    named = {
+        (noun, verb if noun in NOUNS else "")
+        for page in PAGES
+        for noun, verb in COMMAND.findall(page.read_text())
+        if noun not in NOUNS or verb
+    }
+    assert named, "the documents name commands"
+    for noun, verb in sorted(named):
+        command = [sys.executable, "-m", "rsmq", noun, *([verb] if verb else []), "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+        assert done.returncode == 0, f"`rsmq {noun} {verb}` is named but does not exist"
+
+
+def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
+    """The program at the top of the README, as it stands there, on an embedded server."""
+    text = (ROOT / "README.md").read_text()
+    program, output = (text.split(fence, 1)[1].split("```", 1)[0] for fence in ("```python\n", "```\n\n```\n"))
+    (tmp_path / "first.py").write_text(program)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")}
+    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "first.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == (output, 0), done.stderr
+
+
+def test_the_readme_comes_to_the_point() -> None:
+    """One sentence, then code, by line 12 at the latest."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert lines.index("```python") < 12
+
+
+def test_decisions_are_numbered() -> None:
+    """One number each, without a gap, and the title repeats it."""
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    assert all(page.read_text().startswith(f"# {page.name[:4]} ") for page in pages)

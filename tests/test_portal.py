@@ -1,0 +1,70 @@
+"""`publish_sync`: for code without an event loop, from any thread."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rsmq import Broker, ConfigError, Settings, TooLarge
+from tests.servers import Server
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Broker:
+    """Never entered: it has no event loop."""
+    return Broker(settings)
+
+
+def stored(server: Server, settings: Settings, topic: str) -> int:
+    """The entries of all partitions."""
+    with server.client() as client:
+        return sum(client.xlen(f"{settings.prefix}:{{{topic}.{n}}}") for n in range(settings.partitions))
+
+
+def test_it_publishes_from_many_threads_over_one_connection(server: Server, settings: Settings, broker: Broker) -> None:
+    """Each call returns the id of its own message; one background thread serves them all."""
+    before = threading.active_count()
+    with ThreadPoolExecutor(8) as threads:
+        ids = list(threads.map(lambda n: broker.publish_sync("orders", {"n": n}, key="k"), range(100)))
+    assert len(set(ids)) == 100
+    assert stored(server, settings, "orders") == 100
+    assert threading.active_count() <= before + 2
+    broker._portal.close()
+    assert threading.active_count() <= before
+
+
+def test_options_and_errors_pass_through(server: Server, settings: Settings, broker: Broker) -> None:
+    """The same options as `publish`, the same errors, and the connection survives them."""
+    with pytest.raises(TooLarge):
+        broker.publish_sync("orders", b"x" * (settings.payload_limit + 1))
+    first = broker.publish_sync("orders", {"n": 1}, message_id="once")
+    assert broker.publish_sync("orders", {"n": 1}, message_id="once") == first == "once"
+    assert stored(server, settings, "orders") == 1
+    broker._portal.close()
+
+
+def test_an_unreachable_server_is_our_error_and_can_be_tried_again() -> None:
+    """No thread stays behind."""
+    broker = Broker(Settings(url="redis://127.0.0.1:1", unavailable_timeout="PT0.2S"))
+    before = threading.active_count()
+    for _ in range(2):
+        with pytest.raises(Exception, match="no answer from the server"):
+            broker.publish_sync("orders", {})
+    assert threading.active_count() == before
+
+
+def test_closing_twice_is_harmless(settings: Settings, broker: Broker) -> None:
+    """And publishing afterwards opens it again."""
+    for n in range(2):
+        broker.publish_sync("orders", {"n": n})
+        broker._portal.close()
+        broker._portal.close()
+
+
+@pytest.mark.anyio
+async def test_publishing_without_connecting_says_what_to_do(broker: Broker) -> None:
+    """The one mistake everybody makes once."""
+    with pytest.raises(ConfigError, match="async with broker"):
+        await broker.publish("orders", {})
