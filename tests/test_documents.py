@@ -1,4 +1,4 @@
-"""What the documents say is checked: links lead somewhere, files and commands exist, the first program prints what it says."""
+"""What the documents say is checked: links, files and commands exist, the first program prints what it says."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")}
     environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "first.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "first.py"], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == (output, 0), done.stderr
 

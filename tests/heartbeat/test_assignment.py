@@ -57,3 +57,9 @@ def test_nobody_owns_nothing() -> None:
 def test_quotas_add_up() -> None:
     """Largest remainders leave nothing over."""
     assert sum(quotas(7, {"a": 1.0, "b": 1.0, "c": 1.0}).values()) == 7
+
+
+def test_what_one_caller_changes_no_other_sees() -> None:
+    """The answer is remembered, and every caller gets a copy."""
+    assign(8, ["a", "b"]).clear()
+    assert len(assign(8, ["b", "a"])) == 8

@@ -12,7 +12,6 @@ import pytest
 
 from rsmq.connect import Client, Connector
 from rsmq.heartbeat.lease import Lease, Leases
-from rsmq.keys import Keys
 from rsmq.settings import Settings
 from tests.heartbeat.member import GROUP, TOPIC, Member, member, until
 from tests.servers import Server

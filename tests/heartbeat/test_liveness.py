@@ -88,3 +88,35 @@ def test_without_a_grace_presence_counts_for_nothing() -> None:
     for tick in range(100):
         see(liveness, tick * 0.25, listening="")
     assert liveness.absent(25.0) == frozenset()
+
+
+def test_a_jump_of_the_servers_clock_kills_nobody() -> None:
+    """An hour forward, every time to live is over at once; then the living renew."""
+    liveness = observer()
+    liveness.saw_clock(12.0, 1_000_012.0)
+    liveness.saw_clock(12.25, 1_003_612.25)
+    see(liveness, 12.25, alive="")
+    assert liveness.live(12.25) == ("a", "b", "me")
+    for tick in range(1, 30):
+        liveness.saw_clock(12.25 + tick * 0.25, 1_003_612.25 + tick * 0.25)
+        see(liveness, 12.25 + tick * 0.25, alive="b")
+    assert liveness.live(19.5) == ("b", "me")
+
+
+def test_silence_counts_only_while_it_is_watched() -> None:
+    """A stall longer than the grace: whoever was silent before and after may have listened in between."""
+    liveness = observer()
+    see(liveness, 12.25, listening="b")
+    see(liveness, 14.25, listening="b")
+    assert liveness.absent(14.25) == frozenset()
+    see(liveness, 15.25, listening="b")
+    assert liveness.absent(15.25) == {"a"}
+
+
+def test_who_left_is_forgotten() -> None:
+    """With a goodbye there is nothing to wait for; neither death nor absence remembers it."""
+    liveness = observer()
+    see(liveness, 12.25, listening="b", alive="b")
+    see(liveness, 12.5, members="b")
+    assert liveness.live(12.5) == ("b", "me")
+    assert liveness.dead(13.5) == liveness.absent(13.5) == frozenset()

@@ -1,0 +1,112 @@
+"""Membership: what one member sees of the others, announced or looked up, and what it does not believe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from rsmq.connect import Client, Connector
+from rsmq.group import set_paused
+from rsmq.heartbeat.membership import Membership, announce
+from rsmq.keys import Keys
+from rsmq.settings import Settings
+from tests.heartbeat.member import GROUP, TOPIC, member, until
+from tests.servers import Server
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def watching(client: Client, settings: Settings) -> AsyncIterator[Membership]:
+    """A bare view of a group, without a heartbeat of its own."""
+    membership = Membership(client, Keys(settings.prefix), settings, "me", TOPIC, GROUP)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(membership.run)
+        yield membership
+        tasks.cancel_scope.cancel()
+
+
+async def register(client: Client, keys: Keys, name: str, ttl: timedelta) -> None:
+    """Make a member by hand, whose process is nobody's."""
+    await client.execute_command("SET", keys.alive(TOPIC, GROUP, name), "{}", "PX", int(ttl.total_seconds() * 1000))
+    await client.execute_command("SADD", keys.members(TOPIC, GROUP), name)
+
+
+async def test_alone_it_sees_itself(client: Client, settings: Settings) -> None:
+    """Before anybody has joined, and without being in the set itself."""
+    async with watching(client, settings) as membership:
+        assert membership.live == ("me",)
+        assert membership.absent == frozenset()
+
+
+async def test_a_join_is_seen_when_it_is_announced(client: Client, keys: Keys, settings: Settings) -> None:
+    """A notice wakes it, and whoever waits for a change."""
+    slow = settings.model_copy(update={"presence_grace": timedelta(0), "heartbeat": timedelta(hours=1)})
+    async with watching(client, slow) as membership:
+        await register(client, keys, "other", timedelta(minutes=1))
+        waiting = asyncio.create_task(membership.wait(60))
+        await asyncio.sleep(0)
+        membership.notice()
+        await waiting
+        assert membership.live == ("me", "other")
+
+
+async def test_an_announcement_reaches_every_member(client: Client, connector: Connector, settings: Settings) -> None:
+    """A pause set by anybody is seen by all without waiting for the next look."""
+    slow = settings.model_copy(update={"lease_ttl": timedelta(minutes=10), "presence_grace": timedelta(0)})
+    async with member("one", client, connector, slow) as one:
+        await set_paused(client, one.keys, TOPIC, GROUP, paused=True)
+        await until(lambda: one.membership.paused, "the pause is seen")
+        await client.execute_command("DEL", one.keys.group(TOPIC, GROUP))
+        await announce(client, one.keys, TOPIC, GROUP)
+        await until(lambda: not one.membership.paused, "its end is seen")
+
+
+async def test_who_dies_without_goodbye_is_pruned(client: Client, keys: Keys, settings: Settings) -> None:
+    """Its key has run out under a steady watch: gone from the view, then from the set."""
+    short = settings.model_copy(update={"lease_ttl": timedelta(seconds=1), "presence_grace": timedelta(0)})
+    await register(client, keys, "other", timedelta(milliseconds=1500))
+    async with watching(client, short) as membership:
+        assert membership.live == ("me", "other")
+        await until(lambda: membership.live == ("me",), "it is dead")
+        await until_empty(client, keys)
+
+
+async def until_empty(client: Client, keys: Keys) -> None:
+    """Wait until nobody is in the set."""
+    async with asyncio.timeout(20):
+        while await client.execute_command("SCARD", keys.members(TOPIC, GROUP)):
+            await asyncio.sleep(0.01)
+
+
+async def test_what_was_dead_before_we_came_is_absent_after_the_grace(
+    client: Client, keys: Keys, settings: Settings
+) -> None:
+    """A worker that restarts after a crash does not wait for the ttl of its former self."""
+    await register(client, keys, "former", timedelta(minutes=10))
+    async with watching(client, settings) as membership:
+        assert membership.live == ("former", "me")
+        await until(lambda: membership.absent == {"former"}, "it is absent")
+        assert membership.live == ("me",)
+
+
+async def test_an_outage_kills_nobody(prefix: str, keys: Keys) -> None:
+    """All keys are gone and nobody listens when the server is back: nobody is dead or absent yet."""
+    with Server(aof=True) as server:
+        settings = Settings(url=server.url, prefix=prefix)
+        async with Connector(server.url, settings).connected() as client, watching(client, settings) as membership:
+            await register(client, keys, "other", timedelta(seconds=2))
+            membership.notice()
+            await until(lambda: membership.live == ("me", "other"), "it is seen")
+            await asyncio.to_thread(server.kill)
+            await until(lambda: membership._was_out, "the outage is seen")
+            await asyncio.to_thread(server.start)
+            await until(lambda: not membership._was_out, "the server is back")
+            assert membership.live == ("me", "other")
+            assert membership.absent == frozenset()
+            assert "live=2" in repr(membership)
