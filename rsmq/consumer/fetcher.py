@@ -83,6 +83,8 @@ class Fetcher:
                 except GroupMissing as error:
                     log.error("a stream or group of %s is gone, making it again from the start: %s", self._group, error)
                     await self._lost_connection(close=False)
+                    for lane in self._lanes.values():
+                        lane.lease.lose()  # what is in hand comes again from the start: beside it, it would overtake
                     await self._retry(self._ensure_groups)
                 except BrokerError as error:
                     failures += 1

@@ -212,8 +212,9 @@ class Settler:
                 log.warning("%s waits: %s", script.name, error)
                 await asyncio.sleep(0.1)
                 continue
-            except GroupMissing:
-                return False  # it is made again from the start: the message comes again
+            except GroupMissing:  # it is made again from the start: all of it comes again, in order
+                lane.lease.lose()
+                return False
             except BrokerError as error:  # a foreign type under one of our keys: an operator can mend it meanwhile
                 log.error("%s of %s fails: %s", script.name, lane.stream, error)
                 await asyncio.sleep(1)

@@ -152,8 +152,15 @@ class Scene:
         """Wait until the server keeps nothing for the group any more, at most `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
-            self.story.holds = await self._holds()
-            if not self.story.holds or time.monotonic() > deadline:
+            try:
+                self.story.holds = await self._holds()
+                if not self.story.holds:
+                    return
+            except (
+                BrokerError
+            ) as error:  # the server has just come back: a connection of the pool was still the old one
+                self.story.holds = [f"nobody knows: {error}"]
+            if time.monotonic() > deadline:
                 return
             await anyio.sleep(0.05)
 
