@@ -44,8 +44,10 @@ class Wire:
             info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
             if isinstance(info, Exception):
                 raise info
-        words = dict(word.split("=", 1) for word in info.decode().split() if "=" in word)
-        self.client_id, self.address = int(words["id"]), words["addr"]
+        # not split at blanks: the path of a unix socket may have some
+        found = re.match(r"id=(\d+) addr=(.*?) laddr=", info.decode())
+        assert found is not None, "the server names id and address first, since 6.2"
+        self.client_id, self.address = int(found[1]), found[2]
 
     async def close(self) -> None:
         """Drop the connection; whatever was in flight is unknown."""

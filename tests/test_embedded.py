@@ -301,7 +301,7 @@ def test_server_that_cannot_start(project: Path) -> None:
     (server.directory / "appendonlydir" / "appendonly.aof.manifest").write_text("not a manifest\n")
     with pytest.raises(BrokerUnavailable, match=r"ended at once.*server\.log"):
         server.acquire()
-    assert is_gone(server)
+    wait_until(lambda: is_gone(server), "the keeper, which has told why, ends")
 
 
 def test_project_root_is_the_nearest_mark(home: Path) -> None:
