@@ -5,6 +5,7 @@ redis-py does the handshake, TLS and credentials; its per-command machinery is l
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any

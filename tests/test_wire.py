@@ -137,7 +137,7 @@ async def test_half_a_reply() -> None:
     """A peer that hangs up in the middle of a reply is BrokerUnavailable, not half a value."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        info = b"id=7 addr=127.0.0.1:1"
+        info = b"id=7 addr=127.0.0.1:1 laddr=127.0.0.1:2"
         while request := await reader.read(4096):
             if b"CLIENT" in request and b"INFO" in request.split(b"\r\n"):
                 writer.write(b"$%d\r\n%s\r\n" % (len(info), info))
