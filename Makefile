@@ -38,5 +38,5 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "rsmq needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "Setting up .venv with $(PYTHON) (once; about a minute) ..."
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,demo]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '.[dev,demo]'
 	@touch $@
