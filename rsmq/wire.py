@@ -15,6 +15,7 @@ import hiredis
 from redis.exceptions import NoScriptError, ResponseError
 
 from rsmq.connect import Client, translate, translated
+from rsmq.errors import BrokerError
 
 
 def pack(command: Sequence[str | bytes | int | float]) -> bytes:
@@ -45,10 +46,11 @@ class Wire:
             info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
             if isinstance(info, Exception):
                 raise info
-        # not split at blanks: the path of a unix socket may have some
-        found = re.match(r"id=(\d+) addr=(.*?) laddr=", info.decode())
-        assert found is not None, "the server names id and address first, since 6.2"
-        self.client_id, self.address = int(found[1]), found[2]
+            # not split at blanks: the path of a unix socket may have some
+            found = re.match(r"id=(\d+) addr=(.*?) laddr=", info.decode(errors="replace"))
+            if found is None:
+                raise BrokerError(f"CLIENT INFO says {info!r}: this is not a Redis 7.0 or Valkey 8 server")
+            self.client_id, self.address = int(found[1]), found[2]
 
     async def close(self) -> None:
         """Drop the connection; whatever was in flight is unknown."""
