@@ -9,10 +9,12 @@ from rsmq.errors import (
     Malformed,
     PublishUnknown,
     RsmqError,
+    SessionTaken,
     TooLarge,
     TopicFull,
 )
 from rsmq.message import Message
+from rsmq.persistence import Letter, Session
 from rsmq.retry import Reject, Retry, RetryPolicy
 from rsmq.settings import Settings
 
@@ -22,6 +24,7 @@ __all__ = [
     "BrokerUnavailable",
     "ConfigError",
     "HandlerTimeout",
+    "Letter",
     "Malformed",
     "Message",
     "PublishUnknown",
@@ -29,6 +32,8 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "RsmqError",
+    "Session",
+    "SessionTaken",
     "Settings",
     "TooLarge",
     "TopicFull",

@@ -17,13 +17,14 @@ from rsmq.errors import ConfigError
 from rsmq.group import reset_group, set_paused
 from rsmq.handler import Distribution, Execution, Handler, Middleware, Ordering, build_handler
 from rsmq.keys import Keys
+from rsmq.persistence import Devices, Feed, PostOffice, Session
 from rsmq.portal import Portal
 from rsmq.preflight import require
 from rsmq.producer import Producer
 from rsmq.retry import RetryPolicy
 from rsmq.settings import Settings
 from rsmq.topic import Topic, Topics
-from rsmq.worker import Lifespan, Worker
+from rsmq.worker import Lifespan, Worker, new_member_id
 
 log = logging.getLogger("rsmq")
 
@@ -52,6 +53,7 @@ class Broker:
         self._client: Client | None = None
         self._topics: Topics | None = None
         self._producer: Producer | None = None
+        self._office: PostOffice | None = None
         self._worker: Worker | None = None
         self._portal = Portal()
 
@@ -96,6 +98,30 @@ class Broker:
 
         return register
 
+    def deliver(
+        self,
+        topic: str,
+        *,
+        to: Callable[..., Any],
+        group: str = "devices",
+        payload: Any = Any,
+        expiry: timedelta | None = None,
+        partitions: int | None = None,
+        batch: int = 500,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Feed device inboxes from `topic`: a group like any other, whose workers store each message for its devices.
+
+        `to` is called like a handler, by its annotations, and returns a device id, several, or None; the parameter of
+        a lambda gets the payload, decoded as `payload`. Every message reaches each device once, in stream order of its
+        partition, through crashes, retries and resets of the group. `expiry` counts from publishing.
+        """
+        policy = RetryPolicy() if retry is None else retry
+        feed = Feed(to, group, payload, expiry, policy, lambda: self._post_office().post)
+        self.handler(
+            topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
+        )(feed)  # fmt: skip
+
     def middleware(self, function: Middleware) -> Middleware:
         """Register `async def (message, call_next)` around every handler; the first registered is the outermost."""
         self._middlewares.append(function)
@@ -120,8 +146,10 @@ class Broker:
             await require(self._client, self.settings, self.keys)
             self._topics = Topics(self._client, self.keys, self.settings)
             self._producer = Producer(self._client, self.keys, self.settings, self._topics)
+            self._office = PostOffice(self._client, self.keys, self.settings, new_member_id())
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await tasks.start(self._producer.run)
+            await tasks.start(self._office.run)
             stack.callback(tasks.cancel_scope.cancel)
         except BaseException:
             self._users -= 1
@@ -133,7 +161,8 @@ class Broker:
     async def __aexit__(self, *_: object) -> None:
         self._users -= 1
         if self._users == 0 and self._stack is not None:
-            stack, self._stack, self._producer, self._client = self._stack, None, None, None
+            stack, self._stack = self._stack, None
+            self._producer = self._office = self._client = None
             await stack.aclose()
 
     @property
@@ -186,6 +215,53 @@ class Broker:
     ) -> list[str]:
         """Store many messages, in the order given per key, one call per partition and batch; returns their ids."""
         return await self._ready().publish_many(topic, items, key=key, headers=headers, batch=batch)
+
+    # -- devices --------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        client_id: str,
+        payload: Any,
+        *,
+        topic: str = "",
+        headers: Mapping[str, str] | None = None,
+        expiry: timedelta | None = None,
+    ) -> None:
+        """Store one letter for a device, connected or not. When this has returned, the server has it.
+
+        Calls made at the same time share one write. It is kept until the device acknowledges it, it expires, or newer
+        ones need its place (RSMQ_INBOX_LIMIT). Raises TooLarge, BrokerUnavailable (it may or may not be stored).
+        """
+        await self._post_office().post.send(client_id, payload, topic, headers, expiry)
+
+    async def send_many(
+        self,
+        letters: Iterable[tuple[str, Any]],
+        *,
+        topic: str = "",
+        headers: Mapping[str, str] | None = None,
+        expiry: timedelta | None = None,
+    ) -> None:
+        """Store many letters, given as (client id, payload), in the order given per device, many in one write."""
+        await self._post_office().post.send_many(letters, topic, headers, expiry)
+
+    def connect(self, client_id: str, *, clean: bool = False, window: int = 100, auto_ack: bool = False) -> Session:
+        """A session of a device: `async with` opens it and shuts out its previous one, `async for` yields letters.
+
+        At most `window` letters are out unacknowledged. `clean` starts with an empty inbox. With `auto_ack` a letter
+        is acknowledged when the next one is asked for, or the loop is left without an error.
+        """
+        return self._post_office().connect(client_id, clean=clean, window=window, auto_ack=auto_ack)
+
+    @property
+    def devices(self) -> Devices:
+        """The devices: list, look into their inboxes, purge."""
+        return Devices(self.client, self.keys)
+
+    def _post_office(self) -> PostOffice:
+        if self._office is None:
+            raise ConfigError(NOT_CONNECTED)
+        return self._office
 
     # -- asking and steering --------------------------------------------------------------------------------------
 

@@ -19,6 +19,21 @@ class BrokerUnavailable(BrokerError):
     """The server cannot be reached or cannot serve now (restart, failover, loading). The only error that is retried."""
 
 
+class SlotMoving(BrokerUnavailable):
+    """A slot of a cluster is being moved and cannot be used for a moment. Nothing was executed; other slots go on."""
+
+
+class SlotMoved(SlotMoving):
+    """A node of a cluster does not serve this slot (any more): nothing was executed, ask the node at `address`.
+
+    With `is_ask` the slot is being moved key by key: only this once, after ASKING.
+    """
+
+    def __init__(self, slot: int, address: tuple[str, int], *, is_ask: bool) -> None:
+        super().__init__(f"slot {slot} {'is moving' if is_ask else 'has moved'} to {address[0]}:{address[1]}")
+        self.slot, self.address, self.is_ask = slot, address, is_ask
+
+
 class ScriptError(BrokerError):
     """A Lua script failed: a defect of rsmq or a foreign type under one of its keys."""
 
@@ -62,6 +77,17 @@ class LeaseLost(OwnershipError):
 
 class StaleEpoch(OwnershipError):
     """The server refused a write because the lease has a newer epoch."""
+
+
+class SessionTaken(OwnershipError):
+    """The device has connected elsewhere: this session can read and acknowledge nothing any more."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(
+            f"device {device!r} has connected elsewhere, or the server has forgotten its session: end this one and its "
+            f"connection, and let the device connect again"
+        )
+        self.device = device
 
 
 class MessageError(RsmqError):

@@ -22,7 +22,7 @@ from rsmq.payload import Decoder, decode_nothing, decoder_for
 from rsmq.retry import RetryPolicy
 from rsmq.signature import Signature, read_signature
 
-Ordering = Literal["key", "none"]
+Ordering = Literal["key", "partition", "none"]
 Distribution = Literal["hash", "shared"]
 Execution = Literal["inline", "thread", "process"]
 Outcome = BaseException | None
@@ -151,9 +151,10 @@ def _count(title: str, option: str, value: Any, most: int | None = None) -> int:
 def _ordering(title: str, ordering: Any, distribution: Distribution) -> Ordering:
     if ordering is None:
         return "key" if distribution == "hash" else "none"
-    if ordering == "key" and distribution == "shared":
+    if ordering in ("key", "partition") and distribution == "shared":
         raise ConfigError(
-            f"handler {title}: distribution='shared' has no order, so ordering='key' cannot hold: leave one of them out"
+            f"handler {title}: distribution='shared' has no order, so ordering={ordering!r} cannot hold: leave one of "
+            f"them out"
         )
     chosen: Ordering = _one_of(title, "ordering", ordering, Ordering)
     return chosen

@@ -13,7 +13,10 @@ from typing import Final
 from rsmq.errors import ConfigError
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-RESERVED_GROUPS: Final = ("delayed", "dedup", "marks")
+LONGEST_DEVICE: Final = 256
+UNSAFE: Final = re.compile(r"[{}%\x00-\x1f\x7f]")
+ENCODED: Final = re.compile(r"%([0-9A-F]{2})")
+RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "jobs", "marks")
 """A group named so would share keys with its partition: group `dedup` has its lease where message id `lease` goes."""
 
 
@@ -26,6 +29,26 @@ def check_name(kind: str, name: str) -> str:
     if kind == "group" and name in RESERVED_GROUPS:
         raise ConfigError(f"group name {name!r} is reserved, as are {', '.join(RESERVED_GROUPS)}: choose another")
     return name
+
+
+def encode_device(device: str) -> str:
+    """A device id as it stands in a key: what could end the hash tag or a line is percent-encoded."""
+    if not isinstance(device, str) or not device:
+        raise ConfigError(f"device id {device!r} is not allowed: use text of 1 to {LONGEST_DEVICE} bytes")
+    try:
+        size = len(device) if device.isascii() else len(device.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"device id {device!r} is not valid Unicode: it has a lone surrogate") from None
+    if size > LONGEST_DEVICE:
+        raise ConfigError(f"device id {device[:40]!r}... has {size} bytes: use at most {LONGEST_DEVICE}")
+    if UNSAFE.search(device) is None:
+        return device
+    return UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", device)
+
+
+def decode_device(encoded: str) -> str:
+    """The inverse of `encode_device`."""
+    return ENCODED.sub(lambda found: chr(int(found[1], 16)), encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +82,14 @@ class Keys:
         """ZSET: entries ever added -> stream id, so that retention can count without reading bodies."""
         return f"{self.stream(topic, partition)}:marks"
 
+    def archived(self, topic: str, partition: int) -> str:
+        """Hash: name of an archive -> the newest stream id that it has committed, of all up to which nothing lacks."""
+        return f"{self.stream(topic, partition)}:archived"
+
+    def jobs(self, topic: str, partition: int) -> str:
+        """Hash: `job|source` -> the last position of that source from which the job has appended a message here."""
+        return f"{self.stream(topic, partition)}:jobs"
+
     def lease(self, topic: str, partition: int, group: str) -> str:
         """Hash: owner, epoch, until_ms, reader."""
         return f"{self.stream(topic, partition)}:{group}:lease"
@@ -91,6 +122,38 @@ class Keys:
         """Channel: joins, leaves, releases, pauses and resets of a group. Messages carry no data."""
         return f"{self.prefix}:{{{topic}}}:{group}:changes"
 
-    def scratch(self, name: str) -> str:
-        """A key of the preflight's trial, gone when the trial ends. `%` is in no name, so it can meet no other key."""
-        return f"{self.prefix}:{{%preflight}}:{name}"
+    def device(self, device: str) -> tuple[str, str, str, str, str]:
+        """All keys of a device but its letters: inbox, session, last_packet_id, expiry, wake."""
+        stem = f"{self.prefix}:{{{encode_device(device)}}}_"
+        return stem + "messages", stem + "session", stem + "last_packet_id", stem + "expiry", stem + "wake"
+
+    def inbox(self, device: str) -> str:
+        """ZSET: the letters of a device, seq as member and score."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_messages"
+
+    def letter(self, device: str, seq: int) -> str:
+        """String with TTL: one letter, as its envelope. Scripts derive it from the key of the inbox."""
+        return f"{self.inbox(device)}_{seq}"
+
+    def last_packet_id(self, device: str) -> str:
+        """String: the packet id of the newest letter."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_last_packet_id"
+
+    def session(self, device: str) -> str:
+        """Hash: epoch, gateway, seq, marks of the sources, drop counters."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_session"
+
+    def expiry(self, device: str) -> str:
+        """ZSET: expires_ms -> seq of the letters with an expiry of their own."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_expiry"
+
+    def wake(self, device: str) -> str:
+        """Sharded channel: a letter has come into a drained inbox. Messages carry no data."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_wake"
+
+    def scratch(self, name: str, number: int = 0) -> str:
+        """A key of the preflight's trial, gone when the trial ends. `%` is in no name, so it can meet no other key.
+
+        All names of one number are in one slot; on a cluster the trial takes a number for each master.
+        """
+        return f"{self.prefix}:{{%preflight{number or ''}}}:{name}"

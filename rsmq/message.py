@@ -94,6 +94,14 @@ class Message:
         self._check_rare_fields(fields)
 
     @property
+    def _is_plain(self) -> bool:
+        """Whether there is nothing but data, id and perhaps a key, in our own publisher's order."""
+        entry = self._entry
+        return entry[0] == b"data" and (
+            (len(entry) == 4 and entry[2] == b"id") or (len(entry) == 6 and entry[2] == b"id" and entry[4] == b"key")
+        )
+
+    @property
     def _fields(self) -> dict[bytes, bytes]:
         pairs = iter(self._entry)
         return dict(zip(pairs, pairs, strict=False))
@@ -108,7 +116,8 @@ class Message:
     @property
     def key(self) -> str | None:
         """The ordering key."""
-        return None if self.routing_key is None else self.routing_key.decode(errors="backslashreplace")
+        raw = self._entry[5] if self._entry[4:5] == [b"key"] else self._fields.get(b"key")
+        return None if raw is None else raw.decode(errors="backslashreplace")
 
     @property
     def id(self) -> str:
@@ -120,16 +129,18 @@ class Message:
     @property
     def type(self) -> str:
         """The content type."""
-        return self._fields[b"type"].decode(errors="backslashreplace") if b"type" in self._fields else JSON
+        raw = None if self._is_plain else self._fields.get(b"type")
+        return JSON if raw is None else raw.decode(errors="backslashreplace")
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers; unknown fields of the entry are among them. A new dict at each call."""
-        headers = read_headers(self._fields[b"h"]) if b"h" in self._fields else {}
-        for name in self._fields.keys() - KNOWN_FIELDS:
-            headers.setdefault(
-                name.decode(errors="backslashreplace"), self._fields[name].decode(errors="backslashreplace")
-            )
+        if self._is_plain:
+            return {}
+        fields = self._fields
+        headers = read_headers(fields[b"h"]) if b"h" in fields else {}
+        for name in fields.keys() - KNOWN_FIELDS:
+            headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
         return headers
 
     @property

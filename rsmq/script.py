@@ -54,6 +54,13 @@ class Script:
         except NoScriptError:
             return client.execute_command(*self.full_command(keys, args))
 
+    def read(self, client: SyncCommander, keys: Sequence[str | bytes], args: Sequence[Value] = ()) -> Any:
+        """The same for a script that writes nothing: as a user who may not write either."""
+        try:
+            return client.execute_command("EVALSHA_RO", self.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return client.execute_command("EVAL_RO", self.source, len(keys), *keys, *args)
+
     def __repr__(self) -> str:
         return f"<Script {self.name}>"
 
@@ -77,6 +84,17 @@ REMOVE_CONSUMER: Final = Script("remove_consumer")
 RESET_GROUP: Final = Script("reset_group")
 REPLAY_DEAD_LETTER: Final = Script("replay_dead_letter")
 TRIM_PARTITION: Final = Script("trim_partition")
+SEEK_ENTRY: Final = Script("seek_entry")
+PUBLISH_MARKED: Final = Script("publish_marked")
+PUBLISH_UNSEEN: Final = Script("publish_unseen")
+RESTORE_MESSAGES: Final = Script("restore_messages")
+ADD_LETTERS: Final = Script("add_letters")
+PAGE_LETTERS: Final = Script("page_letters")
+ACK_LETTERS: Final = Script("ack_letters")
+RECEIVE_LETTERS: Final = Script("receive_letters")
+OPEN_SESSION: Final = Script("open_session")
+CLOSE_SESSION: Final = Script("close_session")
+CLEAR_INBOX: Final = Script("clear_inbox")
 
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"

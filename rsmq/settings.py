@@ -93,6 +93,18 @@ class Settings(BaseSettings):
     on_full: Literal["reject", "trim"] = Field("reject", description="What a full topic does to a publisher.")
     dlq_length: int = Field(100_000, ge=1, description="Most dead letters kept per partition and group.")
 
+    inbox_ttl: Duration = Field(
+        timedelta(days=7),
+        ge=timedelta(seconds=1),
+        description="A device that is not heard of for so long is forgotten; no letter lives longer.",
+    )
+    inbox_limit: int = Field(
+        10_000, ge=1, le=65_535, description="Most letters of a device; packet ids allow no more than 65 535."
+    )
+    inbox_poll: Duration = Field(
+        timedelta(seconds=30), gt=timedelta(0), description="An idle session looks by itself so often: a lost wake-up."
+    )
+
     preflight: Literal["refuse", "warn"] = Field("refuse", description="What to do about a server that loses messages.")
 
     def __init__(self, **values: Any) -> None:

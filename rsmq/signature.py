@@ -62,10 +62,17 @@ class Signature:
         return tuple(list(work) if wanted else [message.payload for message in work] for wanted in self.wants_message)
 
 
-def read_signature(function: Callable[..., Any], title: str, *, is_batch: bool) -> Signature:
-    """The signature of a handler, called `title` in errors. A parameter with a default keeps it: that is the user's."""
+def read_signature(
+    function: Callable[..., Any], title: str, *, is_batch: bool, unannotated: Any = inspect.Parameter.empty
+) -> Signature:
+    """The signature of a handler, called `title` in errors. A parameter with a default keeps it: that is the user's.
+
+    `unannotated` stands for a missing annotation (a lambda cannot have one); without it that is refused.
+    """
     is_async = _is_async(function, title)
     hints = _annotations(function, title)
+    if unannotated is not inspect.Parameter.empty:
+        hints = {parameter.name: unannotated for parameter in _required(function, title)} | hints
     items = [
         _item_type(title, parameter.name, hints[parameter.name], is_batch=is_batch)
         for parameter in _required(function, title)

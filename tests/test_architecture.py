@@ -14,11 +14,11 @@ PACKAGE = Path(__file__).parents[1] / "rsmq"
 
 LAYERS = [
     ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature"),
-    ("Redis", "connect wire script topic group stream embedded keeper preflight"),
-    ("parts: never each other", "producer handler dlq heartbeat"),
+    ("Redis", "address slot client cluster connect wire fleet script topic group stream embedded keeper preflight"),
+    ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
     ("wholes", "broker worker inspector supervisor testing portal"),
-    ("edges", "cli demo __main__ __init__"),
+    ("edges", "cli pipeline demo __main__ __init__"),
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}
 REDIS, PARTS = 1, 2

@@ -203,7 +203,7 @@ def test_starts() -> None:
         ({"batch": 0}, "batch=0"),
         ({"partitions": 0}, "partitions=0 is not a whole number from 1 to 1024"),
         ({"partitions": 4096}, "partitions=4096"),
-        ({"ordering": "fifo"}, "ordering='fifo' is unknown: use 'key' or 'none'"),
+        ({"ordering": "fifo"}, "ordering='fifo' is unknown: use 'key' or 'partition' or 'none'"),
         ({"distribution": "random"}, "distribution='random' is unknown"),
         ({"distribution": "shared", "ordering": "key"}, "leave one of them out"),
         ({"retry": 3}, r"retry=RetryPolicy\(max_attempts=5\)"),

@@ -8,31 +8,35 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rsmq.connect import Client, Connector
 from rsmq.errors import ConfigError
-from rsmq.keys import RESERVED_GROUPS, Keys, check_name
+from rsmq.keys import RESERVED_GROUPS, Keys, check_name, decode_device
 from rsmq.preflight import preflight
 from rsmq.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
-ACL = " ".join(re.findall(r"^ACL SETUSER .*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL))
+ACL = re.findall(r"^ACL SETUSER .*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)[0]
 EXAMPLE = {
+    "number": 0,
     "topic": "orders",
     "partition": 3,
     "group": "billing",
     "message_id": "<message id>",
     "member": "<member>",
     "name": "<name>",
+    "device": "phone-7",
+    "seq": "<seq>",
 }
 
 
 def methods() -> list[str]:
-    """The names of the catalogue."""
-    return [name for name, _ in inspect.getmembers(Keys, inspect.isfunction) if not name.startswith("_")]
+    """The names of the catalogue: each spells one key."""
+    found = inspect.getmembers(Keys, inspect.isfunction)
+    return [name for name, call in found if inspect.signature(call).return_annotation == "str"]
 
 
 def spell(keys: Keys, method: str, **values: object) -> str:
@@ -73,11 +77,11 @@ def test_reserved_group_names() -> None:
 
 @given(st.from_regex(r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"), st.integers(0, 1023))
 def test_a_partition_is_one_slot(topic: str, partition: int) -> None:
-    """Stream, delayed, dedup, marks, lease, retry and dlq of a partition share their hash tag."""
+    """Stream, delayed, dedup, marks, archived, jobs, lease, retry and dlq of a partition share their hash tag."""
     values = {**EXAMPLE, "topic": topic, "partition": partition}
     of_partition = [m for m in methods() if "partition" in inspect.signature(getattr(Keys, m)).parameters]
     assert {tag(spell(Keys(), method, **values)) for method in of_partition} == {f"{topic}.{partition}"}
-    assert len(of_partition) == 7
+    assert len(of_partition) == 9
 
 
 def test_no_two_keys_collide() -> None:
@@ -88,11 +92,42 @@ def test_no_two_keys_collide() -> None:
     ids = ["g", "lease", "g:lease", "dedup", "g:alive:nodes:x"]
     for topic, partition, group, message_id, member in itertools.product(names, (1, 11), groups, ids, ("x", "y:z")):
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
-                  "name": "string"}  # fmt: skip
+                  "name": "string", "number": partition, "device": f"{topic}.{partition}", "seq": partition}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")
             thing = (method, *used)
             assert seen.setdefault(spell(Keys(), method, **values), thing) == thing
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_a_device_is_one_slot(device: str) -> None:
+    """Whatever the id: all keys of a device share one hash tag, and the id can be read back from it."""
+    assume(is_encodable(device))
+    of_device = [m for m in methods() if "device" in inspect.signature(getattr(Keys, m)).parameters]
+    tags = {tag(spell(Keys(), method, **{**EXAMPLE, "device": device})) for method in of_device}
+    assert {decode_device(each) for each in tags} == {device}
+    assert len(of_device) == 6
+    assert Keys().device(device) == tuple(
+        spell(Keys(), method, device=device) for method in ("inbox", "session", "last_packet_id", "expiry", "wake")
+    )
+
+
+def is_encodable(device: str) -> bool:
+    """Whether it is Unicode that can be sent, and short enough."""
+    return not any("\ud800" <= char <= "\udfff" for char in device) and len(device.encode()) <= 256
+
+
+@pytest.mark.parametrize("device", ["", "x" * 257, "\ud800", None, 7, b"phone"])
+def test_devices_that_are_refused(device: object) -> None:
+    """Only text of 1 to 256 bytes can be an id."""
+    with pytest.raises(ConfigError, match=r"^device id .*(use|Unicode)"):
+        Keys().session(device)  # type: ignore[arg-type]
+
+
+@given(st.text(alphabet="{}%AB0", min_size=1, max_size=8), st.text(alphabet="{}%AB0", min_size=1, max_size=8))
+def test_no_device_reaches_the_keys_of_another(one: str, other: str) -> None:
+    """Two ids never have a key in common, however they are made of braces and percent signs."""
+    assert (one == other) == (set(Keys().device(one)) == set(Keys().device(other)))
 
 
 def test_every_key_has_the_prefix() -> None:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from rsmq.consumer.lane import Lane
 from rsmq.message import Message
+
+WHOLE: Final = b""
+"""Routes every message of a partition alike: with order per partition it is one key."""
 
 
 class Queue:
@@ -20,8 +24,9 @@ class Queue:
     does not stop the others.
     """
 
-    def __init__(self, *, is_ordered: bool) -> None:
+    def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
         self.is_ordered = is_ordered
+        self._is_serial = is_serial
         self.ready: deque[Message] = deque()
         self.in_hand = 0
         self.shelved = 0
@@ -33,6 +38,8 @@ class Queue:
         ready, waiting, is_ordered = self.ready, lane.waiting, self.is_ordered
         for message in messages:
             self.in_hand += 1
+            if self._is_serial:
+                message.routing_key = WHOLE
             key = message.routing_key
             if is_ordered and key is not None:
                 behind = waiting.get(key)
@@ -93,6 +100,8 @@ class Queue:
 
     def wait_for_retry(self, message: Message, lane: Lane) -> bool:
         """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
+        if self._is_serial:
+            message.routing_key = WHOLE
         key = message.routing_key
         if key is None or key in lane.waiting:
             self.offer(lane, (message,))

@@ -1,0 +1,148 @@
+-- PURPOSE  Store letters in inboxes (on a cluster: in one), and make room for them.
+-- KEYS     per device: messages zset, session hash, last packet id, expiry zset, wake channel
+-- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int
+--          then per device: field of the source's mark, n:int, and n times: position, published_ms:int ('' = now),
+--          ttl_ms:int ('' = none of its own), envelope
+-- RETURNS  {'OK', then per device: stored:int, dropped:int, expired:int, late:int}
+-- WHY      Positions of a source grow, so what is not above its mark has been stored before: a batch may be sent again.
+--          The seq of a letter is known only here, so the key of its envelope is derived from that of its inbox.
+--          Two live letters never share a packet id: the oldest gives way when the seqs span 65 535, and a letter half
+--          way through its handshake, which is never dropped, makes the seq of its packet id be left out.
+--          Several devices in one call save the server most of what a call costs beside its work.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local life, limit, mark_ttl = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local function set_of(list)
+  local held, size = {}, 0
+  for each in (list or ''):gmatch('%d+') do
+    held[each], size = true, size + 1
+  end
+  return held, size
+end
+
+local function is_taken(held, seq)
+  for each in pairs(held) do
+    if (seq - each) % 65535 == 0 then return true end
+  end
+  return false
+end
+
+-- the expired first, then the oldest; never what is held
+local function make_room(inbox, expiry, over, held, nheld)
+  local expired, dropped = 0, 0
+  local gone = redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 1000)
+  if #gone > 0 then
+    redis.call('ZREM', expiry, unpack(gone))
+    expired = redis.call('ZREM', inbox, unpack(gone))
+  end
+  over = math.min(over - expired, 1000)
+  if over <= 0 then return expired, dropped end
+  local old, names, out = redis.call('ZRANGE', inbox, 0, over + nheld - 1), {}, {}
+  for _, ref in ipairs(old) do
+    if not held[ref] and #out < over then
+      out[#out + 1] = ref
+      names[#out] = inbox .. '_' .. ref
+    end
+  end
+  if #out > 0 then
+    dropped = redis.call('DEL', unpack(names))
+    redis.call('ZREM', inbox, unpack(out))
+    redis.call('ZREM', expiry, unpack(out))
+  end
+  return expired + #out - dropped, dropped
+end
+
+local function forget_old_marks(session)
+  local fields = redis.call('HGETALL', session)
+  for i = 1, #fields, 2 do
+    local at = fields[i]:sub(1, 7) == 'source:' and tonumber(fields[i + 1]:match('@(%d+)$'))
+    if at and at * 1000 < now - mark_ttl then redis.call('HDEL', session, fields[i]) end
+  end
+end
+
+local function add(key, from, source, n)
+  local inbox, session = KEYS[key], KEYS[key + 1]
+  local state = redis.call('HMGET', session, 'seq', 'until_ms', 'since_ms', 'held', 'idle', source)
+  local seq, till, since = tonumber(state[1] or 0), tonumber(state[2] or 0), tonumber(state[3] or 0)
+  local mark = state[6] or '' -- 'position@seconds': above its own position, below the next one
+  local held, nheld = nil, 0
+  if state[4] and state[4] ~= '' then
+    held, nheld = set_of(state[4])
+  end
+
+  local newest, refs, own, expired, late = mark, {}, nil, 0, 0
+  for i = from, from + 4 * n - 1, 4 do
+    if ARGV[i] > newest then
+      newest = ARGV[i]
+      local published, ttl, at = now, ARGV[i + 2], now + life
+      if ARGV[i + 1] ~= '' then published = tonumber(ARGV[i + 1]) end
+      ttl = ttl ~= '' and published + ttl < at and published + ttl
+      if ttl then at = ttl end
+      if published < since then
+        late = late + 1
+      elseif at <= now then
+        expired = expired + 1
+      else
+        repeat
+          seq = seq + 1
+        until not held or not is_taken(held, seq)
+        local ref = string.format('%.0f', seq)
+        redis.call('SET', inbox .. '_' .. ref, struct.pack('>BI6I6', 1, published, at) .. ARGV[i + 3], 'PXAT', at)
+        refs[#refs + 1] = ref
+        refs[#refs + 1] = ref
+        if ttl then
+          own = own or {}
+          own[#own + 1] = at
+          own[#own + 1] = ref
+        end
+      end
+    end
+  end
+  if newest == mark then return 0, 0, 0, 0 end
+
+  local dropped, is_renewed = 0, till < now + life
+  if is_renewed then till = now + life + math.floor(life / 64) end
+  if #refs > 0 then
+    redis.call('ZADD', inbox, unpack(refs))
+    if own then redis.call('ZADD', KEYS[key + 3], unpack(own)) end
+    redis.call('SET', KEYS[key + 2], (seq - 1) % 65535 + 1, 'PXAT', till)
+    local count = state[1] and redis.call('ZCARD', inbox) or #refs / 2
+    local over = count - limit
+    if seq > 65535 then over = math.max(over, redis.call('ZCOUNT', inbox, '-inf', seq - 65535)) end
+    if over > 0 then
+      local more
+      more, dropped = make_room(inbox, KEYS[key + 3], over, held or {}, nheld)
+      expired = expired + more
+    end
+    if is_renewed or count * 2 <= #refs then redis.call('PEXPIREAT', inbox, till) end
+    if own then redis.call('PEXPIREAT', KEYS[key + 3], till) end
+  end
+
+  local last = string.format('%.0f', seq)
+  mark = newest .. '@' .. time[1]
+  if is_renewed then
+    redis.call('HSET', session, 'seq', last, source, mark, 'until_ms', string.format('%.0f', till))
+    redis.call('PEXPIREAT', session, till)
+  else
+    redis.call('HSET', session, 'seq', last, source, mark)
+  end
+  if dropped > 0 then redis.call('HINCRBY', session, 'dropped', dropped) end
+  if expired > 0 then redis.call('HINCRBY', session, 'expired', expired) end
+  if late > 0 then redis.call('HINCRBY', session, 'late', late) end
+  if state[1] and not state[6] and redis.call('HLEN', session) > 48 then forget_old_marks(session) end
+  if state[5] == '1' and #refs > 0 then
+    redis.call('HSET', session, 'idle', '0')
+    redis.call('SPUBLISH', KEYS[key + 4], '')
+  end
+  return #refs / 2, dropped, expired, late
+end
+
+local reply, from = { 'OK' }, 4
+for key = 1, #KEYS, 5 do
+  local n = tonumber(ARGV[from + 1])
+  local at = #reply
+  reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = add(key, from + 2, ARGV[from], n)
+  from = from + 2 + 4 * n
+end
+return reply

@@ -1,0 +1,153 @@
+"""The courier: script calls of all inboxes of this process, gathered into one write, repeated while nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+from redis.exceptions import NoScriptError
+
+from rsmq.clock import monotonic
+from rsmq.connect import Client
+from rsmq.errors import BrokerUnavailable
+from rsmq.fleet import Fleet
+from rsmq.script import Script, Value
+from rsmq.settings import Settings
+from rsmq.wire import pack
+
+log = logging.getLogger("rsmq.courier")
+
+MOST_CALLS: Final = 1000
+MOST_BYTES: Final = 4 << 20
+"""One write holds no more: the server's input buffers and everybody's waiting stay small."""
+LONGEST_PAUSE: Final = 1.0
+
+
+class Call:
+    """One script call under way. It must be repeatable, for its reply may get lost."""
+
+    __slots__ = ("args", "deadline", "keys", "packed", "script")
+
+    def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> None:
+        self.script, self.keys, self.args = script, keys, args
+        self.deadline = 0.0
+        self.packed = b""
+
+    def done(self, reply: Any) -> None:
+        """Take the reply, or the error when patience has ended."""
+        raise NotImplementedError
+
+
+class Question(Call):
+    """A call whose reply somebody waits for."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> None:
+        super().__init__(script, keys, args)
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(self, reply: Any) -> None:
+        if self.answer.done():
+            return
+        if isinstance(reply, Exception):
+            self.answer.set_exception(reply)
+        else:
+            self.answer.set_result(reply)
+
+
+class Courier:
+    """Group commit: while one exchange is under way, what is asked meanwhile gathers for the next one.
+
+    Calls asked at the same time may be carried out in any order if one of them has to be repeated: who needs an order
+    waits for the answer.
+    """
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self._fleet = Fleet(client)
+        self._patience = settings.unavailable_timeout.total_seconds()
+        self._waiting: list[Call] = []
+        self._flying: list[Call] = []
+        self._wake = asyncio.Event()
+        self._pause = 0.0
+
+    def carry(self, call: Call) -> None:
+        """Take a call; its `done` gets the reply, or BrokerUnavailable when nobody has answered in time."""
+        call.deadline = monotonic() + self._patience
+        call.packed = pack(call.script.command(call.keys, call.args))
+        self._waiting.append(call)
+        self._wake.set()
+
+    def ask(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
+        """The reply to come; its future raises BrokerUnavailable when nobody has answered in time."""
+        question = Question(script, keys, args)
+        self.carry(question)
+        return question.answer
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Carry until cancelled; nobody is left waiting then."""
+        task_status.started()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._waiting:
+                    await self._round()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._fleet.close()
+            closed = BrokerUnavailable("the broker was closed before the server confirmed")
+            calls, self._flying, self._waiting = (*self._flying, *self._waiting), [], []
+            for call in calls:
+                call.done(closed)
+
+    async def _round(self) -> None:
+        """One exchange; what got no answer stands first in line for the next one."""
+        flying = self._flying = self._take()
+        replies = await self._fleet.exchange([(call.keys[0], call.packed) for call in flying])
+        self._flying = []
+        again, loaded = list[Call](), set[Script]()
+        trouble: Exception | None = None
+        for call, reply in zip(flying, replies, strict=True):
+            if not isinstance(reply, Exception):
+                call.done(reply)
+            elif isinstance(reply, NoScriptError):
+                if call.script not in loaded:  # the source goes once; on another node the next round sends it again
+                    call.packed = pack(call.script.full_command(call.keys, call.args))
+                    loaded.add(call.script)
+                again.append(call)
+            elif isinstance(reply, BrokerUnavailable) and monotonic() < call.deadline:
+                trouble = reply
+                again.append(call)
+            else:
+                call.done(reply)
+        self._waiting[:0] = again
+        await self._rest(trouble)
+
+    def _take(self) -> list[Call]:
+        """As many calls as one exchange may hold, the oldest first."""
+        size, count = 0, 0
+        for call in self._waiting[:MOST_CALLS]:
+            size += len(call.packed)
+            count += 1
+            if size >= MOST_BYTES:
+                break
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    async def _rest(self, trouble: Exception | None) -> None:
+        """Back off while the server is away."""
+        if trouble is None:
+            self._pause = 0.0
+            return
+        if not self._pause:
+            log.warning("inboxes wait for the server: %s", trouble)
+        self._pause = min(LONGEST_PAUSE, self._pause * 2 or 0.02)
+        await anyio.sleep(self._pause)
+
+    def __repr__(self) -> str:
+        return f"<Courier waiting={len(self._waiting)} flying={len(self._flying)}>"

@@ -1,0 +1,168 @@
+"""A letter: what a device receives, and its form in the server, the envelope.
+
+Envelope, version 1, big-endian: u8 version, u48 published_ms, u48 expires_ms (these three are written by the server),
+u8 length + topic, u8 content type (0 JSON, 1 bytes, 2 text, 255: u8 length + text), u16 length + headers (JSON object),
+and the raw payload to the end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic_core import from_json, to_json
+
+from rsmq.clock import from_epoch_ms
+from rsmq.errors import ConfigError, Malformed, TooLarge
+from rsmq.message import BYTES, JSON, TEXT, encode_payload, read_headers
+
+VERSION: Final = 1
+STAMP: Final = 13
+"""Bytes that the server writes in front: version, published_ms, expires_ms."""
+TYPES: Final = (JSON, BYTES, TEXT)
+OTHER_TYPE: Final = 255
+PACKET_IDS: Final = 65_535
+LONGEST_TEXT: Final = 255
+MOST_HEADER_BYTES: Final = 65_535
+
+
+def packet_id_of(seq: int) -> int:
+    """The MQTT packet id of a seq: 1 to 65 535, then from 1 again."""
+    return (seq - 1) % PACKET_IDS + 1
+
+
+class Letter:
+    """One letter, as one connection of its device receives it.
+
+    `seq` grows by the order of storing; `is_redelivered` says that an earlier connection may have received it;
+    `is_received` that the first half of its handshake (QoS 2) is done: it then has no content any more.
+    """
+
+    __slots__ = ("_envelope", "_parts", "is_received", "is_redelivered", "seq")
+
+    def __init__(self, seq: int, envelope: bytes, *, is_redelivered: bool = False) -> None:
+        self.seq = seq
+        self.is_redelivered = is_redelivered
+        self.is_received = not envelope
+        self._envelope = envelope or RECEIVED
+        self._parts: tuple[str, str, bytes, bytes] | None = None
+
+    @property
+    def packet_id(self) -> int:
+        """The MQTT packet id: no two live letters of a device have the same."""
+        return packet_id_of(self.seq)
+
+    @property
+    def data(self) -> bytes:
+        """The raw payload."""
+        return self._read()[3]
+
+    @property
+    def payload(self) -> Any:
+        """The payload by its content type: any JSON value, str, or bytes. Raises Malformed where it is not that."""
+        _, kind, _, data = self._read()
+        try:
+            if kind == JSON:
+                return from_json(data, allow_inf_nan=False) if data or not self.is_received else None
+            return data.decode() if kind == TEXT else data
+        except ValueError as error:
+            raise Malformed(f"letter {self.seq}: the payload is not {kind}: {error}") from None
+
+    @property
+    def topic(self) -> str:
+        """What it is about: the topic it came through, or what its sender said."""
+        return self._read()[0]
+
+    @property
+    def type(self) -> str:
+        """The content type."""
+        return self._read()[1]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers. A new dict at each call."""
+        raw = self._read()[2]
+        return read_headers(raw) if raw else {}
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was published."""
+        return from_epoch_ms(int.from_bytes(self._envelope[1:7], "big"))
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it is removed if the device has not acknowledged it by then."""
+        return from_epoch_ms(int.from_bytes(self._envelope[7:STAMP], "big"))
+
+    def _read(self) -> tuple[str, str, bytes, bytes]:
+        if self._parts is None:
+            self._parts = read_envelope(self._envelope)
+        return self._parts
+
+    def __repr__(self) -> str:
+        mark = " received" if self.is_received else " redelivered" if self.is_redelivered else ""
+        return f"<Letter {self.seq}{mark}>"
+
+
+def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
+    """Topic, content type, raw headers and payload. Raises Malformed for anything that is no envelope."""
+    if envelope[:1] != bytes([VERSION]):
+        raise Malformed(
+            f"the envelope has version {envelope[:1].hex() or '(none)'}: written by a newer rsmq, or by hand"
+        )
+    try:
+        topic, at = _text(envelope, STAMP)
+        code = envelope[at]
+        kind, at = _text(envelope, at + 1) if code == OTHER_TYPE else (TYPES[code], at + 1)
+        (length,) = struct.unpack_from(">H", envelope, at)
+        headers, data = envelope[at + 2 : at + 2 + length], envelope[at + 2 + length :]
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise Malformed(f"the envelope is cut off or broken: {error}") from None
+    if len(headers) != length:
+        raise Malformed("the envelope is cut off in its headers")
+    return topic, kind, headers, data
+
+
+def _text(envelope: bytes, at: int) -> tuple[str, int]:
+    """A text with its length in front, and where it ends."""
+    end = at + 1 + envelope[at]
+    if end > len(envelope):
+        raise IndexError("a text goes over the end")
+    return envelope[at + 1 : end].decode(), end
+
+
+def seal(
+    data: bytes, kind: str = JSON, topic: str | bytes = b"", headers: Mapping[str, str] | bytes | None = None
+) -> bytes:
+    """The envelope without its stamp, which the server puts in front. `headers` may be their JSON."""
+    about = topic.encode() if isinstance(topic, str) else topic
+    if len(about) > LONGEST_TEXT:
+        raise ConfigError(f"topic={topic[:40]!r}... has {len(about)} bytes: use at most {LONGEST_TEXT}")
+    code = bytes([TYPES.index(kind)]) if kind in TYPES else bytes([OTHER_TYPE]) + _counted(kind)
+    head = (headers if isinstance(headers, bytes) else to_json(headers)) if headers else b""
+    if len(head) > MOST_HEADER_BYTES:
+        raise ConfigError(f"the headers have {len(head)} bytes: use at most {MOST_HEADER_BYTES}")
+    return b"".join((bytes([len(about)]), about, code, len(head).to_bytes(2, "big"), head, data))
+
+
+def _counted(text: str) -> bytes:
+    raw = text.encode()
+    if len(raw) > LONGEST_TEXT:
+        raise ConfigError(f"content type {text[:40]!r}... has {len(raw)} bytes: use at most {LONGEST_TEXT}")
+    return bytes([len(raw)]) + raw
+
+
+def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, limit: int) -> bytes:
+    """A payload of the caller's as an envelope without stamp. Raises TooLarge or ConfigError."""
+    data, kind = encode_payload(payload)
+    if len(data) > limit:
+        raise TooLarge(len(data), limit)
+    if headers and not all(type(part) is str for pair in headers.items() for part in pair):
+        raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
+    return seal(data, kind, topic, headers)
+
+
+RECEIVED: Final = bytes([VERSION]) + bytes(STAMP - 1) + seal(b"")
+"""What stands for the content of a letter that was received before."""

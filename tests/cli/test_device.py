@@ -1,0 +1,85 @@
+"""`rsmq device` against a real server, and its session as a process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+
+from tests.cli.conftest import Cli, Running
+
+
+def test_send_show_purge(cli: Cli) -> None:
+    """A letter sent is shown with all it carries, and gone after a purge, which must be agreed to."""
+    cli.ok("device", "send", "phone", '{"n": 1}', "--topic", "alerts", "--header", "a=b", "--expiry", "PT1H")
+    assert cli.ok("device", "send", "phone", "5", "--text") == "stored for phone\n"
+    shown = cli.json("device", "show", "phone")
+    assert (shown["backlog"], shown["seq"], shown["last_packet_id"], shown["gateway"]) == (2, 2, 2, None)
+    first, second = shown["letters"]
+    assert (first["data"], first["topic"], first["headers"]) == ('{"n":1}', "alerts", {"a": "b"})
+    assert (second["data"], second["type"]) == ("5", "text/plain")
+    text = cli.ok("device", "show", "phone", "-n", "1")
+    assert "backlog: 2" in text
+    assert 'packet 1 alerts {"n":1}' in text
+    refused = cli("device", "purge", "phone")
+    assert refused.returncode == 2
+    assert "say --yes" in refused.stderr
+    assert cli.ok("device", "purge", "phone", "--yes") == "deleted 2 letters of phone\n"
+    assert cli.json("device", "show", "phone")["letters"] == []
+
+
+def test_list(cli: Cli) -> None:
+    """Devices are listed, on demand only those with letters, and the rest is pointed at."""
+    assert cli.ok("device", "list") == "there are no devices\n"
+    for number in range(3):
+        cli.ok("device", "send", f"phone-{number}", "x")
+    cli.ok("device", "purge", "phone-0", "--yes")
+    assert {each["client_id"] for each in cli.json("device", "list")} == {"phone-0", "phone-1", "phone-2"}
+    assert {each["client_id"] for each in cli.json("device", "list", "--waiting")} == {"phone-1", "phone-2"}
+    assert "there are more" in cli.ok("device", "list", "-n", "2")
+
+
+def test_what_is_not_there(cli: Cli) -> None:
+    """An unknown device is a negative answer; an id or an expiry that cannot be is wrong use."""
+    for verb in (("show",), ("purge", "--yes")):
+        answer = cli("device", verb[0], "nobody", *verb[1:])
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "nothing is known of device 'nobody'" in answer.stderr
+    for wrong in (("show", ""), ("send", "x" * 257, "1"), ("send", "phone", "1", "--expiry", "10")):
+        answer = cli("device", *wrong)
+        assert answer.returncode == 2, wrong
+        assert "Traceback" not in answer.stderr
+
+
+def test_tail_is_a_session(cli: Cli, start: Callable[..., Running]) -> None:
+    """Letters are printed as they come and acknowledged; Ctrl-C ends the session in order."""
+    cli.ok("device", "send", "phone", "one", "--text")
+    session = start("device", "tail", "--client", "phone")
+    assert "1 packet 1 one" in session.expect("one")[0]
+    cli.ok("device", "send", "phone", "two", "--text")
+    session.expect("two")
+    session.signal(signal.SIGINT)
+    assert session.end() == 0
+    state = cli.json("device", "show", "phone")
+    assert (state["backlog"], state["gateway"]) == (0, None)
+
+
+def test_unacknowledged_letters_come_again(cli: Cli) -> None:
+    """What was not acknowledged is printed again, marked."""
+    cli.ok("device", "send", "phone", "one", "--text")
+    first = json.loads(cli.ok("device", "tail", "--client", "phone", "--no-ack", "-n", "1", "--json"))
+    again = json.loads(cli.ok("device", "tail", "--client", "phone", "-n", "1", "--json"))
+    assert (first["seq"], first["redelivered"]) == (1, False)
+    assert (again["seq"], again["redelivered"]) == (1, True)
+    assert cli.json("device", "show", "phone")["backlog"] == 0
+
+
+def test_a_session_that_is_taken_over_says_so(cli: Cli, start: Callable[..., Running]) -> None:
+    """One line, exit code 1."""
+    cli.ok("device", "send", "phone", "one", "--text")
+    session = start("device", "tail", "--client", "phone", "--no-ack")
+    session.expect("one")
+    cli.ok("device", "tail", "--client", "phone", "-n", "1")
+    assert session.end() == 1
+    assert "has connected elsewhere" in session.lines[-1]
+    assert not session.matching("Traceback")

@@ -1,0 +1,234 @@
+"""Promise 8: per device strictly in order, at least once until acknowledged or expired, whatever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rsmq import Broker, Letter, Retry, Session, SessionTaken
+from tests.contract.courier import TOPIC
+from tests.servers import wait_until
+
+ROOT = Path(__file__).parents[2]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(server_url: str, prefix: str) -> Iterator[Start]:
+    """Starts a producer or a feeding worker; all are gone after the test."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def launch(*words: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.contract.courier", server_url, prefix, *map(str, words)]
+        running.append(subprocess.Popen(command, cwd=ROOT))
+        return running[-1]
+
+    yield launch
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+class Phone:
+    """A device that remembers everything: what it got in which connection, and which acknowledgement was confirmed."""
+
+    def __init__(self, brokers: list[Broker], name: str) -> None:
+        self._brokers, self.name = brokers, name
+        self.confirmed: dict[int, tuple[str, int]] = {}
+        self.order: list[tuple[str, int]] = []
+        self.known: set[int] = set()
+        self.again = 0
+
+    async def connect(self, connection: int, letters: int) -> None:
+        """One connection, which reads so many letters and leaves in one of three ways."""
+        way = random.choice(["clean", "unacknowledged", "taken"])
+        broker, window = self._brokers[connection % 2], random.choice([1, 7, 100])
+        unsettled = {seq for seq in self.known if seq not in self.confirmed}
+        last, pending = 0, dict[int, tuple[str, int]]()
+        async with broker.connect(self.name, window=window) as session:
+            for _ in range(letters):
+                letter = await anext(session)
+                self.note(letter, last, unsettled)
+                last = letter.seq
+                if way == "unacknowledged" and len(unsettled | pending.keys()) < window and random.random() < 0.02:
+                    continue  # it never says that it has this one
+                pending[letter.seq] = (letter.payload["by"], letter.payload["n"])
+                await session.ack(letter)
+                if random.random() < 0.05:
+                    await session.flush()
+                    self.confirmed |= pending
+                    pending.clear()
+                if way == "unacknowledged" and session.window - len(self.known - self.confirmed.keys()) <= 1:
+                    break
+            if way == "taken":
+                async with self._brokers[(connection + 1) % 2].connect(self.name):
+                    with pytest.raises(SessionTaken):
+                        await exhaust(session)
+                return
+            await session.flush()
+            self.confirmed |= pending
+
+    def note(self, letter: Letter, last: int, unsettled: set[int]) -> None:
+        """What one connection must look like, letter by letter."""
+        assert letter.seq > last, f"OutOfOrder: {letter} after {last}"
+        assert letter.seq not in self.confirmed, f"MoreThanOnce: {letter} was acknowledged"
+        if letter.seq in self.known:
+            assert letter.is_redelivered, f"{letter} was out before and does not say so"
+            self.again += 1
+        else:
+            self.known.add(letter.seq)
+            self.order.append((letter.payload["by"], letter.payload["n"]))
+
+
+async def exhaust(session: Session) -> None:
+    """Go on until it is not possible any more."""
+    while True:
+        await session.flush()
+        await anext(session)
+
+
+async def test_a_device_that_comes_and_goes(
+    make_broker: Callable[..., Broker], start: Start, tmp_path: Path, prefix: str
+) -> None:
+    """Twenty connections at random under 20 000 messages of four producers, two producers and a worker killed: all
+    arrive, in the order of each producer, and none again after its acknowledgement was confirmed."""
+    names, each = ("a", "b", "c", "d"), 5000
+    feeds = [start("feed"), start("feed")]
+
+    def produce(name: str) -> subprocess.Popen[bytes]:
+        return start("produce", "phone", name, each, tmp_path / name)
+
+    producers = {name: produce(name) for name in names}
+    brokers = [make_broker(), make_broker()]
+    async with brokers[0], brokers[1]:
+        phone = Phone(brokers, "phone")
+        for connection in range(20):
+            await phone.connect(connection, random.randrange(1, 900))
+            if connection in (3, 6):
+                victim = names[connection % 4]
+                producers[victim].kill()
+                producers[victim].wait()
+                producers[victim] = produce(victim)
+            if connection == 9:
+                feeds[0].kill()
+                feeds.append(start("feed"))
+        async with brokers[0].connect("phone", auto_ack=True) as session:
+            last, unsettled = 0, phone.known - phone.confirmed.keys()
+            with anyio.move_on_after(60):
+                while len(phone.order) < each * len(names):
+                    letter = await anext(session)
+                    phone.note(letter, last, unsettled)
+                    last = letter.seq
+        for name in names:
+            assert [n for by, n in phone.order if by == name] == list(range(each)), f"the order of {name}"
+        assert producers["a"].wait(30) == 0
+        device = await brokers[0].devices.find("phone")
+        assert device is not None
+        assert (device.backlog, device.dropped, device.expired) == (0, 0, 0)
+        assert device.seq == each * len(names), "nothing was stored twice"
+
+
+async def test_backlog_and_live_letters_do_not_race(broker: Broker) -> None:
+    """A message sent while the device reconnects comes after the backlog, never before, never not at all."""
+    async with broker:
+        await broker.send_many(("phone", n) for n in range(500))
+        got: list[int] = []
+
+        async def send() -> None:
+            for n in range(500, 1500):
+                await broker.send("phone", n)
+
+        async with anyio.create_task_group() as tasks, broker.connect("phone", window=20, auto_ack=True) as session:
+            tasks.start_soon(send)
+            async for letter in session:
+                got.append(letter.payload)
+                if len(got) == 1500:
+                    break
+        assert got == list(range(1500))
+
+
+async def test_a_feed_stores_each_message_once(make_broker: Callable[..., Broker]) -> None:
+    """A recipient function that fails for a while delays its partition, loses nothing, reorders nothing, repeats
+    nothing; a reset of the group repeats nothing either."""
+    broker, failed = make_broker(), set[int]()
+
+    def to(alert: dict[str, int]) -> list[str]:
+        if alert["n"] % 100 == 50 and alert["n"] not in failed:
+            failed.add(alert["n"])
+            raise Retry(after=timedelta(milliseconds=20))
+        return ["phone", f"phone-{alert['n'] % 3}"]
+
+    broker.deliver(TOPIC, to=to, partitions=2)
+    async with broker.running():
+        await broker.publish_many(TOPIC, [{"n": n} for n in range(1000)], key=lambda alert: "k")
+        await expect(broker, "phone", list(range(1000)))
+        await broker.reset_group(TOPIC, "devices")
+        await broker.publish(TOPIC, {"n": 1000}, key="k")
+        await expect(broker, "phone", [1000])
+        await expect(broker, "phone-0", list(range(0, 1000, 3)))
+    assert failed == set(range(50, 1000, 100))
+
+
+async def expect(broker: Broker, device: str, numbers: list[int]) -> None:
+    """The device gets exactly these next."""
+    async with broker.connect(device, auto_ack=True) as session:
+        with anyio.fail_after(30):
+            assert [(await anext(session)).payload["n"] for _ in numbers] == numbers
+
+
+async def test_a_wrong_recipient_is_a_dead_letter(make_broker: Callable[..., Broker]) -> None:
+    """An id that no device can have harms no other message."""
+    broker = make_broker()
+    broker.deliver(TOPIC, to=lambda alert: alert["to"], partitions=1)
+    async with broker.running():
+        await broker.publish_many(TOPIC, [{"to": "x" * 300, "n": 0}, {"to": ["phone", "phone"], "n": 1}, {"to": 7}])
+        await expect(broker, "phone", [1])
+        topic = await broker.topics.find(TOPIC)
+        assert topic is not None
+
+        async def dead() -> list[str]:
+            return [letter.error async for letter in broker.dead_letters.iterate(topic, "devices")]
+
+        with anyio.fail_after(30):
+            while len(await dead()) < 1:
+                await asyncio.sleep(0.02)
+        assert "use at most 256" in (await dead())[0]
+
+
+async def test_inboxes_are_bounded(make_broker: Callable[..., Broker]) -> None:
+    """Above the limit the oldest goes first, and the number of the dropped is told."""
+    async with make_broker(inbox_limit=10) as broker:
+        await broker.send_many(("phone", {"n": n}) for n in range(25))
+        await expect(broker, "phone", list(range(15, 25)))
+        device = await broker.devices.find("phone")
+        assert device is not None
+        assert (device.dropped, device.backlog) == (15, 0)
+
+
+async def test_the_server_restarts_under_a_session(tmp_path: Path) -> None:
+    """A session and its senders outlive a server that is killed and comes back with its data."""
+    from tests.servers import Server
+
+    with Server(aof=True) as server:
+        async with Broker(url=server.url, preflight="warn") as broker, broker.connect("phone") as session:
+            await broker.send("phone", {"n": 0})
+            await session.ack(await anext(session))
+            await session.flush()
+            await anyio.to_thread.run_sync(lambda: wait_until(lambda: server.client().ping(), "alive"))
+            with server.client() as plain:
+                plain.execute_command("CONFIG", "SET", "appendfsync", "always")
+                plain.execute_command("BGREWRITEAOF")
+                wait_until(lambda: not plain.info("persistence")["aof_rewrite_in_progress"], "the log is written")
+            await anyio.to_thread.run_sync(server.restart)
+            await broker.send("phone", {"n": 1})
+            with anyio.fail_after(30):
+                letter = await anext(session)
+            assert (letter.seq, letter.payload) == (2, {"n": 1})
