@@ -16,8 +16,9 @@ from typing import Any, Final
 from rsmq.clock import from_epoch_ms, monotonic
 from rsmq.connect import Client, redact
 from rsmq.embedded import EmbeddedServer
+from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
-from rsmq.preflight import CHECKS, Finding, gather_facts
+from rsmq.preflight import Finding, findings_of, gather_facts
 from rsmq.script import Value
 from rsmq.settings import Settings
 from rsmq.stream import as_dict, is_missing, pipelined
@@ -219,19 +220,17 @@ class Inspector:
 
     async def _members_of(self, group: GroupState) -> list[MemberState]:
         names = [self._keys.alive(group.topic, group.name, member) for member in group.members]
-        channels = [self._keys.presence(member) for member in group.members]
-        replies = await self._ask(
-            [("GET", name) for name in names]
-            + [("PTTL", name) for name in names]
-            + [("PUBSUB", "NUMSUB", channel) for channel in channels]
-        )
-        count = len(names)
+        replies = await self._ask([("GET", name) for name in names] + [("PTTL", name) for name in names])
+        counts = await listeners(self._client, [self._keys.presence(member) for member in group.members])
         return [
-            self._member_state(group, member, *replies[number::count]) for number, member in enumerate(group.members)
+            self._member_state(group, member, info, left_ms, count)
+            for member, info, left_ms, count in zip(
+                group.members, replies[: len(names)], replies[len(names) :], counts, strict=True
+            )
         ]
 
     def _member_state(
-        self, group: GroupState, member: str, info: bytes | None, left_ms: int, listeners: list[Any]
+        self, group: GroupState, member: str, info: bytes | None, left_ms: int, listening: int
     ) -> MemberState:
         told = read_info(info)
         heard_ago = self._settings.lease_ttl - timedelta(milliseconds=left_ms)
@@ -242,7 +241,7 @@ class Inspector:
             handler=str(told.get("handler", "")),
             concurrency=int(told.get("concurrency", 0)),
             heard_ago=None if info is None else max(timedelta(0), heard_ago),
-            is_present=listeners[1] > 0,
+            is_present=listening > 0,
             partitions=tuple(share.partition for share in group.shares if share.owner == member),
         )
 
@@ -252,10 +251,10 @@ class Inspector:
         """The facts behind `rsmq doctor`."""
         facts = await gather_facts(self._client, self._keys)
         topics = await self.topics()
-        parser = type(getattr(self._client.connection_pool.make_connection(), "_parser", None)).__name__
+        parser = type(getattr(self._client.nodes[0].connection_pool.make_connection(), "_parser", None)).__name__
         return ServerState(
             url=redact(self._client.url),
-            server=facts.server,
+            server=", ".join(sorted({each.server for each in facts})),
             round_trip=min([await self._round_trip() for _ in range(PINGS)]),
             topics=len(topics),
             groups=sum(len(topic.groups) for topic in topics),
@@ -264,7 +263,7 @@ class Inspector:
             hiredis=installed("hiredis"),
             is_hiredis_used="hiredis" in parser.lower(),
             embedded_directory=str(EmbeddedServer().directory) if self._settings.url is None else None,
-            findings=tuple(finding for check in CHECKS for finding in check(facts)),
+            findings=tuple(findings_of(facts)),
         )
 
     async def _round_trip(self) -> timedelta:

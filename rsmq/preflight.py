@@ -1,19 +1,20 @@
 """Whether this server keeps what it is given: asked once at the start, before a message is touched.
 
-What a server can do is found out by trying, not by its version number: forks, managed services and ACLs differ. All
-questions go out together; a second round trip looks at the topics that are already there.
+What a server can do is found out by trying, not by its version number: forks, managed services and ACLs differ. Of a
+cluster every master is asked.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
 
 from rsmq.clock import now_ms, to_ms
-from rsmq.connect import Client
+from rsmq.connect import Client, redact
 from rsmq.errors import ConfigError
 from rsmq.keys import Keys
 from rsmq.script import Script
@@ -27,6 +28,8 @@ NEEDED: Final = "rsmq needs Redis 7.0 or newer, or Valkey 8 or newer"
 LARGEST_SKEW: Final = timedelta(seconds=1)
 NEARLY_FULL: Final = 0.9
 NO_CLIENT: Final = (1 << 63) - 1
+MOST_TRIES: Final = 1_000_000
+"""A master with a single slot is found after 16 384 numbers or so."""
 DENIED: Final = ("NOPERM", "permission", "ACL failure", "can't run this command", "can't access")
 
 Level = Literal["refuse", "warn", "ok"]
@@ -46,13 +49,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the server answered. `failures` are (command, what the server said), `skew_ms` is server minus local."""
+    """What a server answered. `failures` are (command, what the server said), `skew_ms` is server minus local.
+
+    `node` is its address where there are several.
+    """
 
     info: Mapping[str, str]
     config: Mapping[str, str]
     failures: Sequence[tuple[str, str]]
     skew_ms: float
     collisions: Sequence[str]
+    node: str = ""
 
     @property
     def server(self) -> str:
@@ -68,8 +75,18 @@ class Facts:
 
 async def preflight(client: Client, settings: Settings, keys: Keys) -> list[Finding]:
     """Look at everything. Raises BrokerUnavailable, and ConfigError for refused credentials."""
-    facts = await gather_facts(client, keys)
-    return [finding for check in CHECKS for finding in check(facts)]
+    return findings_of(await gather_facts(client, keys))
+
+
+def findings_of(facts: Sequence[Facts]) -> list[Finding]:
+    """The judgement over each server: what is alike is said once, what is not names its node."""
+    found = [(each.node, finding) for check in CHECKS for each in facts for finding in check(each)]
+    alike = Counter(finding for _, finding in found)
+    named = [
+        replace(finding, text=f"{finding.text} (node {node})") if alike[finding] < len(facts) and node else finding
+        for node, finding in found
+    ]
+    return list(dict.fromkeys(named))
 
 
 async def require(client: Client, settings: Settings, keys: Keys) -> list[Finding]:
@@ -86,51 +103,66 @@ async def require(client: Client, settings: Settings, keys: Keys) -> list[Findin
     return findings
 
 
-async def gather_facts(client: Client, keys: Keys) -> Facts:
-    """Ask on a connection of its own, because the last question turns it into a subscriber."""
-    wire = Wire(client)
+async def gather_facts(client: Client, keys: Keys) -> list[Facts]:
+    """Ask every server that holds keys; what is under our prefix is asked of all together."""
+    await client.refresh()
+    collisions = await find_collisions(client, keys)
+    return [
+        replace(await _ask(client, node, keys), collisions=() if number else collisions)
+        for number, node in enumerate(client.nodes)
+    ]
+
+
+async def _ask(client: Client, node: Client, keys: Keys) -> Facts:
+    """On a connection of its own, because the last question turns it into a subscriber."""
+    number = next(number for number in range(MOST_TRIES) if client.node_for(keys.scratch("", number)) is node)
+    scratch = [keys.scratch(name, number) for name in ("stream", "hash", "zset", "string", "set")]
+    channel = keys.scratch("channel", number)
+    listen, count = ("SSUBSCRIBE", "SHARDNUMSUB") if client.is_cluster else ("SUBSCRIBE", "NUMSUB")
+    wire = Wire(node)
     await wire.open()
     try:
-        scratch = [keys.scratch(name) for name in ("stream", "hash", "zset", "string", "set")]
-        channel = keys.presence("preflight")
         asked_ms = now_ms()
-        time, info, *rest = await wire.exchange([
+        time, info, probe, *rest = await wire.exchange([
             pack(("TIME",)),
             pack(("INFO",)),
             pack(PROBE_SERVER.full_command(scratch, [channel])),
             pack(("SCRIPT", "LOAD", PROBE_SERVER.source)),
             pack(("CLIENT", "KILL", "ID", NO_CLIENT)),
             pack(("CLIENT", "UNBLOCK", NO_CLIENT)),
+            pack(("PUBSUB", count, channel)),
             pack(("CONFIG", "GET", "appendfsync")),
             pack(("CONFIG", "GET", "save")),
             pack(("CONFIG", "GET", "min-replicas-to-write")),
-            pack(("TYPE", keys.topics)),
-            pack(("SMEMBERS", keys.topics)),
         ])  # fmt: skip
         local_ms = (asked_ms + now_ms()) / 2
-        probe, load, kill, unblock, *config, kind, topics = rest
-        collisions = await find_collisions(wire, keys, kind, topics)
-        (subscribed,) = await wire.exchange([pack(("SUBSCRIBE", channel))])
-        asked = {"SCRIPT LOAD": load, "CLIENT KILL": kill, "CLIENT UNBLOCK": unblock, "SUBSCRIBE": subscribed}
+        load, kill, unblock, counted, *config = rest
+        (subscribed,) = await wire.exchange([pack((listen, channel))])
+        asked = {"SCRIPT LOAD": load, "CLIENT KILL": kill, "CLIENT UNBLOCK": unblock, "PUBSUB": counted}
     finally:
         await wire.close()
     return Facts(
         info=parse_info(info),
         config=dict(pairs(item for reply in config if isinstance(reply, list) for item in reply)),
-        failures=[*failures_of(probe), *outside(asked)],
+        failures=[*failures_of(probe), *outside({**asked, listen: subscribed})],
         skew_ms=0.0 if isinstance(time, Exception) else int(time[0]) * 1000 + int(time[1]) // 1000 - local_ms,
-        collisions=collisions,
+        collisions=(),
+        node=redact(node.url) if client.is_cluster else "",
     )
 
 
-async def find_collisions(wire: Wire, keys: Keys, kind: Any, topics: Any) -> list[str]:
+async def find_collisions(client: Client, keys: Keys) -> list[str]:
     """Keys under our prefix that somebody else must have written."""
+    kind, topics = await client.pipelined([("TYPE", keys.topics), ("SMEMBERS", keys.topics)])
     if kind not in (b"none", b"set"):
         return [keys.topics]
     names = [name.decode(errors="replace") for name in topics] if isinstance(topics, list) else []
     hashes = [keys.topic(name) for name in names]
-    replies = await wire.exchange([pack(("TYPE", key)) for key in hashes] + [pack(("HLEN", key)) for key in hashes]
-                                  + [pack(("HMGET", key, "created_ms", "partitions")) for key in hashes])  # fmt: skip
+    replies = await client.pipelined(
+        [("TYPE", key) for key in hashes]
+        + [("HLEN", key) for key in hashes]
+        + [("HMGET", key, "created_ms", "partitions") for key in hashes]
+    )
     count = len(hashes)
     by_key = zip(hashes, replies[:count], replies[count : 2 * count], replies[2 * count :], strict=True)
     return [key for key, kind, size, known in by_key if kind not in (b"none", b"hash") or (size and not any(known))]

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
 
-import anyio
-from redis.exceptions import NoScriptError, RedisError
-
 from rsmq.clock import epoch_ms
-from rsmq.connect import Client, translate, translated
+from rsmq.connect import Client
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.keys import Keys
 from rsmq.script import OK, TRIM_PARTITION, Value
@@ -71,18 +68,7 @@ def start_id(start: str | datetime) -> str:
 
 async def pipelined(client: Client, commands: Sequence[Sequence[Value]]) -> list[Any]:
     """Send commands together and return their replies. An error in a reply is returned in its place, not raised."""
-    if not commands:
-        return []
-    with translated(client.url):
-        with anyio.fail_after(client.timeout):
-            async with client.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                replies = await pipe.execute(raise_on_error=False)
-    return [
-        translate(reply) if isinstance(reply, RedisError) and not isinstance(reply, NoScriptError) else reply
-        for reply in replies
-    ]
+    return await client.pipelined(commands)
 
 
 async def ensure_groups(client: Client, keys: Keys, topic: Partitioned, group: str, start: str = "0") -> None:
@@ -138,17 +124,30 @@ def is_missing(reply: object) -> bool:
 
 
 async def trim(
-    client: Client, keys: Keys, topic: str, partition: int, *, keep_age_ms: int, keep_length: int, exact: bool = False
+    client: Client,
+    keys: Keys,
+    topic: str,
+    partition: int,
+    *,
+    keep_age_ms: int,
+    keep_length: int,
+    exact: bool = False,
+    archive: str = "off",
 ) -> Trimmed:
-    """Remove what every group of the partition has settled, except the newest of it by age and length."""
+    """Remove what every group of the partition has settled, except the newest of it by age and length.
+
+    With archive `required` also except what some archive has not committed.
+    """
     word = b""
     for _ in range(TRIM_ATTEMPTS):
         groups = await group_names(client, keys, topic, partition)
         if not groups:
             return Trimmed(b"NO_GROUPS")
-        script_keys = [keys.stream(topic, partition), keys.marks(topic, partition)]
+        script_keys = [keys.stream(topic, partition), keys.marks(topic, partition), keys.archived(topic, partition)]
         script_keys += [keys.retry(topic, partition, group) for group in groups]
-        word, *rest = await TRIM_PARTITION(client, script_keys, (keep_age_ms, keep_length, int(exact), *groups))
+        word, *rest = await TRIM_PARTITION(
+            client, script_keys, (keep_age_ms, keep_length, int(exact), archive, *groups)
+        )
         if word == OK:
             return Trimmed(word, rest[0])
         if word == b"TOO_MANY_PARKED":

@@ -20,11 +20,17 @@ from rsmq.stream import as_dict, group_names, pipelined
 FRESH_SECONDS: Final = 10.0
 MOST_PARTITIONS: Final = 1024
 POLICIES: Final = ("reject", "trim")
+ARCHIVES: Final = ("off", "required")
+UNARCHIVED: Final = {"on_full": "trim", "archive": "required"}.items()
+"""The two that cannot go together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it was when read. `max_length` 0 means no limit."""
+    """A topic as it was when read. `max_length` 0 means no limit.
+
+    `archive` required: retention keeps what the archive (`rsmq pipeline archive`) has not committed.
+    """
 
     name: str
     partitions: int
@@ -33,6 +39,7 @@ class Topic:
     retention_age: timedelta
     retention_length: int
     created_ms: int
+    archive: Literal["off", "required"] = "off"
 
 
 class Topics:
@@ -91,12 +98,24 @@ class Topics:
         return sorted(name.decode() for name in await self._client.execute_command("SMEMBERS", self._keys.topics))
 
     async def change(self, name: str, **limits: Any) -> Topic:
-        """Set `max_length`, `on_full`, `retention_age` or `retention_length`. Publishers follow within 10 s."""
-        if await self.find(name) is None:
+        """Set `max_length`, `on_full`, `retention_age`, `retention_length` or `archive`. Publishers follow within 10 s.
+
+        Without an archive the places of all archives are forgotten: one that has stopped for good holds nothing back.
+        """
+        topic = await self.find(name)
+        if topic is None:
             raise ConfigError(f"there is no topic {name!r}: see `rsmq topic list`")
-        fields = [value for pair in write_limits(limits).items() for value in pair]
+        fields = write_limits(limits)
+        if {"on_full": topic.on_full, "archive": topic.archive, **fields}.items() >= UNARCHIVED:
+            raise ConfigError(
+                f"topic {name!r} cannot have on_full=trim and archive=required: a full topic would drop what no "
+                f"archive has; use on_full=reject"
+            )
         if fields:
-            await self._client.execute_command("HSET", self._keys.topic(name), *fields)
+            flat = [value for pair in fields.items() for value in pair]
+            await self._client.execute_command("HSET", self._keys.topic(name), *flat)
+        if fields.get("archive") == "off":
+            await self._unlink([self._keys.archived(name, partition) for partition in range(topic.partitions)])
         changed = await self.find(name)
         if changed is None:
             raise ConfigError(f"topic {name!r} was deleted meanwhile")
@@ -149,6 +168,7 @@ class Topics:
             retention_age=timedelta(milliseconds=int(found.get("retention_age_ms", to_ms(settings.retention_age)))),
             retention_length=int(found.get("retention_length", settings.retention_length)),
             created_ms=int(found.get("created_ms", 0)),
+            archive="required" if found.get("archive") == b"required" else "off",
         )
 
     async def _group_keys(self, topic: Topic, group: str) -> AsyncIterator[str]:
@@ -165,18 +185,21 @@ class Topics:
     async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:
         """Dedup keys are the only ones whose names nobody remembers: they have to be looked for."""
         prefixes = tuple(self._keys.dedup(topic.name, partition, "").encode() for partition in range(topic.partitions))
-        cursor = b"0"
-        while True:  # the pattern is only a rough filter: no name or prefix has a character that means something in it
-            pattern = self._keys.dedup(topic.name, 0, "*").replace(".0}", ".*}")
-            cursor, found = await self._client.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-            for key in found:
-                if key.startswith(prefixes):
-                    yield key
-            if cursor == b"0":
-                break
+        # the pattern is only a rough filter: no name or prefix has a character that means something in it
+        pattern = self._keys.dedup(topic.name, 0, "*").replace(".0}", ".*}")
+        await self._client.refresh()
+        for node in self._client.nodes:
+            cursor = b""
+            while cursor != b"0":
+                cursor, found = await node.execute_command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", 1000)
+                for key in found:
+                    if key.startswith(prefixes):
+                        yield key
         for partition in range(topic.partitions):
             yield self._keys.delayed(topic.name, partition)
             yield self._keys.marks(topic.name, partition)
+            yield self._keys.archived(topic.name, partition)
+            yield self._keys.jobs(topic.name, partition)
             yield self._keys.stream(topic.name, partition)
 
     async def _unlink(self, names: list[Any]) -> None:
@@ -191,13 +214,14 @@ def write_limits(limits: Mapping[str, Any]) -> dict[str, Value]:
     fields: dict[str, Value] = {}
     for name, value in limits.items():
         is_count = name in ("max_length", "retention_length") and isinstance(value, int) and value >= 0
-        if is_count or (name == "on_full" and value in POLICIES):
+        if is_count or (name == "on_full" and value in POLICIES) or (name == "archive" and value in ARCHIVES):
             fields[name] = value
         elif name == "retention_age" and isinstance(value, timedelta) and value >= timedelta(0):
             fields["retention_age_ms"] = to_ms(value)
         else:
             raise ConfigError(
                 f"a topic cannot have {name}={value!r}: give max_length or retention_length as a number from 0, "
-                f"on_full as one of {', '.join(POLICIES)}, retention_age as a timedelta from 0"
+                f"on_full as one of {', '.join(POLICIES)}, archive as one of {', '.join(ARCHIVES)}, "
+                f"retention_age as a timedelta from 0"
             )
     return fields

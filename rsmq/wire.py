@@ -12,10 +12,10 @@ from typing import Any
 
 import anyio
 import hiredis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from rsmq.connect import Client, translate, translated
-from rsmq.errors import BrokerError
+from rsmq.errors import BrokerError, SlotMoved
 
 
 def pack(command: Sequence[str | bytes | int | float]) -> bytes:
@@ -25,9 +25,13 @@ def pack(command: Sequence[str | bytes | int | float]) -> bytes:
 
 
 class Wire:
-    """A connection of its own, for one task at a time. An error in a reply is returned in its place, not raised."""
+    """A connection of its own to one server, for one task at a time; on a cluster, made with `client.node_for(key)`.
+
+    An error in a reply is returned in its place, not raised.
+    """
 
     def __init__(self, client: Client) -> None:
+        self.node = client
         self._url = client.url
         self._timeout = client.timeout
         self._connection = client.connection_pool.make_connection()
@@ -76,8 +80,13 @@ class Wire:
     async def _reply(self) -> Any:
         try:
             return await self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
+        except NoScriptError as error:
+            return error
         except ResponseError as error:
-            return translate(error) if not isinstance(error, NoScriptError) else error
+            answer = translate(error)
+            if isinstance(answer, SlotMoved):
+                self.node.hear(answer)
+            return answer
 
     @asynccontextmanager
     async def _bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
@@ -89,7 +98,9 @@ class Wire:
             try:
                 with anyio.fail_after(self._timeout if timeout is None else timeout):
                     yield
-            except BaseException:
+            except BaseException as error:
                 with anyio.CancelScope(shield=True):
                     await self.close()
+                if isinstance(error, RedisError | OSError):
+                    self.node.hear(translate(error))
                 raise

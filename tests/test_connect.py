@@ -22,6 +22,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from rsmq.address import node_url, split_cluster
 from rsmq.connect import Client, Connector, check_url, redact, split_sentinel, translate, translated
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, RsmqError, ScriptError
 from rsmq.settings import Settings
@@ -216,7 +217,8 @@ def test_noscript_passes() -> None:
         raise NoScriptError("No matching script.")
 
 
-@pytest.mark.parametrize("scheme", ["redis://h", "rediss://h:6380/1", "unix:///run/s.sock?db=2", "redis://u:p@h?db=3"])
+@pytest.mark.parametrize("scheme", ["redis://h", "rediss://h:6380/1", "unix:///run/s.sock?db=2", "redis://u:p@h?db=3",
+                                    "redis+cluster://u:p@h1:7000,h2", "rediss+cluster://h?ssl_cert_reqs=none"])  # fmt: skip
 def test_good_urls(scheme: str) -> None:
     """The forms of RSMQ_URL."""
     assert check_url(scheme) == scheme
@@ -236,7 +238,9 @@ def test_bad_urls(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("redis+cluster://h", "not supported by this version"),
+        ("redis+cluster://h/1", "only database 0"),
+        ("redis+cluster://h?db=1", "may not have the option 'db', only none"),
+        ("rediss+cluster://h?db=1", "may not have the option 'db', only ssl_ca_certs"),
         ("redis+sentinel://h1,h2", "needs the master's name"),
         ("redis://h?decode_responses=true", "may not have the option 'decode_responses'"),
         ("redis://h?socket_timeout=1", "may not have the option 'socket_timeout'"),
@@ -261,6 +265,22 @@ def test_sentinel_url() -> None:
     assert hosts == [("h1", 1234), ("h2", 26379), ("::1", 5)]
     assert master == "main"
     assert options == {"db": 3, "username": "u", "password": "p@ss"}
+
+
+def test_cluster_url() -> None:
+    """The seeds, and what one node's address is made of: credentials, TLS and its options stay."""
+    url = "rediss+cluster://u:p%40ss@h1:7000,h2,[::1]:5?ssl_ca_certs=x"
+    assert split_cluster(url) == [("h1", 7000), ("h2", 6379), ("::1", 5)]
+    assert node_url(url, ("::1", 5)) == "rediss://u:p%40ss@[::1]:5/0?ssl_ca_certs=x"
+    assert node_url("redis+cluster://h1,h2", ("h3", 1)) == "redis://h3:1/0"
+    assert redact(url) == "rediss+cluster://u:***@h1:7000,h2,[::1]:5?ssl_ca_certs=x"
+
+
+async def test_a_single_server_is_no_cluster(server_url: str) -> None:
+    """The address of a server that is no cluster says which one to use."""
+    with Server(tcp=True) as single:
+        with pytest.raises(ConfigError, match="use redis:// instead"):
+            await ping(f"redis+cluster://127.0.0.1:{single.port}")
 
 
 class SentinelServer(Server):

@@ -72,12 +72,12 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 async def failed(producer: Producer) -> bool:
     """Whether a write has failed and not been made good."""
-    return producer._lines[0]._failures > 1
+    return any(carrier._failures > 1 for carrier in producer._lines[0]._carriers.values())
 
 
 async def flying(producer: Producer) -> bool:
     """Whether a write is on its way whose reply has not come."""
-    return any(batch.doubt for batch in producer._lines[0]._flying)
+    return any(batch.doubt for carrier in producer._lines[0]._carriers.values() for batch in carrier._flying)
 
 
 # -- the ordinary way ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 
 import anyio
@@ -13,6 +14,7 @@ from rsmq.clock import monotonic
 from rsmq.connect import Client
 from rsmq.consumer.batch_runner import BatchRunner
 from rsmq.consumer.fetcher import Fetcher
+from rsmq.consumer.intake import Intake
 from rsmq.consumer.lane import START, Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.rebalancer import Rebalancer
@@ -57,18 +59,22 @@ class Consumer:
         self._client, self._keys, self._settings, self._beat = client, keys, settings, beat
         self.membership = Membership(client, keys, settings, member, topic.name, handler.group)
         self._leases = Leases(client, keys, settings, member)
-        self.queue = Queue(is_ordered=handler.ordering == "key")
+        self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self._settler = Settler(client, settings, member, handler.group, self.drop_lane, self.stats)
         runner = Runner if handler.batch is None else BatchRunner
         self._runner = runner(handler, call, self.queue, self._settler, self.stats)
         self._reclaimer = Reclaimer(client, settings, member, self.queue, self._runner, self._settler, self.stats)
-        self._fetcher = Fetcher(
-            client, settings, member, handler.group, self.lanes, self.queue, self._runner, self._settler,
-            self._reclaimer, self._ensure_groups, self.stats,
-        )  # fmt: skip
+        self._intake = Intake(client, self.lanes, self._runner, self._reader_of)
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
+
+    def _reader_of(self, lanes: Mapping[int, Lane], partition: int | None, intake: Intake) -> Fetcher:
+        place = "" if partition is None else self._keys.stream(self.topic.name, partition)
+        return Fetcher(
+            self._client, self._settings, self.member, self.handler.group, lanes, self.queue, self._runner,
+            self._settler, self._reclaimer, self._ensure_groups, self.stats, place, lambda: intake.shares,
+        )  # fmt: skip
 
     async def _ensure_groups(self) -> None:
         """After FLUSHALL or DEL: from the start, which may repeat but cannot lose."""
@@ -85,7 +91,7 @@ class Consumer:
                 await outer.start(self._runner.run)
                 outer.start_soon(self._watch_pause)
                 async with anyio.create_task_group() as inner:
-                    await inner.start(self._fetcher.run)
+                    await inner.start(self._intake.run)
                     await inner.start(self._owner().run)
                     await inner.start(self._unparker().run)
                     self.started.set()
@@ -121,7 +127,7 @@ class Consumer:
         if self.handler.distribution == "shared":
             return Sharer(
                 self.topic, self.handler, self._keys, self._settings, self.member, self._beat, self.membership,
-                self.lanes, self.queue, self._reclaimer, self._fetcher, self.drop_lane,
+                self.lanes, self.queue, self._reclaimer, self._intake, self.drop_lane,
             )  # fmt: skip
         return Rebalancer(
             self.topic, self.handler, self._keys, self._settings, self.member, self._leases, self._beat,
@@ -137,19 +143,19 @@ class Consumer:
     async def _watch_pause(self) -> None:
         while True:
             await self.membership.wait(1.0)
-            if self.membership.paused != self._fetcher.is_paused:
-                self._fetcher.is_paused = self.membership.paused
+            if self.membership.paused != self._intake.is_paused:
+                self._intake.is_paused = self.membership.paused
                 log.info(
                     "group %s of %s is %s",
                     self.handler.group,
                     self.topic.name,
-                    "paused" if self._fetcher.is_paused else "running",
+                    "paused" if self._intake.is_paused else "running",
                 )
                 await self._interrupt()
 
     async def _interrupt(self) -> None:
         try:
-            await self._fetcher.interrupt()
+            await self._intake.interrupt()
         except BrokerError as error:
             log.debug("the reader could not be woken: %s", error)
 
@@ -165,7 +171,7 @@ class Consumer:
             lane.is_quiet = True
         with anyio.move_on_after(self._settings.longest_read.total_seconds() + 1):
             try:
-                await self._fetcher.exclude()
+                await self._intake.exclude()
             except BrokerError as error:
                 log.warning("stopping without the server: %s", error)
 
@@ -208,15 +214,13 @@ class Consumer:
 
     # -- lanes (what the rebalancer asks of us) -------------------------------------------------------------------
 
-    @property
-    def reader(self) -> str:
-        """Which connection reads; empty while there is none."""
-        return self._fetcher.reader
+    def reader(self, partition: int) -> str:
+        """Which connection reads a partition; empty while there is none."""
+        return self._intake.reader(partition)
 
-    async def wait_for_reader(self, seconds: float) -> None:
-        """Until there is a reading connection, at most `seconds`: a lease must name it."""
-        with anyio.move_on_after(seconds):
-            await self._fetcher.ready.wait()
+    async def wait_for_reader(self, partition: int) -> None:
+        """Until there is a reading connection: a lease must name it."""
+        await self._intake.wait_for_reader(partition)
 
     async def open_lane(self, lane: Lane) -> None:
         """A lease was granted: take over what is pending there, then read."""
@@ -239,7 +243,7 @@ class Consumer:
     async def quiesce(self, lane: Lane, seconds: float) -> bool:
         """Stop reading a lane, hand back what has not started, wait for the rest. False: something still runs."""
         lane.is_quiet = True
-        await self._fetcher.exclude()
+        await self._intake.exclude(lane.partition)
         await self._settler.hand_back(lane, self.queue.withdraw(lane))
         deadline = monotonic() + seconds
         while lane.running and monotonic() < deadline:

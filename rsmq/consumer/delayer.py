@@ -13,11 +13,12 @@ from redis.exceptions import NoScriptError
 
 from rsmq.clock import monotonic
 from rsmq.connect import Client
-from rsmq.errors import BrokerError
+from rsmq.errors import BrokerError, BrokerUnavailable
+from rsmq.fleet import Fleet
 from rsmq.keys import Keys
 from rsmq.script import RELEASE_DELAYED
 from rsmq.settings import Settings
-from rsmq.wire import Wire, pack
+from rsmq.wire import pack
 
 log = logging.getLogger("rsmq.delay")
 
@@ -28,7 +29,7 @@ Place = tuple[str, int]
 
 
 class Delayer:
-    """Looks into the partitions it is told to, every `delay_resolution`, with one write for all of them.
+    """Looks into the partitions it is told to, every `delay_resolution`, with one write for all of a node.
 
     Several delayers may look into the same partition: the script moves each message once. It looks even when nothing
     was scheduled a moment ago, because a message delayed by 200 ms may arrive at any time.
@@ -39,7 +40,7 @@ class Delayer:
     ) -> None:
         self._client, self._keys, self._partitions = client, keys, partitions
         self._resolution = settings.delay_resolution.total_seconds()
-        self._wire = Wire(client)
+        self._fleet = Fleet(client)
         self._failures = 0
         self._broken: set[Place] = set()
 
@@ -55,8 +56,8 @@ class Delayer:
             await self.close()
 
     async def close(self) -> None:
-        """Give up the connection; the next look opens it again."""
-        await self._wire.close()
+        """Give up the connections; the next look opens them again."""
+        await self._fleet.close()
 
     async def _look(self) -> bool:
         """Move what is due; True if more is. The one boundary of this role: an outage is waited out here."""
@@ -74,21 +75,23 @@ class Delayer:
         """Move what is due in these partitions and return how many each had."""
         if not places:
             return []
-        if not self._wire.is_open:
-            await self._wire.open()
         calls = [((self._keys.stream(*place), self._keys.delayed(*place)), (MOST_AT_ONCE,)) for place in places]
-        replies = await self._wire.exchange([pack(RELEASE_DELAYED.command(*call)) for call in calls])
+        replies = await self._fleet.exchange([(call[0][0], pack(RELEASE_DELAYED.command(*call))) for call in calls])
         moved = []
         for place, call, reply in zip(places, calls, replies, strict=True):
             if isinstance(reply, NoScriptError):
-                (reply,) = await self._wire.exchange([pack(RELEASE_DELAYED.full_command(*call))])
+                (reply,) = await self._fleet.exchange([(call[0][0], pack(RELEASE_DELAYED.full_command(*call)))])
             moved.append(0 if isinstance(reply, Exception) else reply[0])
             self._note(place, reply)
+        if all(isinstance(reply, BrokerUnavailable) for reply in replies):
+            raise replies[0]
         return moved
 
     def _note(self, place: Place, reply: object) -> None:
         """One partition that fails must neither stop the others nor fill the log."""
-        if isinstance(reply, Exception):
+        if isinstance(reply, BrokerUnavailable):
+            log.debug("delayed messages of %s.%d wait: %s", *place, reply)
+        elif isinstance(reply, Exception):
             (log.debug if place in self._broken else log.error)("delayed messages of %s.%d wait: %s", *place, reply)
             self._broken.add(place)
         else:

@@ -18,7 +18,7 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Batch, Settler
-from rsmq.errors import BrokerError, GroupMissing, Malformed
+from rsmq.errors import BrokerError, GroupMissing, Malformed, SlotMoving
 from rsmq.message import Message
 from rsmq.retry import Bury, Reason
 from rsmq.settings import Settings
@@ -28,12 +28,16 @@ log = logging.getLogger("rsmq.fetch")
 
 MARGIN: Final = 3.0
 """Seconds beyond BLOCK that a reply may take before the connection counts as dead."""
+SOON: Final = 0.02
+"""Seconds before a slot that is moving is looked for again."""
 FIRST_SIZE: Final = 4096
 """Bytes a message is taken to have until some were seen."""
 
 
 class Fetcher:
-    """The reader of one member: owns the blocking connection, and is the only one who moves a lane's read position.
+    """A reader: owns the blocking connection, and is the only one who moves the read position of its lanes.
+
+    `place` is a key of theirs (on a cluster all are in its slot), `shares` among how many readers the room is shared.
 
     After a broken connection every lane takes over its own pending messages again: the reply may have been lost on the
     way, with entries that the server believes to be in our hands.
@@ -52,11 +56,14 @@ class Fetcher:
         reclaimer: Reclaimer,
         ensure_groups: Callable[[], Awaitable[None]],
         stats: Counter[str],
+        place: str = "",
+        shares: Callable[[], int] = lambda: 1,
     ) -> None:
         self._client, self._settings, self._member, self._group = client, settings, member, group
         self._lanes, self._queue, self._runner = lanes, queue, runner
         self._settler, self._reclaimer, self._ensure_groups, self._stats = settler, reclaimer, ensure_groups, stats
-        self._wire = Wire(client)
+        self._place, self._shares = place, shares
+        self._wire = Wire(client.node_for(place))
         self._size = float(FIRST_SIZE)
         self._changed = asyncio.Event()
         self._last_reader = ""
@@ -86,12 +93,17 @@ class Fetcher:
                     for lane in self._lanes.values():
                         lane.lease.lose()  # what is in hand comes again from the start: beside it, it would overtake
                     await self._retry(self._ensure_groups)
+                except SlotMoving as error:
+                    log.info("%s is read elsewhere: %s", self._place, error)
+                    await self._lost_connection(close=True)
+                    await asyncio.sleep(SOON)
                 except BrokerError as error:
                     failures += 1
                     (log.warning if failures == 1 else log.debug)("reading %s waits: %s", self._group, error)
                     await self._lost_connection(close=True)
                     await asyncio.sleep(min(1.0, 0.05 * 2**failures))
         finally:
+            self._finish_cycle()
             await self._wire.close()
 
     async def _retry(self, action: Callable[[], Awaitable[None]]) -> None:
@@ -103,6 +115,8 @@ class Fetcher:
 
     async def _connect(self) -> None:
         if not self._wire.is_open:
+            await self._client.refresh()
+            self._wire = Wire(self._client.node_for(self._place))
             await self._wire.open()
             await self._end_ghost()
             self.ready.set()
@@ -161,7 +175,7 @@ class Fetcher:
         await self._runner.kick()
 
     async def _read(self, lanes: list[Lane], room: int) -> None:
-        batches = self._settler.take()
+        batches = self._settler.take(self._lanes.values() if self._client.is_cluster else None)
         commands = [self._settler.command(batch) for batch in batches]
         commands.append(self._read_command(lanes, room))
         self._blocked = True
@@ -192,7 +206,7 @@ class Fetcher:
         aim = min(
             room, max(1, self._settings.prefetch // 2), max(1, int(self._settings.prefetch_bytes / 2 / self._size))
         )
-        count = max(1, aim // len(lanes))
+        count = max(1, aim // (len(lanes) * self._shares()))
         # something is ready: look without waiting, so that what is handled meanwhile is settled by the next read
         block = 0 if self._is_recovering() or self._changed.is_set() else to_ms(self._settings.longest_read)
         wait = ("BLOCK", block) if block else ()
@@ -250,7 +264,7 @@ class Fetcher:
         self._runner.space.set()
         cycle = self._cycle_done
         while self._blocked and cycle is self._cycle_done and self._wire.is_open:
-            if await self._client.execute_command("CLIENT", "UNBLOCK", self._wire.client_id):
+            if await self._wire.node.execute_command("CLIENT", "UNBLOCK", self._wire.client_id):
                 return
             await asyncio.sleep(0.01)  # the read was written but had not arrived
 

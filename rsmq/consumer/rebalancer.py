@@ -25,9 +25,8 @@ log = logging.getLogger("rsmq.lease")
 class LaneKeeper(Protocol):
     """What a consumer does with its lanes when their ownership changes."""
 
-    @property
-    def reader(self) -> str: ...
-    async def wait_for_reader(self, seconds: float) -> None: ...
+    def reader(self, partition: int) -> str: ...
+    async def wait_for_reader(self, partition: int) -> None: ...
     async def open_lane(self, lane: Lane) -> None: ...
     def drop_lane(self, lane: Lane) -> None: ...
     async def quiesce(self, lane: Lane, seconds: float) -> bool: ...
@@ -90,13 +89,15 @@ class Rebalancer:
                 self._beat.forget(lane.lease)
 
     async def _take(self, mine: set[int]) -> None:
-        missing = mine - self._lanes.keys()
-        if missing and not self._keeper.reader:
-            await self._keeper.wait_for_reader(self._settings.presence_interval.total_seconds())
-        for partition in sorted(missing):
-            reader = self._keeper.reader
+        missing = sorted(mine - self._lanes.keys())
+        unread = [partition for partition in missing if not self._keeper.reader(partition)]
+        with anyio.move_on_after(self._settings.presence_interval.total_seconds()):
+            for partition in unread:
+                await self._keeper.wait_for_reader(partition)
+        for partition in missing:
+            reader = self._keeper.reader(partition)
             if not reader:
-                return
+                continue
             lease = await self._leases.take(
                 self._topic.name, partition, self._handler.group, reader=reader, absent=self._membership.absent
             )

@@ -23,6 +23,7 @@ from rsmq.topic import Topic, Topics
 log = logging.getLogger("rsmq.retention")
 
 MOST_PARKED: Final = 5000
+NO_GROUP: Final = "there is no group yet: what comes first is kept for it"
 
 
 class Retention:
@@ -60,8 +61,10 @@ class Retention:
     async def tidy(self) -> int:
         """Trim every partition once, remove dead consumers, and return how many entries were removed."""
         removed = 0
+        found = {name: await self._topics.find(name) for name in {each.topic.name for each in self._consumers()}}
         for name, partition in sorted({(c.topic.name, number) for c in self._consumers() for number in [*c.lanes]}):
-            removed += await self.trim(await self._topics.lookup(name), partition)
+            topic = found.get(name)  # asked for in each round: an archive that is required now counts now
+            removed += 0 if topic is None else await self.trim(topic, partition)
         for consumer in self._consumers():
             for partition in [*consumer.lanes]:
                 live = consumer.membership.live
@@ -77,6 +80,7 @@ class Retention:
             partition,
             keep_age_ms=to_ms(topic.retention_age),
             keep_length=topic.retention_length,
+            archive=topic.archive,
         )
         if word == b"TOO_MANY_PARKED":
             log.warning(
@@ -115,7 +119,9 @@ class Hold:
         """Whether anything is kept for this group."""
         return bool(self.oldest_pending or self.oldest_parked or self.oldest_undelivered)
 
-    def __str__(self) -> str:
+    @property
+    def why(self) -> str:
+        """In words."""
         parts = []
         if self.oldest_pending:
             parts.append(f"{self.pending} pending, the oldest is {self.oldest_pending}")
@@ -123,7 +129,10 @@ class Hold:
             parts.append(f"{self.parked} waiting for a retry, the oldest is {self.oldest_parked}")
         if self.oldest_undelivered:
             parts.append(f"not delivered from {self.oldest_undelivered} on")
-        return f"{self.group}: {'; '.join(parts) if parts else 'has settled everything'}"
+        return "; ".join(parts) if parts else "has settled everything"
+
+    def __str__(self) -> str:
+        return f"{self.group}: {self.why}"
 
 
 async def why_not_trimmed(client: Client, keys: Keys, topic: str, partition: int) -> list[Hold]:
@@ -146,6 +155,61 @@ async def _hold(client: Client, retry: str, stream: str, group: dict[str, Any]) 
         parked=await client.execute_command("ZCARD", retry),
         oldest_parked=min((member.partition(b"|")[0] for member in parked), key=place).decode() if parked else None,
         oldest_undelivered=ahead[0][0].decode() if ahead else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why entries of a partition are still there: who keeps them, from which one on, and what for.
+
+    `is_limit`: nobody needs them, the topic's own limits keep them for a replay.
+    """
+
+    holder: str
+    oldest: str
+    why: str
+    is_limit: bool = False
+
+
+async def reasons(client: Client, keys: Keys, topic: Topic, partition: int) -> list[Reason]:
+    """Whoever keeps anything of a partition; the first is who holds retention back now."""
+    first = await client.execute_command("XRANGE", keys.stream(topic.name, partition), "-", "+", "COUNT", 1)
+    if not first:
+        return []
+    holds = await why_not_trimmed(client, keys, topic.name, partition)
+    found = [
+        Reason(f"group {hold.group}", min(ids, key=lambda each: place(each.encode())), hold.why)
+        for hold in holds
+        if (ids := [each for each in (hold.oldest_pending, hold.oldest_parked, hold.oldest_undelivered) if each])
+    ]
+    found += await _archive_reasons(client, keys, topic, partition, first[0][0]) if topic.archive == "required" else []
+    found.sort(key=lambda reason: place(reason.oldest.encode()))
+    if not found or place(first[0][0]) < place(found[0].oldest.encode()):
+        return [Reason("retention", first[0][0].decode(), _limit(topic) if holds else NO_GROUP, is_limit=True), *found]
+    return found
+
+
+async def _archive_reasons(client: Client, keys: Keys, topic: Topic, partition: int, first: bytes) -> list[Reason]:
+    flat = await client.execute_command("HGETALL", keys.archived(topic.name, partition))
+    if not flat:
+        return [Reason("archive", first.decode(), "required, and none has committed anything of this partition")]
+    found = []
+    for name, committed in zip(flat[::2], flat[1::2], strict=True):
+        ahead = await client.execute_command(
+            "XRANGE", keys.stream(topic.name, partition), b"(" + committed, "+", "COUNT", 1
+        )
+        if ahead:
+            oldest = ahead[0][0].decode()
+            found.append(Reason(f"archive {name.decode()}", oldest, f"has committed up to {committed.decode()}"))
+    return found
+
+
+def _limit(topic: Topic) -> str:
+    if topic.retention_length == 0:
+        return "settled by all: goes with the next round of a worker that serves it"
+    return (
+        f"settled by all: kept for a replay until {topic.retention_age} old, or until {topic.retention_length} newer "
+        f"ones are settled"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from rsmq.clock import now_ms, to_ms
 from rsmq.connect import Client
 from rsmq.consumer.lane import Lane
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing
+from rsmq.fleet import Fleet
 from rsmq.message import Message
 from rsmq.retry import Bury
 from rsmq.script import (
@@ -30,7 +31,7 @@ from rsmq.script import (
     Value,
 )
 from rsmq.settings import Settings
-from rsmq.wire import Wire, pack
+from rsmq.wire import pack
 
 log = logging.getLogger("rsmq.settle")
 
@@ -70,14 +71,16 @@ class Settler:
 
     # -- the batch on its way -------------------------------------------------------------------------------------
 
-    def take(self) -> list[Batch]:
-        """Everything that is done. The caller must end with `confirm` or `put_back` for each batch."""
-        batches = []
+    def take(self, lanes: Collection[Lane] | None = None) -> list[Batch]:
+        """Everything that is done, or what is in some lanes. `confirm` or `put_back` must follow for each batch."""
+        batches, left = [], []
         for lane in self._dirty:
-            if lane.done:
+            if lanes is not None and lane not in lanes:
+                left.append(lane)
+            elif lane.done:
                 batches.append((lane, lane.done))
                 lane.done = []
-        self._dirty.clear()
+        self._dirty = left
         self._in_flight += len(batches)
         return batches
 
@@ -116,40 +119,36 @@ class Settler:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Settle on a second connection what the reader has not taken along."""
-        wire = Wire(self._client)
+        fleet = Fleet(self._client)
         task_status.started()
         try:
             while True:
                 await self._due.wait()
                 await asyncio.sleep(LATE)
                 self._due.clear()
-                if await self._flush(wire) and not self._dirty:
+                if await self._flush(fleet) and not self._dirty:
                     self._idle.set()
         finally:
-            await wire.close()
+            await fleet.close()
 
-    async def _flush(self, wire: Wire) -> bool:
+    async def _flush(self, fleet: Fleet) -> bool:
         batches = self.take()
-        try:
-            if batches and not wire.is_open:
-                await wire.open()
-            replies = await wire.exchange([self.command(batch) for batch in batches])
-        except BrokerError as error:
-            self.put_back(batches)
-            log.warning("settling waits: %s", error)
-            await asyncio.sleep(0.1)
-            return False
+        replies = await fleet.exchange([(batch[0].stream, self.command(batch)) for batch in batches])
         for batch, reply in zip(batches, replies, strict=True):
             await self.confirm(batch, reply)
-        return True
+        waiting = next((reply for reply in replies if isinstance(reply, BrokerUnavailable)), None)
+        if waiting is not None:
+            log.warning("settling waits: %s", waiting)
+            await asyncio.sleep(0.1)
+        return waiting is None
 
     async def flush(self) -> None:
-        """Settle what is done now, on a connection of its own."""
-        wire = Wire(self._client)
+        """Settle what is done now, on connections of its own."""
+        fleet = Fleet(self._client)
         try:
-            await self._flush(wire)
+            await self._flush(fleet)
         finally:
-            await wire.close()
+            await fleet.close()
 
     async def drained(self, lanes: list[Lane]) -> None:
         """Wait until everything done in these lanes is confirmed, or their lease is gone."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 
 from rsmq.clock import monotonic
-from rsmq.consumer.fetcher import Fetcher
+from rsmq.consumer.intake import Intake
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.reclaimer import Reclaimer
@@ -43,12 +43,12 @@ class Sharer:
         lanes: dict[int, Lane],
         queue: Queue,
         reclaimer: Reclaimer,
-        fetcher: Fetcher,
+        intake: Intake,
         drop: Callable[[Lane], None],
     ) -> None:
         self._topic, self._handler, self._keys, self._settings, self._member = topic, handler, keys, settings, member
         self._beat, self._membership, self._lanes, self._queue = beat, membership, lanes, queue
-        self._reclaimer, self._fetcher, self._drop = reclaimer, fetcher, drop
+        self._reclaimer, self._intake, self._drop = reclaimer, intake, drop
         self._patience = settings.lease_ttl.total_seconds()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -58,7 +58,7 @@ class Sharer:
         while True:
             self._open()
             try:
-                await self._fetcher.interrupt() if self._fresh() else None
+                await self._intake.interrupt() if self._fresh() else None
                 adopted &= self._membership.absent
                 for member in self._membership.absent - adopted:
                     if await self._adopt(source=member):
@@ -95,7 +95,7 @@ class Sharer:
                 is_all = False
             elif lane.lease.is_held():
                 is_all = await self._reclaimer.adopt(lane, room, source=source) and is_all
-        await self._fetcher.kick()
+        await self._intake.kick()
         return is_all
 
     def __repr__(self) -> str:

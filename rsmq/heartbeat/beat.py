@@ -19,11 +19,11 @@ import anyio.to_thread
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from rsmq.clock import monotonic, to_ms
-from rsmq.connect import Connector
+from rsmq.connect import BlockingClient, Connector
 from rsmq.heartbeat.lease import Lease
-from rsmq.heartbeat.presence import Presence
+from rsmq.heartbeat.presence import Presence, call
 from rsmq.keys import Keys
-from rsmq.script import OK, RENEW_LEASE, TOUCH_MESSAGES, Script
+from rsmq.script import OK, RENEW_LEASE, TOUCH_MESSAGES
 from rsmq.settings import Settings
 
 log = logging.getLogger("rsmq.heartbeat")
@@ -158,14 +158,14 @@ class Beat:
             except (RedisError, OSError) as error:
                 (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
                 self._is_out = True
-                client.connection_pool.disconnect()  # it may lead to a master that is none any more
+                client.disconnect()  # it may lead to a master that is none any more
                 self._ending.wait(min(interval, 0.2))
             except Exception:
                 log.exception("the heartbeat of %s met a defect", self.member)
                 self._ending.wait(interval)
         client.close()
 
-    def _beat(self, client: Any) -> None:
+    def _beat(self, client: BlockingClient) -> None:
         with self._lock:
             joined, leases = list(self._joined.values()), dict(self._leases)
             touched = list(self._touched.values())
@@ -173,20 +173,23 @@ class Beat:
         deadline = started + (self._settings.lease_ttl - self._settings.lease_margin).total_seconds()
         ttl = to_ms(self._settings.lease_ttl)
         commands = [RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, ttl)) for lease in leases]
-        commands.append(("PUBSUB", "NUMSUB", self._keys.presence(self.member)))
+        own = self._keys.presence(self.member)
+        commands.append(call(own) if client.is_cluster else ("PUBSUB", "NUMSUB", own))
         for each in joined:
             commands.append(("PEXPIRE", self._alive(each), ttl))
             commands.append(("SISMEMBER", self._keys.members(each.topic, each.group), self.member))
-        replies = self._send(client, commands, RENEW_LEASE)
+        replies = self._send(client, commands)
         for (lease, on_lost), reply in zip(leases.items(), replies, strict=False):
             if reply == OK:
                 lease.prolong(deadline)
-            else:
+            elif not isinstance(reply, Exception):
                 self._lost(lease, on_lost)
-        for one in touched:
-            self._touch(client, one, deadline)
+        troubles = [reply for reply in replies if isinstance(reply, Exception)]
+        troubles += self._touch_all(client, touched, deadline)
+        if troubles:  # only now: one node of a cluster may be away, and the others have been served
+            raise troubles[0]
         listeners, *shown = replies[len(leases) :]
-        if joined and listeners[1] == 0:
+        if joined and listeners in (0, [own.encode(), 0]):
             self._presence.renew()
         for each, *is_there in zip(joined, shown[0::2], shown[1::2], strict=True):
             if not all(is_there):  # last: a server out of memory refuses it, which must not cost what was renewed
@@ -194,22 +197,17 @@ class Beat:
             with suppress(InvalidStateError):  # whoever waited was cancelled
                 each.confirmed.set_result(None)
 
-    def _send(self, client: Any, commands: list[tuple[Any, ...]], script: Script) -> list[Any]:
+    def _send(self, client: BlockingClient, commands: list[tuple[Any, ...]]) -> list[Any]:
         """One write for all. A server that has forgotten the script gets its source once."""
-        for _ in range(2):
-            pipe = client.pipeline(transaction=False)
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Any] = pipe.execute(raise_on_error=False)
-            if not any(isinstance(reply, NoScriptError) for reply in replies):
-                break
-            client.execute_command("SCRIPT", "LOAD", script.source)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
+        replies = client.pipelined(commands)
+        again = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if again:
+            sources = [("EVAL", RENEW_LEASE.source, *commands[at][2:]) for at in again]
+            for at, reply in zip(again, client.pipelined(sources), strict=True):
+                replies[at] = reply
         return replies
 
-    def _show(self, client: Any, joined: Joined, ttl: int) -> None:
+    def _show(self, client: BlockingClient, joined: Joined, ttl: int) -> None:
         """Only what is missing is written: PEXPIRE works when the server is out of memory.
 
         The key before the set: whoever is in the set without a key is dead to the others.
@@ -220,7 +218,19 @@ class Beat:
                 client.execute_command("SADD", self._keys.members(joined.topic, joined.group), self.member)
                 client.execute_command("PUBLISH", self._keys.changes(joined.topic, joined.group), "")
 
-    def _touch(self, client: Any, one: Touched, deadline: float) -> None:
+    def _touch_all(self, client: BlockingClient, touched: list[Touched], deadline: float) -> list[Exception]:
+        """Whatever the nodes have against it; one that does not answer is not asked again."""
+        troubles: dict[BlockingClient, Exception] = {}
+        for one in touched:
+            node = client.node_for(one.stream)
+            if node not in troubles:
+                try:
+                    self._touch(client, one, deadline)
+                except (RedisError, OSError) as error:
+                    troubles[node] = error
+        return list(troubles.values())
+
+    def _touch(self, client: BlockingClient, one: Touched, deadline: float) -> None:
         held = one.held()
         lost: list[bytes] = []
         try:

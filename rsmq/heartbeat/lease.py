@@ -9,6 +9,7 @@ from typing import Final
 from rsmq.clock import monotonic, to_ms
 from rsmq.connect import Client
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
 from rsmq.script import OK, RELEASE_LEASE, TAKE_LEASE
 from rsmq.settings import Settings
@@ -78,24 +79,30 @@ class Leases:
         reply = await TAKE_LEASE(self._client, (key,), (*args, "", ""))
         if reply[0] != OK and reply[1].decode() in absent:
             owner = reply[1].decode()
+            channel = self._keys.presence(owner)
+            if self._client.is_cluster:  # the channel is on another node: the script cannot look there
+                if any(await listeners(self._client, [channel])):
+                    return None
+                channel = ""
             started = monotonic()
-            reply = await TAKE_LEASE(self._client, (key,), (*args, owner, self._keys.presence(owner)))
+            reply = await TAKE_LEASE(self._client, (key,), (*args, owner, channel))
         if reply[0] != OK:
             return None
-        await self._cut_off(reply[2].decode(), reply[3].decode())
+        await self._cut_off(key, reply[2].decode(), reply[3].decode())
         deadline = started + (ttl - self._settings.lease_margin).total_seconds()
         return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline)
 
-    async def _cut_off(self, owner: str, reader: str) -> None:
+    async def _cut_off(self, key: str, owner: str, reader: str) -> None:
         """End the previous owner's reading connection: what it still has in the air must not be delivered to it.
 
-        Both id and address must match, so that after a restart of the server nobody else's connection is hit.
+        It is on the node that holds the partition, or it can read nothing of it any more: a slot that has moved is
+        refused. Both id and address must match, so that after a restart of the server nobody else's connection is hit.
         """
         client_id, _, address = reader.partition(" ")
         if owner in ("", self._member) or not client_id:
             return
         try:
-            await self._client.execute_command("CLIENT", "KILL", "ID", client_id, "ADDR", address)
+            await self._client.node_for(key).execute_command("CLIENT", "KILL", "ID", client_id, "ADDR", address)
         except BrokerUnavailable:
             raise
         except (BrokerError, ConfigError) as error:

@@ -11,6 +11,7 @@ from rsmq.clock import monotonic
 from rsmq.connect import Client
 from rsmq.errors import BrokerError
 from rsmq.heartbeat.liveness import Liveness
+from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 
@@ -101,7 +102,8 @@ class Membership:
         names = [self._keys.alive(self._topic, self._group, member) for member in self._members]
         infos = await self._client.execute_command("MGET", *names) if names else []
         alive = [member for member, info in zip(self._members, infos, strict=True) if info is not None]
-        seconds, micros = await self._client.execute_command("TIME")  # after the look: a jump before it is found
+        place = self._keys.members(self._topic, self._group)
+        seconds, micros = await self._client.node_for(place).execute_command("TIME")  # last: a jump before it is found
         now = monotonic()
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_members(now, self._members, alive)
@@ -119,10 +121,8 @@ class Membership:
         others = [member for member in self._members if member != self._member]
         if not others:
             return
-        channels = [self._keys.presence(member) for member in others]
-        reply = await self._client.execute_command("PUBSUB", "NUMSUB", *channels)
-        counts = dict(zip(others, reply[1::2], strict=True))
-        self._liveness.saw_listeners(monotonic(), counts)
+        counts = await listeners(self._client, [self._keys.presence(member) for member in others])
+        self._liveness.saw_listeners(monotonic(), dict(zip(others, counts, strict=True)))
 
     def __repr__(self) -> str:
         return f"<Membership {self._topic}/{self._group} live={len(self.live)} absent={len(self.absent)}>"

@@ -1,18 +1,22 @@
 """Presence: a subscription that only this process holds. When the process dies its sockets close, and the others see
-that nobody listens any more, long before a time to live runs out."""
+that nobody listens any more, long before a time to live runs out.
+
+On a cluster the subscription is a sharded one, on the node of the channel's slot: there everybody can ask for it. What
+is announced in a group is published to all nodes, so the same connection hears it.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from rsmq.clock import monotonic
-from rsmq.connect import Connector
+from rsmq.connect import Client, Connector
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 
@@ -21,6 +25,32 @@ log = logging.getLogger("rsmq.presence")
 LISTEN = 0.2
 """Longest wait for a message before looking at what else is to do, in seconds."""
 PING_EVERY = 1.0
+
+
+async def listeners(client: Client, channels: Sequence[str]) -> list[int]:
+    """How many listen on each of these channels."""
+    if not channels:
+        return []
+    if not client.is_cluster:
+        return list((await client.execute_command("PUBSUB", "NUMSUB", *channels))[1::2])
+    counts = [reply[1] for reply in await _asked(client, [("PUBSUB", "SHARDNUMSUB", channel) for channel in channels])]
+    # a node that has lost the slot counts nobody and does not say so: whoever seems to be gone is called
+    silent = [channel for channel, count in zip(channels, counts, strict=True) if not count]
+    called = dict(zip(silent, await _asked(client, [call(channel) for channel in silent]), strict=True))
+    return [count or called[channel] for channel, count in zip(channels, counts, strict=True)]
+
+
+async def _asked(client: Client, questions: Sequence[tuple[str, ...]]) -> list[Any]:
+    replies = await client.pipelined(questions)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def call(channel: str) -> tuple[str, str, str]:
+    """An empty message to a sharded channel. Its answer: how many have heard it, or who serves its slot now."""
+    return ("SPUBLISH", channel, "")
 
 
 class Presence:
@@ -73,7 +103,7 @@ class Presence:
         while not self._ending.is_set():
             client = self._connector.blocking_client()
             try:
-                pubsub = client.pubsub()
+                pubsub = client.node_for(self._keys.presence(self._member)).subscriber()
                 self._subscribed.clear()
                 self._subscribe(pubsub)
                 self._is_unseen.clear()
@@ -116,7 +146,14 @@ class Presence:
             wanted = [channel for channel in self._wanted if channel not in self._subscribed]
         if not wanted:
             return
-        pubsub.subscribe(*wanted)
+        own = self._keys.presence(self._member)
+        if self._connector.is_cluster and own in wanted:
+            pubsub.ssubscribe(own)
+            others = [channel for channel in wanted if channel != own]
+        else:
+            others = wanted
+        if others:
+            pubsub.subscribe(*others)
         while not self._subscribed.issuperset(wanted):
             self._take(pubsub.get_message(timeout=LISTEN))
             if self._ending.is_set():
@@ -143,7 +180,9 @@ class Presence:
         if message is None:
             return
         channel = message["channel"].decode() if isinstance(message["channel"], bytes) else str(message["channel"])
-        if message["type"] == "subscribe":
+        if message["type"] in ("unsubscribe", "sunsubscribe"):
+            raise OSError("the slot of the channel has moved")
+        if message["type"] in ("subscribe", "ssubscribe"):
             self._subscribed.add(channel)
             with self._lock:
                 future = self._wanted.get(channel)

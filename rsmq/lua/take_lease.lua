@@ -2,7 +2,7 @@
 -- PURPOSE  Take the exclusive right to a partition, under a new epoch.
 -- KEYS     1 lease hash
 -- ARGV     1 owner  2 ttl_ms:int  3 reader ("client-id address" of the connection that will read)
---          4 absent owner or ''  5 presence channel of the absent owner
+--          4 absent owner or ''  5 presence channel of the absent owner, or '' where it is on another node
 -- RETURNS  {'OK', epoch, previous owner, previous reader} or {'HELD', owner, remaining_ms}
 -- WHY      Every grant has its own epoch, so a late writer of an earlier grant is told apart, the same owner's too.
 --          An owner that is absent may be replaced before its time; that nobody listens is checked here once more,
@@ -13,7 +13,8 @@ local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader')
 local owner = lease[1] or ''
 local left = tonumber(lease[2] or 0) - now
 if owner ~= '' and owner ~= ARGV[1] and left > 0 then
-  if owner ~= ARGV[4] or redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then return { 'HELD', owner, left } end
+  if owner ~= ARGV[4] then return { 'HELD', owner, left } end
+  if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then return { 'HELD', owner, left } end
 end
 local epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]), 'reader', ARGV[3])

@@ -1,55 +1,53 @@
-"""A line: one connection on which everything that waits is written together, and what happens when it breaks."""
+"""A line: what waits to be written, batch by batch and partition by partition, until a carrier takes it away."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
-from redis.exceptions import NoScriptError
+import anyio.abc
 
 from rsmq.clock import monotonic, to_ms
 from rsmq.connect import Client
-from rsmq.errors import BrokerError, BrokerUnavailable, PublishUnknown, TopicFull
 from rsmq.keys import Keys
-from rsmq.producer.batch import Batch, Full, Once
-from rsmq.producer.doubt import Doubt, Doubts, search
+from rsmq.producer.batch import Batch
+from rsmq.producer.carrier import Carrier
+from rsmq.producer.doubt import Doubts
 from rsmq.settings import Settings
-from rsmq.stream import NOTHING, as_dict, is_missing, trim
 from rsmq.topic import Topic
-from rsmq.wire import Wire, pack
 
-log = logging.getLogger("rsmq.publish")
-
-LONGEST_PAUSE: Final = 1.0
+REST: Final = 0.02
+"""Seconds before a partition whose slot is moving is tried again."""
 
 B = TypeVar("B", bound=Batch)
 
 
 class Line:
-    """Group commit: while one write is on its way, what comes meanwhile gathers for the next one.
+    """The batches of one producer that ask for the same number of replicas, in order for each partition.
 
-    Invariant: at most one batch of a partition is in flight, so that whatever has to be sent again cannot be overtaken.
-    A plain batch whose reply was lost is never simply sent again: the old connection is killed (so that nothing of it
-    can still arrive), the stream is searched for the batch, and only what is not there is sent.
+    A carrier for each node takes what that node holds; on a single server there is one, which takes all. Invariant: at
+    most one batch of a partition is in flight, so that whatever has to be sent again cannot be overtaken, wherever its
+    slot has moved meanwhile.
     """
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, doubts: Doubts, replicas: int = 0) -> None:
-        self._client, self._keys, self._doubts, self._replicas = client, keys, doubts, replicas
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        settings: Settings,
+        doubts: Doubts,
+        tasks: anyio.abc.TaskGroup,
+        replicas: int = 0,
+    ) -> None:
+        self._client, self._keys, self._settings, self._doubts = client, keys, settings, doubts
+        self._tasks, self.replicas = tasks, replicas
         self._patience = settings.unavailable_timeout.total_seconds()
         self._window_ms = to_ms(settings.dedup_window)
-        self._wait_ms = to_ms(settings.command_timeout) if replicas else 0
-        self._wait_seconds = (settings.command_timeout * (2 if replicas else 1)).total_seconds()
-        self._wire = Wire(client)
         self._queues: dict[str, deque[Batch]] = {}
-        self._flying: list[Batch] = []
-        self._newest: dict[str, bytes] = {}
-        self._failures = 0
-        self._wake = asyncio.Event()
+        self._busy: set[str] = set()  # partitions with a batch in flight, or at rest
+        self._carriers: dict[Client, Carrier] = {}
 
     # -- filling --------------------------------------------------------------------------------------------------
 
@@ -70,183 +68,67 @@ class Line:
     def open(self, batch: B) -> B:
         """Queue a batch as the last one of its partition."""
         self._queues.setdefault(batch.stream, deque()).append(batch)
-        self._wake.set()
+        self._call(batch.stream)
         return batch
 
-    # -- flushing -------------------------------------------------------------------------------------------------
+    # -- what carriers do with it ---------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """The flusher. It ends by cancellation only, and then nobody is left waiting."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._queues:
-                    self._flying = self._take()
-                    await self._flush(self._flying)
-                    self._flying = []
-        finally:
-            await self._wire.close()
-            self._give_up(BrokerUnavailable("the broker was closed before the message was confirmed"))
-
-    def _take(self) -> list[Batch]:
-        """The first batch of every partition; after a break of one only, so that little is at stake until it works."""
+    def take(self, node: Client, most: int | None = None) -> list[Batch]:
+        """The first batch of every partition that this node holds; `end` must follow for all of them."""
         batches = []
-        for stream, queue in list(self._queues.items())[: 1 if self._failures else None]:
+        for stream in list(self._waiting(node))[:most]:
+            queue = self._queues[stream]
             batch = queue.popleft()
             batch.is_closed = True
             batches.append(batch)
             if not queue:
                 del self._queues[stream]
+        self._busy.update(batch.stream for batch in batches)
         return batches
 
-    async def _flush(self, batches: list[Batch]) -> None:
-        """One write, one round of replies, and for each batch its end or another turn."""
-        trouble: BrokerUnavailable | None = None
-        try:
-            await self._prepare(batches)
-            trouble = await self._exchange([batch for batch in batches if batch.ids])
-        except BrokerUnavailable as error:
-            trouble = error
-        except Exception as error:  # the one boundary of this role: whatever it is, the flusher lives on
-            log.warning("publishing failed: %s", error, exc_info=not isinstance(error, BrokerError))
-            await self._wire.close()
-            for batch in batches:
-                self._fail(batch, error)
+    def end(self, batches: list[Batch], resting: set[str]) -> None:
+        """These are not in flight any more. What is left in one is first in its queue, and tried again: where its slot
+        is now, or, if that is just moving, a little later."""
         for batch in batches:
             if batch.ids:
                 self._queues.setdefault(batch.stream, deque()).appendleft(batch)
-        if trouble is None:
-            self._failures = 0
-        else:
-            await self._back_off(trouble)
+            if batch.stream in resting:
+                asyncio.get_running_loop().call_later(REST, self._rested, batch.stream)
+            else:
+                self._rested(batch.stream)
 
-    async def _prepare(self, batches: list[Batch]) -> None:
-        """A connection, an answer to every doubt, and the newest entry of every partition."""
-        if not self._wire.is_open:
-            await self._wire.open()
-            self._failures = min(self._failures, 2)  # it breaks, but it is there: no reason to wait long
-        for batch in batches:
-            await self._clear_up(batch)
-        unseen = [batch.stream for batch in batches if batch.stream not in self._newest and not batch.is_repeatable]
-        replies = await self._wire.exchange([pack(("XINFO", "STREAM", stream)) for stream in unseen]) if unseen else []
-        for stream, reply in zip(unseen, replies, strict=True):
-            if isinstance(reply, Exception) and not is_missing(reply):
-                raise reply
-            self._newest[stream] = NOTHING if is_missing(reply) else as_dict(reply)["last-generated-id"]
+    def _rested(self, stream: str) -> None:
+        self._busy.discard(stream)
+        if stream in self._queues:
+            self._call(stream)
 
-    async def _clear_up(self, batch: Batch) -> None:
-        """Find out what an earlier write has left of this batch."""
-        if isinstance(batch, Once):
-            for message_id in batch.ids:
-                doubt = self._doubts.get(message_id)
-                if doubt is not None:
-                    _, batch.since[message_id] = await search(self._wire, batch.stream, doubt, {message_id})
-        elif batch.doubt is not None:
-            # a script is all or nothing, and a full topic cuts at the end: what is found is the front of the batch
-            found, _ = await search(self._wire, batch.stream, batch.doubt, set(batch.ids))
-            batch.doubt = None
-            self._confirm(batch, found, reached=0)
-
-    async def _exchange(self, batches: list[Batch]) -> BrokerUnavailable | None:
-        """Write all batches together and settle each by its replies."""
-        packed = [batch.commands() for batch in batches]
-        commands = [command for group in packed for command in group]
-        if not commands:
-            return None
-        if self._replicas:
-            commands.append(pack(("WAIT", self._replicas, self._wait_ms)))
-        for batch in batches:  # from here until the reply nobody knows
-            since = self._newest.get(batch.stream, NOTHING)
-            batch.doubt = Doubt(self._wire.client_id, self._wire.address, since)
-        replies = iter(await self._wire.exchange(commands, self._wait_seconds))
-        by_batch = [list(islice(replies, len(group))) for group in packed]
-        reached = next(replies, 0)
-        if isinstance(reached, Exception):
-            raise reached
-        troubles = [await self._settle(batch, reply, reached) for batch, reply in zip(batches, by_batch, strict=True)]
-        return next((trouble for trouble in troubles if trouble is not None), None)
-
-    async def _settle(self, batch: Batch, replies: list[Any], reached: int) -> BrokerUnavailable | None:
-        """Act on the replies to one batch. What remains in it is sent again."""
-        batch.doubt = None
-        stored, newest, trouble = batch.read(replies)
-        if newest:
-            self._newest[batch.stream] = newest
-        if batch.is_repeatable:
-            for message_id in batch.ids[:stored]:
-                self._doubts.clear(message_id)
-        self._confirm(batch, stored, reached)
-        if isinstance(trouble, BrokerUnavailable):
-            return trouble
-        batch.needs_source = isinstance(trouble, NoScriptError)
-        if isinstance(trouble, Full):
-            await self._make_room(batch)
-        elif trouble is not None and not batch.needs_source:
-            self._fail(batch, trouble)
-        return None
-
-    def _confirm(self, batch: Batch, stored: int, reached: int) -> None:
-        """The first messages of a batch are stored, on as many replicas."""
-        if reached >= self._replicas:
-            batch.confirm(stored)
-        else:
-            batch.fail(too_few_replicas(reached, self._replicas), stored)
-
-    async def _make_room(self, batch: Batch) -> None:
-        """Once a batch: remove the settled entries that are only kept for a replay."""
-        topic, removed = batch.topic, 0
-        if not batch.has_made_room:
-            batch.has_made_room = True
-            try:
-                _, removed, _ = await trim(
-                    self._client, self._keys, topic.name, batch.partition, keep_age_ms=0, keep_length=0, exact=True
-                )
-            except BrokerError as error:
-                log.warning("%s is full and cannot be trimmed: %s", batch.stream, error)
-        if not removed:
-            batch.fail(lambda _: TopicFull(topic.name, batch.partition, topic.max_length))
-
-    # -- after a break --------------------------------------------------------------------------------------------
-
-    async def _back_off(self, error: BrokerUnavailable) -> None:
-        """Give up what has waited long enough, then wait a little. The first retry is immediate."""
-        await self._wire.close()
-        self._failures += 1
-        self._give_up(error, until=monotonic())
-        if self._failures > 1:
-            if self._failures == 2:
-                log.warning("publishing waits: %s", error)
-            pause = min(LONGEST_PAUSE, 0.05 * 2 ** min(self._failures - 2, 10))
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-
-    def _give_up(self, error: BrokerUnavailable, until: float | None = None) -> None:
-        """Fail every batch whose deadline has passed by then; all of them without it."""
-        for batch in [*self._flying, *(batch for queue in self._queues.values() for batch in queue)]:
-            batch.is_closed = True  # who comes now gets a deadline of their own
-            if until is None or batch.deadline <= until:
-                self._fail(batch, error)
+    def give_up(self, node: Client, end: Callable[[Batch], None], until: float | None) -> None:
+        """`end` every waiting batch of this node whose deadline has passed by then; all of any node without it."""
+        for stream in list(self._queues if until is None else self._waiting(node)):
+            for batch in self._queues[stream]:
+                batch.is_closed = True  # who comes now gets a deadline of their own
+                if until is None or batch.deadline <= until:
+                    end(batch)
         self._queues = {stream: queue for stream, queue in self._queues.items() if any(batch.ids for batch in queue)}
 
-    def _fail(self, batch: Batch, error: Exception) -> None:
-        """End a batch: with the error, or with PublishUnknown if it may be stored all the same."""
-        doubt, topic = batch.doubt, batch.topic.name
-        if doubt is None:
-            batch.fail(lambda _: error)
-            return
-        if not batch.is_repeatable:
-            for message_id in batch.ids:
-                self._doubts.note(message_id, doubt)
-        batch.fail(lambda message_id: PublishUnknown(message_id, topic))
+    def call_all(self) -> None:
+        """The slots may have moved: let every waiting partition be taken by whoever serves it now."""
+        for stream in list(self._queues):
+            self._call(stream)
+
+    def _waiting(self, node: Client) -> Iterator[str]:
+        for stream in self._queues:
+            if stream not in self._busy and self._client.node_for(stream) is node:
+                yield stream
+
+    def _call(self, stream: str) -> None:
+        node = self._client.node_for(stream)
+        carrier = self._carriers.get(node)
+        if carrier is None:
+            carrier = self._carriers[node] = Carrier(self, self._client, node, self._keys, self._settings, self._doubts)
+            self._tasks.start_soon(carrier.run)
+        carrier.wake.set()
 
     def __repr__(self) -> str:
         waiting = sum(len(batch.ids) for queue in self._queues.values() for batch in queue)
-        return f"<Line replicas={self._replicas} waiting={waiting} failures={self._failures}>"
-
-
-def too_few_replicas(reached: int, wanted: int) -> Callable[[str], Exception]:
-    """Makes the error for a message that is stored, but not as often as asked."""
-    return lambda message_id: BrokerError(
-        f"message {message_id} is stored, but only {reached} of {wanted} replicas confirmed it in time: "
-        f"it is lost only if the master is. Look at the replicas, or ask for fewer with wait_replicas"
-    )
+        return f"<Line replicas={self.replicas} waiting={waiting} {list(self._carriers.values())}>"

@@ -195,8 +195,9 @@ class Producer:
                 raise ConfigError("the broker is not open: publish inside `async with broker:`")
             if replicas < 0:
                 raise ConfigError(f"wait_replicas={replicas} is not possible: use 0 or more")
-            line = self._lines[replicas] = Line(self._client, self._keys, self._settings, self._doubts, replicas)
-            self._tasks.start_soon(line.run)
+            line = self._lines[replicas] = Line(
+                self._client, self._keys, self._settings, self._doubts, self._tasks, replicas
+            )
         return line
 
     def __repr__(self) -> str:

@@ -1,0 +1,109 @@
+"""Addresses: what RSMQ_URL may say, taken apart and checked. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
+
+from rsmq.errors import ConfigError
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+cluster")
+LISTS = ("redis+sentinel", "redis+cluster", "rediss+cluster")
+"""Schemes that may name several hosts."""
+TLS_OPTIONS = (
+    "db",
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+)
+
+
+def split_url(url: str) -> SplitResult:
+    """`urlsplit`, also for a list of hosts, in which it takes brackets for a mistake."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in LISTS:
+        return urlsplit(url)
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    return SplitResult(scheme, netloc, slash + path, query, "")
+
+
+def check_url(url: str) -> str:
+    """Return the URL, or raise ConfigError that says which form it should have."""
+    try:
+        parts = split_url(url)
+        if parts.scheme == "redis+sentinel":
+            split_sentinel(url)
+        elif is_cluster(url):
+            split_cluster(url)
+        elif parts.scheme == "unix" and not parts.path:
+            raise ValueError(url)
+        elif parts.scheme in ("redis", "rediss"):
+            _ = parts.port, int(parts.path.strip("/") or 0)
+    except ValueError:
+        parts = split_url("")
+    if parts.scheme not in SCHEMES:
+        raise ConfigError(
+            f"RSMQ_URL {redact(url)!r} is not understood: use redis://host:6379/0, rediss://, unix:///path/to.sock, "
+            f"redis+sentinel://host1,host2/master-name, redis+cluster://host1:6379,host2 or rediss+cluster://"
+        )
+    options = TLS_OPTIONS if parts.scheme.startswith("rediss") else ("db",)
+    allowed = [option for option in options if option != "db" or not is_cluster(url)]
+    for option in parse_qs(parts.query, keep_blank_values=True):
+        # redis-py would let it override what we pin: the protocol, the time-outs, the shape of replies
+        if option not in allowed:
+            raise ConfigError(f"RSMQ_URL may not have the option {option!r}, only {', '.join(allowed) or 'none'}")
+    return url
+
+
+def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+    """`redis+sentinel://user:pw@h1:26379,h2/master/0` as hosts, master name and client options."""
+    parts = split_url(url)
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    master, _, db = parts.path.strip("/").partition("/")
+    if not master:
+        raise ConfigError("redis+sentinel:// needs the master's name: redis+sentinel://host1,host2/master-name")
+    options: dict[str, Any] = {"db": int(db or parse_qs(parts.query).get("db", ["0"])[0])}
+    if credentials:
+        username, _, password = credentials.partition(":")
+        options |= {"username": unquote(username) or None, "password": unquote(password)}
+    nodes = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    return [(node.hostname or "localhost", node.port or 26379) for node in nodes], master, options
+
+
+def is_cluster(url: str) -> bool:
+    """Whether it names a cluster."""
+    return url.startswith(("redis+cluster:", "rediss+cluster:"))
+
+
+def split_cluster(url: str) -> list[tuple[str, int]]:
+    """The seeds of `redis+cluster://user:pw@h1:7000,h2`."""
+    parts = split_url(url)
+    if parts.path.strip("/"):
+        raise ConfigError("redis+cluster:// has no database number: a cluster has only database 0")
+    nodes = [urlsplit(f"//{host}") for host in parts.netloc.rpartition("@")[2].split(",")]
+    return [(node.hostname or "localhost", node.port or 6379) for node in nodes]
+
+
+def node_url(url: str, address: tuple[str, int]) -> str:
+    """One node of a cluster as a URL of its own: credentials and TLS options are those of the cluster."""
+    parts = split_url(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    host, port = address
+    place = f"{credentials}{at}{f'[{host}]' if ':' in host else host}:{port}"
+    return urlunsplit(SplitResult(parts.scheme.partition("+")[0], place, "/0", parts.query, ""))
+
+
+def redact(url: str) -> str:
+    """A URL without its password, for logs and errors."""
+    try:
+        parts = split_url(url)
+    except ValueError:
+        return "(no URL)"
+    if "@" not in parts.netloc:
+        return url
+    user = parts.netloc.rpartition("@")[0].partition(":")[0]
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{parts.netloc.rpartition('@')[2]}"))

@@ -1,0 +1,223 @@
+"""The seam to redis-py: clients with pinned replies, and its errors translated into ours, once.
+
+Everything above this layer sees raw replies (bytes, ints, lists, in RESP2 shape) and rsmq's own errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import anyio
+import hiredis
+import redis
+import redis.asyncio
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.client import PubSub
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    MaxConnectionsError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
+
+from rsmq.address import redact
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, ScriptError, SlotMoved, SlotMoving
+from rsmq.slot import Key
+
+TRANSIENT = {
+    "LOADING": "the server is loading its data",
+    "READONLY": "this server has become a replica",
+    "MASTERDOWN": "the replica has lost its master",
+    "CLUSTERDOWN": "the cluster is down",
+    "NOREPLICAS": "too few replicas are in sync",
+    "UNBLOCKED": "the server ended the blocking read",
+    "BUSY": "the server runs a long script",
+    "MISCONF": "the server cannot write to its disk: free space, or see its log",
+    "OOM": "the server is out of memory: raise maxmemory or trim topics (`rsmq topic list`)",
+}
+MOVED_ON = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
+"""Answers of a server that is no longer the right one: every connection to it is given up."""
+
+
+def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
+    """A redis-py, socket or timeout error as one of ours."""
+    while isinstance(error.__cause__, RedisError):
+        error = error.__cause__  # whatever the server says during the handshake is wrapped in a ConnectionError
+    if isinstance(error, AskError):  # MOVED is one, too
+        return SlotMoved(error.slot_id, error.node_addr, is_ask=not isinstance(error, MovedError))
+    text = str(error)
+    where = f" at {redact(url)}" if url else ""
+    # redis-py strips the code of an error that it has a class for, so the class name stands in for it
+    code = text.split(" ", 1)[0].rstrip(":")
+    named = {"BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY", "MasterDownError": "MASTERDOWN",
+             "ClusterDownError": "CLUSTERDOWN", "TryAgainError": "TRYAGAIN", "OutOfMemoryError": "OOM"}  # fmt: skip
+    code = named.get(type(error).__name__, code)
+    if isinstance(error, AuthenticationError | AuthorizationError) or code in ("WRONGPASS", "NOAUTH"):
+        return ConfigError(f"the server{where} refused the credentials ({text}): check user and password in RSMQ_URL")
+    if isinstance(error, NoPermissionError) or code == "NOPERM":
+        return ConfigError(f"the server's ACL does not allow this ({text}): see the list of commands in docs/keys.md")
+    if code == "TRYAGAIN":
+        return SlotMoving(f"a slot is moving ({text})")
+    if code in TRANSIENT:
+        return BrokerUnavailable(f"{TRANSIENT[code]} ({text})")
+    if code == "NOGROUP" or "NOGROUP" in text[:80]:
+        return GroupMissing(text)
+    if isinstance(error, ResponseError):
+        return ScriptError(text) if "script" in text else BrokerError(text)
+    if isinstance(error, MaxConnectionsError):
+        return BrokerError(text)
+    # what follows "No master found" is the repr of every connection
+    reason = text.partition(" : <")[0].rstrip(".") or type(error).__name__
+    return BrokerUnavailable(f"no answer from the server{where}: {reason}. Is it running? Check RSMQ_URL")
+
+
+def as_reply(reply: Any) -> Any:
+    """A reply with redis-py's error in its place as ours. NOSCRIPT stays: `Script` answers it."""
+    return translate(reply) if isinstance(reply, RedisError) and not isinstance(reply, NoScriptError) else reply
+
+
+@contextmanager
+def translated(url: str = "") -> Iterator[None]:
+    """Raise our errors instead of redis-py's inside the block. NOSCRIPT passes: `Script` answers it."""
+    try:
+        yield
+    except NoScriptError:
+        raise
+    except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        raise translate(error, url) from error
+
+
+Command = Sequence[Any]
+Send = Callable[..., Awaitable[list[Any]]]
+C = TypeVar("C")
+
+
+class Client(redis.asyncio.Redis):
+    """redis-py's client with raw replies, a bounded wait, no hidden retries and our errors.
+
+    No retries: redis-py's own would repeat an XADD whose reply was lost, and so store it twice.
+    What has to do with one server is asked of `node_for(key)`, which is this client itself where there is only one.
+    """
+
+    url: str = ""
+    timeout: float = 5.0
+    is_cluster: bool = False
+
+    def prepare(self, url: str, timeout: float) -> Self:
+        """Pin the reply shapes: no response callback rewrites what the server said."""
+        self.url, self.timeout = url, timeout
+        self.response_callbacks.clear()
+        return self
+
+    # -- where things are (`ClusterClient` answers otherwise) -----------------------------------------------------
+
+    @property
+    def nodes(self) -> Sequence[Client]:
+        """Every server that holds keys."""
+        return (self,)
+
+    def node_for(self, key: Key) -> Client:
+        """The server that holds a key, as far as is known now."""
+        return self
+
+    async def refresh(self) -> None:
+        """Find out where the keys are, if that is in doubt."""
+
+    def hear(self, error: BrokerError | ConfigError) -> None:
+        """What a connection to this server met: news for whoever knows where the keys are."""
+
+    async def spread(self, commands: Sequence[tuple[Key, C]], send: Send) -> list[Any]:
+        """`send(node, commands of that node, asking=...)` for every node; the replies in the order of the commands."""
+        return await send(self, [command for _, command in commands], asking=False) if commands else []
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated(self.url):
+            try:
+                with anyio.fail_after(self.timeout):
+                    return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            except (RedisError, OSError) as error:
+                if type(error).__name__ in ("ReadOnlyError", "MasterDownError") or str(error).startswith(MOVED_ON):
+                    await self.connection_pool.disconnect(inuse_connections=False)
+                raise
+
+    async def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
+        """Send commands together. An error in a reply is returned in its place; a lost connection is raised.
+
+        `asking`: the commands are on a slot that this node is about to take over.
+        """
+        if not commands:
+            return []
+        with translated(self.url):
+            with anyio.fail_after(self.timeout):
+                async with self.pipeline(transaction=False) as pipe:
+                    for command in commands:
+                        if asking:
+                            pipe.execute_command("ASKING")
+                        pipe.execute_command(*command)
+                    replies = await pipe.execute(raise_on_error=False)
+        return [as_reply(reply) for reply in replies[asking :: 1 + asking]]
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        if isinstance(self.connection_pool, AsyncSentinelPool):
+            for sentinel in self.connection_pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+
+class Packer:
+    """Packs commands for redis-py without its look at each argument, which costs more than the packing itself."""
+
+    def pack(self, *command: Any) -> list[bytes]:
+        """One command in wire form; a name of two words is split."""
+        name = command[0]
+        if isinstance(name, str) and " " in name:
+            command = (*name.split(), *command[1:])
+        return [hiredis.pack_command(command)]
+
+
+class BlockingClient(redis.Redis):
+    """The same for a thread: raw replies, no hidden retries. Its errors are redis-py's: wrap in `translated`."""
+
+    is_cluster: bool = False
+
+    def prepare(self) -> Self:
+        """Pin the reply shapes."""
+        self.response_callbacks.clear()
+        return self
+
+    def node_for(self, key: Key) -> BlockingClient:
+        """The server that holds a key."""
+        return self
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """One command. Raises what the server said against it."""
+        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
+        """Send commands together. An error in a reply is returned in its place; a lost connection is raised."""
+        if not commands:
+            return []
+        with self.pipeline(transaction=False) as pipe:
+            for command in commands:
+                if asking:
+                    pipe.execute_command("ASKING")
+                pipe.execute_command(*command)
+            return list(pipe.execute(raise_on_error=False))[asking :: 1 + asking]
+
+    def subscriber(self) -> PubSub:
+        """A connection that listens to channels."""
+        return self.pubsub()  # type: ignore[no-untyped-call, no-any-return]
+
+    def disconnect(self) -> None:
+        """Give up every connection: the server may be the wrong one by now."""
+        self.connection_pool.disconnect()

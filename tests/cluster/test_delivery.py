@@ -1,0 +1,216 @@
+"""The queue on a cluster: what it promises elsewhere holds when its partitions live on several nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+from tenacity import wait_fixed
+
+from rsmq import Broker, BrokerError, Message, Reject, RetryPolicy, Settings
+from rsmq.connect import Client, Connector
+from rsmq.heartbeat.presence import Presence, listeners
+from rsmq.inspector import Inspector
+from rsmq.keys import Keys
+from rsmq.partition import partition_for
+from rsmq.preflight import preflight
+from rsmq.topic import Topics
+from tests.cluster.cluster import Cluster
+
+PARTITIONS = 12
+
+
+class Record:
+    """What handlers saw, and who was the first to see it out of order."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = defaultdict(list)
+        self.total = 0
+
+    def note(self, key: str | None, number: int) -> None:
+        """A message was handled."""
+        self.seen[key or ""].append(number)
+        self.total += 1
+
+    async def complete(self, expected: dict[str, list[int]], *, is_ordered: bool = True, seconds: float = 30) -> None:
+        """Wait until everything was handled at least once, in order but for repetitions of what came before."""
+
+        def first_times() -> dict[str, list[int]]:
+            return {key: list(dict.fromkeys(numbers)) for key, numbers in self.seen.items()}
+
+        with anyio.move_on_after(seconds):
+            while {key: sorted(numbers) for key, numbers in first_times().items()} != expected:
+                await anyio.sleep(0.02)
+        never = {key: sorted(set(numbers) - set(self.seen[key])) for key, numbers in expected.items()}
+        assert not any(never.values()), f"Never: { {key: numbers for key, numbers in never.items() if numbers} }"
+        assert not is_ordered or first_times() == expected, "OutOfOrder"
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Broker:
+    """On the cluster, not connected yet."""
+    return Broker(settings.model_copy(update={"partitions": PARTITIONS}))
+
+
+def listen(broker: Broker, record: Record, group: str = "g", **options: Any) -> None:
+    """A handler that notes what it sees."""
+
+    @broker.handler("t", group=group, **options)
+    async def handle(data: dict[str, int], message: Message) -> None:
+        await asyncio.sleep(0)
+        record.note(message.key, data["n"])
+
+
+async def publish(broker: Broker, keys: int, each: int) -> dict[str, list[int]]:
+    """`each` numbered messages for every key; returns what is expected to be seen."""
+    items = [(f"k{key}", number) for number in range(each) for key in range(keys)]
+    await asyncio.gather(*(broker.publish("t", {"n": number}, key=key) for key, number in items))
+    return {f"k{key}": list(range(each)) for key in range(keys)}
+
+
+async def test_all_partitions_over_all_nodes_in_order(broker: Broker, cluster: Cluster, keys: Keys) -> None:
+    """The partitions of a topic live on every master, and each key's messages are handled in order, once."""
+    record, other = Record(), Record()
+    listen(broker, record)
+    listen(broker, other, "other", distribution="shared", ordering="none")
+    async with broker.running():
+        expected = await publish(broker, keys=40, each=25)
+        await record.complete(expected)
+        assert record.total == 1000
+        with anyio.fail_after(30):
+            while other.total < 1000:
+                await anyio.sleep(0.02)
+        assert other.total == 1000
+        ids = await broker.publish_many("t", [{"n": 25}] * 40)
+        assert len(set(ids)) == 40
+    owners = {cluster.owner(keys.stream("t", number)).port for number in range(PARTITIONS)}
+    assert owners == {master.port for master in cluster.masters}
+
+
+async def test_retry_delay_and_dead_letter(broker: Broker, keys: Keys) -> None:
+    """What fails is tried again, what is delayed comes when it is due, poison becomes a dead letter, on every node."""
+    record, poisoned = Record(), set[int]()
+
+    @broker.handler("t", group="g", ordering="none", retry=RetryPolicy(max_attempts=2, wait=wait_fixed(0.05)))
+    async def handle(data: dict[str, int], message: Message) -> None:
+        if data["n"] % 3 == 0 and message.attempt == 1:
+            raise ValueError("the first attempt fails")
+        if data["n"] % 5 == 0:
+            poisoned.add(data["n"])
+            raise Reject("poison")
+        record.note("", data["n"])
+
+    async with broker.running():
+        for number in range(60):
+            await broker.publish("t", {"n": number}, delay=timedelta(milliseconds=200) if number % 2 else None)
+        await record.complete({"": [number for number in range(60) if number % 5]}, is_ordered=False)
+        topic = await broker.topics.lookup("t")
+        with anyio.fail_after(20):
+            while await broker.dead_letters.count(topic, "g") < 12:
+                await anyio.sleep(0.02)
+        assert len([letter async for letter in broker.dead_letters.iterate(topic, "g")]) == 12
+        assert await broker.dead_letters.purge(topic, "g") == 12
+    assert poisoned == set(range(0, 60, 5))
+
+
+async def test_a_message_id_is_stored_once(broker: Broker, cluster: Cluster, keys: Keys) -> None:
+    """Also when its slot has moved between the two calls."""
+    async with broker:
+        await broker.publish("t", {"n": 1}, key="k", message_id="m-1")
+        partition = partition_for("k", PARTITIONS)
+        cluster.migrate(keys.stream("t", partition))
+        await broker.publish("t", {"n": 1}, key="k", message_id="m-1")
+        assert await broker.client.execute_command("XLEN", keys.stream("t", partition)) == 1
+
+
+async def test_replicas_are_waited_for(broker: Broker) -> None:
+    """On the node of each message; more than there are is said."""
+    async with broker:
+        for number in range(12):
+            await broker.publish("t", {"n": number}, wait_replicas=1)
+        with pytest.raises(BrokerError, match="only 1 of 2 replicas"):
+            await broker.publish("t", {"n": 12}, wait_replicas=2)
+
+
+async def test_publishing_waits_while_a_slot_moves(broker: Broker, cluster: Cluster, keys: Keys) -> None:
+    """A slot half-way between two nodes holds up its own partition only; nothing is lost or doubled."""
+    async with broker:
+        partition = partition_for("k", PARTITIONS)
+        stream = keys.stream("t", partition)
+        await broker.publish("t", {"n": 0}, key="k", message_id="m-0")
+        async with anyio.create_task_group() as tasks:
+            with cluster.moving(stream):
+                tasks.start_soon(lambda: broker.publish("t", {"n": 1}, key="k"))
+                tasks.start_soon(lambda: broker.publish("t", {"n": 2}, key="k", message_id="m-2"))
+                await broker.publish_many("t", [{"n": n} for n in range(100)], key=lambda item: other(item, partition))
+        rows = await broker.client.execute_command("XRANGE", stream, "-", "+")
+        assert [fields[1] for _, fields in rows] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+
+
+def other(item: dict[str, int], partition: int) -> str:
+    """A key that goes into another partition."""
+    return next(key for at in range(1000) if partition_for(key := f"{item['n']}-{at}", PARTITIONS) != partition)
+
+
+async def test_questions_over_all_nodes(broker: Broker, client: Client, keys: Keys, settings: Settings) -> None:
+    """The inspector sees every partition, member and lease; what a topic leaves goes from every node."""
+    record, inspector = Record(), Inspector(client, keys, settings)
+    listen(broker, record)
+    async with broker.running():
+        await record.complete(await publish(broker, keys=20, each=5))
+        with anyio.fail_after(20):
+            while (state := await inspector.group("t", "g")) is None or state.lag or state.pending:
+                await anyio.sleep(0.05)
+        (member,) = await inspector.members("t", "g")
+        assert (member.is_present, member.partitions) == (True, tuple(range(PARTITIONS)))
+        assert sum(part.length for part in (await inspector.topics())[0].partitions) == 100
+        report = await inspector.server()
+        assert not report.is_refused
+        assert {finding.topic for finding in report.findings} >= {"server", "eviction", "persistence"}
+        await broker.pause_group("t", "g")
+        await broker.publish("t", {"n": 99}, key="k0", message_id="m")
+        await broker.reset_group("t", "g", "latest")
+        await broker.resume_group("t", "g")
+    await Topics(client, keys, settings).delete("t")
+    for node in client.nodes:
+        assert (await node.execute_command("SCAN", 0, "MATCH", f"{keys.prefix}:*", "COUNT", 10_000))[1] == []
+
+
+async def test_every_master_is_looked_at(client: Client, cluster: Cluster, keys: Keys, settings: Settings) -> None:
+    """One master that would lose messages is enough to refuse, and is named."""
+    culprit = cluster.masters[1]
+    culprit.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        refused = [finding for finding in await preflight(client, settings, keys) if finding.level == "refuse"]
+    finally:
+        culprit.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert len(refused) == 1
+    assert f"127.0.0.1:{culprit.port}" in refused[0].text
+    assert "allkeys-lru" in refused[0].text
+
+
+async def test_presence_moves_with_its_slot(
+    connector: Connector, client: Client, cluster: Cluster, keys: Keys, settings: Settings
+) -> None:
+    """Who is subscribed is seen by all, also when the slot of its channel goes to another node."""
+    absent = list[float]()
+    presence = Presence(connector, settings, keys, "m", lambda _: None, lambda: absent.append(1.0))
+    presence.start()
+
+    async def is_seen(count: int) -> None:
+        with anyio.fail_after(20):
+            while await listeners(client, [keys.presence("m"), keys.presence("nobody")]) != [count, 0]:
+                await anyio.sleep(0.02)
+
+    try:
+        await is_seen(1)
+        cluster.migrate(keys.presence("m"))
+        await is_seen(1)
+    finally:
+        presence.stop()
+    await is_seen(0)
+    assert not absent

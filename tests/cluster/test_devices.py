@@ -1,0 +1,124 @@
+"""Device inboxes on a cluster: each device lives in one slot, sessions and senders follow it wherever it goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+
+from rsmq import Broker, Settings
+from rsmq.connect import Client
+from rsmq.errors import SessionTaken
+from rsmq.slot import slot_of
+from tests.cluster.cluster import Cluster
+
+DEVICES = 30
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Broker:
+    """On the cluster, not connected yet."""
+    return Broker(settings)
+
+
+async def take(broker: Broker, device: str, numbers: list[int], count: int) -> None:
+    """Receive and acknowledge until so many numbers are there."""
+    async with broker.connect(device, window=10) as session:
+        while len(numbers) < count:
+            letter = await anext(session)
+            numbers.append(letter.payload)
+            await session.ack(letter)
+
+
+async def test_devices_live_on_all_nodes(broker: Broker, cluster: Cluster) -> None:
+    """One call writes to devices of every node; each gets its own letters in order, before and while it is connected."""
+    async with broker:
+        devices = [f"phone-{number}" for number in range(DEVICES)]
+        owners = {cluster.owner(broker.keys.session(device)).port for device in devices}
+        assert len(owners) == len(cluster.masters)
+        await broker.send_many((device, n) for n in range(20) for device in devices)
+        got: dict[str, list[int]] = {device: [] for device in devices}
+        async with anyio.create_task_group() as tasks:
+            for device in devices:
+                tasks.start_soon(take, broker, device, got[device], 40)
+            await broker.send_many((device, n) for n in range(20, 40) for device in devices)
+        assert got == dict.fromkeys(devices, list(range(40)))
+        assert {device.client_id async for device in broker.devices.iterate()} >= set(devices)
+        assert sum([await broker.devices.purge(device) for device in devices]) == 0
+
+
+async def test_all_keys_of_a_device_are_in_one_slot(broker: Broker, cluster: Cluster) -> None:
+    """Also those that a script makes up: a strange id is one slot, and leaves nothing elsewhere."""
+    async with broker:
+        for device in ("}{", "a}b{c", "{x}", "%7B", "*?[a]", "line\r\nbreak", "기기-😀"):
+            await broker.send(device, 1)
+            async with broker.connect(device) as session:
+                await anext(session)
+            found = cluster.owner(broker.keys.session(device)).ask(
+                "CLUSTER", "COUNTKEYSINSLOT", slot_of(broker.keys.session(device))
+            )
+            assert found >= 4, "inbox, letter, packet id and session are together"
+
+
+async def test_a_feed_on_a_cluster(broker: Broker, client: Client) -> None:
+    """A topic of many nodes feeds inboxes of many nodes, each message once and in the order of its partition."""
+    broker.deliver("alerts", to=lambda alert: [f"phone-{alert['n'] % 7}", "all"], partitions=6)
+    async with broker.running():
+        await broker.publish_many("alerts", [{"n": n} for n in range(600)], key=lambda alert: "one")
+        for device, expected in (("phone-3", list(range(3, 600, 7))), ("all", list(range(600)))):
+            got = []
+            async with broker.connect(device, auto_ack=True) as session:
+                while len(got) < len(expected):
+                    got.append((await anext(session)).payload["n"])
+            assert got == expected
+
+
+async def test_a_device_moves_under_load(broker: Broker, cluster: Cluster) -> None:
+    """Its slot goes to another node key by key while it is written to and read from: nothing lost, twice or overtaken."""
+    got: list[int] = []
+    async with broker, anyio.create_task_group() as tasks:
+        tasks.start_soon(take, broker, "roamer", got, 3000)
+
+        async def send() -> None:
+            for n in range(3000):
+                await broker.send("roamer", n)
+
+        tasks.start_soon(send)
+        while len(got) < 300:
+            await anyio.sleep(0.01)
+        before = cluster.owner(broker.keys.session("roamer"))
+        await anyio.to_thread.run_sync(cluster.migrate, broker.keys.session("roamer"))
+        assert cluster.owner(broker.keys.session("roamer")) is not before
+    assert got == list(range(3000))
+
+
+async def test_a_takeover_after_a_move(broker: Broker, cluster: Cluster) -> None:
+    """The doorbell follows the slot: the old session hears of the new one on the node that has it now."""
+    async with broker, Broker(broker.settings) as other:
+        async with broker.connect("roamer-2") as old:
+            await anyio.to_thread.run_sync(cluster.migrate, broker.keys.session("roamer-2"))
+            waiting = asyncio.ensure_future(anext(old))
+            async with other.connect("roamer-2"):
+                with anyio.fail_after(20), pytest.raises(SessionTaken):
+                    await waiting
+
+
+async def test_a_master_of_devices_is_killed(broker: Broker, cluster: Cluster) -> None:
+    """Senders and sessions go on with its replica by themselves; what comes after the failover arrives in order."""
+    async with broker:
+        victim = cluster.owner(broker.keys.session("phone"))
+        got: list[int] = []
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(take, broker, "phone", got, 50)
+                await broker.send_many(("phone", n) for n in range(25))
+                while len(got) < 25:
+                    await anyio.sleep(0.01)
+                victim.kill()
+                await broker.send_many(("phone", n) for n in range(25, 50))
+        finally:
+            await anyio.to_thread.run_sync(cluster.heal)
+        # what the old master had confirmed and not replicated may come again, or be gone: the replica decides
+        assert sorted(set(got)) == list(range(50))
+        assert [n for n in got if n >= 25] == list(range(25, 50))

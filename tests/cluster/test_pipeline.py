@@ -1,0 +1,108 @@
+"""Spark's source and sink on a cluster, and while slots move. No Spark is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the extra is not installed: pip install 'rsmq[spark]'")
+
+import anyio.to_thread
+import pyarrow as pa
+
+from rsmq.connect import Client
+from rsmq.keys import Keys
+from rsmq.pipeline.option import write_options
+from rsmq.pipeline.sink import Written
+from rsmq.pipeline.source import RsmqSource
+from rsmq.pipeline.writer import write_rows
+from rsmq.settings import Settings
+from tests.cluster.cluster import Cluster
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def place(settings: Settings) -> dict[str, str]:
+    """The options that lead to the cluster and the key prefix of the test."""
+    assert settings.url is not None
+    return {"url": settings.url, "prefix": settings.prefix}
+
+
+async def fill(client: Client, keys: Keys, count: int) -> None:
+    """A topic of three partitions, `count` messages in each."""
+    await client.execute_command("SADD", keys.topics, TOPIC)
+    await client.execute_command("HSET", keys.topic(TOPIC), "partitions", 3, "created_ms", 1)
+    for partition in range(3):
+        for number in range(count):
+            await client.execute_command("XADD", keys.stream(TOPIC, partition), "*", "data", str(number))
+
+
+def batches(place: dict[str, str], **options: str) -> Iterator[list[bytes]]:
+    """The values of a batch read, reply by reply."""
+    source = RsmqSource({**place, "subscribe": TOPIC, "fetchSize": "50", **options})
+    reader = source.reader(source.schema())
+    for part in reader.partitions():
+        for batch in reader.read(part):
+            yield batch["value"].to_pylist()
+
+
+async def write(place: dict[str, str], rows: Iterable[dict[str, Any]], **options: str) -> Written:
+    """One task, in a thread as in a process of its own."""
+    options = {**place, "topic": TOPIC, "idempotence": "marker", "jobId": "j", **options}
+    batches = (pa.RecordBatch.from_pydict(each) for each in rows)
+    return await anyio.to_thread.run_sync(write_rows, write_options(options), batches)
+
+
+async def test_a_read_finds_all_nodes(client: Client, keys: Keys, place: dict[str, str]) -> None:
+    """Topics, ranges, scripts and entries are asked of whoever has them."""
+    await fill(client, keys, 120)
+    expected = [str(number).encode() for _ in range(3) for number in range(120)]
+    assert [value for batch in batches(place, minPartitions="9") for value in batch] == expected
+
+
+async def test_a_slot_moves_in_the_middle_of_a_read(
+    cluster: Cluster, client: Client, keys: Keys, place: dict[str, str]
+) -> None:
+    """Half-way and moved: every entry once, in order, and the count is exact."""
+    await fill(client, keys, 200)
+    reading = batches(place)
+    found = next(reading)
+    with cluster.moving(keys.stream(TOPIC, 0)):
+        found += next(reading)
+    found += [value for batch in reading for value in batch]
+    assert found == [str(number).encode() for _ in range(3) for number in range(200)]
+
+
+async def test_a_slot_moves_in_the_middle_of_a_write(
+    cluster: Cluster, client: Client, keys: Keys, place: dict[str, str]
+) -> None:
+    """Each message once, its job's mark moves along."""
+    await fill(client, keys, 1)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for start in range(0, 3000, 1000):
+            numbers = range(start, start + 1000)
+            if start == 1000:
+                cluster.migrate(keys.stream(TOPIC, 1))
+            yield {
+                "value": [str(n) for n in numbers],
+                "partition": [1] * 1000,
+                "id_ms": [*numbers],
+                "id_seq": [0] * 1000,
+            }
+
+    assert (await write(place, rows())).stored == 3000
+    assert (await write(place, rows())).skipped == 3000
+    assert await client.execute_command("XLEN", keys.stream(TOPIC, 1)) == 3001
+
+
+async def test_letters_for_devices_on_all_nodes(client: Client, keys: Keys, place: dict[str, str]) -> None:
+    """One write reaches inboxes everywhere, each letter once."""
+    devices = sorted(f"d{number}" for number in range(60))
+    row = {"device": devices, "value": ["1"] * 60, "id_ms": [1] * 60, "id_seq": [0] * 60}
+    assert [(await write(place, [row], target="inbox")).stored for _ in range(2)] == [60, 0]
+    for device in devices:
+        assert await client.execute_command("ZCARD", keys.inbox(device)) == 1
