@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli import dlq, group, member, topic
+from rsmq.cli import device, dlq, group, member, pipeline, topic
 from rsmq.cli.doctor import doctor
 from rsmq.cli.printer import complain
 from rsmq.cli.publish import publish
@@ -40,7 +40,8 @@ COMMANDS: dict[Callable[..., None], str] = {
 }
 for command, example in COMMANDS.items():
     app.command(epilog=f"Example: {example}")(command)
-for name, noun in {"topic": topic, "group": group, "member": member, "dlq": dlq}.items():
+NOUNS = {"topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "pipeline": pipeline}
+for name, noun in NOUNS.items():
     app.add_typer(noun.app, name=name)
 
 

@@ -109,7 +109,13 @@ local function add(key, from, source, n)
     redis.call('SET', KEYS[key + 2], (seq - 1) % 65535 + 1, 'PXAT', till)
     local count = state[1] and redis.call('ZCARD', inbox) or #refs / 2
     local over = count - limit
-    if seq > 65535 then over = math.max(over, redis.call('ZCOUNT', inbox, '-inf', seq - 65535)) end
+    if seq > 65535 then
+      local round = redis.call('ZCOUNT', inbox, '-inf', seq - 65535)
+      for each in pairs(held or {}) do
+        if tonumber(each) <= seq - 65535 then round = round - 1 end
+      end
+      over = math.max(over, round)
+    end
     if over > 0 then
       local more
       more, dropped = make_room(inbox, KEYS[key + 3], over, held or {}, nheld)
