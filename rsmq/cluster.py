@@ -112,7 +112,7 @@ class ClusterClient(Client):
     async def _let_go(self) -> None:
         """Nodes that serve nothing any more need no connections. They stay known: one may come back."""
         masters = set(self._slots.masters)
-        for address, node in self._nodes.items():
+        for address, node in list(self._nodes.items()):  # others meet new nodes meanwhile
             if address not in masters:
                 await node.connection_pool.disconnect(inuse_connections=False)
 

@@ -217,8 +217,11 @@ def test_noscript_passes() -> None:
         raise NoScriptError("No matching script.")
 
 
-@pytest.mark.parametrize("scheme", ["redis://h", "rediss://h:6380/1", "unix:///run/s.sock?db=2", "redis://u:p@h?db=3",
-                                    "redis+cluster://u:p@h1:7000,h2", "rediss+cluster://h?ssl_cert_reqs=none"])  # fmt: skip
+@pytest.mark.parametrize(
+    "scheme",
+    ["redis://h", "rediss://h:6380/1", "unix:///run/s.sock?db=2", "redis://u:p@h?db=3",
+     "redis+cluster://u:p@h1:7000,h2", "rediss+cluster://h?ssl_cert_reqs=none"],
+)  # fmt: skip
 def test_good_urls(scheme: str) -> None:
     """The forms of RSMQ_URL."""
     assert check_url(scheme) == scheme
@@ -276,11 +279,10 @@ def test_cluster_url() -> None:
     assert redact(url) == "rediss+cluster://u:***@h1:7000,h2,[::1]:5?ssl_ca_certs=x"
 
 
-async def test_a_single_server_is_no_cluster(server_url: str) -> None:
+async def test_a_single_server_is_no_cluster() -> None:
     """The address of a server that is no cluster says which one to use."""
-    with Server(tcp=True) as single:
-        with pytest.raises(ConfigError, match="use redis:// instead"):
-            await ping(f"redis+cluster://127.0.0.1:{single.port}")
+    with Server(tcp=True) as single, pytest.raises(ConfigError, match="use redis:// instead"):
+        await ping(f"redis+cluster://127.0.0.1:{single.port}")
 
 
 class SentinelServer(Server):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -117,10 +117,11 @@ class Cluster:
         return tuple(sorted((first, last, where[1]) for first, last, where, *_ in member.ask("CLUSTER", "SLOTS")))
 
     def heal(self) -> None:
-        """Start whoever was killed and wait until the cluster is whole again."""
+        """Start or wake whoever is down and wait until the cluster is whole again."""
         for member in self.members:
             if not member.is_running:
                 member.start()
+            member.resume()
         self.settle()
 
     @property
@@ -128,10 +129,10 @@ class Cluster:
         """Those that serve slots now."""
         return [member for member in self.members if member.is_running and member.role == "master"]
 
-    def owner(self, key: str) -> Member:
-        """The master that serves a key now."""
-        slot, asked = slot_of(key), next(member for member in self.members if member.is_running)
-        for first, last, (_, port, *_), *_ in asked.ask("CLUSTER", "SLOTS"):
+    def owner(self, key: str, asked: Sequence[Member] = ()) -> Member:
+        """The master that serves a key now, as the first running node (out of `asked`) sees it."""
+        slot, witness = slot_of(key), next(member for member in asked or self.members if member.is_running)
+        for first, last, (_, port, *_), *_ in witness.ask("CLUSTER", "SLOTS"):
             if first <= slot <= last:
                 return next(member for member in self.members if member.port == port)
         raise AssertionError(f"slot {slot} is served by nobody")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,13 +14,17 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerError, Message, Reject, RetryPolicy, Settings
 from rsmq.connect import Client, Connector
+from rsmq.errors import BrokerUnavailable
+from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.presence import Presence, listeners
 from rsmq.inspector import Inspector
 from rsmq.keys import Keys
 from rsmq.partition import partition_for
 from rsmq.preflight import preflight
 from rsmq.topic import Topics
+from rsmq.wire import Wire, pack
 from tests.cluster.cluster import Cluster
+from tests.test_keys import ACL
 
 PARTITIONS = 12
 
@@ -51,9 +56,9 @@ class Record:
 
 
 @pytest.fixture
-def broker(settings: Settings) -> Broker:
-    """On the cluster, not connected yet."""
-    return Broker(settings.model_copy(update={"partitions": PARTITIONS}))
+def broker(make_broker: Callable[..., Broker]) -> Broker:
+    """With more partitions than nodes, not connected yet."""
+    return make_broker(partitions=PARTITIONS, command_timeout=timedelta(seconds=2))
 
 
 def listen(broker: Broker, record: Record, group: str = "g", **options: Any) -> None:
@@ -214,3 +219,31 @@ async def test_presence_moves_with_its_slot(
         presence.stop()
     await is_seen(0)
     assert not absent
+
+
+async def test_a_new_owner_cuts_off_the_last_reader(client: Client, keys: Keys, settings: Settings) -> None:
+    """On the node that holds the partition, wherever that is: its blocked read must take nothing any more."""
+    for partition in range(3):
+        wire = Wire(client.node_for(keys.lease("t", partition, "g")))
+        await wire.open()
+        reader = f"{wire.client_id} {wire.address}"
+        assert await Leases(client, keys, settings, "old").take("t", partition, "g", reader=reader) is not None
+        new = Leases(client, keys, settings, "new")
+        assert await new.take("t", partition, "g", reader="") is None
+        assert await new.take("t", partition, "g", reader="", absent={"old"}) is not None
+        with pytest.raises(BrokerUnavailable):
+            await wire.exchange([pack(("PING",))])
+
+
+async def test_the_acl_of_the_page_is_enough(cluster: Cluster, prefix: str) -> None:
+    """A user made on every node as docs/keys.md says publishes, handles and passes the preflight."""
+    rules = ACL.replace("rsmq:", f"{prefix}:").split()
+    for member in cluster.members:
+        member.ask("ACL", "SETUSER", f"u-{prefix}", "on", ">secret", *rules[rules.index("resetkeys") :])
+    record = Record()
+    broker = Broker(Settings(url=cluster.url.replace("://", f"://u-{prefix}:secret@"), prefix=prefix))
+    listen(broker, record)
+    async with broker.running():
+        await record.complete(await publish(broker, keys=10, each=5))
+    for member in cluster.members:
+        member.ask("ACL", "DELUSER", f"u-{prefix}")

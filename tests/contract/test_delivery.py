@@ -173,7 +173,7 @@ async def test_a_paused_group_waits(broker: Broker, witness: Witness) -> None:
         assert broker.worker is not None
         consumer = next(each for each in broker.worker.consumers if each.handler.group == "g")
         await until(lambda: consumer.membership.paused, "the pause is noticed")
-        await until(lambda: consumer._fetcher.is_paused, "the reader is paused")
+        await until(lambda: consumer._intake.is_paused, "the reader is paused")
         await broker.publish_many("t", [{"n": n} for n in range(1, 50)])
         await witness.sees(numbers(49, "other", start=1))
         assert not {what for what in witness.seen if what[0] == "g"} - {("g", 0)}
