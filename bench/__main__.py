@@ -1,6 +1,7 @@
-"""`python -m bench [--count N] [--rounds N]`: the cost of a message beside the bare redis-py loop, in one run.
+"""`python -m bench [--count N] [--rounds N] [--quick]`: the cost of a message beside the bare redis-py loop.
 
 A throw-away server with the append-only file on; every measurement is a process of its own; medians of the rounds.
+Then the same for device inboxes: `bench.inbox`.
 """
 
 from __future__ import annotations
@@ -10,19 +11,15 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import redis
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rsmq.embedded import server_binary
+from bench import inbox
+from bench.server import server
 
 PUBLISH = ("pipeline", "many", "concurrent")
 CONSUME = ("bare", "single", "typed", "batch", "bare-suspending", "suspending")
@@ -39,22 +36,6 @@ MEANING = {
     "bare-suspending": "consume: bare loop, handlers suspend, 64 at once",
     "suspending": "consume: handlers suspend, 64 at once",
 }
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """A server of its own, so that nobody else's keys are measured."""
-    with tempfile.TemporaryDirectory() as directory:
-        socket = Path(directory) / "s.sock"
-        command = [server_binary(), "--port", "0", "--unixsocket", str(socket), "--dir", directory, "--save", ""]
-        process = subprocess.Popen([*command, "--appendonly", "yes"], stdout=subprocess.DEVNULL)
-        try:
-            while not socket.exists():
-                time.sleep(0.02)
-            yield f"unix://{socket}"
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def server_cpu(url: str) -> tuple[float, int]:
@@ -80,7 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of 20 000 messages, without the inboxes")
     options = parser.parse_args()
+    if options.quick:
+        options.count, options.rounds = 20_000, 1
     results: dict[str, list[dict[str, float]]] = {name: [] for name in (*PUBLISH, *CONSUME)}
     with server() as url, Progress(transient=True) as progress:
         task = progress.add_task("measuring", total=options.rounds * len(results))
@@ -96,6 +80,8 @@ def main() -> None:
                 results[name].append(measure("consume", name, url, prefix, options.count))
                 progress.advance(task)
     show(results, options.count)
+    if not options.quick:
+        inbox.main([])
 
 
 def show(results: dict[str, list[dict[str, float]]], count: int) -> None:

@@ -87,7 +87,14 @@ async def test_change_sets_limits_and_nothing_else(topics: Topics) -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [{"partitions": 3}, {"max_length": -1}, {"on_full": "explode"}, {"retention_age": 5}, {"retention_length": "9"}],
+    [
+        {"partitions": 3},
+        {"max_length": -1},
+        {"on_full": "explode"},
+        {"retention_age": 5},
+        {"retention_length": "9"},
+        {"archive": "maybe"},
+    ],
 )
 async def test_change_refuses_what_no_topic_has(topics: Topics, limits: dict[str, Any]) -> None:
     """A wrong limit changes nothing and says what is possible."""
@@ -136,3 +143,26 @@ async def test_delete_removes_every_key_of_the_topic_and_no_other(
     assert len([key for key in left if "{orders2" in key]) == 13
     assert await topics.names() == ["orders2"]
     assert topics.cached("orders") is None
+
+
+async def test_an_archive_and_trimming_when_full_exclude_each_other(topics: Topics) -> None:
+    """Whichever comes second is refused: a full topic would drop in silence what no archive has."""
+    await topics.ensure("orders")
+    assert (await topics.change("orders", archive="required")).archive == "required"
+    with pytest.raises(ConfigError, match=r"cannot have on_full=trim and archive=required.*use on_full=reject"):
+        await topics.change("orders", on_full="trim")
+    await topics.change("orders", archive="off", on_full="trim")
+    with pytest.raises(ConfigError, match="cannot have on_full=trim and archive=required"):
+        await topics.change("orders", archive="required")
+    assert (await topics.find("orders")).archive == "off"  # type: ignore[union-attr]
+    await topics.change("orders", archive="required", on_full="reject")
+
+
+async def test_without_an_archive_its_places_are_forgotten(topics: Topics, client: Client, keys: Keys) -> None:
+    """An archive that has stopped for good does not come back with the next `required`; deleting forgets it, too."""
+    await topics.ensure("orders", 2)
+    for forget in (lambda: topics.change("orders", archive="off"), lambda: topics.delete("orders")):
+        for number in (0, 1):
+            await client.execute_command("HSET", keys.archived("orders", number), "nightly", "1-0")
+        await forget()
+        assert await client.execute_command("EXISTS", keys.archived("orders", 0), keys.archived("orders", 1)) == 0

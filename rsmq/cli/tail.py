@@ -20,6 +20,8 @@ from rsmq.stream import pipelined
 LONGEST = 1000
 """Characters of a payload shown to people; --json shows all."""
 PAGE = 500
+LOOK_SECONDS = 0.2
+"""Between two looks at a cluster."""
 
 Entry = tuple[int, bytes, list[bytes]]
 """Partition, stream id, fields."""
@@ -74,6 +76,11 @@ class View:
 
     async def wait(self) -> list[Entry]:
         """What comes after the places, as soon as there is some; perhaps nothing."""
+        if self._client.is_cluster:  # one read cannot name streams of different slots
+            await anyio.sleep(LOOK_SECONDS)
+            pairs = zip(self._streams, self.places, strict=True)
+            found = await self._read([("XRANGE", name, b"(" + place, "+", "COUNT", PAGE) for name, place in pairs])
+            return self._seen(found)
         command = ("XREAD", "COUNT", PAGE, "BLOCK", self._block_ms, "STREAMS", *self._streams, *self.places)
         reply = await self._client.execute_command(*command)
         partitions = {name.encode(): number for number, name in enumerate(self._streams)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from rsmq.cli.option import Json, TopicName, Url, Yes, noun
 from rsmq.cli.printer import confirm, dump, say, tabulate
 from rsmq.cli.session import NotFound, Session, ask
 from rsmq.cli.value import parse_span
-from rsmq.consumer.retention import Hold, why_not_trimmed
+from rsmq.consumer.retention import Reason, reasons
 from rsmq.errors import RsmqError
 from rsmq.inspector import TopicState
 from rsmq.topic import Topic
@@ -62,6 +63,10 @@ def set_(
     retention_length: Annotated[
         int | None, typer.Option(min=0, help="... or until so many newer ones are in the partition.")
     ] = None,
+    archive: Annotated[
+        Literal["off", "required"] | None,
+        typer.Option(help="required: trim nothing that `rsmq pipeline archive` has not committed."),
+    ] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -71,10 +76,11 @@ def set_(
         "on_full": on_full,
         "retention_age": retention_age,
         "retention_length": retention_length,
+        "archive": archive,
     }
     limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not limits and partitions is None:
-        raise typer.BadParameter("say what to set: --max-length, --on-full, --retention-age, --retention-length")
+        raise typer.BadParameter(f"say what to set: {', '.join('--' + name.replace('_', '-') for name in given)}")
 
     async def change(session: Session) -> Topic:
         if partitions is not None:
@@ -105,28 +111,23 @@ def delete(topic: TopicName, yes: Yes = False, url: Url = None, as_json: Json = 
 
 @app.command("why-not-trimmed", epilog="Example: rsmq topic why-not-trimmed orders")
 def why(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
-    """Which group still needs messages of a topic, and from where on. Exit code 1 if any does."""
+    """What keeps messages of a topic: a group, the archive, or its limits. Exit code 1 if any of the first two."""
 
-    async def look(session: Session) -> list[tuple[int, Hold]]:
+    async def look(session: Session) -> list[tuple[int, Reason]]:
         found = await session.topic(topic)
         return [
-            (partition, hold)
+            (partition, reason)
             for partition in range(found.partitions)
-            for hold in await why_not_trimmed(session.client, session.keys, topic, partition)
+            for reason in await reasons(session.client, session.keys, found, partition)
         ]
 
-    holds = [(partition, hold) for partition, hold in ask(url, look) if hold.is_holding]
+    kept = ask(url, look)
     if as_json:
-        dump([{"partition": partition, "hold": hold} for partition, hold in holds])
+        dump([{"partition": partition} | asdict(reason) for partition, reason in kept])
     else:
-        rows = (
-            (number, hold.group, hold.oldest_undelivered, hold.pending, hold.oldest_pending, hold.parked,
-             hold.oldest_parked)
-            for number, hold in holds
-        )  # fmt: skip
-        columns = ("#partition", "group", "not delivered from", "#pending", "oldest", "#parked", "oldest")
-        tabulate(columns, rows, f"no group holds anything of {topic}: what is left is kept for replay (see retention)")
-    if holds:
+        rows = ((partition, each.holder, each.oldest, each.why) for partition, each in kept)
+        tabulate(("#partition", "kept by", "from", "why"), rows, f"there is nothing in {topic}")
+    if any(not reason.is_limit for _, reason in kept):
         raise typer.Exit(1)
 
 
@@ -150,3 +151,5 @@ def describe(topic: Topic) -> None:
     bound = f"{topic.max_length} messages in a partition, then {topic.on_full}" if topic.max_length else "no limit"
     say(f"length: {bound}")
     say(f"retention: settled messages for {topic.retention_age}, at most {topic.retention_length} in a partition")
+    if topic.archive == "required":
+        say("archive: required, nothing is trimmed before `rsmq pipeline archive` has committed it")

@@ -1,8 +1,9 @@
 -- PURPOSE  Remove what every group has settled and nobody needs for a replay.
--- KEYS     1 stream  2 marks zset  3.. retry zset of each group, in the order of ARGV
--- ARGV     1 keep_age_ms:int  2 keep_length:int  3 exact:0|1  4.. group names
+-- KEYS     1 stream  2 marks zset  3 archived hash  4.. retry zset of each group, in the order of ARGV
+-- ARGV     1 keep_age_ms:int  2 keep_length:int  3 exact:0|1  4 archive:off|required  5.. group names
 -- RETURNS  {'OK', trimmed:int, floor} or {'GROUPS_CHANGED'} or {'NO_GROUPS'} or {'TOO_MANY_PARKED', group}
--- WHY      The floor is the oldest entry that any group still needs: not delivered, pending, or parked for a retry.
+-- WHY      The floor is the oldest entry that any group still needs: not delivered, pending, or parked for a retry;
+--          with an archive required, also what the slowest archive has not committed: all of it while there is none.
 --          Marks (entries ever added -> id, written as it goes) let it count entries without reading bodies.
 local function parts(id)
   local ms, seq = id:match('^(%d+)%-(%d+)$')
@@ -25,7 +26,7 @@ end
 
 local known, groups = {}, redis.call('XINFO', 'GROUPS', KEYS[1])
 if #groups == 0 then return { 'NO_GROUPS' } end
-for i = 4, #ARGV do known[ARGV[i]] = KEYS[i - 1] end
+for i = 5, #ARGV do known[ARGV[i]] = KEYS[i - 1] end
 local stream = dict(redis.call('XINFO', 'STREAM', KEYS[1]))
 local floor = after(stream['last-generated-id'])
 for _, row in ipairs(groups) do
@@ -43,6 +44,14 @@ for _, row in ipairs(groups) do
     if less(id, needed) then needed = id end
   end
   if less(needed, floor) then floor = needed end
+end
+if ARGV[4] == 'required' then
+  local archives = redis.call('HGETALL', KEYS[3])
+  if #archives == 0 then floor = '0-0' end
+  for i = 2, #archives, 2 do
+    local needed = after(archives[i])
+    if less(needed, floor) then floor = needed end
+  end
 end
 
 local added, keep = stream['entries-added'], tonumber(ARGV[2])

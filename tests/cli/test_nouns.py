@@ -58,7 +58,7 @@ def test_every_command_has_an_example_and_its_options() -> None:
         assert f"Example: {words}" in (command.epilog or ""), words  # type: ignore[attr-defined]
         options = {option for parameter in command.params for option in parameter.opts}  # type: ignore[attr-defined]
         assert words == "rsmq demo" or "--json" in options, words
-        assert words in ("rsmq server", "rsmq demo") or "--url" in options, words
+        assert words in ("rsmq server", "rsmq demo", "rsmq pipeline compact") or "--url" in options, words
 
 
 def test_destroying_commands_take_yes() -> None:
@@ -204,6 +204,15 @@ def test_group_life(cli: Cli, group: None) -> None:
     assert cli("group", "reset", "orders", "billing", "--to", "latest").returncode == 2
     assert "0 messages before it" in cli.ok("group", "reset", "orders", "billing", "--to", "latest", "--yes")
     assert cli("topic", "why-not-trimmed", "orders").returncode == 0
+    cli.ok("topic", "set", "orders", "--archive", "required")
+    held = cli("topic", "why-not-trimmed", "orders")
+    assert (held.returncode, "archive" in held.stdout, "billing" in held.stdout) == (1, True, False)
+    assert {each["holder"] for each in json.loads(cli("topic", "why-not-trimmed", "orders", "--json").stdout)} == {
+        "archive"
+    }
+    assert cli("topic", "set", "orders", "--on-full", "trim").returncode == 2
+    assert "archive: required" in cli.ok("topic", "show", "orders")
+    cli.ok("topic", "set", "orders", "--archive", "off")
     assert cli.json("group", "reset", "orders", "billing", "--to", "2020-01-01T00:00:00Z", "--yes")["lag"] == 3
     assert len(cli.ok("tail", "orders", "--group", "billing", "-n", "2").splitlines()) == 2
     unknown = cli("group", "show", "orders", "billin")

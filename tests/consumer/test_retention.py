@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from rsmq.connect import Client, Connector
-from rsmq.consumer.retention import Hold, Retention, why_not_trimmed
+from rsmq.consumer.retention import Hold, Reason, Retention, reasons, why_not_trimmed
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups
@@ -155,6 +155,51 @@ async def test_it_tells_why_something_is_kept(place: Place) -> None:
     )
     assert (audit.is_holding, str(audit)) == (False, "audit: has settled everything")
     assert await why_not_trimmed(place.client, place.keys, "nothing", 0) == []
+
+
+async def test_a_required_archive_counts_at_once(place: Place) -> None:
+    """Said while a worker runs, it holds the very next round, which knew the topic without it."""
+    topic = await place.make(retention_length=0)
+    await place.fill(0, 300, read=300, settle=300)
+    place.consumers.append(Consumer(topic, {0: None}))
+    retention = place.retention()
+    assert place.topics.cached("orders") is not None
+    other = Topics(place.client, place.keys, place.settings)
+    await other.change("orders", archive="required")
+    assert await retention.tidy() == 0
+    await other.change("orders", archive="off")
+    assert await retention.tidy() >= 200
+
+
+async def test_reasons_name_whoever_keeps_something(place: Place) -> None:
+    """Groups, archives and the topic's limits, the one that holds retention back first; nothing of what is empty."""
+    topic = await place.make(archive="required", retention_length=5)
+    ids = [entry.decode() for entry in await place.fill(0, 5, read=5, settle=3)]
+    archived = place.keys.archived("orders", 0)
+
+    async def told() -> list[Reason]:
+        return await reasons(place.client, place.keys, topic, 0)
+
+    group = Reason(f"group {GROUP}", ids[3], f"2 pending, the oldest is {ids[3]}")
+    nothing = Reason("archive", ids[0], "required, and none has committed anything of this partition")
+    assert await told() == [nothing, group]
+    await place.client.execute_command("HSET", archived, "nightly", ids[0], "done", ids[4])
+    assert await told() == [
+        Reason("retention", ids[0], "settled by all: kept for a replay until 1 day, 0:00:00 old, or until 5 newer ones "
+               "are settled", is_limit=True),
+        Reason("archive nightly", ids[1], f"has committed up to {ids[0]}"),
+        group,
+    ]  # fmt: skip
+    assert await reasons(place.client, place.keys, topic, 1) == []
+
+
+async def test_without_a_group_everything_is_kept(place: Place) -> None:
+    """And the reason is that none has said that it does not need it."""
+    topic = await place.topics.ensure("orders", 1)
+    await place.client.execute_command("XADD", place.keys.stream("orders", 0), "1-0", "data", "x")
+    (reason,) = await reasons(place.client, place.keys, topic, 0)
+    assert (reason.oldest, reason.is_limit) == ("1-0", True)
+    assert "no group yet" in reason.why
 
 
 async def test_too_many_parked_are_said(place: Place, caplog: pytest.LogCaptureFixture) -> None:

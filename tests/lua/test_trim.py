@@ -42,9 +42,9 @@ class Partition:
     def retry(self, group: str) -> str:
         return self.keys.retry("orders", 3, group)
 
-    async def trim(self, *groups: str, keep_length: int = 0, keep_age_ms: int = 0) -> Any:
-        keys = (self.stream, self.marks, *map(self.retry, groups))
-        return await TRIM_PARTITION(self.client, keys, (keep_age_ms, keep_length, 1, *groups))
+    async def trim(self, *groups: str, keep_length: int = 0, keep_age_ms: int = 0, archive: str = "off") -> Any:
+        keys = (self.stream, self.marks, self.keys.archived("orders", 3), *map(self.retry, groups))
+        return await TRIM_PARTITION(self.client, keys, (keep_age_ms, keep_length, 1, archive, *groups))
 
     async def left(self) -> list[bytes]:
         return [entry for entry, _ in await self.call("XRANGE", self.stream, "-", "+")]
@@ -125,6 +125,25 @@ async def test_too_many_parked_stop_it(partition: Partition) -> None:
     for _ in range(2):
         assert await partition.trim("a") == [b"TOO_MANY_PARKED", b"a"]
     assert await partition.left() == ids
+
+
+async def test_a_required_archive_is_waited_for(partition: Partition) -> None:
+    """Until one has committed nothing goes; then the slowest of them decides; off, none of them counts."""
+    ids = await partition.fill(10)
+    await partition.group("a", read=10, settle=8)
+    archived = partition.keys.archived("orders", 3)
+    assert (await partition.trim("a", archive="required"))[:2] == [b"OK", 0]
+    await partition.call("HSET", archived, "nightly", ids[4], "other", ids[2])
+    for removed in (3, 0):
+        assert (await partition.trim("a", archive="required"))[1] == removed
+    assert await partition.left() == ids[3:]
+    await partition.call("HSET", archived, "other", ids[9])
+    assert (await partition.trim("a", archive="required"))[1] == 2
+    await partition.call("HSET", archived, "nightly", ids[9])
+    assert await partition.trim("a", archive="required") == [b"OK", 3, ids[8]]
+    await partition.call("DEL", archived)
+    assert (await partition.trim("a", archive="off"))[1] == 0
+    assert await partition.left() == ids[8:]
 
 
 async def test_settled_entries_are_kept_for_replay(partition: Partition) -> None:

@@ -1,0 +1,88 @@
+"""A throw-away server for measurements, and what it says about its own work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from rsmq.embedded import server_binary
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A server of its own with the append-only file on, so that nobody else's keys are measured.
+
+    SERVER_BINARY in the environment names another executable than the embedded one.
+    """
+    binary = os.environ.get("SERVER_BINARY") or server_binary()
+    with tempfile.TemporaryDirectory() as directory:
+        socket = Path(directory) / "s.sock"
+        command = [binary, "--port", "0", "--unixsocket", str(socket), "--dir", directory, "--save", ""]
+        # no rewrite of the file meanwhile: it would fall on one of those compared, by chance
+        command += ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            while not socket.exists():
+                time.sleep(0.02)
+            yield f"unix://{socket}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+OWN: Final = (b"CONFIG", b"SLOWLOG", b"INFO", b"FLUSHALL", b"SCRIPT")
+"""Commands of what measures."""
+LOGGED_US: Final = 50
+"""Calls that took longer are in the slow log: not the commands within a script, whose logging would be measured."""
+
+
+class Watch:
+    """The server's own figures, over a connection that stays the same: wall-clock time would measure the neighbours.
+
+    `start` begins a measurement; everything else is counted from there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client: Any = redis.Redis.from_url(url, protocol=2)
+        self._client.config_set("slowlog-max-len", 10_000)
+        self._cpu = self._memory = 0.0
+
+    def start(self, *, empty: bool = False, log: bool = False) -> None:
+        """Begin. `empty` drops all data before; `log` is for `longest_us`, and would be weighed with the data."""
+        if empty:
+            self._client.execute_command("FLUSHALL", "SYNC")
+        self._client.config_set("slowlog-log-slower-than", LOGGED_US if log else -1)
+        self._client.slowlog_reset()
+        self._cpu, self._memory = self._cpu_seconds(), self._client.info("memory")["used_memory"]
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU microseconds of the server process, everything included."""
+        return (self._cpu_seconds() - self._cpu) * 1e6
+
+    @property
+    def memory(self) -> int:
+        """Bytes more than at the start."""
+        return int(self._client.info("memory")["used_memory"] - self._memory)
+
+    @property
+    def longest_us(self) -> int:
+        """Microseconds of the longest call, of what kind soever; 0 when none took long."""
+        rows = self._client.execute_command("SLOWLOG GET", -1)
+        return max((int(row["duration"]) for row in rows if not row["command"].startswith(OWN)), default=0)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._client.close()
+
+    def _cpu_seconds(self) -> float:
+        cpu = self._client.info("cpu")
+        return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])

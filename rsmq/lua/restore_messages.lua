@@ -1,0 +1,29 @@
+-- PURPOSE  Append a batch of messages under the ids that they had, except those that are there already.
+-- KEYS     1 stream
+-- ARGV     1 max_length:int  2 on_full:reject|trim  then per message: stream id, n:int, n values (field, value, ...)
+-- RETURNS  {'OK'|'FULL', appended:int, skipped:int}; a message without room and those behind it are neither
+--          {'FOREIGN', appended, skipped, id} at an id that is behind the end of the stream but not in it
+-- WHY      The id itself makes it idempotent: the server refuses what is not newer than its newest entry.
+local max, trim = tonumber(ARGV[1]), ARGV[2] == 'trim'
+local room = math.huge
+if max > 0 and not trim then room = max - redis.call('XLEN', KEYS[1]) end
+local appended, skipped, at = 0, 0, 3
+while at <= #ARGV do
+  local id, n = ARGV[at], tonumber(ARGV[at + 1])
+  local reply = { err = 'no room' }
+  if appended < room then reply = redis.pcall('XADD', KEYS[1], id, unpack(ARGV, at + 2, at + n + 1)) end
+  if not reply.err then
+    appended = appended + 1
+  elseif #redis.call('XRANGE', KEYS[1], id, id) > 0 then
+    skipped = skipped + 1
+  elseif reply.err == 'no room' then
+    return { 'FULL', appended, skipped }
+  elseif reply.err:find('equal or smaller', 1, true) then
+    return { 'FOREIGN', appended, skipped, id }
+  else
+    return reply
+  end
+  at = at + n + 2
+end
+if max > 0 and trim then redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', max) end
+return { 'OK', appended, skipped }

@@ -1,0 +1,182 @@
+"""Entries of a stream as columns: the schema that a reader shows, and one Arrow batch for one reply of the server.
+
+`key` and `value` are the bytes of the message. With `includeHeaders` also the message's `headers`, its `id` and its
+content `type`. Whatever else an entry holds (it is malformed, or meant for one group) travels whole in the header
+`rsmq.packed`, so that a written copy is the same entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from rsmq.errors import Malformed
+from rsmq.message import KNOWN_FIELDS, pack_fields, read_headers
+
+PACKED: Final = "rsmq.packed"
+LARGEST: Final = 2**63 - 1
+LAST_MOMENT: Final = 253_402_300_799_999
+"""The end of the year 9999, in ms: what comes after it no `datetime` holds."""
+
+HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+SCHEMA: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", StringType()),
+        StructField("id_ms", LongType()),
+        StructField("id_seq", LongType()),
+        StructField("timestamp", TimestampType()),
+    ]
+)
+WITH_HEADERS: Final = StructType(
+    [
+        *SCHEMA.fields,
+        StructField("headers", ArrayType(HEADER)),
+        StructField("id", StringType()),
+        StructField("type", StringType()),
+    ]
+)
+
+Entry = tuple[bytes, list[bytes]]
+Header = tuple[str, bytes]
+
+
+Rest = tuple[list[Header] | None, str | None, str | None]
+"""Headers, message id and content type."""
+
+
+class Columns:
+    """Turns replies about one stream into batches, with the schema that Spark expects, type by type."""
+
+    def __init__(self, topic: str, partition: int, *, include_headers: bool) -> None:
+        self._topic, self._partition, self._include_headers = topic, partition, include_headers
+        self._schema = to_arrow_schema(WITH_HEADERS if include_headers else SCHEMA, timezone="UTC")
+
+    def batch(self, entries: list[Entry]) -> pa.RecordBatch:
+        """One row an entry, in order."""
+        count = len(entries)
+        keys, values, rest = split_entries(entries, with_rest=self._include_headers)
+        offsets = pa.array([entry_id for entry_id, _ in entries], pa.string())
+        ms, seq = numbers(offsets)
+        columns = [
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.repeat(pa.scalar(self._topic), count),
+            pa.repeat(pa.scalar(self._partition, pa.int32()), count),
+            offsets,
+            ms,
+            seq,
+            moments(ms),
+        ]
+        if self._include_headers:
+            headers, ids, types = zip(*rest, strict=True)
+            columns += [
+                headers_array(headers, self._schema.field("headers").type),
+                pa.array(ids, pa.string()),
+                pa.array(types, pa.string()),
+            ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def split_entries(
+    entries: list[Entry], *, with_rest: bool
+) -> tuple[list[bytes | None], list[bytes | None], list[Rest]]:
+    """Key, value and (if wanted) the rest of each entry."""
+    keys, values, rest = list[bytes | None](), list[bytes | None](), list[Rest]()
+    for _, fields in entries:
+        size = len(fields)
+        # our own publisher's layouts need no dict: data, id and perhaps key, in this order
+        is_plain = size in (4, 6) and fields[0] == b"data" and fields[2] == b"id"
+        if is_plain and (size == 4 or fields[4] == b"key"):
+            values.append(fields[1])
+            keys.append(fields[5] if size == 6 else None)
+            if with_rest:
+                rest.append((None, fields[3].decode(), None) if fields[3].isascii() else read_rest(fields))
+        else:
+            found = dict(zip(fields[::2], fields[1::2], strict=True))
+            values.append(found.get(b"data"))
+            keys.append(found.get(b"key"))
+            if with_rest:
+                rest.append(read_rest(fields))
+    return keys, values, rest
+
+
+def read_rest(fields: list[bytes]) -> Rest:
+    """What is left of an entry besides key and value. Packed whole where columns cannot hold it faithfully."""
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    names = found.keys() - KNOWN_FIELDS
+    try:
+        message_id, content_type = text_of(found, b"id"), text_of(found, b"type")
+        headers = {} if b"h" not in found else read_headers(found[b"h"])
+        extra = {name.decode(): found[name] for name in sorted(names)}
+    except (UnicodeDecodeError, Malformed):
+        return [(PACKED, pack_fields(fields))], None, None
+    listed = [(name, value.encode()) for name, value in headers.items()] + list(extra.items())
+    is_faithful = (
+        b"data" in found
+        and b"group" not in found
+        and len(found) * 2 == len(fields)
+        and not headers.keys() & extra.keys()
+        and PACKED not in headers.keys() | extra.keys()
+    )
+    if not is_faithful:
+        listed.insert(0, (PACKED, pack_fields(fields)))
+    return listed or None, message_id, content_type
+
+
+def text_of(found: dict[bytes, bytes], name: bytes) -> str | None:
+    """A field as text, None if it is not there."""
+    return found[name].decode() if name in found else None
+
+
+def headers_array(rows: Sequence[list[Header] | None], kind: pa.DataType) -> pa.Array:
+    """An array of lists of (key, value), null where a message has none."""
+    if not any(rows):
+        return pa.nulls(len(rows), kind)
+    flat = [header for row in rows if row for header in row]
+    starts, position = list[int | None](), 0
+    for row in rows:
+        starts.append(position if row else None)
+        position += len(row or ())
+    struct = pa.StructArray.from_arrays(
+        [pa.array([key for key, _ in flat], pa.string()), pa.array([value for _, value in flat], pa.binary())],
+        fields=list(kind.value_type),
+    )
+    return pa.ListArray.from_arrays(pa.array([*starts, position], pa.int32()), struct, type=kind)
+
+
+def numbers(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The two numbers of stream ids. A number that no bigint holds is cut off at the largest one."""
+    parts = pc.split_pattern(offsets, "-")
+    ms, seq = (pc.list_element(parts, index) for index in (0, 1))
+    try:
+        return ms.cast(pa.int64()), seq.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return cut_off(ms), cut_off(seq)
+
+
+def cut_off(digits: pa.Array) -> pa.Array:
+    """Text as bigint, at most the largest one."""
+    return pa.array([min(int(text), LARGEST) for text in digits.to_pylist()], pa.int64())
+
+
+def moments(ms: pa.Array) -> pa.Array:
+    """Milliseconds since 1970 as timestamps; what no timestamp holds becomes the last one."""
+    return pc.multiply(pc.min_element_wise(ms, LAST_MOMENT), 1000).cast(pa.timestamp("us", tz="UTC"))

@@ -1,0 +1,58 @@
+"""`format("rsmq")` for Spark: topics as DataFrames and streams, and DataFrames into topics or device inboxes.
+
+Reading, the columns of Spark's Kafka source: `key binary, value binary, topic string, partition int, offset string`
+(the stream id), `id_ms bigint, id_seq bigint, timestamp timestamp`; with `includeHeaders` also `headers
+array<struct<key string, value binary>>`, `id string` (message id) and `type string` (content type). Stream ids do not
+sort as text: sort by (`id_ms`, `id_seq`).
+
+Writing, the same names: `value` (string or binary) and, if there are such columns, `key`, `topic` (or the option of
+that name), `headers`, `id`, `type`; `partition`, `id_ms` and `id_seq` say where a row comes from. With `target=inbox` a
+row is a letter for the device in column `device`; `topic` is what it is about, `timestamp` when it was published.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from rsmq.errors import ConfigError
+from rsmq.pipeline.column import SCHEMA, WITH_HEADERS
+from rsmq.pipeline.option import read_options, write_options
+from rsmq.pipeline.reader import Reader
+from rsmq.pipeline.stream import StreamReader
+from rsmq.pipeline.writer import StreamWriter, Writer, prepared
+
+
+class RsmqSource(DataSource):
+    """The data source. Options are checked where a read or write is planned, before the server is asked anything."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is called with."""
+        return "rsmq"
+
+    def schema(self) -> StructType:
+        """The columns of a read."""
+        return WITH_HEADERS if read_options(self.options).include_headers else SCHEMA
+
+    def reader(self, schema: StructType) -> Reader:
+        """For `spark.read`."""
+        self._check(schema)
+        return Reader(read_options(self.options))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        """For `spark.readStream`."""
+        self._check(schema)
+        return StreamReader(read_options(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        """For `df.write`."""
+        return Writer(prepared(write_options(self.options), schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        """For `df.writeStream`."""
+        return StreamWriter(prepared(write_options(self.options), schema, overwrite))
+
+    def _check(self, schema: StructType) -> None:
+        if schema != self.schema():
+            raise ConfigError("the columns of an rsmq topic are fixed: leave .schema(...) out and select what you need")

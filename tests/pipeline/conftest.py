@@ -1,0 +1,128 @@
+"""One Spark session for all tests of the pipeline, and topics with messages in them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the extra is not installed: pip install 'rsmq[spark]'")
+
+import redis
+from pyspark.sql import DataFrame, SparkSession
+
+from rsmq.keys import Keys
+from rsmq.partition import partition_for
+from rsmq.pipeline.java import use_java
+from rsmq.settings import Settings
+from tests.servers import Server
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "OFF",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Real Spark on two cores that tries a task three times. Start-up takes a while: once for all tests."""
+    scratch = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))  # put back afterwards
+        use_java()
+        builder = SparkSession.builder.master("local[2,3]").appName("tests")
+        for name, value in {**SETTINGS, "spark.local.dir": str(scratch)}.items():
+            builder = builder.config(name, value)
+        session = builder.config("spark.sql.warehouse.dir", str(scratch / "warehouse")).getOrCreate()
+        yield session
+        session.stop()
+
+
+class Store:
+    """Topics on a server, filled and looked at with a plain client, by the wire format."""
+
+    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+        self.client, self.keys = client, keys
+
+    def make(self, topic: str, partitions: int = 2, created_ms: int = 1, **limits: Any) -> None:
+        """A topic without messages."""
+        self.client.sadd(self.keys.topics, topic)
+        self.client.hset(self.keys.topic(topic), mapping={"created_ms": created_ms, **limits, "partitions": partitions})
+
+    def add(self, topic: str, partition: int, fields: Mapping[Any, Any], entry_id: str = "*") -> str:
+        """One entry."""
+        return str(self.client.xadd(self.keys.stream(topic, partition), dict(fields), entry_id).decode())  # type: ignore[union-attr]
+
+    def fill(self, topic: str, count: int, partitions: int = 2, start: int = 0) -> None:
+        """`count` messages, ids `m0`, `m1`, ..., ten keys; message `m7` holds `{"n": 7}`."""
+        if not self.client.exists(self.keys.topic(topic)):
+            self.make(topic, partitions)
+        with self.client.pipeline(transaction=False) as pipe:
+            for number in range(start, start + count):
+                key = f"k{number % 10}"
+                fields = {"data": f'{{"n": {number}}}', "id": f"m{number}", "key": key}
+                pipe.xadd(self.keys.stream(topic, partition_for(key, partitions)), fields)
+            pipe.execute()
+
+    def entries(self, topic: str, partition: int) -> list[tuple[str, dict[bytes, bytes]]]:
+        """The entries of a partition with their ids."""
+        found: Any = self.client.xrange(self.keys.stream(topic, partition))
+        return [(entry_id.decode(), fields) for entry_id, fields in found]
+
+    def ids(self, topic: str, partitions: int = 2) -> list[str]:
+        """The message ids, partition by partition."""
+        return [fields[b"id"].decode() for part in range(partitions) for _, fields in self.entries(topic, part)]
+
+
+@pytest.fixture
+def store(server: Server, keys: Keys) -> Iterator[Store]:
+    """The shared server under the key prefix of the test."""
+    with server.client() as client:
+        yield Store(client, keys)
+
+
+@pytest.fixture
+def topic() -> str:
+    """The name of a topic that only this test uses."""
+    return f"t{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def place(settings: Settings) -> dict[str, str]:
+    """The options that lead to the shared server and the key prefix of the test."""
+    assert settings.url is not None
+    return {"url": settings.url, "prefix": settings.prefix}
+
+
+@pytest.fixture
+def reading(spark: SparkSession, place: dict[str, str]) -> Callable[..., DataFrame]:
+    """`reading(subscribe="orders", ...)`: a batch read from the shared server."""
+
+    def read(**options: Any) -> DataFrame:
+        return spark.read.format("rsmq").options(**place, **options).load()
+
+    return read
+
+
+@pytest.fixture
+def writing(place: dict[str, str]) -> Callable[..., None]:
+    """`writing(frame, topic="orders", ...)`: a batch write to the shared server."""
+
+    def write(frame: DataFrame, **options: Any) -> None:
+        frame.write.format("rsmq").options(**place, **options).mode("append").save()
+
+    return write

@@ -1,0 +1,244 @@
+"""The archive holds each message once, whatever fails in between, and tells retention how far it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rsmq.errors import ConfigError, RsmqError
+from rsmq.pipeline.archive import Order, archive
+from rsmq.pipeline.compact import compact
+from rsmq.pipeline.offset import DataLoss
+from rsmq.pipeline.store import Compaction, Store
+from rsmq.settings import Settings
+from tests.pipeline.vault import Vault
+from tests.servers import Server
+
+
+@pytest.fixture
+def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
+    """An empty archive beside the shared server."""
+    return Vault(spark, tmp_path / "archive", settings)
+
+
+class Crash(RsmqError):
+    """What a test raises where a process might die."""
+
+
+def crash(*_: Any, **__: Any) -> Any:
+    """Die here."""
+    raise Crash("cut off")
+
+
+def test_everything_once_and_then_only_what_is_new(vault: Vault) -> None:
+    """Two topics go in, in batches; the next run takes what came meanwhile; then there is nothing to do."""
+    vault.add("orders", range(50))
+    vault.add("bills", range(100, 120))
+    done = vault.archive("orders", "bills", batch=40)
+    assert (done.messages, done.batches) == (70, 2)
+    vault.add("orders", range(50, 55))
+    assert vault.archive("orders", "bills").messages == 5
+    assert vault.archive("orders", "bills").batches == 0
+    assert vault.archived("orders") == list(range(55))
+    assert vault.archived("bills") == list(range(100, 120))
+    assert [vault.position("orders", number) for number in (0, 1)] == [vault.last_id("orders", n) for n in (0, 1)]
+
+
+@pytest.mark.parametrize("place", ["before the record", "behind the record"])
+def test_cut_off_in_the_middle(vault: Vault, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The data of a batch is written, then the process dies: it replaces itself, and readers see no half of it."""
+    vault.add("orders", range(30))
+    commit = Store.commit
+
+    def die(store: Store, batch: Any) -> None:
+        if place == "behind the record":
+            commit(store, batch)
+        crash()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", die)
+        with pytest.raises(RsmqError):
+            vault.archive("orders")
+    counted = len(vault.store.parts(["orders"]))
+    assert counted == (0 if place == "before the record" else 1)
+    assert vault.position("orders", 0) is None, "retention is told when Spark, too, will not read it again"
+    vault.archive("orders")
+    assert vault.archived("orders") == list(range(30))
+    assert vault.position("orders", 0) == vault.last_id("orders", 0)
+
+
+def test_the_last_commit_is_lost_and_the_topic_trimmed(vault: Vault) -> None:
+    """Spark wants to read its last batch again, which is not in the server any more: it is in the archive."""
+    vault.add("orders", range(20))
+    vault.archive("orders")
+    commits = vault.path / "_rsmq" / "checkpoints" / "archive" / "commits"
+    newest = max(int(path.name) for path in commits.glob("[0-9]*"))
+    (commits / str(newest)).unlink()
+    (commits / f".{newest}.crc").unlink()
+    for number in (0, 1):
+        vault.server.xtrim(vault.keys.stream("orders", number), maxlen=0, approximate=False)
+    vault.add("orders", range(20, 25))
+    vault.archive("orders")
+    assert vault.archived("orders") == list(range(25))
+
+
+def test_all_of_sparks_state_is_lost(vault: Vault) -> None:
+    """Without a checkpoint a new query goes on where the archive ends."""
+    vault.add("orders", range(20))
+    vault.archive("orders")
+    shutil.rmtree(vault.path / "_rsmq" / "checkpoints")
+    vault.add("orders", range(20, 25))
+    assert vault.archive("orders").messages == 5
+    assert vault.archived("orders") == list(range(25))
+    assert len(vault.store.batches()) == 2
+
+
+def test_trimmed_before_it_was_archived(vault: Vault) -> None:
+    """What is gone is counted in the message, and the archive does not go past it in silence."""
+    vault.add("orders", range(10))
+    vault.archive("orders")
+    vault.add("orders", range(10, 30))
+    vault.server.xtrim(vault.keys.stream("orders", 0), maxlen=4, approximate=False)
+    with pytest.raises(DataLoss, match="expected 10, found 4: trimmed before read"):
+        vault.archive("orders")
+    assert vault.archived("orders") == list(range(10))
+
+
+def test_wrong_password(vault: Vault, spark: SparkSession, tmp_path: Path) -> None:
+    """One line that says what to check, and no password in it."""
+    secret = tmp_path / "secret"
+    secret.write_text("wr0ng\n")
+    with Server(password="right") as server:
+        source = {"subscribe": "orders", "url": server.url.replace(":right@", ""), "passwordFile": str(secret)}
+        with pytest.raises(ConfigError, match="refused the credentials") as caught:
+            archive(spark, Order(source, str(vault.path)))
+    assert "\n" not in str(caught.value)
+    assert "wr0ng" not in str(caught.value)
+
+
+def test_the_server_is_away_for_ten_seconds(spark: SparkSession, tmp_path: Path) -> None:
+    """The archive waits and goes on by itself."""
+    with Server(aof=True) as server:
+        vault = Vault(spark, tmp_path / "archive", Settings(url=server.url, prefix="a"))
+        vault.add("orders", range(20))
+        server.stop()
+        back = threading.Timer(10, server.start)
+        back.start()
+        try:
+            assert vault.archive("orders").messages == 20
+        finally:
+            back.join()
+        assert vault.archived("orders") == list(range(20))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk(spark: SparkSession, settings: Settings, small_disk: Path) -> None:
+    """It is said in one line; with more room the next run completes it, nothing twice."""
+    vault = Vault(spark, small_disk / "archive", settings)
+    vault.add("orders", range(400), padding=os.urandom(600).hex())
+    vault.add("orders", range(400, 800), padding=os.urandom(600).hex())
+    for number in range(800, 1200):
+        vault.add("orders", [number], padding=os.urandom(600).hex())
+    with pytest.raises(RsmqError, match="the disk is full"):
+        vault.archive("orders")
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    vault.archive("orders")
+    assert vault.archived("orders") == list(range(1200))
+
+
+def test_a_day_is_compacted(vault: Vault) -> None:
+    """Many files become one, sorted, and what two archives have both written is there once."""
+    vault.add("orders", range(30))
+    vault.archive("orders", batch=10)
+    vault.archive("orders", name="second")
+    assert len(vault.archived("orders")) == 60
+    today = datetime.now(UTC).date()
+    assert compact(vault.spark, str(vault.path), until=today - timedelta(days=1)).days == []
+    (day,) = compact(vault.spark, str(vault.path), until=today).days
+    assert (day.messages, day.duplicates, day.files_after) == (30, 30, 1)
+    assert day.files_before > 2
+    assert vault.archived("orders") == list(range(30))
+    vault.add("orders", range(30, 35))
+    vault.archive("orders")
+    assert vault.archived("orders") == list(range(35))
+    (day,) = compact(vault.spark, str(vault.path), until=today).days
+    assert (day.messages, day.files_after) == (35, 1)
+    assert compact(vault.spark, str(vault.path), until=today).skipped == 1
+    (part,) = vault.store.parts(["orders"])
+    rows = [
+        (row.partition, row.id_ms, row.id_seq)
+        for row in vault.spark.read.parquet(f"{vault.path}/{part.path}").collect()
+    ]
+    assert rows == sorted(rows)
+    assert vault.store.read([part]).count() == vault.spark.read.parquet(str(vault.path)).count() == 35
+
+
+@pytest.mark.parametrize("place", ["replace", "_complete"])
+def test_a_compaction_is_cut_off(vault: Vault, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Before its record the day is as it was, behind it as it will be; readers see each message once all the time."""
+    vault.add("orders", range(20))
+    vault.archive("orders", batch=10)
+    today = datetime.now(UTC).date()
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, place, crash)
+        with pytest.raises(Crash):
+            compact(vault.spark, str(vault.path), until=today)
+    assert vault.archived("orders") == list(range(20))
+    assert len(compact(vault.spark, str(vault.path), until=today).days) == (1 if place == "replace" else 0)
+    assert vault.archived("orders") == list(range(20))
+    assert len(vault.store.parts(["orders"])) == 1
+
+
+def test_two_compactions_of_one_day(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that comes second changes nothing, and says so."""
+    vault.add("orders", range(20))
+    vault.archive("orders", batch=10)
+    today, replace = datetime.now(UTC).date(), Store.replace
+
+    def be_second(store: Store, mine: Compaction) -> bool:
+        monkeypatch.setattr(Store, "replace", replace)
+        compact(vault.spark, str(vault.path), until=today)
+        return store.replace(mine)
+
+    monkeypatch.setattr(Store, "replace", be_second)
+    with pytest.raises(RsmqError, match="another compaction has done orders"):
+        compact(vault.spark, str(vault.path), until=today)
+    assert vault.archived("orders") == list(range(20))
+
+
+def test_for_ever_until_told_to_stop(vault: Vault) -> None:
+    """With `every` it goes on with what comes; stopped, it has told retention of all that it has."""
+    vault.add("orders", range(5))
+    seen: list[int] = []
+    source = vault.connection | {"subscribePattern": "ord.*"}
+
+    def look(done: Any) -> None:
+        if not seen:
+            vault.add("orders", range(5, 8))
+        seen.append(done.messages)
+
+    order = Order(source, str(vault.path), every=timedelta(milliseconds=100))
+    done = archive(vault.spark, order, look, lambda: bool(seen) and seen[-1] == 8)
+    assert done.messages == 8
+    assert vault.archived("orders") == list(range(8))
+    assert vault.position("orders", 1) == vault.last_id("orders", 1)

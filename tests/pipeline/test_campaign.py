@@ -1,0 +1,51 @@
+"""The example `campaign.py`, small: whoever is meant gets one letter, and the picture shows when."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rsmq.broker import Broker
+from rsmq.pipeline import register
+from rsmq.settings import Settings
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "campaign.py"
+ROWS = 2000
+
+
+@pytest.fixture
+def campaign() -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("campaign", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_everybody_who_is_meant_gets_one_letter(
+    campaign: ModuleType, spark: SparkSession, settings: Settings
+) -> None:
+    """Sent twice, each device has its letter once, in its language; the curve ends at their number."""
+    register(spark)
+    connection = {"url": settings.url, "prefix": settings.prefix}
+    count = campaign.send(spark, ROWS, connection)
+    assert campaign.send(spark, ROWS, connection) == count
+    assert ROWS / 100 < count < ROWS / 5
+    moments = await campaign.arrivals(settings, ROWS)
+    assert len(moments) == count
+    meant = {row.device: row.value for row in campaign.letters(spark, ROWS).collect()}
+    async with Broker(settings) as broker:
+        for device in list(meant)[:20]:
+            assert [letter.data.decode() for letter in await broker.devices.peek(device)] == [meant[device]]
+    assert "letters stored" in campaign.curve(moments, count)
+
+
+def test_it_says_how_to_run_it() -> None:
+    """Its docstring shows its command."""
+    assert "\n    python examples/campaign.py\n" in SCRIPT.read_text().split('"""')[1]

@@ -1,0 +1,151 @@
+"""`rsmq pipeline` as a person or a scheduler runs it; and that nobody else pays for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import typer
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from rsmq.cli import app
+from rsmq.cli.pipeline import absolute, connection, parse_size, selection
+from rsmq.errors import ConfigError
+from rsmq.settings import Settings
+from tests.pipeline.vault import Vault
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
+    """The shared server, and a directory."""
+    return Vault(spark, tmp_path / "archive", settings)
+
+
+@pytest.fixture
+def run(vault: Vault, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`rsmq pipeline ...` within the session of the tests: what it prints; it must succeed."""
+    monkeypatch.setenv("RSMQ_URL", settings.url or "")
+    monkeypatch.setenv("RSMQ_PREFIX", settings.prefix)
+
+    def invoke(*words: str) -> str:
+        done = CliRunner().invoke(app, ["pipeline", *words], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return invoke
+
+
+def test_a_day_of_an_operator(vault: Vault, run: Run, tmp_path: Path) -> None:
+    """Archive, compact, count, replay, replay again, report: each says in a line what it did, or in JSON."""
+    path = str(vault.path)
+    vault.add("orders", range(30))
+    assert run("archive", "orders", "--to", path) == f"archived 30 messages to file:{path} (1 batch)\n"
+    vault.add("orders", range(30, 40))
+    done = json.loads(run("archive", "ord.*", "--to", path, "--json"))
+    assert (done["messages"], done["batches"]) == (10, 1)
+    assert "nothing to do up to" in run("compact", path)
+    today = datetime.now(UTC).date().isoformat()
+    (day,) = json.loads(run("compact", path, "--until", today, "--json"))["days"]
+    assert (day["topic"], day["messages"], day["files_after"]) == ("orders", 40, 1)
+    replay = ("replay", "orders", "--from", path, "--to", "copy", "--key", "k1")
+    assert run(*replay, "--dry-run").splitlines()[-1] == "nothing was published (--dry-run)"
+    assert not vault.server.exists(vault.keys.topic("copy"))
+    plan = json.loads(run(*replay, "--dry-run", "--json"))
+    assert (plan["messages"], plan["is_dry_run"], plan["is_finished"]) == (10, True, False)
+    assert run(*replay).splitlines()[-1] == f"published 10 messages to copy (job {plan['job']})"
+    assert "has done this before" in run(*replay)
+    out = tmp_path / "page.html"
+    assert run("report", "--from", path, "--out", str(out)) == f"40 messages, 0 groups, 0 dead letters: {out}\n"
+    facts = json.loads(run("report", "orders", "--out", str(out), "--json"))
+    assert sum(volume["messages"] for volume in facts["history"]["volumes"]) == 40
+
+
+def test_send(vault: Vault, run: Run, tmp_path: Path) -> None:
+    """A dry run shows some of what would be sent; control characters of a file do not reach the terminal."""
+    path = tmp_path / "audience.jsonl"
+    path.write_text('{"id": "a", "text": "\\u001b[31m"}\n{"id": "b", "text": "x"}\n')
+    words = ("send", str(path), "--to", "greetings", "--key", "id")
+    shown = run(*words, "--value", "text", "--dry-run")
+    assert "would send 2 messages to greetings" in shown
+    assert "\x1b" not in shown
+    assert "sent 2 messages" in run(*words)
+    assert json.loads(run(*words, "--json"))["rows"] == 2
+    assert sum(len(part) for part in vault.entries("greetings", 8)) == 2
+    assert CliRunner().invoke(app, ["pipeline", *words, "--expiry", "PT1H"]).exit_code == 2
+
+
+def test_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password never travels in an option: it stays in the environment of this machine, or is refused."""
+    monkeypatch.setenv("RSMQ_URL", "redis://h:1/0")
+    with connection(None, None, None, None) as options:
+        assert options == {"prefix": "rsmq", "url": "redis://h:1/0"}
+    with connection("redis://u:secret@h:1/0", None, None, "local[4]") as options:
+        assert options == {"prefix": "rsmq"}
+        assert os.environ["RSMQ_URL"] == "redis://u:secret@h:1/0"
+    with (
+        pytest.raises(ConfigError, match=r"redis://u:\*\*\*@h:1/0 holds a password"),
+        connection("redis://u:secret@h:1/0", None, None, "spark://m:7077"),
+    ):
+        pass
+    with connection("redis://u@h:1/0", "QUEUE_PASSWORD", None, "spark://m:7077") as options:
+        assert options == {"prefix": "rsmq", "url": "redis://u@h:1/0", "passwordEnv": "QUEUE_PASSWORD"}
+
+
+def test_words() -> None:
+    """Names are subscribed to, anything else is a pattern; paths are whole; sizes have units."""
+    assert selection("orders, bills.eu") == {"subscribe": "orders,bills.eu"}
+    assert selection("or.*|bills") == {"subscribePattern": "or.*|bills"}
+    assert absolute("x/y") == f"file://{Path.cwd()}/x/y"
+    assert absolute("s3a://bucket/x") == "s3a://bucket/x"
+    assert parse_size("2MiB") == 2 << 20
+    with pytest.raises(typer.BadParameter, match="is no size"):
+        parse_size("many")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of Python by itself."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_nobody_else_loads_spark() -> None:
+    """The command line starts without Spark, Arrow and the pictures."""
+    code = (
+        "import sys, rsmq.cli; print(sorted({'pyspark', 'py4j', 'pyarrow', 'matplotlib', 'pandas'} & {*sys.modules}))"
+    )
+    assert python(code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["archive", "o", "--to", "x"], ["report"], ["replay", "o", "--from", "x", "--to", "y"]]
+)
+def test_without_the_extra(words: list[str]) -> None:
+    """One line that says what to install, and exit code 2."""
+    code = (
+        "import sys; sys.modules['pyspark'] = None; from rsmq.cli import main; "
+        f"sys.argv = ['rsmq', 'pipeline', *{words!r}, '--url', 'redis://127.0.0.1:1']; main()"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "rsmq: this needs Spark, and pyspark is not installed: pip install 'rsmq[spark]'\n"
+
+
+def test_help_needs_no_spark() -> None:
+    """The help of a command is there without the extra."""
+    code = (
+        "import sys; sys.modules['pyspark'] = None; from rsmq.cli import main; "
+        "sys.argv = ['rsmq', 'pipeline', 'replay', '--help']; main()"
+    )
+    assert "--dry-run" in python(code).stdout

@@ -1,0 +1,253 @@
+"""Batch reads: which entries belong to them, in how many tasks, and what happens when some are missing."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import rsmq.pipeline.survey
+from rsmq.errors import ConfigError
+from rsmq.pipeline import register
+from rsmq.pipeline.column import WITH_HEADERS
+from rsmq.pipeline.failure import spoken
+from rsmq.pipeline.offset import DataLoss, Range
+from rsmq.pipeline.option import read_options
+from rsmq.pipeline.reader import REPLY_BYTES, Reader, next_count
+from rsmq.pipeline.source import RsmqSource
+from tests.pipeline.conftest import Store
+
+
+class Reading:
+    """Batch reads as Spark makes them, without Spark."""
+
+    def __init__(self, place: dict[str, str]) -> None:
+        self._place = place
+
+    def reader(self, **options: object) -> Reader:
+        """The reader of a source with these options, as an executor gets it: pickled."""
+        source = RsmqSource({**self._place, **{name: str(value) for name, value in options.items()}})
+        reader: Reader = pickle.loads(pickle.dumps(source.reader(source.schema())))
+        return reader
+
+    def ranges(self, **options: object) -> list[Range]:
+        """The work of its tasks."""
+        return [each for each in self.reader(**options).partitions() if isinstance(each, Range)]
+
+    def rows(self, **options: object) -> list[dict[str, Any]]:
+        """All rows."""
+        reader = self.reader(**options)
+        return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+    def offsets(self, **options: object) -> list[str]:
+        """The stream ids of all rows."""
+        return [row["offset"] for row in self.rows(**options)]
+
+
+@pytest.fixture
+def reads(place: dict[str, str]) -> Reading:
+    """Reads from the shared server under the key prefix of the test."""
+    return Reading(place)
+
+
+@pytest.fixture
+def numbered(store: Store, topic: str) -> str:
+    """A topic of one partition with the entries 1000-0, 1001-0 ... 1009-0."""
+    store.make(topic, 1)
+    for number in range(10):
+        store.add(topic, 0, {"data": str(number)}, f"{1000 + number}-0")
+    return topic
+
+
+def test_spark_reads_a_topic(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
+    """Found by its name alone: every message once, in order within a partition, with schema and types as documented."""
+    store.fill(topic, 300)
+    store.add(topic, 0, {"data": b"\x00\xff", "key": "k", "h": '{"trace": "t"}', "type": "a/b", "id": "odd"})
+    frame = reading(subscribe=topic, includeHeaders="true")
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:string,id_ms:bigint,id_seq:bigint,"
+        "timestamp:timestamp,headers:array<struct<key:string,value:binary>>,id:string,type:string>"
+    )
+    rows = frame.collect()
+    found = [(row.partition, row.offset, bytes(row.value), row.id) for row in rows]
+    there = [(n, i, f[b"data"], f[b"id"].decode()) for n in (0, 1) for i, f in store.entries(topic, n)]
+    assert sorted(found) == sorted(there)
+    assert len(there) == 301
+    for partition in (0, 1):
+        ids = [(row.id_ms, row.id_seq) for row in rows if row.partition == partition]
+        assert ids == sorted(ids)
+    (odd,) = [row for row in rows if row.id == "odd"]
+    assert [(bytes(odd.key), bytes(odd.value), odd.type)] == [(b"k", b"\x00\xff", "a/b")]
+    assert [(header.key, bytes(header.value)) for header in odd.headers] == [("trace", b"t")]
+    assert abs(odd.timestamp.timestamp() * 1000 - odd.id_ms) < 1
+
+
+def test_spark_says_our_errors(
+    spark: SparkSession, reading: Callable[..., DataFrame], store: Store, topic: str
+) -> None:
+    """What is wrong reaches whoever calls as one of our errors, one line; a source registered by hand works, too."""
+    register(spark)
+    store.make(topic)
+    with (
+        pytest.raises(ConfigError, match=f"^there is no topic '{topic}x'. Did you mean {topic}\\?") as caught,
+        spoken(),
+    ):
+        reading(subscribe=f"{topic}x").count()
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_are_fixed(place: dict[str, str]) -> None:
+    """Somebody who gives a schema expects something that does not happen."""
+    with pytest.raises(ConfigError, match=r"the columns of an rsmq topic are fixed: leave \.schema"):
+        RsmqSource({**place, "subscribe": "a"}).reader(WITH_HEADERS)
+
+
+def test_topics_are_chosen(reads: Reading, store: Store, topic: str) -> None:
+    """By name, several names, a pattern that fits whole names, and single partitions."""
+    names = [f"{topic}{letter}" for letter in "abc"]
+    for name in names:
+        store.fill(name, 20)
+    chosen = {
+        "one": reads.ranges(subscribe=names[0]),
+        "two": reads.ranges(subscribe=f"{names[0]},{names[2]}"),
+        "pattern": reads.ranges(subscribePattern=f"{topic}[bc]"),
+        "part": reads.ranges(subscribePattern=topic),
+        "assign": reads.ranges(assign=f'{{"{names[1]}": [1]}}'),
+    }
+    assert {name: [(each.topic[-1], each.partition) for each in ranges] for name, ranges in chosen.items()} == {
+        "one": [("a", 0), ("a", 1)],
+        "two": [("a", 0), ("a", 1), ("c", 0), ("c", 1)],
+        "pattern": [("b", 0), ("b", 1), ("c", 0), ("c", 1)],
+        "part": [],
+        "assign": [("b", 1)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, range(10)),
+        ({"startingOffsets": "earliest", "endingOffsets": "latest"}, range(10)),
+        ({"startingOffsets": '{"TOPIC": {"0": "1003-0"}}'}, range(4, 10)),
+        ({"endingOffsets": '{"TOPIC": {"0": "1003-0"}}'}, range(4)),
+        ({"startingOffsets": '{"TOPIC": {"0": "1002-5"}}', "endingOffsets": '{"TOPIC": {"0": "1005"}}'}, range(3, 6)),
+        ({"startingOffsets": '{"TOPIC": {"0": "1"}}', "endingOffsets": '{"TOPIC": {"0": "9999-0"}}'}, range(10)),
+        ({"startingTimestamp": "1004"}, range(4, 10)),
+        ({"endingTimestamp": "1004"}, range(4)),
+        ({"startingTimestamp": "1002", "endingTimestamp": "1970-01-01T00:00:01.005+00:00"}, range(2, 5)),
+        ({"startingTimestamp": "1005", "endingTimestamp": "1002"}, []),
+        ({"startingTimestamp": "99999999"}, []),
+    ],
+)
+def test_where_a_read_starts_and_ends(reads: Reading, numbered: str, options: dict[str, str], found: range) -> None:
+    """After a starting id and up to an ending id; times include the start, not the end."""
+    options = {name: text.replace("TOPIC", numbered) for name, text in options.items()}
+    assert reads.offsets(subscribe=numbered, **options) == [f"{1000 + number}-0" for number in found]
+
+
+def test_a_start_in_what_was_trimmed(reads: Reading, store: Store, numbered: str) -> None:
+    """Trimmed before the read was planned: the read is what there is, no loss."""
+    store.client.xtrim(store.keys.stream(numbered, 0), maxlen=4, approximate=False)
+    assert len(reads.offsets(subscribe=numbered, startingOffsets=f'{{"{numbered}": {{"0": "1003-0"}}}}')) == 4
+    assert len(reads.offsets(subscribe=numbered)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets=latest reads nothing in a batch read"),
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for readStream"),
+        ({"startingOffsets": '{"other": {"0": "1-0"}}'}, "startingOffsets names topic 'other', which is not read"),
+        ({"subscribe": "", "assign": '{"TOPIC": [7]}'}, "topic 'TOPIC' has 1 partitions, there is no 7"),
+        ({"subscribe": "nothing.like.it"}, "there is no topic 'nothing.like.it'. See `rsmq topic list`"),
+    ],
+)
+def test_reads_that_cannot_be_meant(reads: Reading, numbered: str, options: dict[str, str], words: str) -> None:
+    """Refused instead of reading nothing, or something else."""
+    options = {
+        name: text.replace("TOPIC", numbered) for name, text in {"subscribe": numbered, **options}.items() if text
+    }
+    with pytest.raises(ConfigError, match=words.replace("TOPIC", numbered)):
+        reads.ranges(**options)
+
+
+@pytest.mark.parametrize("least", [1, 2, 5, 9])
+def test_min_partitions(reads: Reading, store: Store, topic: str, least: int) -> None:
+    """At least so many tasks, of about the same size, each exact by itself."""
+    store.make(topic, 2)
+    for number in range(100):
+        store.add(topic, number // 90, {"data": str(number)})
+    ranges = reads.ranges(subscribe=topic, minPartitions=least)
+    assert max(least, 2) <= len(ranges) <= least + 2
+    assert all(each.expected <= max(100 // least + 1, 90 if least <= 2 else 0) for each in ranges)
+    values = [row["value"] for row in reads.rows(subscribe=topic, minPartitions=least)]
+    assert values == [str(number).encode() for number in range(100)]
+
+
+def test_large_messages_make_small_replies(reads: Reading, store: Store, topic: str) -> None:
+    """A reply is bounded in bytes, whatever `fetchSize` says; small messages come `fetchSize` at a time."""
+    store.make(topic, 1)
+    for _ in range(60):
+        store.add(topic, 0, {"data": b"x" * 200_000})
+    reader = reads.reader(subscribe=topic)
+    (work,) = reader.partitions()
+    sizes = [batch.num_rows for batch in reader.read(work)]
+    assert sum(sizes) == 60
+    assert max(sizes[1:]) * 200_000 <= REPLY_BYTES
+    assert next_count(10, 10, 77) == 77
+    assert next_count(10, 10 * REPLY_BYTES, 77) == 1
+
+
+def test_trimmed_before_read(reads: Reading, store: Store, topic: str) -> None:
+    """What was promised and is gone when a task comes is an error with exact counts; or a warning."""
+    store.make(topic, 1)
+    store.fill(topic, 100, partitions=1)
+    strict, lenient = reads.reader(subscribe=topic), reads.reader(subscribe=topic, failOnDataLoss="false")
+    (work,), (other,) = strict.partitions(), lenient.partitions()
+    store.client.xtrim(store.keys.stream(topic, 0), maxlen=50, approximate=False)
+    with pytest.raises(DataLoss, match=rf"{topic}\.0 after 0-0 up to .*: expected 100, found 50: trimmed before read"):
+        list(strict.read(work))
+    assert sum(batch.num_rows for batch in lenient.read(other)) == 50
+
+
+def test_deleted_and_made_again_before_read(reads: Reading, store: Store, topic: str) -> None:
+    """More entries than promised cannot be those that were promised."""
+    store.fill(topic, 40, partitions=1)
+    reader = reads.reader(subscribe=topic)
+    (work,) = reader.partitions()
+    store.client.delete(store.keys.stream(topic, 0))
+    for number in range(60):
+        store.add(topic, 0, {"data": "x"}, f"{number + 1}-0")
+    with pytest.raises(DataLoss, match="expected 40, found 60: the stream was made again or restored"):
+        list(reader.read(work))
+
+
+def test_a_deleted_entry_is_a_loss(reads: Reading, store: Store, numbered: str) -> None:
+    """XDEL in the middle after planning: one is missing, and it is counted."""
+    reader = reads.reader(subscribe=numbered)
+    (work,) = reader.partitions()
+    store.client.xdel(store.keys.stream(numbered, 0), "1004-0")
+    with pytest.raises(DataLoss, match="expected 10, found 9"):
+        list(reader.read(work))
+
+
+def test_counting_goes_in_steps(reads: Reading, store: Store, numbered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small a step of the server's script is, the count is the same."""
+    monkeypatch.setattr(rsmq.pipeline.survey, "MOST_PER_SEEK", 3)
+    (work,) = reads.ranges(subscribe=numbered, startingTimestamp="1001")
+    assert work.expected == 9
+
+
+def test_a_topic_without_messages(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
+    """Has no streams yet: no rows, and no error."""
+    store.make(topic)
+    assert reading(subscribe=topic).count() == 0
+
+
+def test_nothing_is_asked_before_options_are_right() -> None:
+    """A wrong option is found without a server."""
+    with pytest.raises(ConfigError, match="Did you mean url"):
+        read_options({"ulr": "redis://h/0", "subscribe": "a"})

@@ -1,0 +1,181 @@
+"""A replay publishes what was archived: the same messages in the same order, each once, however often it is cut off."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from rsmq.errors import ConfigError, RsmqError
+from rsmq.message import pack_fields
+from rsmq.pipeline import replay as replay_module
+from rsmq.pipeline.compact import compact
+from rsmq.pipeline.replay import Throttle
+from rsmq.settings import Settings
+from tests.pipeline.vault import Fields, Vault
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"where": "no_such_column = 1"}, "--where .* is not understood"),
+    ({"where": "key ="}, "--where .* is not understood"),
+    ({"job": "a b"}, "job name 'a b' is not allowed"),
+]
+
+
+@pytest.fixture
+def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
+    """An empty archive beside the shared server."""
+    return Vault(spark, tmp_path / "archive", settings)
+
+
+def canonical(fields: Fields) -> dict[bytes, bytes]:
+    """The fields of an entry whatever their order."""
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def numbers(entries: list[list[Fields]]) -> list[int]:
+    """Which messages of `Vault.add` there are."""
+    return sorted(int(fields[fields.index(b"data") + 1][5:-1]) for partition in entries for fields in partition)
+
+
+def test_what_comes_back_is_what_was_there(vault: Vault) -> None:
+    """Bytes, keys, ids, types, headers, fields of others and malformed entries are the same, in the same order."""
+    vault.add("orders", range(40))
+    vault.add("orders", range(40, 60), h='{"tenant":"x","grüß":"주문"}', type="text/plain")
+    stream = vault.keys.stream("orders", 0)
+    odd = [
+        ("data", b"\x00\xff\xfe", "key", b"\xff\x00"),
+        ("data", b"", "trace", b"\x80"),
+        ("no-data", b"x"),
+        ("data", b"1", "group", b"billing", "id", b"again"),
+        ("data", b"1", "h", b"not json"),
+    ]
+    for fields in odd:
+        vault.raw("XADD", stream, "*", *fields)
+    vault.archive("orders")
+    plan = vault.replay("orders", "copy")
+    vault.make("copy")
+    assert plan.messages == 65
+    before, after = vault.entries("orders"), [each for part in vault.entries("copy", 8) for each in part]
+    assert sorted(pack_fields(sorted_fields(each)) for part in before for each in part) == sorted(
+        pack_fields(sorted_fields(each)) for each in after
+    )
+    for key in (b"k0", b"k1", b"k2", b"k3"):
+        assert of_key([each for part in before for each in part], key) == of_key(after, key)
+
+
+def sorted_fields(fields: Fields) -> list[bytes]:
+    """Pairs by name."""
+    return [part for pair in sorted(zip(fields[::2], fields[1::2], strict=True)) for part in pair]
+
+
+def of_key(entries: list[Fields], key: bytes) -> list[bytes]:
+    """The payloads of a key, in order."""
+    return [each[b"data"] for each in map(canonical, entries) if each.get(b"key") == key]
+
+
+def test_filters(vault: Vault) -> None:
+    """By time, by key, by SQL in which payloads are text; a dry run counts the same and changes nothing."""
+    vault.add("orders", range(30))
+    vault.archive("orders")
+    middle = vault.raw("XRANGE", vault.keys.stream("orders", 0), "-", "+")[10][0]
+    late = datetime.fromtimestamp(int(middle.partition(b"-")[0]) / 1000, UTC)
+    assert vault.job("orders", "copy", keys=("k1", "k2")).plan().messages == 15
+    assert vault.job("orders", "copy", where="get_json_object(value, '$.n') < 7 AND key <> 'k0'").plan().messages == 5
+    before, after = vault.job("orders", "copy", until=late).plan(), vault.job("orders", "copy", since=late).plan()
+    assert before.messages + after.messages == 30
+    assert vault.job("orders", "copy", until=late - timedelta(days=1)).plan().messages == 0
+    assert not vault.server.exists(vault.keys.topic("copy"))
+    assert vault.replay("orders", "copy", keys=("k1",)).shares[0].keys == 1
+    assert numbers(vault.entries("copy", 8)) == [number for number in range(30) if number % 4 == 1]
+
+
+def test_mistakes(vault: Vault) -> None:
+    """A filter or name that cannot be is refused before anything is published."""
+    vault.add("orders", range(2))
+    vault.archive("orders")
+    for options, message in MISTAKES:
+        with pytest.raises(ConfigError, match=message):
+            vault.replay("orders", "copy", **options)
+    with pytest.raises(ConfigError, match="the archive has no topic 'order': it has orders"):
+        vault.replay("order", "copy")
+    assert not vault.server.exists(vault.keys.topic("copy"))
+
+
+def test_cut_off_in_the_middle_into_a_live_topic(vault: Vault) -> None:
+    """The topic is full half-way. Meanwhile others publish, the archive grows and is compacted: still each once."""
+    vault.add("orders", range(60))
+    vault.archive("orders", batch=30)
+    vault.make("copy")
+    vault.server.hset(vault.keys.topic("copy"), mapping={"max_length": 20})
+    with pytest.raises(RsmqError, match="holds 20 unsettled messages"):
+        vault.replay("orders", "copy")
+    begun = numbers(vault.entries("copy"))
+    assert 0 < len(begun) < 60
+    vault.server.hset(vault.keys.topic("copy"), mapping={"max_length": 0})
+    vault.add("copy", [1000, 1001])
+    vault.add("orders", range(60, 70))
+    vault.archive("orders")
+    compact(vault.spark, str(vault.path), until=datetime.now(UTC).date())
+    plan = vault.replay("orders", "copy")
+    assert (plan.messages, plan.is_begun, plan.is_finished) == (60, True, False)
+    assert numbers(vault.entries("copy")) == [*range(60), 1000, 1001]
+    for key in (b"k0", b"k1", b"k2", b"k3"):
+        entries = [each for part in vault.entries("copy") for each in part if len(canonical(each)[b"id"]) < 5]
+        assert of_key(entries, key) == [b'{"n":%d}' % number for number in range(60) if b"k%d" % (number % 4) == key]
+    assert vault.replay("orders", "copy").is_finished
+    assert len(numbers(vault.entries("copy"))) == 62
+
+
+def test_a_job_is_done_once(vault: Vault) -> None:
+    """The same replay under another name publishes again; one name cannot stand for two things."""
+    vault.add("orders", range(10))
+    vault.archive("orders")
+    vault.replay("orders", "copy", job="first")
+    vault.replay("orders", "copy", job="second")
+    assert numbers(vault.entries("copy", 8)) == sorted([*range(10)] * 2)
+    with pytest.raises(ConfigError, match="job 'first' has replayed something else"):
+        vault.replay("orders", "copy", job="first", keys=("k1",))
+
+
+def test_a_damaged_file(vault: Vault) -> None:
+    """The file is named, and nothing is published."""
+    vault.add("orders", range(20))
+    vault.archive("orders")
+    file = next(vault.path.glob("topic=orders/*/*/*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[4 : len(data) // 2] = os.urandom(len(data) // 2 - 4)
+    file.write_bytes(data)
+    file.with_name(f".{file.name}.crc").unlink()
+    with pytest.raises(RsmqError, match=f"{file.name} cannot be read as Parquet: it is damaged"):
+        vault.replay("orders", "copy")
+    file.write_bytes(b"PAR1")
+    with pytest.raises(RsmqError, match=f"{file.name} cannot be read as Parquet: it is damaged"):
+        vault.replay("orders", "copy")
+    assert not vault.server.exists(vault.keys.topic("copy"))
+
+
+def test_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand rows at 100 a second take ten seconds, in small steps and in order."""
+    now, naps = [100.0], list[float]()
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            naps.append(seconds)
+            now[0] += seconds
+
+    monkeypatch.setattr(replay_module, "time", Clock)
+    rows = pa.RecordBatch.from_pydict({"n": list(range(500))})
+    parts = list(Throttle(100)(iter([rows, rows])))
+    assert [n for part in parts for n in part.column("n").to_pylist()] == [*range(500), *range(500)]
+    assert now[0] - 100 == pytest.approx(10 - parts[-1].num_rows / 100)
+    assert max(naps) <= 0.5

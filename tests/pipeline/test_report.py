@@ -1,0 +1,129 @@
+"""A report says what happened and how things stand, and nothing that it shows can steer a browser."""
+
+from __future__ import annotations
+
+from asyncio import to_thread
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from rsmq.broker import Broker
+from rsmq.errors import RsmqError
+from rsmq.message import Message
+from rsmq.pipeline.facts import Backlog, Facts, History, jain, percentile
+from rsmq.pipeline.page import page
+from rsmq.pipeline.report import Order, collect, write
+from rsmq.retry import Reject
+from rsmq.settings import Settings
+from tests.contract.witness import settled
+from tests.pipeline.vault import Vault
+
+EVIL = "<script>alert('x')</script>$a_1$"
+NOTHING = History(None, None, timedelta(seconds=1), (), (), (), ())
+
+
+@pytest.fixture
+def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
+    """An empty archive beside the shared server."""
+    return Vault(spark, tmp_path / "archive", settings)
+
+
+def facts(**changed: object) -> Facts:
+    """A report of nothing, but for what a test gives."""
+    known: dict[str, object] = {
+        "made_at": datetime.now(UTC), "server": "redis://h", "source": "the topics", "history": NOTHING, "groups": (),
+        "deaths": (), "backlog": None,
+    }  # fmt: skip
+    return Facts(**{**known, **changed})  # type: ignore[arg-type]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
+def test_jain(loads: list[float]) -> None:
+    """Between 1/n and 1, and 1 for equal loads."""
+    assert 1 / len(loads) - 1e-9 <= jain(loads) <= 1 + 1e-9
+    assert jain([7] * len(loads)) == pytest.approx(1)
+    assert jain([0] * 3 + [5]) == pytest.approx(1 / 4)
+
+
+def test_percentile() -> None:
+    """Nearest rank, also of one value and of none."""
+    assert [percentile(range(100), part) for part in (0, 0.5, 0.99, 1)] == [0, 50, 99, 99]
+    assert (percentile([3], 0.5), percentile([], 0.5)) == (3, 0)
+
+
+async def test_a_report_of_real_work(vault: Vault, settings: Settings, tmp_path: Path) -> None:
+    """Volume, hot keys, dead letters with their reason, members and their load: as they were, on one page."""
+    async with Broker(settings) as broker:
+        await broker.topics.ensure("orders", 2)
+
+        @broker.handler("orders", group="billing")
+        async def bill(payload: dict[str, int], message: Message) -> None:
+            if payload["n"] % 10 == 0:
+                raise Reject(EVIL)
+
+        for number in range(60):
+            await broker.publish("orders", {"n": number}, key=EVIL if number < 40 else f"k{number}")
+        async with broker.running():
+            await settled(broker, "orders")
+            found = await to_thread(collect, vault.spark, Order(("orders",), vault.connection))
+    assert found.history.messages == 60
+    assert sum(latency.measured for latency in found.history.latencies) == 60
+    assert all(0 <= latency.p50 <= latency.p99 for latency in found.history.latencies)
+    assert (found.history.hot_keys[0].key, found.history.hot_keys[0].messages) == (EVIL, 40)
+    (death,) = found.deaths
+    assert (death.reason, death.letters, death.example) == ("rejected", 6, EVIL)
+    (group,) = found.groups
+    assert (group.name, group.lag, group.pending, group.waiting, group.dead_letters) == ("billing", 0, 0, None, 6)
+    assert (sum(load.messages for load in group.loads), group.jain) == (60, 1.0)
+    path = write(found, str(tmp_path / "report.html"))
+    text = path.read_text()
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text
+    assert "http://" not in text.replace("http://www.w3.org/", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    for svg in text.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+    assert text.count("<svg") >= 5
+
+
+def test_from_the_archive_within_a_window(vault: Vault) -> None:
+    """Only topics and times that were asked for, each message once, though two archives have it."""
+    vault.add("orders", range(20))
+    vault.add("bills", range(5))
+    vault.archive("orders", "bills")
+    vault.archive("orders", name="second")
+    whole = collect(vault.spark, Order((), vault.connection, str(vault.path)))
+    assert whole.history.messages == 25
+    assert [spread.messages for spread in whole.history.spreads] == [(3, 2), (10, 10)]
+    assert whole.history.latencies == (), "ids that are no UUIDv7 do not say when they were made"
+    later = datetime.now(UTC) + timedelta(days=1)
+    assert (
+        collect(vault.spark, Order(("orders",), vault.connection, str(vault.path), since=later)).history.messages == 0
+    )
+    with pytest.raises(RsmqError, match="there is no archive at"):
+        collect(vault.spark, Order((), vault.connection, str(vault.path / "nothing")))
+
+
+def test_devices() -> None:
+    """Devices by the letters that wait for them, the longest inboxes named."""
+    steps = ((0, 5), (1, 2), (10, 1), (100, 0), (1000, 0), (None, 1))
+    text = page(facts(backlog=Backlog(9, 3, 2042, 7, steps, ((EVIL, 2000),))))
+    for shown in ("9 devices, 3 connected", "2–10", "over 1000", "2 000", "&lt;script&gt;"):
+        assert shown in text
+
+
+def test_nothing_at_all() -> None:
+    """An empty queue makes a page, too."""
+    assert "no message in the window" in page(facts())
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    """One line that names the file."""
+    with pytest.raises(RsmqError, match=r"nowhere/report.html cannot be written: No such file"):
+        write(facts(), str(tmp_path / "nowhere" / "report.html"))

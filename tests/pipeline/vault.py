@@ -1,0 +1,97 @@
+"""An archive of a test: its directory, the topics that go into it, and what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from pyspark.sql import SparkSession
+
+from rsmq.keys import Keys
+from rsmq.pipeline import register
+from rsmq.pipeline.archive import Done, Order, archive
+from rsmq.pipeline.replay import Order as ReplayOrder
+from rsmq.pipeline.replay import Plan, Replay
+from rsmq.pipeline.store import Store
+from rsmq.settings import Settings
+
+Fields = tuple[bytes, ...]
+
+
+@dataclass
+class Vault:
+    """Short words for what nearly every test does. `server` is what a test does behind rsmq's back."""
+
+    spark: SparkSession
+    path: Path
+    settings: Settings
+    connection: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        register(self.spark)
+        self.connection = {"url": self.settings.url or "", "prefix": self.settings.prefix}
+        self.server = redis.Redis.from_url(self.settings.url or "", protocol=2)
+        self.keys = Keys(self.settings.prefix)
+        self.store = Store(self.spark, str(self.path))
+
+    def archive(self, *topics: str, **options: Any) -> Done:
+        """Archive what is there now."""
+        source = self.connection | {"subscribe": ",".join(topics)}
+        return archive(self.spark, Order(source, str(self.path), **options))
+
+    def replay(self, topic: str, to: str, **options: Any) -> Plan:
+        """Replay, and return what was planned."""
+        job = self.job(topic, to, **options)
+        plan = job.plan()
+        job.run(plan)
+        return plan
+
+    def job(self, topic: str, to: str, **options: Any) -> Replay:
+        """A replay, not yet begun."""
+        return Replay(self.spark, ReplayOrder(str(self.path), (topic,), to, **options), self.connection)
+
+    def make(self, topic: str, partitions: int = 2) -> None:
+        """A topic, with fewer partitions than usual: each costs a task."""
+        self.server.hset(self.keys.topic(topic), mapping={"partitions": partitions, "created_ms": 1})
+        self.server.sadd(self.keys.topics, topic)
+
+    def add(self, topic: str, numbers: Iterable[int], partitions: int = 2, **fields: str) -> None:
+        """Messages `{"n": number}`, keys in turn."""
+        self.make(topic, partitions)
+        with self.server.pipeline(transaction=False) as pipe:
+            for number in numbers:
+                stream = self.keys.stream(topic, number % partitions)
+                pipe.xadd(stream, {"data": f'{{"n":{number}}}', "key": f"k{number % 4}", "id": f"m{number}", **fields})
+            pipe.execute()
+
+    def entries(self, topic: str, partitions: int = 2) -> list[list[Fields]]:
+        """The entries of each partition, as fields in order, ids left out."""
+        return [
+            [tuple(entry[1]) for entry in self.raw("XRANGE", self.keys.stream(topic, number), "-", "+")]
+            for number in range(partitions)
+        ]
+
+    def raw(self, *command: Any) -> Any:
+        """A reply as the server sent it."""
+        connection = self.server.connection_pool.get_connection()
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        finally:
+            self.server.connection_pool.release(connection)
+
+    def archived(self, *topics: str) -> list[int]:
+        """The numbers in the archive, sorted, each as often as it is there."""
+        rows = self.store.read(self.store.parts(topics)).selectExpr("get_json_object(string(value), '$.n') AS n")
+        return sorted(int(row.n) for row in rows.collect())
+
+    def position(self, topic: str, partition: int, name: str = "archive") -> bytes | None:
+        """How far an archive has told the server that it is."""
+        return self.server.hget(self.keys.archived(topic, partition), name)  # type: ignore[return-value]
+
+    def last_id(self, topic: str, partition: int) -> bytes:
+        """The newest stream id of a partition."""
+        return self.raw("XREVRANGE", self.keys.stream(topic, partition), "+", "-", "COUNT", 1)[0][0]
