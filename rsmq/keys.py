@@ -122,10 +122,10 @@ class Keys:
         """Channel: joins, leaves, releases, pauses and resets of a group. Messages carry no data."""
         return f"{self.prefix}:{{{topic}}}:{group}:changes"
 
-    def device(self, device: str) -> tuple[str, str, str, str, str]:
-        """All keys of a device but its letters: inbox, session, last_packet_id, expiry, wake."""
+    def device(self, device: str) -> tuple[str, str, str, str]:
+        """All keys of a device but its letters: inbox, session, expiry, wake."""
         stem = f"{self.prefix}:{{{encode_device(device)}}}_"
-        return stem + "messages", stem + "session", stem + "last_packet_id", stem + "expiry", stem + "wake"
+        return stem + "messages", stem + "session", stem + "expiry", stem + "wake"
 
     def inbox(self, device: str) -> str:
         """ZSET: the letters of a device, seq as member and score."""
@@ -134,10 +134,6 @@ class Keys:
     def letter(self, device: str, seq: int) -> str:
         """String with TTL: one letter, as its envelope. Scripts derive it from the key of the inbox."""
         return f"{self.inbox(device)}_{seq}"
-
-    def last_packet_id(self, device: str) -> str:
-        """String: the packet id of the newest letter."""
-        return f"{self.prefix}:{{{encode_device(device)}}}_last_packet_id"
 
     def session(self, device: str) -> str:
         """Hash: epoch, gateway, seq, marks of the sources, drop counters."""

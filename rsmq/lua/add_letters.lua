@@ -1,5 +1,5 @@
 -- PURPOSE  Store letters in inboxes (on a cluster: in one), and make room for them.
--- KEYS     per device: messages zset, session hash, last packet id, expiry zset, wake channel
+-- KEYS     per device: messages zset, session hash, expiry zset, wake channel
 -- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int
 --          then per device: field of the source's mark, n:int, and n times: position, published_ms:int ('' = now),
 --          ttl_ms:int ('' = none of its own), envelope
@@ -12,6 +12,9 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, limit, mark_ttl = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+-- what most letters of a call have in common
+local latest = now + life
+local latest_text, plain = string.format('%.0f', latest), struct.pack('>BI6I6', 1, now, latest)
 
 local function set_of(list)
   local held, size = {}, 0
@@ -75,7 +78,7 @@ local function add(key, from, source, n)
   for i = from, from + 4 * n - 1, 4 do
     if ARGV[i] > newest then
       newest = ARGV[i]
-      local published, ttl, at = now, ARGV[i + 2], now + life
+      local published, ttl, at = now, ARGV[i + 2], latest
       if ARGV[i + 1] ~= '' then published = tonumber(ARGV[i + 1]) end
       ttl = ttl ~= '' and published + ttl < at and published + ttl
       if ttl then at = ttl end
@@ -88,7 +91,8 @@ local function add(key, from, source, n)
           seq = seq + 1
         until not held or not is_taken(held, seq)
         local ref = string.format('%.0f', seq)
-        redis.call('SET', inbox .. '_' .. ref, struct.pack('>BI6I6', 1, published, at) .. ARGV[i + 3], 'PXAT', at)
+        local stamp = at == latest and published == now and plain or struct.pack('>BI6I6', 1, published, at)
+        redis.call('SET', inbox .. '_' .. ref, stamp .. ARGV[i + 3], 'PXAT', at == latest and latest_text or at)
         refs[#refs + 1] = ref
         refs[#refs + 1] = ref
         if ttl then
@@ -101,12 +105,11 @@ local function add(key, from, source, n)
   end
   if newest == mark then return 0, 0, 0, 0 end
 
-  local dropped, is_renewed = 0, till < now + life
-  if is_renewed then till = now + life + math.floor(life / 64) end
+  local dropped, is_renewed = 0, till < latest
+  if is_renewed then till = latest + math.floor(life / 64) end
   if #refs > 0 then
     redis.call('ZADD', inbox, unpack(refs))
-    if own then redis.call('ZADD', KEYS[key + 3], unpack(own)) end
-    redis.call('SET', KEYS[key + 2], (seq - 1) % 65535 + 1, 'PXAT', till)
+    if own then redis.call('ZADD', KEYS[key + 2], unpack(own)) end
     local count = state[1] and redis.call('ZCARD', inbox) or #refs / 2
     local over = count - limit
     if seq > 65535 then
@@ -118,11 +121,11 @@ local function add(key, from, source, n)
     end
     if over > 0 then
       local more
-      more, dropped = make_room(inbox, KEYS[key + 3], over, held or {}, nheld)
+      more, dropped = make_room(inbox, KEYS[key + 2], over, held or {}, nheld)
       expired = expired + more
     end
     if is_renewed or count * 2 <= #refs then redis.call('PEXPIREAT', inbox, till) end
-    if own then redis.call('PEXPIREAT', KEYS[key + 3], till) end
+    if own then redis.call('PEXPIREAT', KEYS[key + 2], till) end
   end
 
   local last = string.format('%.0f', seq)
@@ -139,13 +142,13 @@ local function add(key, from, source, n)
   if state[1] and not state[6] and redis.call('HLEN', session) > 48 then forget_old_marks(session) end
   if state[5] == '1' and #refs > 0 then
     redis.call('HSET', session, 'idle', '0')
-    redis.call('SPUBLISH', KEYS[key + 4], '')
+    redis.call('SPUBLISH', KEYS[key + 3], '')
   end
   return #refs / 2, dropped, expired, late
 end
 
 local reply, from = { 'OK' }, 4
-for key = 1, #KEYS, 5 do
+for key = 1, #KEYS, 4 do
   local n = tonumber(ARGV[from + 1])
   local at = #reply
   reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = add(key, from + 2, ARGV[from], n)

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- PURPOSE  Connect a device: a new epoch, which shuts out its previous connection.
--- KEYS     1 messages zset  2 session hash  3 last packet id  4 expiry zset  5 wake channel
+-- KEYS     1 messages zset  2 session hash  3 expiry zset  4 wake channel
 -- ARGV     1 gateway  2 clean:0|1  3 inbox_ttl_ms:int
 -- RETURNS  {'OK', epoch, present:0|1, sent, floor, leftover:int}
 -- WHY      A clean start puts the floor at the newest seq: everything up to it is gone at once and is removed in chunks
@@ -19,8 +19,8 @@ end
 local till = now + ARGV[3] + math.floor(ARGV[3] / 64)
 redis.call('HSET', KEYS[2], 'epoch', epoch, 'seq', seq, 'gateway', ARGV[1], 'connected_ms', text, 'seen_ms', text,
   'idle', '0', 'until_ms', string.format('%.0f', till))
-for i = 1, 4 do
+for i = 1, 3 do
   redis.call('PEXPIREAT', KEYS[i], till)
 end
-redis.call('SPUBLISH', KEYS[5], '')
+redis.call('SPUBLISH', KEYS[4], '')
 return { 'OK', epoch, state[1] and 1 or (state[2] and 1 or 0), sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }

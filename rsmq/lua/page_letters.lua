@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- PURPOSE  Read the next letters of an inbox for its session.
--- KEYS     1 messages zset  2 session hash  3 last packet id  4 expiry zset
+-- KEYS     1 messages zset  2 session hash  3 expiry zset
 -- ARGV     1 epoch  2 after_seq:int  3 count:int  4 bytes:int (read on until so many are reached)  5 inbox_ttl_ms:int
 -- RETURNS  {'OK', cursor, drained:0|1, then per letter: seq, envelope ('' where it was received before)}
 --          or {'STALE_EPOCH'}
@@ -31,7 +31,7 @@ end
 if looked == #refs and looked < count then reply[3] = 1 end
 if #dead > 0 then
   redis.call('ZREM', KEYS[1], unpack(dead))
-  redis.call('ZREM', KEYS[4], unpack(dead))
+  redis.call('ZREM', KEYS[3], unpack(dead))
   redis.call('HINCRBY', KEYS[2], 'expired', #dead)
 end
 if tonumber(reply[2]) > tonumber(state[2] or 0) then redis.call('HSET', KEYS[2], 'sent', reply[2]) end
@@ -39,7 +39,7 @@ redis.call('HSET', KEYS[2], 'idle', reply[3], 'seen_ms', string.format('%.0f', n
 if tonumber(state[3] or 0) < now + ARGV[5] then
   local till = now + ARGV[5] + math.floor(ARGV[5] / 64)
   redis.call('HSET', KEYS[2], 'until_ms', string.format('%.0f', till))
-  for i = 1, 4 do
+  for i = 1, 3 do
     redis.call('PEXPIREAT', KEYS[i], till)
   end
 end

@@ -21,10 +21,13 @@ from rsmq.wire import pack
 
 log = logging.getLogger("rsmq.courier")
 
-MOST_CALLS: Final = 1000
-MOST_BYTES: Final = 4 << 20
-"""One write holds no more: the server's input buffers and everybody's waiting stay small."""
+LANES: Final = 2
+"""Exchanges under way: while the server works on one, this process packs the next and reads the replies of the last."""
+MOST_CALLS: Final = 100
+MOST_BYTES: Final = 64 << 10
+"""One write holds no more: small enough that both lanes have some of what waits."""
 LONGEST_PAUSE: Final = 1.0
+CLOSED: Final = "the broker was closed before the server confirmed"
 
 
 class Call:
@@ -68,15 +71,19 @@ class Courier:
     """
 
     def __init__(self, client: Client, settings: Settings) -> None:
-        self._fleet = Fleet(client)
+        self._lanes = tuple(Fleet(client) for _ in range(LANES))
         self._patience = settings.unavailable_timeout.total_seconds()
         self._waiting: list[Call] = []
-        self._flying: list[Call] = []
+        self._flying: dict[Fleet, list[Call]] = {}
         self._wake = asyncio.Event()
         self._pause = 0.0
+        self._is_closed = False
 
     def carry(self, call: Call) -> None:
         """Take a call; its `done` gets the reply, or BrokerUnavailable when nobody has answered in time."""
+        if self._is_closed:  # somebody was on the way here when the broker was closed: nobody else would tell him
+            call.done(BrokerUnavailable(CLOSED))
+            return
         call.deadline = monotonic() + self._patience
         call.packed = pack(call.script.command(call.keys, call.args))
         self._waiting.append(call)
@@ -92,24 +99,32 @@ class Courier:
         """Carry until cancelled; nobody is left waiting then."""
         task_status.started()
         try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._waiting:
-                    await self._round()
+            async with anyio.create_task_group() as tasks:
+                for lane in self._lanes:
+                    tasks.start_soon(self._drive, lane)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._fleet.close()
-            closed = BrokerUnavailable("the broker was closed before the server confirmed")
-            calls, self._flying, self._waiting = (*self._flying, *self._waiting), [], []
+                for lane in self._lanes:
+                    await lane.close()
+            self._is_closed = True
+            calls = [call for group in (*self._flying.values(), self._waiting) for call in group]
+            self._flying, self._waiting = {}, []
             for call in calls:
-                call.done(closed)
+                call.done(BrokerUnavailable(CLOSED))
 
-    async def _round(self) -> None:
+    async def _drive(self, lane: Fleet) -> None:
+        """One exchange after the other, while something waits."""
+        while True:
+            while self._waiting:
+                await self._round(lane)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _round(self, lane: Fleet) -> None:
         """One exchange; what got no answer stands first in line for the next one."""
-        flying = self._flying = self._take()
-        replies = await self._fleet.exchange([(call.keys[0], call.packed) for call in flying])
-        self._flying = []
+        flying = self._flying[lane] = self._take()
+        replies = await lane.exchange([(call.keys[0], call.packed) for call in flying])
+        self._flying[lane] = []
         again, loaded = list[Call](), set[Script]()
         trouble: Exception | None = None
         for call, reply in zip(flying, replies, strict=True):
@@ -150,4 +165,4 @@ class Courier:
         await anyio.sleep(self._pause)
 
     def __repr__(self) -> str:
-        return f"<Courier waiting={len(self._waiting)} flying={len(self._flying)}>"
+        return f"<Courier waiting={len(self._waiting)} flying={sum(map(len, self._flying.values()))}>"

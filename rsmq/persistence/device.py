@@ -106,7 +106,7 @@ class Devices:
 
         A connected session goes on, with what comes afterwards.
         """
-        inbox, session, _, expiry, _ = self._keys.device(client_id)
+        inbox, session, expiry, _ = self._keys.device(client_id)
         removed, left, everything = 0, 1, 1
         while left:
             _, number, left = await CLEAR_INBOX(self._client, (inbox, session, expiry), (everything, CHUNK))

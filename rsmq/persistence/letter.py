@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from pydantic_core import from_json, to_json
@@ -137,14 +138,23 @@ def seal(
     data: bytes, kind: str = JSON, topic: str | bytes = b"", headers: Mapping[str, str] | bytes | None = None
 ) -> bytes:
     """The envelope without its stamp, which the server puts in front. `headers` may be their JSON."""
+    front = _front(kind, topic)
+    if not headers:
+        return front + b"\0\0" + data
+    head = headers if isinstance(headers, bytes) else to_json(headers)
+    if len(head) > MOST_HEADER_BYTES:
+        raise ConfigError(f"the headers have {len(head)} bytes: use at most {MOST_HEADER_BYTES}")
+    return b"".join((front, len(head).to_bytes(2, "big"), head, data))
+
+
+@lru_cache(maxsize=1024)
+def _front(kind: str, topic: str | bytes) -> bytes:
+    """Topic and content type, which many letters have in common."""
     about = topic.encode() if isinstance(topic, str) else topic
     if len(about) > LONGEST_TEXT:
         raise ConfigError(f"topic={topic[:40]!r}... has {len(about)} bytes: use at most {LONGEST_TEXT}")
     code = bytes([TYPES.index(kind)]) if kind in TYPES else bytes([OTHER_TYPE]) + _counted(kind)
-    head = (headers if isinstance(headers, bytes) else to_json(headers)) if headers else b""
-    if len(head) > MOST_HEADER_BYTES:
-        raise ConfigError(f"the headers have {len(head)} bytes: use at most {MOST_HEADER_BYTES}")
-    return b"".join((bytes([len(about)]), about, code, len(head).to_bytes(2, "big"), head, data))
+    return bytes([len(about)]) + about + code
 
 
 def _counted(text: str) -> bytes:

@@ -21,10 +21,10 @@ from rsmq.settings import Settings
 
 MOST_LETTERS: Final = 500
 """Letters in one script call: about 2 ms of the server's time."""
-MOST_DEVICES: Final = 50
+MOST_DEVICES: Final = 32
 """Devices in one script call: about 0.5 ms of the server's time."""
 MOST_BYTES: Final = 1 << 20
-MOST_PER_ROUND: Final = 1000
+MOST_PER_ROUND: Final = 500
 LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
 
 

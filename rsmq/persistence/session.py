@@ -59,7 +59,7 @@ class Session:
         self.device, self.window = device, window
         self.epoch = ""
         self.is_present = False
-        self._inbox, self._state, self._last_packet_id, self._expiry, self._channel = keys.device(device)
+        self._inbox, self._state, self._expiry, self._channel = keys.device(device)
         self._courier, self._doorbell, self._gateway = courier, doorbell, gateway
         self._ttl_ms, self._poll = to_ms(settings.inbox_ttl), settings.inbox_poll.total_seconds()
         self._patience = settings.command_timeout.total_seconds()
@@ -82,7 +82,7 @@ class Session:
         try:
             reply = await self._courier.ask(
                 OPEN_SESSION,
-                (self._inbox, self._state, self._last_packet_id, self._expiry, self._channel),
+                (self._inbox, self._state, self._expiry, self._channel),
                 (self._gateway, int(self._clean), self._ttl_ms),
             )
             self.epoch = reply[1].decode()
@@ -146,7 +146,7 @@ class Session:
         heard = self._rings
         reply = await self._courier.ask(
             PAGE_LETTERS,
-            (self._inbox, self._state, self._last_packet_id, self._expiry),
+            (self._inbox, self._state, self._expiry),
             (self.epoch, self._cursor, count, PAGE_BYTES, self._ttl_ms),
         )
         if reply[0] != b"OK":

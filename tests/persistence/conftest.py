@@ -30,7 +30,7 @@ class Inbox:
 
     def __init__(self, client: Client, keys: Keys, device: str = "phone", limit: int = 10_000) -> None:
         self.client, self.keys, self.device, self.limit = client, keys, device, limit
-        self.inbox, self.session, self.last_packet_id, self.expiry, self.wake = keys.device(device)
+        self.inbox, self.session, self.expiry, self.wake = keys.device(device)
         self._position = 0
 
     async def add(
@@ -50,13 +50,13 @@ class Inbox:
 
     async def open(self, *, clean: bool = False) -> tuple[str, list[Any]]:
         """Connect; returns the epoch and all of the reply."""
-        keys = (self.inbox, self.session, self.last_packet_id, self.expiry, self.wake)
+        keys = (self.inbox, self.session, self.expiry, self.wake)
         reply = await OPEN_SESSION(self.client, keys, ("gateway", int(clean), WEEK_MS))
         return reply[1].decode(), reply
 
     async def page(self, epoch: str, after: int = 0, count: int = 100, size: int = 1 << 20) -> list[Any]:
         """The raw reply."""
-        keys = (self.inbox, self.session, self.last_packet_id, self.expiry)
+        keys = (self.inbox, self.session, self.expiry)
         return list(await PAGE_LETTERS(self.client, keys, (epoch, after, count, size, WEEK_MS)))
 
     async def letters(self, epoch: str, after: int = 0, count: int = 100, size: int = 1 << 20) -> list[Letter]:

@@ -1,0 +1,179 @@
+"""What cannot be right is refused before anything is stored, with an error that says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rsmq import Broker, Settings
+from rsmq.errors import ConfigError, RsmqError, TooLarge
+
+UNMENDED = pytest.mark.xfail(reason="raises an error of Python's instead of a ConfigError")
+
+
+@pytest.fixture
+async def broker(settings: Settings, no_task_left: None) -> AsyncIterator[Broker]:
+    """A connected broker."""
+    async with Broker(settings.model_copy(update={"preflight": "warn"})) as connected:
+        yield connected
+
+
+async def nothing_is_stored(broker: Broker) -> bool:
+    """Whether no device is known."""
+    return [name async for name in broker.devices.names()] == []
+
+
+@pytest.mark.parametrize("window", [0, -1, 65_536, True, None, "5", 1.5])
+async def test_windows(broker: Broker, window: Any, request: pytest.FixtureRequest) -> None:
+    """A whole number of letters, from one to as many as there are packet ids."""
+    if isinstance(window, str | float | bool | None):
+        request.applymarker(UNMENDED)
+    with pytest.raises(ConfigError, match="use 1 to 65535"):
+        async with broker.connect("phone", window=window):
+            raise AssertionError("it was opened")
+
+
+@pytest.mark.parametrize("expiry", [timedelta(0), timedelta(seconds=-1), timedelta(days=60_000), 5, "PT5S"])
+async def test_expiries(broker: Broker, expiry: Any) -> None:
+    """A bare number is never a time; nothing expires before it is sent."""
+    for attempt in (
+        lambda: broker.send("phone", 1, expiry=expiry),
+        lambda: broker.send_many([("phone", 1)], expiry=expiry),
+    ):
+        with pytest.raises(ConfigError, match=r"expiry=.*timedelta above 0"):
+            await attempt()
+    with pytest.raises(ConfigError, match=r"expiry=.*timedelta above 0"):
+        broker.deliver("alerts", to=lambda alert: "phone", expiry=expiry)
+    assert await nothing_is_stored(broker)
+
+
+async def test_what_a_letter_cannot_hold(broker: Broker) -> None:
+    """Headers that are no text, a topic that is too long, a payload above the limit: nothing is stored."""
+    with pytest.raises(ConfigError, match="must be str"):
+        await broker.send("phone", 1, headers={"a": 1})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="use at most 255"):
+        await broker.send("phone", 1, topic="x" * 256)
+    with pytest.raises(ConfigError, match="use at most 65535"):
+        await broker.send("phone", 1, headers={"a": "x" * 70_000})
+    with pytest.raises(TooLarge):
+        await broker.send("phone", b"x" * (256 * 1024 + 1))
+    assert await nothing_is_stored(broker)
+
+
+@pytest.mark.parametrize("letters", [[("phone",)], [1], ["ab"], 5, {"phone": 1}])
+@UNMENDED
+async def test_what_is_no_list_of_letters(broker: Broker, letters: Any) -> None:
+    """`send_many` takes pairs of a client id and a payload."""
+    with pytest.raises(ConfigError, match="pairs"):
+        await broker.send_many(letters)
+    assert await nothing_is_stored(broker)
+
+
+async def test_sending_nothing(broker: Broker) -> None:
+    """No letters are no mistake."""
+    await broker.send_many([])
+    assert await nothing_is_stored(broker)
+
+
+async def test_one_bad_letter_of_many(broker: Broker) -> None:
+    """An id that is not allowed stops a call; the letters before it are whole, and later calls go on after them."""
+    with pytest.raises(ConfigError, match="device id"):
+        await broker.send_many([("phone", 1), ("", 2), ("phone", 3)])
+    await broker.send("phone", 4)
+    letters = await broker.devices.peek("phone")
+    assert [letter.payload for letter in letters] == [1, 4]
+
+
+async def test_outside_the_broker(settings: Settings) -> None:
+    """Before and after `async with broker` the error names it."""
+    broker = Broker(settings.model_copy(update={"preflight": "warn"}))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="async with broker"):
+            await broker.send("phone", 1)
+        with pytest.raises(ConfigError, match="async with broker"):
+            broker.connect("phone")
+        async with broker:
+            pass
+
+
+async def test_a_session_that_is_not_open(broker: Broker) -> None:
+    """Iterating without `async with` is told apart from an empty inbox."""
+    session = broker.connect("phone")
+    with pytest.raises(ConfigError, match="async with broker.connect"):
+        await anext(session)
+
+
+@pytest.mark.parametrize("letter", [1, "1", None])
+async def test_what_is_no_letter(broker: Broker, letter: Any) -> None:
+    """Only what the session has yielded can be acknowledged."""
+    async with broker.connect("phone") as session:
+        for step in (session.ack, session.receive):
+            with pytest.raises(ConfigError, match="pass what the session has yielded"):
+                await step(letter)
+
+
+@pytest.mark.xfail(reason="any letter with the same seq is taken for this device's own")
+async def test_a_letter_of_another_device(broker: Broker) -> None:
+    """A gateway that mixes up its sessions acknowledges nothing that it has not delivered."""
+    await broker.send_many([("phone", 1), ("other", 2)])
+    async with broker.connect("phone") as session, broker.connect("other") as other:
+        letter = await anext(session)
+        with pytest.raises(ConfigError):
+            await other.ack(letter)
+        await other.flush()
+    assert [each.payload for each in await broker.devices.peek("other")] == [2]
+
+
+@pytest.mark.parametrize("count", [0, -1, 1001])
+async def test_peeking(broker: Broker, count: int) -> None:
+    """Bounded, as everything that asks the server."""
+    with pytest.raises(ConfigError, match="use 1 to 1000"):
+        await broker.devices.peek("phone", count=count)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"inbox_limit": 65_536}, "RSMQ_INBOX_LIMIT.*65535"),
+        ({"inbox_limit": 0}, "RSMQ_INBOX_LIMIT"),
+        ({"inbox_ttl": timedelta(0)}, "RSMQ_INBOX_TTL"),
+        ({"inbox_ttl": 5}, "RSMQ_INBOX_TTL.*ISO 8601"),
+        ({"inbox_poll": timedelta(0)}, "RSMQ_INBOX_POLL"),
+        pytest.param(
+            {"inbox_ttl": timedelta(seconds=10)},
+            "(?i)inbox_poll",
+            marks=pytest.mark.xfail(reason="a connected device that is idle for the poll is forgotten"),
+        ),
+    ],
+)
+def test_settings(values: dict[str, Any], text: str) -> None:
+    """More letters than packet ids, and times that cannot be."""
+    with pytest.raises(ConfigError, match=text):
+        Settings(**values)
+
+
+@pytest.mark.parametrize(
+    "recipients",
+    [lambda: "phone", lambda one, other: "phone", "phone", None],
+)
+async def test_recipient_functions(broker: Broker, recipients: Any) -> None:
+    """`to` is a function of one message."""
+    with pytest.raises(ConfigError):
+        broker.deliver("alerts", to=recipients)
+
+
+ALL: list[Callable[[Broker], Awaitable[Any]]] = [
+    lambda broker: broker.devices.find("x" * 257),
+    lambda broker: broker.devices.purge(""),
+    lambda broker: broker.devices.peek("\ud800"),
+]
+
+
+@pytest.mark.parametrize("ask", ALL)
+async def test_ids(broker: Broker, ask: Callable[[Broker], Awaitable[Any]]) -> None:
+    """Everything that takes an id checks it in the same way."""
+    with pytest.raises(RsmqError, match="device id"):
+        await ask(broker)

@@ -1,0 +1,425 @@
+"""What a session promises its device: order, window, acknowledgement, redelivery, takeover, waking."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from rsmq import Broker, Letter, Session, SessionTaken, Settings
+from rsmq.errors import BrokerUnavailable
+from tests.servers import Server
+
+SOON = 20.0
+"""Far below the poll of these brokers: what comes in time was rung for."""
+
+
+@pytest.fixture
+def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
+    """A broker whose sessions practically never look by themselves."""
+
+    def make(**overrides: object) -> Broker:
+        values = {"url": server_url, "prefix": prefix, "preflight": "warn", "inbox_poll": timedelta(hours=1)}
+        return Broker(Settings(**{**values, **overrides}))
+
+    return make
+
+
+@pytest.fixture
+async def broker(make_broker: Callable[..., Broker], no_task_left: None) -> AsyncIterator[Broker]:
+    """A connected broker."""
+    async with make_broker() as connected:
+        yield connected
+
+
+async def take(session: Session, count: int) -> list[Letter]:
+    """The next letters."""
+    with anyio.fail_after(SOON):
+        return [await anext(session) for _ in range(count)]
+
+
+async def backlog(broker: Broker, device: str = "phone") -> int:
+    """How many letters are stored."""
+    found = await broker.devices.find(device)
+    return 0 if found is None else found.backlog
+
+
+async def field(broker: Broker, name: str, device: str = "phone") -> str:
+    """A field of the session hash."""
+    value = await broker.client.execute_command("HGET", broker.keys.session(device), name)
+    return "" if value is None else str(value.decode())
+
+
+async def waits(broker: Broker, device: str = "phone") -> None:
+    """Until the session has found its inbox empty, and wants to be woken."""
+    with anyio.fail_after(SOON):
+        while await field(broker, "idle", device) != "1":
+            await anyio.sleep(0.001)
+
+
+# -- the window -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 2, 7])
+async def test_the_window_is_never_exceeded(broker: Broker, window: int) -> None:
+    """With a full window nothing leaves the inbox, whatever is stored; one ack lets exactly one out."""
+    await broker.send_many(("phone", n) for n in range(20))
+    async with broker.connect("phone", window=window) as session:
+        out = await take(session, window)
+        waiting = asyncio.ensure_future(anext(session))
+        for n in range(20, 30):
+            await broker.send("phone", n)
+        assert not waiting.done()
+        assert await field(broker, "sent") == str(window)
+        await session.ack(out[-1])
+        with anyio.fail_after(SOON):
+            assert (await waiting).seq == window + 1
+        assert await field(broker, "sent") == str(window + 1)
+
+
+async def test_acks_in_any_order(broker: Broker) -> None:
+    """However late and in whatever order letters are acknowledged, they come in order, and none stays behind."""
+    await broker.send_many(("phone", n) for n in range(300))
+    got, out = [], list[Letter]()
+    async with broker.connect("phone", window=13) as session:
+        while len(got) < 300:
+            if len(out) == 13 or (out and random.random() < 0.5):
+                await session.ack(out.pop(random.randrange(len(out))))
+            else:
+                out += await take(session, 1)
+                got.append(out[-1].payload)
+        for letter in out:
+            await session.ack(letter)
+            await session.ack(letter)  # saying it again is harmless
+    assert got == list(range(300))
+    assert await backlog(broker) == 0
+
+
+async def test_a_received_letter_stays_in_the_window(broker: Broker) -> None:
+    """Half of a handshake makes no room; the whole one does."""
+    await broker.send_many(("phone", n) for n in range(3))
+    async with broker.connect("phone", window=1) as session:
+        (letter,) = await take(session, 1)
+        await session.receive(letter)
+        await session.flush()
+        waiting = asyncio.ensure_future(anext(session))
+        await broker.send("phone", 3)
+        assert not waiting.done()
+        await session.ack(letter)
+        with anyio.fail_after(SOON):
+            assert (await waiting).payload == 1
+
+
+# -- acknowledging ------------------------------------------------------------------------------------------------
+
+
+async def test_unacknowledged_letters_come_again_first(broker: Broker) -> None:
+    """In order and marked, also those that were only half received; then the new ones, not marked."""
+    await broker.send_many(("phone", n) for n in range(5))
+    async with broker.connect("phone") as session:
+        letters = await take(session, 4)
+        assert not any(letter.is_redelivered for letter in letters)
+        await session.ack(letters[1])
+        await session.receive(letters[2])
+    async with broker.connect("phone", auto_ack=True) as session:
+        assert session.is_present
+        await broker.send("phone", 5)
+        again = await take(session, 5)
+        assert [letter.seq for letter in again] == [1, 3, 4, 5, 6]
+        # the fifth was on its way to the first connection, which has not looked at it: it cannot be told apart
+        assert [letter.is_redelivered for letter in again] == [True, True, True, True, False]
+        assert [letter.is_received for letter in again] == [False, True, False, False, False]
+        assert (again[1].payload, again[2].payload) == (None, 3)
+    assert await backlog(broker) == 0
+
+
+async def test_flush_and_leaving(broker: Broker) -> None:
+    """After `flush` the server has the acks; leaving the block flushes, too, also when it is left by an error."""
+    await broker.send_many(("phone", n) for n in range(3))
+
+    async def fail() -> None:
+        async with broker.connect("phone") as session:
+            one, other, _ = await take(session, 3)
+            await session.ack(one)
+            await session.flush()
+            assert await backlog(broker) == 2
+            await session.ack(other)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await fail()
+    assert await backlog(broker) == 1
+
+
+async def test_auto_ack(broker: Broker) -> None:
+    """A letter is acknowledged when the next one is asked for, and the last one when the loop is left in order."""
+    await broker.send_many(("phone", n) for n in range(5))
+    async with broker.connect("phone", auto_ack=True) as session:
+        await take(session, 2)
+        await session.flush()
+        assert await backlog(broker) == 4
+        async for letter in session:
+            if letter.payload == 2:
+                break
+    assert await backlog(broker) == 2
+
+    async def fail() -> None:
+        async with broker.connect("phone", auto_ack=True) as session:
+            await take(session, 1)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await fail()
+    assert await backlog(broker) == 2, "whoever failed has not got it"
+
+
+async def test_acks_from_other_tasks(broker: Broker) -> None:
+    """One task reads, others settle; many acks go in few calls."""
+    await broker.send_many(("phone", n) for n in range(500))
+    async with broker.connect("phone", window=50) as session, anyio.create_task_group() as tasks:
+        for letter in range(500):
+            (letter,) = await take(session, 1)
+            tasks.start_soon(session.ack, letter)
+    assert await backlog(broker) == 0
+
+
+async def test_a_cancelled_wait_loses_nothing(broker: Broker) -> None:
+    """Giving up at any moment of a read: the next one gets what this one missed, in order and not marked."""
+    await broker.send_many(("phone", n) for n in range(200))
+    got = list[Letter]()
+    async with broker.connect("phone", window=3, auto_ack=True) as session:
+        for turns in (0, 1, 2, 3, 5, 8, 13) * 30:
+            waiting = asyncio.ensure_future(anext(session))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if not waiting.done():
+                waiting.cancel()
+            try:
+                got.append(await waiting)
+            except asyncio.CancelledError:
+                continue
+        got += await take(session, 200 - len(got))
+    assert [letter.payload for letter in got] == list(range(200))
+    assert not any(letter.is_redelivered for letter in got)
+
+
+# -- taking over --------------------------------------------------------------------------------------------------
+
+
+async def test_a_takeover_ends_every_step(broker: Broker, make_broker: Callable[..., Broker]) -> None:
+    """The old session, which was waiting, is told at once; reading, acknowledging, flushing: all say the same."""
+    await broker.send("phone", 0)
+    async with make_broker() as other, broker.connect("phone") as old:
+        (letter,) = await take(old, 1)
+        waiting = asyncio.ensure_future(anext(old))
+        await waits(broker)
+        async with other.connect("phone") as new:
+            with anyio.fail_after(SOON), pytest.raises(SessionTaken, match="'phone' has connected elsewhere"):
+                await waiting
+            for step in (lambda: old.ack(letter), lambda: old.receive(letter), old.flush, lambda: anext(old)):
+                with pytest.raises(SessionTaken):
+                    await step()
+            (again,) = await take(new, 1)
+            assert (again.seq, again.is_redelivered) == (1, True)
+            await new.ack(again)
+    assert await backlog(broker) == 0
+
+
+async def test_a_takeover_that_nobody_noticed(broker: Broker) -> None:
+    """Acks that came too late are an error at the end of the block, not a silent loss; the letter comes again."""
+    await broker.send("phone", 0)
+
+    async def overtaken() -> None:
+        async with broker.connect("phone") as old:
+            (letter,) = await take(old, 1)
+            async with broker.connect("phone") as new:
+                await old.ack(letter)
+                assert [each.seq for each in await take(new, 1)] == [1]
+
+    with pytest.raises(SessionTaken):
+        await overtaken()
+    assert await backlog(broker) == 1
+
+
+async def test_many_takeovers_at_once(broker: Broker, make_broker: Callable[..., Broker]) -> None:
+    """Twenty connections of one device at the same moment: one is left, and it gets everything."""
+    await broker.send_many(("phone", n) for n in range(10))
+    taken = 0
+    async with make_broker() as other:
+        sessions = [through.connect("phone") for through in (broker, other) * 10]
+        await asyncio.gather(*(session.__aenter__() for session in sessions))
+        left = max(sessions, key=lambda session: int(session.epoch))
+        assert len({session.epoch for session in sessions}) == 20
+        for session in sessions:
+            if session is left:
+                got = [letter.payload for letter in await take(session, 10)]
+            else:
+                with anyio.fail_after(SOON), pytest.raises(SessionTaken):
+                    await anext(session)
+                taken += 1
+            await session.__aexit__(None, None, None)
+    assert (got, taken) == (list(range(10)), 19)
+
+
+async def test_clean_start(broker: Broker) -> None:
+    """Nothing of before, whether stored or out; what comes afterwards does; nobody is present to it."""
+    await broker.send_many(("phone", n) for n in range(2500))
+    async with broker.connect("phone") as session:
+        assert session.is_present
+        await take(session, 10)
+    async with broker.connect("phone", clean=True, auto_ack=True) as session:
+        assert not session.is_present
+        assert await backlog(broker) == 0
+        await broker.send("phone", "new")
+        (letter,) = await take(session, 1)
+        assert (letter.seq, letter.payload, letter.is_redelivered) == (2501, "new", False)
+    async with broker.connect("nobody") as session:
+        assert not session.is_present
+
+
+async def test_purge_under_a_session(broker: Broker) -> None:
+    """An operator empties the inbox of a connected device: it goes on with what comes afterwards."""
+    await broker.send_many(("phone", n) for n in range(50))
+    async with broker.connect("phone", window=5, auto_ack=True) as session:
+        await take(session, 5)
+        await session.flush()
+        assert await broker.devices.purge("phone") == 46
+        await broker.send("phone", "new")
+        rest = [letter.payload for letter in await take(session, 1)]
+    assert rest == ["new"]
+
+
+# -- waking -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_letter_wakes_its_device(broker: Broker, make_broker: Callable[..., Broker]) -> None:
+    """A waiting session gets a letter from another process's broker at once, again and again."""
+    async with make_broker() as sender, broker.connect("phone", auto_ack=True) as session:
+        for n in range(20):
+            waiting = asyncio.ensure_future(anext(session))
+            await waits(broker)
+            await sender.send("phone", n)
+            with anyio.fail_after(SOON):
+                assert (await waiting).payload == n
+
+
+async def test_a_lost_wake_up_is_made_good_by_the_poll(make_broker: Callable[..., Broker]) -> None:
+    """Nobody rings, as if the wake-up were lost: the session looks by itself."""
+    async with make_broker(inbox_poll=timedelta(milliseconds=300)) as broker, broker.connect("phone") as session:
+        waiting = asyncio.ensure_future(anext(session))
+        await waits(broker)
+        await broker.client.execute_command("HSET", broker.keys.session("phone"), "idle", "0")
+        await broker.send("phone", "unheard")
+        with anyio.fail_after(SOON):
+            assert (await waiting).payload == "unheard"
+
+
+async def test_the_doorbell_is_cut(broker: Broker) -> None:
+    """A subscription that broke may have missed something: the session looks again when it is made anew."""
+    async with broker.connect("phone", auto_ack=True) as session:
+        for n in range(3):
+            waiting = asyncio.ensure_future(anext(session))
+            await waits(broker)
+            await broker.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await broker.send("phone", n)
+            with anyio.fail_after(SOON):
+                assert (await waiting).payload == n
+
+
+async def test_connections_are_cut(broker: Broker) -> None:
+    """Every connection is cut again and again while letters are sent, read and acknowledged: none lost or twice."""
+    got, sent = list[Letter](), 400
+
+    async def cut() -> None:
+        for kind in ("normal", "pubsub"):
+            with suppress(BrokerUnavailable):  # it may cut its own connection
+                await broker.client.execute_command("CLIENT", "KILL", "TYPE", kind)
+
+    async def send() -> None:
+        for n in range(sent):
+            await broker.send("phone", n)
+
+    async with broker.connect("phone", window=10) as session, anyio.create_task_group() as tasks:
+        tasks.start_soon(send)
+        with anyio.fail_after(60):
+            while len(got) < sent:
+                got.append(await anext(session))
+                await session.ack(got[-1])
+                if got[-1].seq % 40 == 1:
+                    await cut()
+            await session.flush()
+    assert [letter.payload for letter in got] == list(range(sent))
+    assert [letter.seq for letter in got] == list(range(1, sent + 1)), "a repeated write stored nothing twice"
+    assert await backlog(broker) == 0
+
+
+async def test_a_full_server_can_be_emptied() -> None:
+    """Out of memory: letters are read and acknowledged all the same, and a sender waits until there is room."""
+    with Server() as server:
+        async with Broker(Settings(url=server.url, preflight="warn")) as broker:
+            await broker.send_many(("phone", n) for n in range(10))
+            await broker.client.execute_command("CONFIG", "SET", "maxmemory", 1)
+            async with broker.connect("phone", auto_ack=True) as session:
+                assert [letter.payload for letter in await take(session, 10)] == list(range(10))
+                sending = asyncio.ensure_future(broker.send("phone", 10))
+                await session.flush()
+                assert not sending.done()
+                await broker.client.execute_command("CONFIG", "SET", "maxmemory", 0)
+                assert [letter.payload for letter in await take(session, 1)] == [10]
+                await sending
+
+
+# -- expiry -----------------------------------------------------------------------------------------------------------
+
+
+async def test_expired_letters_do_not_come(broker: Broker) -> None:
+    """Each letter by its own time: the expired is left out and counted, the order of the others stays."""
+    await broker.send("phone", "a", expiry=timedelta(hours=1))
+    await broker.send("phone", "b", expiry=timedelta(milliseconds=1))
+    await broker.send("phone", "c")
+    with anyio.fail_after(SOON):
+        while await broker.client.execute_command("EXISTS", broker.keys.letter("phone", 2)):
+            await anyio.sleep(0.001)
+    async with broker.connect("phone", auto_ack=True) as session:
+        letters = await take(session, 2)
+    assert [letter.payload for letter in letters] == ["a", "c"]
+    assert letters[0].expires_at - letters[0].timestamp == timedelta(hours=1)
+    assert letters[1].expires_at - letters[1].timestamp == timedelta(days=7)
+    device = await broker.devices.find("phone")
+    assert device is not None
+    assert (device.expired, device.dropped, device.backlog) == (1, 0, 0)
+
+
+# -- many -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_sessions(broker: Broker) -> None:
+    """They share one task group and a handful of connections; each gets what is its own; nothing is left afterwards."""
+    names = [f"phone-{n}" for n in range(1000)]
+
+    async def connections() -> int:
+        return len((await broker.client.execute_command("CLIENT", "LIST")).splitlines())
+
+    async with broker.connect("first"):
+        tasks, connected = len(asyncio.all_tasks()), await connections()
+        sessions = [broker.connect(name, auto_ack=True) for name in names]
+        await asyncio.gather(*(session.__aenter__() for session in sessions))
+        assert len(asyncio.all_tasks()) == tasks
+        assert await connections() <= connected + 2, "the pool of questions may have grown, not with the sessions"
+        waiting = [asyncio.ensure_future(anext(session)) for session in sessions]
+        for name in names[::100]:
+            await waits(broker, name)
+        await broker.send_many((name, name) for name in names)
+        with anyio.fail_after(60):
+            assert [(await each).payload for each in waiting] == names
+        await asyncio.gather(*(session.__aexit__(None, None, None) for session in sessions))
+        assert len(asyncio.all_tasks()) == tasks
+        channels = [broker.keys.wake(name) for name in names]
+        counts = await broker.client.execute_command("PUBSUB", "SHARDNUMSUB", *channels)
+        assert not any(counts[1::2])
+    assert sum([await backlog(broker, name) for name in names[::50]]) == 0
