@@ -16,30 +16,34 @@ local life, limit, mark_ttl = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARG
 local latest = now + life
 local latest_text, plain = string.format('%.0f', latest), struct.pack('>BI6I6', 1, now, latest)
 
-local function set_of(list)
-  local held, size = {}, 0
+-- what is half way through a handshake: the references, their packet ids, their number
+local function read_held(list)
+  local held, taken, size = {}, {}, 0
   for each in (list or ''):gmatch('%d+') do
-    held[each], size = true, size + 1
+    held[each], taken[each % 65535], size = true, true, size + 1
   end
-  return held, size
+  return held, taken, size
 end
 
-local function is_taken(held, seq)
+-- by how many letters the limit and one round of packet ids are exceeded
+local function excess(inbox, count, seq, held)
+  if seq <= 65535 then return count - limit end
+  local round = redis.call('ZCOUNT', inbox, '-inf', seq - 65535)
   for each in pairs(held) do
-    if (seq - each) % 65535 == 0 then return true end
+    if tonumber(each) <= seq - 65535 then round = round - 1 end
   end
-  return false
+  return math.max(count - limit, round)
 end
 
 -- the expired first, then the oldest; never what is held
-local function make_room(inbox, expiry, over, held, nheld)
+local function make_room(inbox, expiry, count, seq, held, nheld)
   local expired, dropped = 0, 0
   local gone = redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 1000)
   if #gone > 0 then
     redis.call('ZREM', expiry, unpack(gone))
     expired = redis.call('ZREM', inbox, unpack(gone))
   end
-  over = math.min(over - expired, 1000)
+  local over = math.min(excess(inbox, count - expired, seq, held), 1000)
   if over <= 0 then return expired, dropped end
   local old, names, out = redis.call('ZRANGE', inbox, 0, over + nheld - 1), {}, {}
   for _, ref in ipairs(old) do
@@ -69,10 +73,7 @@ local function add(key, from, source, n)
   local state = redis.call('HMGET', session, 'seq', 'until_ms', 'since_ms', 'held', 'idle', source)
   local seq, till, since = tonumber(state[1] or 0), tonumber(state[2] or 0), tonumber(state[3] or 0)
   local mark = state[6] or '' -- 'position@seconds': above its own position, below the next one
-  local held, nheld = nil, 0
-  if state[4] and state[4] ~= '' then
-    held, nheld = set_of(state[4])
-  end
+  local held, taken, nheld = read_held(state[4])
 
   local newest, refs, own, expired, late = mark, {}, nil, 0, 0
   for i = from, from + 4 * n - 1, 4 do
@@ -89,7 +90,7 @@ local function add(key, from, source, n)
       else
         repeat
           seq = seq + 1
-        until not held or not is_taken(held, seq)
+        until not taken[seq % 65535]
         local ref = string.format('%.0f', seq)
         local stamp = at == latest and published == now and plain or struct.pack('>BI6I6', 1, published, at)
         redis.call('SET', inbox .. '_' .. ref, stamp .. ARGV[i + 3], 'PXAT', at == latest and latest_text or at)
@@ -111,17 +112,9 @@ local function add(key, from, source, n)
     redis.call('ZADD', inbox, unpack(refs))
     if own then redis.call('ZADD', KEYS[key + 2], unpack(own)) end
     local count = state[1] and redis.call('ZCARD', inbox) or #refs / 2
-    local over = count - limit
-    if seq > 65535 then
-      local round = redis.call('ZCOUNT', inbox, '-inf', seq - 65535)
-      for each in pairs(held or {}) do
-        if tonumber(each) <= seq - 65535 then round = round - 1 end
-      end
-      over = math.max(over, round)
-    end
-    if over > 0 then
+    if excess(inbox, count, seq, held) > 0 then
       local more
-      more, dropped = make_room(inbox, KEYS[key + 2], over, held or {}, nheld)
+      more, dropped = make_room(inbox, KEYS[key + 2], count, seq, held, nheld)
       expired = expired + more
     end
     if is_renewed or count * 2 <= #refs then redis.call('PEXPIREAT', inbox, till) end

@@ -12,11 +12,14 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local count, budget, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), 0
 local refs = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[2], '+inf', 'LIMIT', 0, count)
-local held = ',' .. (state[4] or '') .. ','
+local held = {}
+for each in (state[4] or ''):gmatch('%d+') do
+  held[each] = true
+end
 local reply, dead, looked = { 'OK', ARGV[2], 0 }, {}, 0
 for _, ref in ipairs(refs) do
   local envelope = redis.call('GET', KEYS[1] .. '_' .. ref)
-  if not envelope and held:find(',' .. ref .. ',', 1, true) then envelope = '' end
+  if not envelope and held[ref] then envelope = '' end
   if envelope then
     reply[#reply + 1] = ref
     reply[#reply + 1] = envelope

@@ -4,7 +4,7 @@
 -- ARGV     1 epoch  2.. seqs
 -- RETURNS  {'OK', held:int} or {'STALE_EPOCH'}
 -- WHY      From here on only the packet id counts: the envelope goes, the reference stays until the acknowledgement,
---          whatever expires or overflows meanwhile.
+--          whatever expires or overflows meanwhile. Half of all packet ids stay free for what is new.
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'held')
 if state[1] ~= ARGV[1] then return { 'STALE_EPOCH' } end
 local held, known = {}, {}
@@ -13,7 +13,7 @@ for each in (state[2] or ''):gmatch('%d+') do
   known[each] = true
 end
 for i = 2, #ARGV do
-  if not known[ARGV[i]] and redis.call('ZSCORE', KEYS[1], ARGV[i]) then
+  if #held < 32767 and not known[ARGV[i]] and redis.call('ZSCORE', KEYS[1], ARGV[i]) then
     held[#held + 1] = ARGV[i]
     known[ARGV[i]] = true
     redis.call('DEL', KEYS[1] .. '_' .. ARGV[i])

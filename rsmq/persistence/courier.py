@@ -40,6 +40,11 @@ class Call:
         self.deadline = 0.0
         self.packed = b""
 
+    @property
+    def is_moot(self) -> bool:
+        """Whether nobody wants the reply any more."""
+        return False
+
     def done(self, reply: Any) -> None:
         """Take the reply, or the error when patience has ended."""
         raise NotImplementedError
@@ -53,6 +58,10 @@ class Question(Call):
     def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> None:
         super().__init__(script, keys, args)
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_moot(self) -> bool:
+        return self.answer.cancelled()
 
     def done(self, reply: Any) -> None:
         if self.answer.done():
@@ -144,14 +153,16 @@ class Courier:
         await self._rest(trouble)
 
     def _take(self) -> list[Call]:
-        """As many calls as one exchange may hold, the oldest first."""
-        size, count = 0, 0
-        for call in self._waiting[:MOST_CALLS]:
-            size += len(call.packed)
-            count += 1
-            if size >= MOST_BYTES:
+        """As many calls as one exchange may hold, the oldest first, without those that nobody waits for any more."""
+        taken, size, count = list[Call](), 0, 0
+        for call in self._waiting:
+            if len(taken) == MOST_CALLS or size >= MOST_BYTES:
                 break
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            count += 1
+            if not call.is_moot:
+                taken.append(call)
+                size += len(call.packed)
+        del self._waiting[:count]
         return taken
 
     async def _rest(self, trouble: Exception | None) -> None:

@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 
 from rsmq.connect import Client
-from rsmq.errors import BrokerError, BrokerUnavailable
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.wire import Wire, pack
 
 log = logging.getLogger("rsmq.doorbell")
@@ -30,6 +30,7 @@ class Strand:
     def __init__(self, node: Client, rung: Callable[[bytes], None]) -> None:
         self._wire, self._rung = Wire(node), rung
         self.channels: set[bytes] = set()
+        self._leaving: dict[bytes, int] = {}
         self._outgoing: list[bytes] = []
         self._wake = anyio.Event()
 
@@ -41,6 +42,7 @@ class Strand:
     def forget(self, channel: bytes) -> None:
         """Listen to it no more."""
         self.channels.discard(channel)
+        self._leaving[channel] = self._leaving.get(channel, 0) + 1
         self._send(b"SUNSUBSCRIBE", channel)
 
     def _send(self, *command: bytes) -> None:
@@ -78,8 +80,16 @@ class Strand:
                 raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
             if reply[0] in (b"smessage", b"ssubscribe"):
                 self._rung(reply[1])
-            elif reply[0] == b"sunsubscribe" and reply[1] in self.channels:
-                raise BrokerUnavailable("a slot has moved to another node")
+            elif reply[0] == b"sunsubscribe":
+                self._left(reply[1])
+
+    def _left(self, channel: bytes) -> None:
+        """A subscription has ended: as it was asked for, even if somebody is here again, or because its slot moved."""
+        asked = self._leaving.pop(channel, 0)
+        if asked > 1:
+            self._leaving[channel] = asked - 1
+        elif not asked and channel in self.channels:
+            raise BrokerUnavailable("a slot has moved to another node")
 
 
 class Doorbell:
@@ -97,12 +107,19 @@ class Doorbell:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
-        async with anyio.create_task_group() as self._tasks:
-            task_status.started()
-            await anyio.sleep_forever()
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._tasks = None
+            for channel in list(self._rings):  # whoever waits finds out that the broker is closed
+                self._rung(channel)
 
     def listen(self, channel: str, ring: Ring) -> None:
         """Call `ring` whenever there may be something new, first when the subscription is confirmed."""
+        if self._tasks is None:
+            raise ConfigError("the broker is not connected: open the session inside `async with broker:`")
         rings = self._rings.setdefault(channel.encode(), [])
         rings.append(ring)
         if len(rings) == 1:
@@ -115,14 +132,16 @@ class Doorbell:
             rings.remove(ring)
             if not rings:
                 del self._rings[channel.encode()]
-                self._strand(channel).forget(channel.encode())
+                for strand in self._strands.values():  # not only where the channel is now: its slot may have moved
+                    if channel.encode() in strand.channels:
+                        strand.forget(channel.encode())
 
     def _strand(self, channel: str) -> Strand:
         """The connection to the node of a channel, made on first use."""
         node = self._client.node_for(channel)
         strand = self._strands.get(node)
         if strand is None:
-            assert self._tasks is not None, "a session is opened inside `async with broker:`"
+            assert self._tasks is not None, "nobody listens before or after"
             strand = self._strands[node] = Strand(node, self._rung)
             self._tasks.start_soon(self._keep, node, strand)
         return strand

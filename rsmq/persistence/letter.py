@@ -41,10 +41,10 @@ class Letter:
     `is_received` that the first half of its handshake (QoS 2) is done: it then has no content any more.
     """
 
-    __slots__ = ("_envelope", "_parts", "is_received", "is_redelivered", "seq")
+    __slots__ = ("_envelope", "_parts", "device", "is_received", "is_redelivered", "seq")
 
-    def __init__(self, seq: int, envelope: bytes, *, is_redelivered: bool = False) -> None:
-        self.seq = seq
+    def __init__(self, seq: int, envelope: bytes, *, device: str = "", is_redelivered: bool = False) -> None:
+        self.seq, self.device = seq, device
         self.is_redelivered = is_redelivered
         self.is_received = not envelope
         self._envelope = envelope or RECEIVED
@@ -169,6 +169,10 @@ def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, li
     data, kind = encode_payload(payload)
     if len(data) > limit:
         raise TooLarge(len(data), limit)
+    if not isinstance(topic, str):
+        raise ConfigError(f"topic={topic!r} is not text: pass a str")
+    if headers and not isinstance(headers, Mapping):
+        raise ConfigError(f"headers={headers!r} are no mapping of names to values")
     if headers and not all(type(part) is str for pair in headers.items() for part in pair):
         raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
     return seal(data, kind, topic, headers)

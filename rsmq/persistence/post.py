@@ -120,13 +120,23 @@ class Post:
     ) -> None:
         """Store many, in the order given per device. The next round is encoded while one is under way."""
         ttl, before = expiry_ms(expiry), Receipt()
-        sealed = ((device, seal_payload(payload, topic, headers, self._limit)) for device, payload in letters)
+        sealed = self._sealed(letters, topic, headers)
         while True:
             receipt = self._round(sealed, ttl)
             await before.complete()
             if receipt is None:
                 return
             before = receipt
+
+    def _sealed(
+        self, letters: Iterable[tuple[str, Any]], topic: str, headers: Mapping[str, str] | None
+    ) -> Iterator[tuple[str, bytes]]:
+        if isinstance(letters, str | bytes | Mapping) or not isinstance(letters, Iterable):
+            raise ConfigError(f"{letters!r} are no letters: give (client id, payload) pairs")
+        for pair in letters:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ConfigError(f"{pair!r} is no pair: give (client id, payload) for each letter")
+            yield pair[0], seal_payload(pair[1], topic, headers, self._limit)
 
     def _round(self, letters: Iterator[tuple[str, bytes]], ttl: Value) -> Receipt | None:
         """What goes next, bounded in letters and bytes; None when nothing is left."""

@@ -10,11 +10,11 @@ from typing import Final, Self
 import anyio
 
 from rsmq.clock import to_ms
-from rsmq.errors import ConfigError, SessionTaken
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, SessionTaken
 from rsmq.keys import Keys
 from rsmq.persistence.courier import Courier
 from rsmq.persistence.doorbell import Doorbell
-from rsmq.persistence.letter import PACKET_IDS, Letter
+from rsmq.persistence.letter import Letter
 from rsmq.persistence.settlement import Settlement
 from rsmq.script import (
     ACK_LETTERS,
@@ -27,6 +27,8 @@ from rsmq.script import (
 )
 from rsmq.settings import Settings
 
+LARGEST_WINDOW: Final = 32_767
+"""Half of all packet ids: however many letters are held, new ones find a free one."""
 MOST_PER_PAGE: Final = 200
 PAGE_BYTES: Final = 1 << 20
 """A page ends when it has so many bytes: about 2 ms of the server's time."""
@@ -54,14 +56,14 @@ class Session:
         window: int,
         auto_ack: bool,
     ) -> None:
-        if not 1 <= window <= PACKET_IDS:
-            raise ConfigError(f"window={window} is not possible: use 1 to {PACKET_IDS} letters")
+        if type(window) is not int or not 1 <= window <= LARGEST_WINDOW:
+            raise ConfigError(f"window={window!r} is not possible: use 1 to {LARGEST_WINDOW} letters")
         self.device, self.window = device, window
         self.epoch = ""
         self.is_present = False
         self._inbox, self._state, self._expiry, self._channel = keys.device(device)
         self._courier, self._doorbell, self._gateway = courier, doorbell, gateway
-        self._ttl_ms, self._poll = to_ms(settings.inbox_ttl), settings.inbox_poll.total_seconds()
+        self._ttl_ms, self._poll = to_ms(settings.inbox_ttl), poll_seconds(settings)
         self._patience = settings.command_timeout.total_seconds()
         self._clean, self._auto_ack = clean, auto_ack
         self._cursor, self._sent = "0", 0
@@ -78,6 +80,8 @@ class Session:
     # -- opening and closing --------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self.epoch:
+            raise ConfigError("a session is opened once: call broker.connect again for another connection")
         self._doorbell.listen(self._channel, self._ring)
         try:
             reply = await self._courier.ask(
@@ -101,12 +105,21 @@ class Session:
         if self._auto_ack and kind is None:
             self._ack_last()
         if not isinstance(self._trouble, SessionTaken):
-            with anyio.move_on_after(self._patience, shield=True):
+            await self._close()
+        if kind is None and not self._is_told:
+            self._raise_trouble()
+
+    async def _close(self) -> None:
+        """Tell the server, also while this task is being cancelled. That it could not be told is trouble, no error."""
+        try:
+            with anyio.fail_after(self._patience, shield=True):
                 await self._receipts.settled()
                 await self._acks.settled()
                 await self._courier.ask(CLOSE_SESSION, (self._state,), (self.epoch,))
-        if kind is None and not self._is_told:
-            self._raise_trouble()
+        except TimeoutError:
+            self._end(BrokerUnavailable(f"the server did not confirm the last acks of {self.device!r} in time"))
+        except BrokerError as error:
+            self._end(error)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -156,7 +169,7 @@ class Session:
         self._cursor, self._is_drained = reply[1].decode(), bool(int(reply[2])) and self._rings == heard
         for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
             seq = int(ref)
-            self._letters.append(Letter(seq, envelope, is_redelivered=seq <= self._sent))
+            self._letters.append(Letter(seq, envelope, device=self.device, is_redelivered=seq <= self._sent))
             self._out.add(seq)
 
     # -- settling -------------------------------------------------------------------------------------------------
@@ -186,6 +199,8 @@ class Session:
         self._raise_trouble()
         if not isinstance(letter, Letter):
             raise ConfigError(f"{letter!r} is no letter: pass what the session has yielded")
+        if letter.device != self.device:
+            raise ConfigError(f"{letter!r} is for device {letter.device!r}, this is the session of {self.device!r}")
 
     def _ack_last(self) -> None:
         if self._last is not None and self._trouble is None:
@@ -231,3 +246,8 @@ async def clear(courier: Courier, keys: tuple[str, str, str], left: int) -> None
     """Remove what lies under the floor of an inbox, in bounded steps."""
     while left:
         left = (await courier.ask(CLEAR_INBOX, keys, (0, CHUNK)))[2]
+
+
+def poll_seconds(settings: Settings) -> float:
+    """How often an idle session looks: often enough that its device is not forgotten meanwhile."""
+    return min(settings.inbox_poll, settings.inbox_ttl / 3).total_seconds()

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 from tests.cli.conftest import Cli, Running
+from tests.servers import wait_until
 
 
 def test_send_show_purge(cli: Cli) -> None:
@@ -72,6 +73,18 @@ def test_unacknowledged_letters_come_again(cli: Cli) -> None:
     assert (first["seq"], first["redelivered"]) == (1, False)
     assert (again["seq"], again["redelivered"]) == (1, True)
     assert cli.json("device", "show", "phone")["backlog"] == 0
+
+
+def test_a_clean_tail_starts_empty(cli: Cli, start: Callable[..., Running]) -> None:
+    """What was stored before a clean start is gone without being printed; a window must have room for a letter."""
+    cli.ok("device", "send", "phone", "one", "--text")
+    session = start("device", "tail", "--client", "phone", "--clean", "-n", "1")
+    wait_until(lambda: cli.json("device", "show", "phone")["gateway"] is not None, "it is connected")
+    cli.ok("device", "send", "phone", "two", "--text")
+    assert session.end() == 0
+    assert [line.rpartition(" ")[2] for line in session.lines] == ["two"]
+    assert cli.json("device", "show", "phone")["backlog"] == 0
+    assert cli("device", "tail", "--client", "phone", "--window", "0").returncode == 2
 
 
 def test_a_session_that_is_taken_over_says_so(cli: Cli, start: Callable[..., Running]) -> None:

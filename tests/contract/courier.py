@@ -1,8 +1,9 @@
-"""Run as a process: publishes numbered messages for a device, or feeds inboxes, until it is done or killed."""
+"""Run as a process: publishes numbered messages, feeds inboxes, or is a device, until it is done or killed."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from pathlib import Path
 
@@ -36,12 +37,28 @@ async def feed(broker: Broker) -> None:
     await broker.run()
 
 
+async def listen(broker: Broker, device: str, ledger: Path) -> None:
+    """Be a device: note each letter before acknowledging it, and each time that all acks are confirmed."""
+    with ledger.open("w", buffering=1) as notes:
+        async with broker, broker.connect(device, window=random.choice([5, 50])) as session:
+            async for letter in session:
+                payload = letter.payload
+                notes.write(f"{letter.seq} {int(letter.is_redelivered)} {payload['by']} {payload['n']}\n")
+                await session.ack(letter)
+                if letter.seq % 20 == 0:
+                    await session.flush()
+                    notes.write("confirmed\n")
+
+
 def main() -> None:
-    """`url prefix feed`, or `url prefix produce DEVICE NAME COUNT PROGRESS-FILE`."""
+    """`url prefix feed`, `url prefix produce DEVICE NAME COUNT PROGRESS-FILE`, or `url prefix listen DEVICE LEDGER`."""
     url, prefix, role, *rest = sys.argv[1:]
     broker = Broker(Settings(url=url, prefix=prefix, preflight="warn", inbox_limit=30_000))
     if role == "feed":
         asyncio.run(feed(broker))
+    elif role == "listen":
+        device, ledger = rest
+        asyncio.run(listen(broker, device, Path(ledger)))
     else:
         device, name, count, progress = rest
         asyncio.run(produce(broker, device, name, int(count), Path(progress)))

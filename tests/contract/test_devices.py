@@ -7,8 +7,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -37,46 +40,86 @@ def start(server_url: str, prefix: str) -> Iterator[Start]:
         process.wait()
 
 
+@dataclass
+class Note:
+    """What a device in a process of its own has written down about a letter."""
+
+    seq: int
+    is_redelivered: bool
+    payload: dict[str, Any]
+
+
 class Phone:
     """A device that remembers everything: what it got in which connection, and which acknowledgement was confirmed."""
 
-    def __init__(self, brokers: list[Broker], name: str) -> None:
-        self._brokers, self.name = brokers, name
+    def __init__(self, brokers: list[Broker], name: str, start: Start, directory: Path) -> None:
+        self._brokers, self.name, self._start, self._directory = brokers, name, start, directory
         self.confirmed: dict[int, tuple[str, int]] = {}
         self.order: list[tuple[str, int]] = []
         self.known: set[int] = set()
         self.again = 0
 
     async def connect(self, connection: int, letters: int) -> None:
-        """One connection, which reads so many letters and leaves in one of three ways."""
-        way = random.choice(["clean", "unacknowledged", "taken"])
-        broker, window = self._brokers[connection % 2], random.choice([1, 7, 100])
-        unsettled = {seq for seq in self.known if seq not in self.confirmed}
-        last, pending = 0, dict[int, tuple[str, int]]()
-        async with broker.connect(self.name, window=window) as session:
-            for _ in range(letters):
-                letter = await anext(session)
-                self.note(letter, last, unsettled)
-                last = letter.seq
-                if way == "unacknowledged" and len(unsettled | pending.keys()) < window and random.random() < 0.02:
-                    continue  # it never says that it has this one
-                pending[letter.seq] = (letter.payload["by"], letter.payload["n"])
-                await session.ack(letter)
-                if random.random() < 0.05:
-                    await session.flush()
-                    self.confirmed |= pending
-                    pending.clear()
-                if way == "unacknowledged" and session.window - len(self.known - self.confirmed.keys()) <= 1:
-                    break
-            if way == "taken":
+        """One connection, which reads so many letters and ends in one of five ways."""
+        way = ("clean", "unacknowledged", "taken", "dropped", "killed")[connection % 5]
+        if way == "killed":
+            await self.be_killed(connection, min(letters, 200))
+            return
+        async with AsyncExitStack() as stack:
+            window = random.choice([1, 7, 100])
+            session = await stack.enter_async_context(self._brokers[connection % 2].connect(self.name, window=window))
+            pending = await self.read(session, letters, is_silent=way == "unacknowledged")
+            if way == "dropped":
+                stack.pop_all()  # nobody closes it, nobody waits for its acknowledgements
+            elif way == "taken":
                 async with self._brokers[(connection + 1) % 2].connect(self.name):
                     with pytest.raises(SessionTaken):
                         await exhaust(session)
-                return
-            await session.flush()
-            self.confirmed |= pending
+            else:
+                await session.flush()
+                self.confirmed |= pending
 
-    def note(self, letter: Letter, last: int, unsettled: set[int]) -> None:
+    async def read(self, session: Session, letters: int, *, is_silent: bool) -> dict[int, tuple[str, int]]:
+        """Read, acknowledge (a silent one now and then does not); returns what is not yet confirmed."""
+        last, kept, pending = 0, 0, dict[int, tuple[str, int]]()
+        for _ in range(letters):
+            letter = await anext(session)
+            self.note(letter, last)
+            last = letter.seq
+            if is_silent and kept < session.window - 1 and random.random() < 0.05:
+                kept += 1
+                continue
+            pending[letter.seq] = (letter.payload["by"], letter.payload["n"])
+            await session.ack(letter)
+            if random.random() < 0.05:
+                await session.flush()
+                self.confirmed |= pending
+                pending.clear()
+        return pending
+
+    async def be_killed(self, connection: int, letters: int) -> None:
+        """The device is a process, and ends by SIGKILL while letters come in; then its ledger is read."""
+        ledger = self._directory / f"ledger-{connection}"
+        process = self._start("listen", self.name, ledger)
+
+        def notes() -> list[str]:
+            return ledger.read_text().splitlines() if ledger.exists() else []
+
+        await anyio.to_thread.run_sync(wait_until, lambda: len(notes()) >= letters, "the device has read")
+        process.kill()
+        process.wait()
+        last, pending = 0, dict[int, tuple[str, int]]()
+        for line in notes():
+            if line == "confirmed":
+                self.confirmed |= pending
+                pending.clear()
+                continue
+            seq, is_redelivered, by, n = line.split()
+            note = Note(int(seq), is_redelivered == "1", {"by": by, "n": int(n)})
+            self.note(note, last)
+            last, pending[note.seq] = note.seq, (by, note.payload["n"])
+
+    def note(self, letter: Letter | Note, last: int) -> None:
         """What one connection must look like, letter by letter."""
         assert letter.seq > last, f"OutOfOrder: {letter} after {last}"
         assert letter.seq not in self.confirmed, f"MoreThanOnce: {letter} was acknowledged"
@@ -109,7 +152,7 @@ async def test_a_device_that_comes_and_goes(
     producers = {name: produce(name) for name in names}
     brokers = [make_broker(), make_broker()]
     async with brokers[0], brokers[1]:
-        phone = Phone(brokers, "phone")
+        phone = Phone(brokers, "phone", start, tmp_path)
         for connection in range(20):
             await phone.connect(connection, random.randrange(1, 900))
             if connection in (3, 6):
@@ -121,11 +164,11 @@ async def test_a_device_that_comes_and_goes(
                 feeds[0].kill()
                 feeds.append(start("feed"))
         async with brokers[0].connect("phone", auto_ack=True) as session:
-            last, unsettled = 0, phone.known - phone.confirmed.keys()
+            last = 0
             with anyio.move_on_after(60):
                 while len(phone.order) < each * len(names):
                     letter = await anext(session)
-                    phone.note(letter, last, unsettled)
+                    phone.note(letter, last)
                     last = letter.seq
         for name in names:
             assert [n for by, n in phone.order if by == name] == list(range(each)), f"the order of {name}"

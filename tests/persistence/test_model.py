@@ -349,7 +349,7 @@ def machine(server_url: str, prefix: str) -> Iterator[type[InboxMachine]]:
 
 def test_an_inbox_is_its_model(machine: type[InboxMachine]) -> None:
     """Whatever is added, retried, expired, read, received, acknowledged, taken over or cleared, in whatever order."""
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)

@@ -1,0 +1,185 @@
+"""The doorbell: subscriptions of many sessions on one connection, which outlives whoever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from rsmq import Broker, Session, SessionTaken, Settings
+from rsmq.connect import Client
+from rsmq.keys import Keys
+from rsmq.persistence.doorbell import Doorbell
+
+SOON = 20.0
+"""Far below the poll of these brokers: what comes in time was rung for."""
+
+
+class Ear:
+    """Counts rings."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+        self._rang = asyncio.Event()
+
+    def __call__(self) -> None:
+        self.rings += 1
+        self._rang.set()
+
+    async def hears(self, rings: int) -> None:
+        """Until it has rung so often."""
+        with anyio.fail_after(SOON):
+            while self.rings < rings:
+                self._rang.clear()
+                await self._rang.wait()
+
+
+@pytest.fixture
+async def doorbell(client: Client) -> AsyncIterator[Doorbell]:
+    """It runs."""
+    async with anyio.create_task_group() as tasks:
+        bell = Doorbell(client)
+        await tasks.start(bell.run)
+        yield bell
+        tasks.cancel_scope.cancel()
+
+
+async def listeners(client: Client, channel: str) -> int:
+    """Connections that the server rings for a channel."""
+    return int((await client.execute_command("PUBSUB", "SHARDNUMSUB", channel))[1])
+
+
+async def lines(client: Client) -> set[bytes]:
+    """The ids of all listening connections."""
+    clients = await client.execute_command("CLIENT", "LIST", "TYPE", "pubsub")
+    return {line.split(b" ", 1)[0] for line in clients.splitlines()}
+
+
+async def listens(client: Client, channel: str, count: int = 1) -> None:
+    """Until so many connections listen."""
+    with anyio.fail_after(SOON):
+        while await listeners(client, channel) != count:
+            await anyio.sleep(0.001)
+
+
+async def test_it_rings_when_it_begins_and_for_each_letter(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """First when the server has confirmed, for there may have been something before; then whenever somebody rings."""
+    ear, channel = Ear(), keys.wake("phone")
+    doorbell.listen(channel, ear)
+    for rings in range(1, 4):
+        await ear.hears(rings)
+        await client.execute_command("SPUBLISH", channel, "")
+    await ear.hears(4)
+
+
+async def test_two_sessions_of_one_device(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """They share a subscription; it ends with the second of them."""
+    one, other, channel = Ear(), Ear(), keys.wake("phone")
+    doorbell.listen(channel, one)
+    doorbell.listen(channel, other)
+    await one.hears(1)
+    doorbell.forget(channel, one)
+    doorbell.forget(channel, one)  # once more is harmless
+    await client.execute_command("SPUBLISH", channel, "")
+    await other.hears(2)
+    assert one.rings == 1
+    assert await listeners(client, channel) == 1
+    doorbell.forget(channel, other)
+    await listens(client, channel, 0)
+
+
+async def test_coming_back_at_once(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """A device that leaves and comes back before the server has heard of it does not cut the line of the others."""
+    other, channel = Ear(), keys.wake("phone")
+    doorbell.listen(keys.wake("other"), other)
+    await other.hears(1)
+    before = await lines(client)
+    for _ in range(5):
+        ear = Ear()
+        doorbell.listen(channel, ear)
+        await ear.hears(1)
+        doorbell.forget(channel, ear)
+        doorbell.listen(channel, ear)
+        await ear.hears(2)
+        doorbell.forget(channel, ear)
+    await listens(client, channel, 0)
+    assert before <= await lines(client)
+    assert other.rings == 1
+
+
+async def test_a_channel_that_the_server_takes_away(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """An unsubscription that nobody asked for is a slot that has moved: all its channels are listened to anew."""
+    ear, channel = Ear(), keys.wake("phone")
+    doorbell.listen(channel, ear)
+    await ear.hears(1)
+    (strand,) = doorbell._strands.values()
+    strand._send(b"SUNSUBSCRIBE", channel.encode())  # what the server says is the same as when a slot moves
+    await ear.hears(2)
+    await client.execute_command("SPUBLISH", channel, "")
+    await ear.hears(3)
+    assert doorbell._strands
+    assert strand not in doorbell._strands.values()
+
+
+async def test_the_line_is_cut(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """A new line listens to all that is listened to, also to what came while there was none, and to nothing else."""
+    stays, leaves, comes = Ear(), Ear(), Ear()
+    doorbell.listen(keys.wake("stays"), stays)
+    doorbell.listen(keys.wake("leaves"), leaves)
+    await stays.hears(1)
+    await leaves.hears(1)
+    (strand,) = doorbell._strands.values()
+    await client.execute_command("CLIENT", "KILL", "ID", strand._wire.client_id)
+    doorbell.forget(keys.wake("leaves"), leaves)
+    doorbell.listen(keys.wake("comes"), comes)
+    await stays.hears(2)
+    await comes.hears(1)
+    for name in ("stays", "leaves", "comes"):
+        await client.execute_command("SPUBLISH", keys.wake(name), "")
+    await stays.hears(3)
+    await comes.hears(2)
+    assert leaves.rings == 1
+    assert await listeners(client, keys.wake("leaves")) == 0
+
+
+async def test_nothing_rings_for_a_foreign_channel(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """A ring that was on its way when the session ended meets nobody, and harms nobody."""
+    ear, channel = Ear(), keys.wake("phone")
+    doorbell.listen(channel, ear)
+    await ear.hears(1)
+    doorbell.forget(channel, ear)
+    doorbell._rung(channel.encode())
+    assert ear.rings == 1
+    assert repr(doorbell).startswith("<Doorbell channels=0")
+
+
+async def test_a_device_that_reconnects_at_once(server_url: str, prefix: str, no_task_left: None) -> None:
+    """Leaving and connecting at the same moment, over and over: each connection is rung, on the line of before."""
+    settings = Settings(url=server_url, prefix=prefix, preflight="warn", inbox_poll=timedelta(hours=1))
+    async with Broker(settings) as broker, broker.connect("other") as other:
+        waiting = asyncio.ensure_future(anext(other))
+        await listens(broker.client, broker.keys.wake("other"))
+        before = await lines(broker.client)
+        session = await broker.connect("phone", auto_ack=True).__aenter__()
+        for n in range(10):
+            _, session = await asyncio.gather(leave(session), broker.connect("phone", auto_ack=True).__aenter__())
+            await broker.send("phone", n)
+            with anyio.fail_after(SOON):
+                while (await anext(session)).payload != n:
+                    pass  # the session before could not acknowledge this one any more
+        await leave(session)
+        await listens(broker.client, broker.keys.wake("phone"), 0)
+        assert before <= await lines(broker.client)
+        await broker.send("other", "still there")
+        with anyio.fail_after(SOON):
+            assert (await waiting).payload == "still there"
+
+
+async def leave(session: Session) -> None:
+    """In order, unless the next one was faster."""
+    with suppress(SessionTaken):
+        await session.__aexit__(None, None, None)
