@@ -5,23 +5,32 @@ redis-py does the handshake, TLS and credentials; its per-command machinery is l
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final
 
 import anyio
 import hiredis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from rsmq.connect import Client, translate, translated
+from rsmq.connect import Client, translate
 from rsmq.errors import BrokerError, SlotMoved
+
+FAILURES: Final = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
 def pack(command: Sequence[str | bytes | int | float]) -> bytes:
     """One command in wire form."""
     packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
     return packed
+
+
+def extend(packed: bytes, count: int, arguments: Iterable[bytes]) -> bytes:
+    """A packed command with `count` further arguments, which are in wire form already."""
+    at = packed.index(b"\r\n")
+    return b"".join((b"*%d" % (int(packed[1:at]) + count), packed[at:], *arguments))
 
 
 class Wire:
@@ -32,7 +41,6 @@ class Wire:
 
     def __init__(self, client: Client) -> None:
         self.node = client
-        self._url = client.url
         self._timeout = client.timeout
         self._connection = client.connection_pool.make_connection()
         self.client_id = 0
@@ -88,19 +96,40 @@ class Wire:
                 self.node.hear(answer)
             return answer
 
-    @asynccontextmanager
-    async def _bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
-        """Raise our errors, also for a peer that reads or answers too slowly, and drop the connection with them.
+    def _bounded(self, timeout: float | None = None) -> Limit:
+        return Limit(self, self._timeout if timeout is None else timeout)
 
-        With a cancellation, too: replies that nobody has read would be taken for those of the next commands.
-        """
-        with translated(self._url):
-            try:
-                with anyio.fail_after(self._timeout if timeout is None else timeout):
-                    yield
-            except BaseException as error:
-                with anyio.CancelScope(shield=True):
-                    await self.close()
-                if isinstance(error, RedisError | OSError):
-                    self.node.hear(translate(error))
-                raise
+
+class Limit:
+    """A time limit around something that a wire does; a class, since a generator would double its cost.
+
+    Raises our errors, also for a peer that reads or answers too slowly, and drops the connection with them. With a
+    cancellation, too: replies that nobody has read would be taken for those of the next commands.
+    """
+
+    __slots__ = ("_timeout", "_wire")
+
+    def __init__(self, wire: Wire, seconds: float) -> None:
+        self._wire, self._timeout = wire, asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, at)
+        except TimeoutError as late:
+            error = late
+        if error is not None:
+            await self._drop(error)
+
+    async def _drop(self, error: BaseException) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._wire.close()
+        if isinstance(error, NoScriptError) or not isinstance(error, FAILURES):
+            return
+        if isinstance(error, RedisError | OSError):
+            self._wire.node.hear(translate(error))
+        raise translate(error, self._wire.node.url) from error

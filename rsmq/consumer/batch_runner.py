@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
 
 import anyio
 
@@ -14,6 +17,8 @@ from rsmq.errors import Malformed
 from rsmq.handler import batch_outcomes
 from rsmq.message import Message
 from rsmq.retry import Bury, Park, Reason, decide
+
+ORIGIN: Final = attrgetter("origin")
 
 
 class BatchRunner(Runner):
@@ -69,6 +74,25 @@ class BatchRunner(Runner):
 
     async def _started(self, picked: list[Message]) -> list[Message]:
         """Those that may be handled: the lease is held, the attempt charged, the payload readable."""
+        return picked if self._is_plain(picked) else await self._start_each(picked)
+
+    def _is_plain(self, picked: list[Message]) -> bool:
+        """Decode all of them, if that is all there is to it: leases held, first deliveries, everything readable."""
+        now, decode = monotonic(), self.handler.decode
+        try:
+            for lane, run in groupby(picked, ORIGIN):
+                if now >= lane.lease.deadline:
+                    return False
+                for message in run:
+                    if message.is_redelivered:
+                        return False
+                    message.payload = decode(message)
+        except Malformed:
+            return False
+        return True
+
+    async def _start_each(self, picked: list[Message]) -> list[Message]:
+        """The same, each for itself."""
         batch, now, decode, is_late = list[Message](), monotonic(), self.handler.decode, False
         for message in picked:
             lane: Lane = message.origin  # type: ignore[assignment]
@@ -113,10 +137,12 @@ class BatchRunner(Runner):
 
     def _all_done(self, batch: list[Message], heads: list[Message]) -> None:
         """The normal case, without a second look at each message."""
-        for message in batch:
-            lane: Lane = message.origin  # type: ignore[assignment]
-            lane.running -= 1
-            self._done(message, lane)
+        for lane, run in groupby(batch, ORIGIN):
+            ids = [message.entry_id for message in run]
+            lane.running -= len(ids)
+            if not lane.done:
+                self._settler.note(lane)
+            lane.done += ids
         self.queue.in_hand -= len(batch)
         if self.queue.is_ordered:
             for message in heads:
@@ -179,11 +205,6 @@ class BatchRunner(Runner):
             assert head.routing_key is not None
             lane.waiting.setdefault(head.routing_key, deque()).extendleft(reversed(later))
         self.queue.again(head)
-
-    def _done(self, message: Message, lane: Lane) -> None:
-        if not lane.done:
-            self._settler.note(lane)
-        lane.done.append(message.entry_id)
 
     def _leave(self, message: Message, lane: Lane) -> None:
         """It is not in the batch any more; its key is released with the others, at the end."""

@@ -178,8 +178,8 @@ class Append(Sink):
     script = PUBLISH_MESSAGES
 
     def _read(self, batch: Batch, reply: Any) -> None:
-        word = b"OK" if len(reply) == batch.count else b"FULL"
-        super()._read(batch, (word, len(reply), 0))
+        stored, _ = reply
+        super()._read(batch, (b"OK" if stored == batch.count else b"FULL", stored, 0))
 
 
 def choose(key: bytes | None, message_id: bytes | None, origin: int | None, turn: int, partitions: int) -> int:

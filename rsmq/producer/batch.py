@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rsmq.keys import Keys
-from rsmq.message import pack_fields
+from rsmq.message import entry_fields, pack_fields
 from rsmq.producer.doubt import Doubt
+from rsmq.producer.entry import encode_entry
 from rsmq.script import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, Script, Value
 from rsmq.topic import Topic
-from rsmq.wire import pack
+from rsmq.wire import extend, pack
 
 MOST_MESSAGES: Final = 500
 MOST_BYTES: Final = 4 << 20
 
 Fields = list[bytes | str]
+Encode = Callable[[bytes, str, str | None, str, Mapping[str, str] | None], Any]
+"""data, message id, key, content type, headers."""
 
 
 class Full(Exception):
@@ -46,7 +49,7 @@ class Batch(ABC):
         self.keys, self.topic, self.partition, self.stream = keys, topic, partition, stream
         self.deadline, self.window_ms = deadline, window_ms
         self.ids: list[str] = []
-        self.entries: list[Fields] = []
+        self.entries: list[Any] = []
         self.waiters: list[asyncio.Future[None]] = []
         self.whole: asyncio.Future[None] | None = None
         self.size = 0
@@ -55,15 +58,22 @@ class Batch(ABC):
         self.needs_source = False
         self.has_made_room = False
 
+    @staticmethod
+    @abstractmethod
+    def encode(
+        data: bytes, message_id: str, key: str | None, content_type: str, headers: Mapping[str, str] | None
+    ) -> Any:
+        """A message as an entry of this kind of batch."""
+
     @property
     def is_full(self) -> bool:
         """Whether the next message belongs into another batch."""
         return self.is_closed or len(self.ids) >= MOST_MESSAGES or self.size >= MOST_BYTES
 
-    def add(self, message_id: str, fields: Fields, size: int) -> None:
-        """Append a message."""
+    def add(self, message_id: str, entry: Any, size: int) -> None:
+        """Append a message, as `encode` has made it."""
         self.ids.append(message_id)
-        self.entries.append(fields)
+        self.entries.append(entry)
         self.size += size
 
     def promise(self) -> asyncio.Future[None]:
@@ -116,20 +126,20 @@ class Append(Batch):
 
     __slots__ = ()
     script = PUBLISH_MESSAGES
+    encode = staticmethod(encode_entry)
     is_repeatable = False
 
     def commands(self) -> list[bytes]:
-        args: list[Value] = [self.topic.max_length, self.topic.on_full]
-        for fields in self.entries:
-            args.append(len(fields))
-            args += fields
-        return [self._command((self.stream,), args)]
+        head = self._command((self.stream,), (self.topic.max_length, self.topic.on_full))
+        count = sum([count for count, _ in self.entries])
+        return [extend(head, count, [arguments for _, arguments in self.entries])]
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
-        ids = replies[0]
-        if isinstance(ids, Exception):
-            return 0, b"", ids
-        return len(ids), ids[-1] if ids else b"", Full() if len(ids) < len(self.ids) else None
+        reply = replies[0]
+        if isinstance(reply, Exception):
+            return 0, b"", reply
+        count, newest = reply
+        return count, newest, Full() if count < len(self.ids) else None
 
 
 class Once(Batch):
@@ -137,6 +147,7 @@ class Once(Batch):
 
     __slots__ = ("since",)
     script = PUBLISH_ONCE
+    encode = staticmethod(entry_fields)
     is_repeatable = True
 
     def __init__(

@@ -15,9 +15,9 @@ from rsmq.clock import epoch_ms, to_ms
 from rsmq.connect import Client
 from rsmq.errors import ConfigError, TooLarge
 from rsmq.keys import Keys
-from rsmq.message import encode_payload, entry_fields, new_message_id
+from rsmq.message import encode_payload, new_message_id
 from rsmq.partition import partition_for
-from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Fields, Once
+from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once
 from rsmq.producer.doubt import Doubts
 from rsmq.producer.line import Line
 from rsmq.retry import LONGEST_DELAY
@@ -76,18 +76,16 @@ class Producer:
         PublishUnknown (publish it again with the id it carries). A cancelled call may have stored the message.
         """
         place = self._topics.cached(topic) or await self._topics.lookup(topic)
-        identity, fields, size = self._encode(payload, key, headers, message_id)
+        is_delayed = delay is not None or at is not None
+        kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
+        identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id)
+        due = due_time(delay, at) if is_delayed else ""
         partition = partition_for(identity if key is None else key, place.partitions)
-        line, stream = self._line(wait_replicas), self._stream(place, partition)
-        batch: Batch
-        if delay is not None or at is not None:
-            due = due_time(delay, at)
-            batch = delayed = line.batch(Delay, place, partition, stream)
-            delayed.due.setdefault(identity, due)
-        else:
-            batch = line.batch(Append if message_id is None else Once, place, partition, stream)
+        batch = self._line(wait_replicas).batch(kind, place, partition, self._stream(place, partition))
+        if isinstance(batch, Delay):
+            batch.due.setdefault(identity, due)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        batch.add(identity, fields, size)
+        batch.add(identity, entry, size)
         batch.waiters.append(waiter)
         await waiter
         return identity
@@ -111,8 +109,8 @@ class Producer:
             raise ConfigError(f"batch={batch} is not possible: use 1 to {MOST_MESSAGES} messages")
         place = self._topics.cached(topic) or await self._topics.lookup(topic)
         line, ids, on_the_way = self._line(0), list[str](), list[asyncio.Future[None]]()
-        encoded = self._encoded(items, key, headers, message_id)
         kind: type[Batch] = Append if message_id is None else Once
+        encoded = self._encoded(items, key, headers, message_id, kind.encode)
         while True:
             filled = self._fill(encoded, place, line, kind, batch, ids)
             confirmed = [full.promise() for full in filled]
@@ -129,17 +127,19 @@ class Producer:
         key: Callable[[T], str | None] | None,
         headers: Mapping[str, str] | Callable[[T], Mapping[str, str] | None] | None,
         message_id: Callable[[T], str] | None,
-    ) -> Iterator[tuple[str, str, Fields, int]]:
-        """What decides the partition, the id, the fields and the size of each item."""
+        encode: Encode,
+    ) -> Iterator[tuple[str, str, Any, int]]:
+        """What decides the partition, the id, the entry and the size of each item."""
         for item in items:
             route = None if key is None else key(item)
             extra = headers(item) if callable(headers) else headers
-            identity, fields, size = self._encode(item, route, extra, None if message_id is None else message_id(item))
-            yield identity if route is None else route, identity, fields, size
+            given = None if message_id is None else message_id(item)
+            identity, entry, size = self._encode(encode, item, route, extra, given)
+            yield identity if route is None else route, identity, entry, size
 
     def _fill(
         self,
-        encoded: Iterator[tuple[str, str, Fields, int]],
+        encoded: Iterator[tuple[str, str, Any, int]],
         place: Topic,
         line: Line,
         kind: type[Batch],
@@ -148,13 +148,13 @@ class Producer:
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
-        for route, identity, fields, length in islice(encoded, min(most * place.partitions, MOST_PER_ROUND)):
+        for route, identity, entry, length in islice(encoded, min(most * place.partitions, MOST_PER_ROUND)):
             partition = partition_for(route, place.partitions)
             batch = latest.get(partition)
             if batch is None or len(batch.ids) >= most:
                 batch = latest[partition] = line.new(kind, place, partition, self._stream(place, partition))
                 filled.append(batch)
-            batch.add(identity, fields, length)
+            batch.add(identity, entry, length)
             ids.append(identity)
             size += length
             if size >= MOST_BYTES:
@@ -162,9 +162,9 @@ class Producer:
         return filled
 
     def _encode(
-        self, payload: Any, key: str | None, headers: Mapping[str, str] | None, message_id: str | None
-    ) -> tuple[str, Fields, int]:
-        """A message's id, its stream fields and how much they weigh. Refuses what no consumer could read."""
+        self, encode: Encode, payload: Any, key: str | None, headers: Mapping[str, str] | None, message_id: str | None
+    ) -> tuple[str, Any, int]:
+        """A message's id, its entry and how much it weighs. Refuses what no consumer could read."""
         data, content_type = encode_payload(payload)
         identity = new_message_id() if message_id is None else check_message_id(message_id)
         size = len(data)
@@ -178,7 +178,7 @@ class Producer:
             size += sum(len(name) + len(value) for name, value in headers.items())
         if size > self._limit:
             raise TooLarge(size, self._limit)
-        return identity, entry_fields(data, identity, key, content_type, headers), size
+        return identity, encode(data, identity, key, content_type, headers), size
 
     def _stream(self, place: Topic, partition: int) -> str:
         streams = self._streams.get(place.name)

@@ -27,7 +27,7 @@ class Partition:
     async def entries(self) -> list[list[bytes]]:
         return [fields for _, fields in await self.call("XRANGE", self.stream, "-", "+")]
 
-    async def publish(self, *messages: list[str], limit: int = 0, on_full: str = "reject") -> list[bytes]:
+    async def publish(self, *messages: list[str], limit: int = 0, on_full: str = "reject") -> list[Any]:
         args = [part for fields in messages for part in (len(fields), *fields)]
         return await PUBLISH_MESSAGES(self.client, (self.stream,), (limit, on_full, *args))
 
@@ -60,21 +60,21 @@ def partition(client: Client, keys: Keys) -> Partition:
 
 
 async def test_publish_messages_appends_in_order(partition: Partition) -> None:
-    """Entries of any number of fields, one id each; a second call appends again."""
-    ids = await partition.publish(["data", "1"], ["data", "2", "key", "k"], ["data", "3"])
-    assert ids == [entry for entry, _ in await partition.call("XRANGE", partition.stream, "-", "+")]
+    """Entries of any number of fields, and the id of the last; a second call appends again."""
+    reply = await partition.publish(["data", "1"], ["data", "2", "key", "k"], ["data", "3"])
+    assert reply == [3, (await partition.call("XREVRANGE", partition.stream, "+", "-", "COUNT", 1))[0][0]]
     expected = [[b"data", b"1"], [b"data", b"2", b"key", b"k"], [b"data", b"3"]]
     assert await partition.entries() == expected
     await partition.publish(["data", "1"], ["data", "2", "key", "k"], ["data", "3"])
     assert await partition.entries() == expected * 2
-    assert await partition.publish() == []
+    assert await partition.publish() == [0, b""]
 
 
 async def test_publish_messages_stops_at_the_limit(partition: Partition) -> None:
-    """Fewer ids than messages say where it became full; a second call stores nothing."""
+    """A number below that of the messages says where it became full; a second call stores nothing."""
     messages = [["data", str(number)] for number in range(5)]
-    assert len(await partition.publish(*messages, limit=3)) == 3
-    assert await partition.publish(*messages, limit=3) == []
+    assert (await partition.publish(*messages, limit=3))[0] == 3
+    assert await partition.publish(*messages, limit=3) == [0, b""]
     assert await partition.entries() == [[b"data", b"0"], [b"data", b"1"], [b"data", b"2"]]
 
 
@@ -82,7 +82,7 @@ async def test_publish_messages_trims_the_oldest(partition: Partition) -> None:
     """With `trim` everything is stored and the oldest whole nodes go."""
     messages = [["data", str(number)] for number in range(500)]
     for _ in range(2):
-        assert len(await partition.publish(*messages, limit=50, on_full="trim")) == 500
+        assert (await partition.publish(*messages, limit=50, on_full="trim"))[0] == 500
         kept = await partition.entries()
         assert kept[-1] == [b"data", b"499"]
         assert 50 <= len(kept) < 250
@@ -91,7 +91,7 @@ async def test_publish_messages_trims_the_oldest(partition: Partition) -> None:
 async def test_publish_messages_takes_the_largest_batch(partition: Partition) -> None:
     """500 messages of 250 fields do not overflow Lua's stack."""
     wide = ["data", "x", *(f"f{number}" for number in range(248))]
-    assert len(await partition.publish(*[wide] * 500)) == 500
+    assert (await partition.publish(*[wide] * 500))[0] == 500
 
 
 # -- publish_once -------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ async def test_publish_once_stores_once(partition: Partition) -> None:
 
 async def test_publish_once_finds_a_first_attempt_without_a_dedup_key(partition: Partition) -> None:
     """After a plain batch whose reply was lost, the message is found behind `since` and remembered."""
-    (before,) = await partition.publish(["data", "x", "id", "z"])
+    _, before = await partition.publish(["data", "x", "id", "z"])
     _, entry = await partition.publish(["data", "y", "id", "c"], ["data", "x", "id", "a"])
     for _ in range(2):
         assert await partition.once("a", since=before.decode()) == [b"DUPLICATE", entry]
