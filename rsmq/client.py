@@ -68,6 +68,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return SlotMoving(f"a slot is moving ({text})")
     if code in TRANSIENT:
         return BrokerUnavailable(f"{TRANSIENT[code]} ({text})")
+    if "WAIT cannot be used with replica" in text[:60]:
+        return BrokerUnavailable(TRANSIENT["READONLY"])
     if code == "NOGROUP" or "NOGROUP" in text[:80]:
         return GroupMissing(text)
     if isinstance(error, ResponseError):
@@ -130,6 +132,9 @@ class Client(redis.asyncio.Redis):
 
     async def refresh(self) -> None:
         """Find out where the keys are, if that is in doubt."""
+
+    def reconsider(self) -> None:
+        """It is in doubt: an answer may have come from a node that is master no more, and does not say so."""
 
     def hear(self, error: BrokerError | ConfigError) -> None:
         """What a connection to this server met: news for whoever knows where the keys are."""
@@ -202,6 +207,9 @@ class BlockingClient(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """One command. Raises what the server said against it."""
         return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def reconsider(self) -> None:
+        """Find out anew where the keys are: a node may be master no more, and not say so."""
 
     def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
         """Send commands together. An error in a reply is returned in its place; a lost connection is raised."""

@@ -109,6 +109,9 @@ class ClusterClient(Client):
                 raise troubles[0]
             await self._let_go()
 
+    def reconsider(self) -> None:
+        self._slots.is_stale = True
+
     async def _let_go(self) -> None:
         """Nodes that serve nothing any more need no connections. They stay known: one may come back."""
         masters = set(self._slots.masters)
@@ -212,6 +215,9 @@ class BlockingCluster(BlockingClient):
             assert isinstance(made, BlockingClient)
             node = self._nodes[address] = made.prepare()
         return node
+
+    def reconsider(self) -> None:
+        self._slots.is_stale = True
 
     def _refresh(self) -> None:
         troubles: list[Exception] = []

@@ -191,6 +191,7 @@ class Beat:
         listeners, *shown = replies[len(leases) :]
         if joined and listeners in (0, [own.encode(), 0]):
             self._presence.renew()
+            client.reconsider()  # or the question went to a replica: it answers for itself only
         for each, *is_there in zip(joined, shown[0::2], shown[1::2], strict=True):
             if not all(is_there):  # last: a server out of memory refuses it, which must not cost what was renewed
                 self._show(client, each, ttl)

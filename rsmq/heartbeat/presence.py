@@ -34,8 +34,11 @@ async def listeners(client: Client, channels: Sequence[str]) -> list[int]:
     if not client.is_cluster:
         return list((await client.execute_command("PUBSUB", "NUMSUB", *channels))[1::2])
     counts = [reply[1] for reply in await _asked(client, [("PUBSUB", "SHARDNUMSUB", channel) for channel in channels])]
-    # a node that has lost the slot counts nobody and does not say so: whoever seems to be gone is called
+    # a node that has lost the slot counts nobody and does not say so: whoever seems to be gone is called,
+    # and by the newest map, for a replica would answer for itself only
     silent = [channel for channel, count in zip(channels, counts, strict=True) if not count]
+    if silent:
+        client.reconsider()
     called = dict(zip(silent, await _asked(client, [call(channel) for channel in silent]), strict=True))
     return [count or called[channel] for channel, count in zip(channels, counts, strict=True)]
 

@@ -5,15 +5,15 @@
 -- RETURNS  {'OK', held:int} or {'STALE_EPOCH'}
 -- WHY      From here on only the packet id counts: the envelope goes, the reference stays until the acknowledgement,
 --          whatever expires or overflows meanwhile. Half of all packet ids stay free for what is new.
-local state = redis.call('HMGET', KEYS[2], 'epoch', 'held')
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'held', 'floor')
 if state[1] ~= ARGV[1] then return { 'STALE_EPOCH' } end
-local held, known = {}, {}
+local held, known, floor = {}, {}, tonumber(state[3] or 0)
 for each in (state[2] or ''):gmatch('%d+') do
   held[#held + 1] = each
   known[each] = true
 end
 for i = 2, #ARGV do
-  if #held < 32767 and not known[ARGV[i]] and redis.call('ZSCORE', KEYS[1], ARGV[i]) then
+  if #held < 32767 and tonumber(ARGV[i]) > floor and not known[ARGV[i]] and redis.call('ZSCORE', KEYS[1], ARGV[i]) then
     held[#held + 1] = ARGV[i]
     known[ARGV[i]] = true
     redis.call('DEL', KEYS[1] .. '_' .. ARGV[i])

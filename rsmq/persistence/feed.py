@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from rsmq.errors import ConfigError
 from rsmq.keys import encode_device
@@ -15,6 +15,8 @@ from rsmq.persistence.post import Post, expiry_ms
 from rsmq.persistence.receipt import Receipt
 from rsmq.retry import Park, Reject, Retry, RetryPolicy, decide
 from rsmq.signature import read_signature
+
+WAITS: Final = "it waits for the message before it"
 
 Recipients = str | Iterable[str] | None
 
@@ -49,10 +51,13 @@ class Feed:
         stopped: set[int] = set()
         for number, message in enumerate(messages):
             if message.partition in stopped:
-                outcomes[number] = Retry("it waits for the message before it")
+                outcomes[number] = Retry(WAITS)
                 continue
             try:
-                receipts[number] = self._send(message, await self._addressed(message))
+                devices = await self._addressed(message)
+                if self._signature.is_async and self._is_behind(message, messages, receipts):
+                    raise Retry(WAITS)
+                receipts[number] = self._send(message, devices)
             except Exception as error:
                 outcomes[number] = error
                 if isinstance(decide(error, message.attempt, self._retry), Park):
@@ -63,6 +68,18 @@ class Feed:
             except Exception as error:
                 outcomes[number] = error
         return outcomes if any(outcomes) else None
+
+    def _is_behind(self, message: Message, messages: list[Message], receipts: dict[int, Receipt]) -> bool:
+        """Whether one before it, sent while its devices were looked up, has failed meanwhile and will be tried again.
+
+        The mark of this one would make that one a repetition.
+        """
+        return any(
+            receipt.error is not None
+            and messages[at].partition == message.partition
+            and isinstance(decide(receipt.error, messages[at].attempt, self._retry), Park)
+            for at, receipt in receipts.items()
+        )
 
     async def _addressed(self, message: Message) -> list[str]:
         """The devices that get it, each once. Raises Reject for what cannot be one."""

@@ -90,12 +90,21 @@ class Letter:
     @property
     def timestamp(self) -> datetime:
         """When it was published."""
-        return from_epoch_ms(int.from_bytes(self._envelope[1:7], "big"))
+        return self._moment(1)
 
     @property
     def expires_at(self) -> datetime:
         """When it is removed if the device has not acknowledged it by then."""
-        return from_epoch_ms(int.from_bytes(self._envelope[7:STAMP], "big"))
+        return self._moment(7)
+
+    def _moment(self, at: int) -> datetime:
+        raw = self._envelope[at : at + 6]
+        try:
+            if len(raw) < 6:
+                raise ValueError("it is cut off")
+            return from_epoch_ms(int.from_bytes(raw, "big"))
+        except (ValueError, OverflowError) as error:
+            raise Malformed(f"letter {self.seq}: its envelope holds no time: {error}") from None
 
     def _read(self) -> tuple[str, str, bytes, bytes]:
         if self._parts is None:

@@ -122,7 +122,7 @@ class Post:
         ttl, before = expiry_ms(expiry), Receipt()
         sealed = self._sealed(letters, topic, headers)
         while True:
-            receipt = self._round(sealed, ttl)
+            receipt = None if before.error else self._round(sealed, ttl)
             await before.complete()
             if receipt is None:
                 return

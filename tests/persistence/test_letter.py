@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +77,48 @@ def test_noise_is_malformed_or_a_letter(noise: bytes) -> None:
     except Malformed:
         return
     assert noise.endswith(data)
+
+
+@given(cut=st.binary(max_size=11), ms=st.integers(LATEST_MS + 1, 2**48 - 1))
+def test_times_that_are_none(cut: bytes, ms: int) -> None:
+    """An envelope that ends before them, or a year that no calendar has, is Malformed as well."""
+    for broken in (Letter(5, bytes([VERSION]) + cut), Letter(5, stamped(seal(b""), 0, ms))):
+        with pytest.raises(Malformed, match="letter 5: its envelope holds no time"):
+            _ = broken.expires_at
+    for broken in (Letter(5, bytes([VERSION]) + cut[:5]), Letter(5, stamped(seal(b""), ms))):
+        with pytest.raises(Malformed, match="letter 5: its envelope holds no time"):
+            _ = broken.timestamp
+
+
+def test_the_golden_example_of_the_page() -> None:
+    """What docs/wire-format.md shows is what is written and read."""
+    page = (
+        (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8").split("\n## Letters\n")[1]
+    )
+    found = re.search(r"`(01 [0-9a-f ]+)`.* is `(.+?)` about `(\w+)`", page)
+    assert found is not None
+    envelope = bytes.fromhex(found[1])
+    letter = Letter(1, envelope)
+    assert (letter.data.decode(), letter.type, letter.topic, letter.headers) == (found[2], JSON, found[3], {})
+    assert letter.payload == {"n": 1}
+    assert letter.expires_at - letter.timestamp == timedelta(days=7)
+    assert envelope == stamped(
+        seal_payload({"n": 1}, "alerts", None, 100), to_epoch_ms(letter.timestamp), to_epoch_ms(letter.expires_at)
+    )
+
+
+def to_epoch_ms(moment: datetime) -> int:
+    """Whole milliseconds since 1970."""
+    return round(moment.timestamp() * 1000)
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a":1}', b"{", b"\xff", b"[" * 60_000])
+def test_headers_that_are_none(raw: bytes) -> None:
+    """Anything but a JSON object of strings is Malformed; the payload can still be read."""
+    letter = Letter(1, stamped(seal(b"{}", headers=raw)))
+    with pytest.raises(Malformed, match="the headers are not"):
+        _ = letter.headers
+    assert letter.payload == {}
 
 
 @pytest.mark.parametrize("version", [b"\x00", b"\x02", b"\xff", b"{"])
