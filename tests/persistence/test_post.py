@@ -119,7 +119,8 @@ async def test_patience_ends(own_server: Server, make_broker: Callable[..., Brok
                     break
                 except BrokerUnavailable:
                     continue  # the pause between two attempts may be longer than this broker's patience
-        assert (await stored(broker))[-1] == 4
+        async with make_broker() as patient:
+            assert (await stored(patient))[-1] == 4
 
 
 async def test_the_broker_closes_while_senders_wait(
