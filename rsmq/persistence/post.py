@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
@@ -29,30 +28,70 @@ LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
 
 
 class Line:
-    """The letters of one source for one device: its keys, and the parcels that wait."""
+    """The letters of one source for one device: its keys, and the parcels that wait, linked one to the next.
 
-    __slots__ = ("keys", "name", "parcels", "source")
+    Few objects a letter, for they are what a garbage collection in the middle of much traffic has to walk through.
+    """
 
-    def __init__(self, name: tuple[str, str], keys: tuple[str, ...]) -> None:
-        self.name, self.source, self.keys = name, name[1], keys
-        self.parcels: deque[Parcel] = deque()
+    __slots__ = ("device", "first", "keys", "last", "source")
+
+    def __init__(self, device: str, source: str, keys: tuple[str, ...]) -> None:
+        self.device, self.source, self.keys = device, source, keys
+        self.first: Parcel | None = None
+        self.last: Parcel | None = None
+
+    def open(self) -> Parcel:
+        """The parcel that the next letter joins."""
+        last = self.last
+        if last is None or last.letters >= MOST_LETTERS or last.size >= MOST_BYTES:
+            parcel = self.last = Parcel(self)
+            if last is None:
+                self.first = parcel
+            else:
+                last.after = parcel
+            return parcel
+        return last
+
+    def take(self) -> Parcel | None:
+        """The parcel that sets out next."""
+        parcel = self.first
+        if parcel is not None:
+            self.first = parcel.after
+            if self.first is None:
+                self.last = None
+        return parcel
 
 
 class Parcel:
     """Letters of one line that go together."""
 
-    __slots__ = ("letters", "line", "parts", "receipts", "size")
+    __slots__ = ("after", "letters", "line", "others", "parts", "receipt", "size")
 
     def __init__(self, line: Line) -> None:
         self.line = line
+        self.after: Parcel | None = None
         self.parts: list[Value] = []
         self.letters = self.size = 0
-        self.receipts: list[Receipt] = []
+        self.receipt: Receipt | None = None
+        self.others: list[Receipt] | None = None
+
+    def promise(self, receipt: Receipt) -> None:
+        """Put a receipt on it, once."""
+        if receipt is self.receipt or (self.others is not None and receipt is self.others[-1]):
+            return
+        receipt.missing += 1
+        if self.receipt is None:
+            self.receipt = receipt
+        elif self.others is None:
+            self.others = [receipt]
+        else:
+            self.others.append(receipt)
 
     def stored(self, error: Exception | None) -> None:
         """It is stored, or not."""
-        for receipt in self.receipts:
-            receipt.stored(error)
+        for receipt in (self.receipt, *(self.others or ())):
+            if receipt is not None:
+                receipt.stored(error)
 
 
 class Van(Call):
@@ -98,7 +137,7 @@ class Post:
         self._options = (to_ms(settings.inbox_ttl), settings.inbox_limit, to_ms(settings.dedup_window))
         self._sender = f"source:~{secrets.token_hex(5)}"
         self._count = 0
-        self._lines: dict[tuple[str, str], Line] = {}
+        self._lines: dict[str, dict[str, Line]] = {}
         self._ready: list[Line] = []
 
     # -- from this process ----------------------------------------------------------------------------------------
@@ -161,22 +200,20 @@ class Post:
 
         `published` and `ttl` are milliseconds or empty: published now, no expiry of its own.
         """
-        name = (device, source)
-        line = self._lines.get(name)
+        lines = self._lines.get(source)
+        if lines is None:
+            lines = self._lines[source] = {}
+        line = lines.get(device)
         if line is None:
-            line = Line(name, self._keys.device(device))  # an id that is not allowed fails here, with nothing taken
-            self._lines[name] = line
+            line = Line(device, source, self._keys.device(device))  # a wrong id fails here, with nothing taken
+            lines[device] = line
             self._make_ready(line)
-        parcels = line.parcels
-        if not parcels or parcels[-1].letters >= MOST_LETTERS or parcels[-1].size >= MOST_BYTES:
-            parcels.append(Parcel(line))
-        parcel = parcels[-1]
+        parcel = line.open()
         parcel.parts += (position, published, ttl, envelope)
         parcel.letters += 1
         parcel.size += len(envelope)
-        if not parcel.receipts or parcel.receipts[-1] is not receipt:
-            parcel.receipts.append(receipt)
-            receipt.missing += 1
+        if parcel.receipt is not receipt:
+            parcel.promise(receipt)
 
     def _make_ready(self, line: Line) -> None:
         """Its next parcel sets out with those of other lines, when the event loop comes round."""
@@ -189,7 +226,8 @@ class Post:
         ready, self._ready = self._ready, []
         parcels, letters, size = list[Parcel](), 0, 0
         for line in ready:
-            parcel = line.parcels.popleft()
+            parcel = line.take()
+            assert parcel is not None, "what is ready has something to send"
             if parcels and (
                 len(parcels) >= self._most_devices
                 or letters + parcel.letters > MOST_LETTERS
@@ -209,16 +247,15 @@ class Post:
 
     def went(self, line: Line, error: Exception | None) -> None:
         """A parcel of a line has ended; the next one may set out, and a line without one is forgotten."""
-        while error is not None and line.parcels:
-            # what comes after a gap would close it for ever, for the mark would be higher: it fails as well
-            line.parcels.popleft().stored(error)
-        if line.parcels:
+        while error is not None and (parcel := line.take()) is not None:
+            parcel.stored(error)  # what comes after a gap would close it for ever, for the mark would be higher
+        if line.first is not None:
             self._make_ready(line)
         else:
-            del self._lines[line.name]
+            del self._lines[line.source][line.device]
 
     def __repr__(self) -> str:
-        return f"<Post lines={len(self._lines)}>"
+        return f"<Post lines={sum(map(len, self._lines.values()))}>"
 
 
 def expiry_ms(expiry: timedelta | None) -> Value:
