@@ -24,14 +24,15 @@ check: $(READY) ## Format, lint, types
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 
-bench: $(READY) ## CPU per message beside the bare client, in one run
-	@$(BIN)/python -m bench
+bench: $(READY) ## CPU per message beside the bare client and beside other queues; QUICK=1 for the short form
+	@$(BIN)/python -m bench $(if $(QUICK),--quick)
+	@$(BIN)/python -m bench.peers $(if $(QUICK),--quick)
 
 chaos: $(READY) ## The long form of the tests that kill, pause and cut real processes
 	@CHAOS=long $(BIN)/python -m pytest -m chaos
 
 clean: ## Remove what the other targets have made
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml
