@@ -14,10 +14,9 @@ from typing import Final, Protocol
 import redis.asyncio
 from pydantic_core import to_json
 
-from bench.consume import cpu
 from bench.persist import BATCH, payload
 from bench.published import Published, published_message
-from bench.server import LOGGED_US, Watch
+from bench.server import LOGGED_US, Watch, cpu
 from rsmq import Broker, Settings
 
 ACKS: Final = 50

@@ -16,9 +16,9 @@ from typing import Any, Final
 import redis.asyncio
 from pydantic_core import to_json
 
-from bench.consume import cpu
 from bench.postgres import Tables
 from bench.published import Published, published_message
+from bench.server import cpu
 from rsmq import Broker, Settings
 
 BATCH: Final = 500

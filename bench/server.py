@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import tempfile
 import time
@@ -14,6 +15,12 @@ from typing import Any, Final
 import redis
 
 from rsmq.embedded import server_binary
+
+
+def cpu() -> float:
+    """User and system CPU seconds of this process so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 @contextmanager

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FILE = re.compile(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|lua|md))")
-COMMAND = re.compile(r"rsmq (worker|server|publish|tail|doctor|demo|topic|group|member|dlq)\b(?: ([a-z-]+))?")
-NOUNS = {"topic", "group", "member", "dlq"}
+COMMAND = re.compile(r"rsmq (worker|server|publish|tail|doctor|demo|topic|group|member|dlq|pipeline)\b(?: ([a-z-]+))?")
+NOUNS = {"topic", "group", "member", "dlq", "pipeline"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -92,7 +92,8 @@ def test_no_two_keys_collide() -> None:
     ids = ["g", "lease", "g:lease", "dedup", "g:alive:nodes:x"]
     for topic, partition, group, message_id, member in itertools.product(names, (1, 11), groups, ids, ("x", "y:z")):
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
-                  "name": "string", "number": partition, "device": f"{topic}.{partition}", "seq": partition}  # fmt: skip
+                  "name": "string", "number": partition, "device": f"{topic}.{partition}",
+                  "seq": partition}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")
             thing = (method, *used)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from rsmq.cli import device, dlq, group, member, pipeline, topic
+from rsmq.cli.bench import bench
 from rsmq.cli.doctor import doctor
 from rsmq.cli.printer import complain
 from rsmq.cli.publish import publish
@@ -37,6 +38,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay PT5S""",
     tail: "rsmq tail orders -n 20 --follow",
     doctor: "rsmq doctor --url redis://localhost:6379/0",
+    bench: "rsmq bench --messages 20000 --payload 1000",
 }
 for command, example in COMMANDS.items():
     app.command(epilog=f"Example: {example}")(command)

@@ -129,9 +129,10 @@ class Runner:
         self._idle.append(waiter)
         try:
             await waiter
-        finally:
-            if waiter in self._idle:  # it was cancelled: the end of a batch's linger
+        except BaseException:  # cancelled: the end of a batch's linger. Whoever wakes a waiter has taken it out
+            if waiter in self._idle:
                 self._idle.remove(waiter)
+            raise
 
     async def wait_for_space(self, low: int) -> None:
         """Wait until at most `low` messages are in hand."""

@@ -32,7 +32,7 @@ async def take(broker: Broker, device: str, numbers: list[int], count: int) -> N
 
 
 async def test_devices_live_on_all_nodes(broker: Broker, cluster: Cluster) -> None:
-    """One call writes to devices of every node; each gets its own letters in order, before and while it is connected."""
+    """One call writes to devices of every node; each gets its letters in order, before and while it is connected."""
     async with broker:
         devices = [f"phone-{number}" for number in range(DEVICES)]
         owners = {cluster.owner(broker.keys.session(device)).port for device in devices}
@@ -43,7 +43,7 @@ async def test_devices_live_on_all_nodes(broker: Broker, cluster: Cluster) -> No
             for device in devices:
                 tasks.start_soon(take, broker, device, got[device], 40)
             await broker.send_many((device, n) for n in range(20, 40) for device in devices)
-        assert got == dict.fromkeys(devices, list(range(40)))
+        assert all(numbers == list(range(40)) for numbers in got.values())
         assert {device.client_id async for device in broker.devices.iterate()} >= set(devices)
         assert sum([await broker.devices.purge(device) for device in devices]) == 0
 
@@ -75,7 +75,7 @@ async def test_a_feed_on_a_cluster(broker: Broker, client: Client) -> None:
 
 
 async def test_a_device_moves_under_load(broker: Broker, cluster: Cluster) -> None:
-    """Its slot goes to another node key by key while it is written to and read from: nothing lost, twice or overtaken."""
+    """Its slot goes to another node key by key while it is written to and read: nothing lost, twice or overtaken."""
     got: list[int] = []
     async with broker, anyio.create_task_group() as tasks:
         tasks.start_soon(take, broker, "roamer", got, 3000)
@@ -95,13 +95,12 @@ async def test_a_device_moves_under_load(broker: Broker, cluster: Cluster) -> No
 
 async def test_a_takeover_after_a_move(broker: Broker, cluster: Cluster) -> None:
     """The doorbell follows the slot: the old session hears of the new one on the node that has it now."""
-    async with broker, Broker(broker.settings) as other:
-        async with broker.connect("roamer-2") as old:
-            await anyio.to_thread.run_sync(cluster.migrate, broker.keys.session("roamer-2"))
-            waiting = asyncio.ensure_future(anext(old))
-            async with other.connect("roamer-2"):
-                with anyio.fail_after(20), pytest.raises(SessionTaken):
-                    await waiting
+    async with broker, Broker(broker.settings) as other, broker.connect("roamer-2") as old:
+        await anyio.to_thread.run_sync(cluster.migrate, broker.keys.session("roamer-2"))
+        waiting = asyncio.ensure_future(anext(old))
+        async with other.connect("roamer-2"):
+            with anyio.fail_after(20), pytest.raises(SessionTaken):
+                await waiting
 
 
 async def test_a_master_of_devices_is_killed(broker: Broker, cluster: Cluster) -> None:

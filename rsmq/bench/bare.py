@@ -1,0 +1,127 @@
+"""The base of comparison: what one writes by hand with redis-py. No order, no retries, no recovery, no fencing."""
+
+from __future__ import annotations
+
+import asyncio
+from secrets import token_hex
+from typing import Any
+
+import anyio
+import redis.asyncio
+from pydantic_core import from_json, to_json
+
+from rsmq.bench.latency import PATIENCE, RATE, Latency, Times, drip
+from rsmq.bench.load import TOPIC, Load, key_of
+from rsmq.bench.meter import Cost, Mark, Meter
+from rsmq.keys import Keys
+from rsmq.message import new_message_id
+from rsmq.partition import partition_for
+
+PIPELINE = COUNT = 100
+
+
+def streams_of(load: Load) -> list[str]:
+    """The streams behind the topic."""
+    return [Keys(load.prefix).stream(TOPIC, partition) for partition in range(load.partitions)]
+
+
+async def publish(load: Load, meter: Meter) -> Cost:
+    """The same fields as ours, a hundred XADDs a pipeline."""
+    streams = streams_of(load)
+    async with redis.asyncio.from_url(load.url, protocol=2) as client:
+        pipe = client.pipeline(transaction=False)
+
+        async def send(count: int) -> None:
+            for number, payload in enumerate(load.payloads(count), 1):
+                key = key_of(payload)
+                fields: dict[Any, Any] = {"data": to_json(payload), "id": new_message_id(), "key": key}
+                pipe.xadd(streams[partition_for(key, load.partitions)], fields)
+                if number % PIPELINE == 0 or number == count:
+                    await pipe.execute()
+                    heed_cancellation()
+
+        await send(load.warm)
+        await meter.start()
+        start = Mark()
+        await send(load.count)
+        return await meter.cost(start, Mark(load.count))
+
+
+async def consume(load: Load, meter: Meter, *, suspends: bool = False) -> Cost:
+    """XREADGROUP COUNT 100, decode, call, one XACK a batch; `suspends`: handlers that suspend once, some at a time."""
+    streams, group = streams_of(load), f"bare-{token_hex(4)}"
+    handle = in_turns if suspends else one_by_one
+    async with redis.asyncio.from_url(load.url, protocol=2, socket_timeout=None) as client:
+        for stream in streams:
+            await client.xgroup_create(stream, group, "0")
+        seen, start = 0, Mark()
+        while seen < load.count:
+            if start.done == 0 and seen >= load.warm:
+                await meter.start()
+                start = Mark(seen)
+            reply: Any = await client.xreadgroup(group, "me", dict.fromkeys(streams, ">"), count=COUNT, block=1000)
+            for stream, rows in reply:
+                await handle(rows, load.concurrency)
+                seen += len(rows)
+                await client.xack(stream, group, *[entry_id for entry_id, _ in rows])
+            heed_cancellation()
+        return await meter.cost(start, Mark(seen))
+
+
+def heed_cancellation() -> None:
+    """redis-py's own time limits swallow a cancellation now and then; Ctrl-C must not get lost with it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def handler(payload: Any) -> None:
+    """Does nothing."""
+
+
+async def one_by_one(rows: list[tuple[bytes, dict[bytes, bytes]]], _concurrency: int) -> None:
+    """An inline call a message."""
+    for _, fields in rows:
+        await handler(from_json(fields[b"data"]))
+
+
+async def in_turns(rows: list[tuple[bytes, dict[bytes, bytes]]], concurrency: int) -> None:
+    """As many at once as allowed, and the next ones when all of them are done."""
+    for at in range(0, len(rows), concurrency):
+        await asyncio.gather(*[suspending(fields) for _, fields in rows[at : at + concurrency]])
+
+
+async def suspending(fields: dict[bytes, bytes]) -> None:
+    """A handler that suspends once."""
+    from_json(fields[b"data"])
+    await asyncio.sleep(0)
+
+
+async def latency(load: Load, count: int = 2 * RATE, rate: int = RATE) -> Latency:
+    """One reader that blocks, one XADD a message, on connections of their own."""
+    times, stream = Times(count), Keys(load.prefix).stream(f"{TOPIC}-latency-{token_hex(4)}", 0)
+
+    async with (
+        redis.asyncio.from_url(load.url, protocol=2, socket_timeout=None) as sender,
+        redis.asyncio.from_url(load.url, protocol=2, socket_timeout=None) as reader,
+        anyio.create_task_group() as tasks,
+    ):
+        await sender.xgroup_create(stream, "bare", "0", mkstream=True)
+
+        async def send(payload: dict[str, Any]) -> None:
+            await sender.xadd(stream, {"data": to_json(payload), "id": new_message_id()})
+
+        async def read() -> None:
+            while True:
+                reply: Any = await reader.xreadgroup("bare", "me", {stream: ">"}, count=COUNT, block=1000)
+                for _, rows in reply:
+                    for _, fields in rows:
+                        times.note(from_json(fields[b"data"]))
+                    await reader.xack(stream, "bare", *[entry_id for entry_id, _ in rows])
+
+        tasks.start_soon(read)
+        await drip(count, rate, send)
+        with anyio.fail_after(PATIENCE):
+            await times.finished.wait()
+        tasks.cancel_scope.cancel()
+    return times.latency()

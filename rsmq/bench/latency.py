@@ -1,0 +1,78 @@
+"""Latency at a low rate: from before the publish until the handler has the message, on one clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from secrets import token_hex
+from time import perf_counter
+from typing import Any, Final
+
+import anyio
+
+from rsmq.bench.load import TOPIC, Load
+from rsmq.bench.work import settings_of
+from rsmq.broker import Broker
+
+RATE: Final = 200
+PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds."""
+
+    p50: float
+    p99: float
+
+
+class Times:
+    """When each message arrived after it was sent."""
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self.seconds: list[float] = []
+        self.finished = asyncio.Event()
+
+    def note(self, payload: dict[str, Any]) -> None:
+        """A message is here."""
+        self.seconds.append(perf_counter() - payload["sent"])
+        if len(self.seconds) >= self._expected:
+            self.finished.set()
+
+    def latency(self) -> Latency:
+        """The usual two figures."""
+        ordered = sorted(self.seconds)
+        return Latency(
+            ordered[len(ordered) // 2] * 1000, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1000
+        )
+
+
+async def drip(count: int, rate: int, send: Callable[[dict[str, Any]], Coroutine[Any, Any, None]]) -> None:
+    """Send at a steady rate, whatever a single send takes."""
+    began = perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for number in range(count):
+            await asyncio.sleep(max(0.0, began + number / rate - perf_counter()))
+            tasks.start_soon(send, {"n": number, "sent": perf_counter()})
+
+
+async def ours(load: Load, count: int = 2 * RATE, rate: int = RATE) -> Latency:
+    """A single-message handler in the publisher's own process, in a topic of its own."""
+    times, topic = Times(count), f"{TOPIC}-latency-{token_hex(4)}"
+    broker = Broker(settings_of(load))
+
+    async def handle(payload: dict[str, Any]) -> None:
+        times.note(payload)
+
+    broker.handler(topic, group="latency")(handle)
+
+    async def send(payload: dict[str, Any]) -> None:
+        await broker.publish(topic, payload, key=f"k{payload['n']}")
+
+    async with broker, broker.running():
+        await drip(count, rate, send)
+        with anyio.fail_after(PATIENCE):
+            await times.finished.wait()
+    return times.latency()
