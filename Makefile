@@ -5,6 +5,7 @@
 
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO := .venv/.demo
 
 # the newest one that really runs: a version manager's shim may exist without its Python
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; do \
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
 
-demo: $(READY) ## Real departures through several worker processes, one of which is killed; ends with a verdict
+demo: $(DEMO) ## Real departures through several worker processes, one of which is killed; ends with a verdict
 	@$(BIN)/rsmq demo
 
 test: $(READY) ## All tests
@@ -35,9 +36,19 @@ clean: ## Remove what the other targets have made
 	@rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# the demo needs a fraction of what the tests need, and should be on the screen within a minute
+$(DEMO): pyproject.toml
+	$(call install,.[demo],half a minute)
+
 $(READY): pyproject.toml
+	$(call install,.[dev$(comma)demo],two minutes)
+	@touch $(DEMO)
+
+comma := ,
+define install
 	@test -n "$(PYTHON)" || { echo "rsmq needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python3" >&2; exit 1; }
-	@echo "Setting up .venv with $(PYTHON) (once; about a minute) ..."
+	@echo "Setting up .venv with $(PYTHON) (once; about $(2)) ..."
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '.[dev,demo]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 --editable '$(1)'
 	@touch $@
+endef
