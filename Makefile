@@ -17,8 +17,8 @@ help: ## Show this list
 demo: $(DEMO) ## Real departures through several worker processes, one of which is killed; ends with a verdict
 	@$(BIN)/rsmq demo
 
-test: $(READY) ## All tests
-	@$(BIN)/python -m pytest
+test: $(READY) ## All tests, two at a time
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(READY) ## Format, lint, types
 	@$(BIN)/ruff format --check --quiet .

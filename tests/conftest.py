@@ -15,6 +15,17 @@ from rsmq.keys import Keys
 from rsmq.settings import Settings
 from tests.servers import Server
 
+TOGETHER = {"tests/pipeline": "spark", "tests/cluster/test_pipeline.py": "spark", "tests/cluster": "cluster"}
+"""Where one expensive fixture serves many files: these stay in one process when the tests run in several."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n`, a process takes a file at a time, or all that shares a Spark or a cluster."""
+    for item in items:
+        path = item.nodeid.partition("::")[0]
+        near = [place for place in TOGETHER if path.startswith(place)]
+        item.add_marker(pytest.mark.xdist_group(TOGETHER[max(near, key=len)] if near else path))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _plain_environment() -> Iterator[None]:

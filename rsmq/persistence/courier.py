@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ LONGEST_PAUSE: Final = 1.0
 CLOSED: Final = "the broker was closed before the server confirmed"
 
 
-class Call:
+class Call(ABC):
     """One script call under way. It must be repeatable, for its reply may get lost."""
 
     __slots__ = ("args", "deadline", "keys", "packed", "script")
@@ -45,9 +46,9 @@ class Call:
         """Whether nobody wants the reply any more."""
         return False
 
+    @abstractmethod
     def done(self, reply: Any) -> None:
         """Take the reply, or the error when patience has ended."""
-        raise NotImplementedError
 
 
 class Question(Call):
