@@ -182,24 +182,24 @@ class Fetcher:
         try:
             await self._wire.send(commands)
             await self._runner.kick()  # handle the batch in hand while the server prepares the next
-            *replies, reply = await self._wire.receive(
-                len(commands), self._settings.longest_read.total_seconds() + MARGIN
-            )
+            await self._confirm(batches)
+            (reply,) = await self._wire.receive(1, self._settings.longest_read.total_seconds() + MARGIN)
         except BaseException:
             self._settler.put_back(batches)
             raise
         finally:
             self._blocked = False
-        await self._confirm(batches, replies)
         if isinstance(reply, Exception):
             raise reply
         if reply:
             await self._offer(reply, lanes)
         self._finish_cycle()
 
-    async def _confirm(self, batches: list[Batch], replies: list[Any]) -> None:
-        for batch, reply in zip(batches, replies, strict=True):
-            await self._settler.confirm(batch, reply)
+    async def _confirm(self, batches: list[Batch]) -> None:
+        """Before the read is waited for, which may block: a lane is handed over when its settles are confirmed."""
+        for reply in await self._wire.receive(len(batches)) if batches else ():
+            await self._settler.confirm(batches[0], reply)
+            del batches[0]
 
     def _read_command(self, lanes: list[Lane], room: int) -> bytes:
         """COUNT is per stream: half the room at most, so that one half is handled while the other is fetched."""

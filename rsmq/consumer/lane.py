@@ -16,14 +16,14 @@ class Lane:
     """The state of one partition in this member.
 
     Invariants: `held` are the ids that this member has in its hands (fetched, not yet confirmed as settled); `done` are
-    those handled but not yet sent; `waiting` has an entry for every key that is being handled, with the messages behind
-    it in order; a key in `parked` waits for its retry. While `cursor` is not None, pending messages are being taken
-    over, and nothing new is read.
+    those handled but not yet sent, `settling` counts the batches of them without a reply yet; `waiting` has an entry
+    for every key that is being handled, with the messages behind it in order; a key in `parked` waits for its retry.
+    While `cursor` is not None, pending messages are being taken over, and nothing new is read.
     """
 
     __slots__ = (
         "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "parked",
-        "partition", "retry_at", "retry_key", "running", "stream", "topic", "waiting",
+        "partition", "retry_at", "retry_key", "running", "settling", "stream", "topic", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -37,6 +37,7 @@ class Lane:
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
         self.running = 0
+        self.settling = 0
         self.cursor: bytes | None = START
         self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
         self.is_quiet = False

@@ -60,7 +60,6 @@ class Settler:
         self._client, self._settings, self._member, self._group = client, settings, member, group
         self._on_stale, self._stats = on_stale, stats
         self._dirty: list[Lane] = []
-        self._in_flight = 0
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
 
@@ -80,8 +79,8 @@ class Settler:
             elif lane.done:
                 batches.append((lane, lane.done))
                 lane.done = []
+                lane.settling += 1
         self._dirty = left
-        self._in_flight += len(batches)
         return batches
 
     def command(self, batch: Batch) -> bytes:
@@ -100,7 +99,7 @@ class Settler:
         if isinstance(reply, BrokerUnavailable):
             self.put_back([batch])
             return
-        self._in_flight -= 1
+        lane.settling -= 1
         if isinstance(reply, BrokerError) or reply[0] == STALE_EPOCH:
             self._stats["refused"] += len(ids)
             self._on_stale(lane)
@@ -114,8 +113,8 @@ class Settler:
         """The connection broke: acknowledging again is harmless, so it is simply done again."""
         for lane, ids in batches:
             lane.done[:0] = ids
+            lane.settling -= 1
             self.note(lane)
-        self._in_flight -= len(batches)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Settle on a second connection what the reader has not taken along."""
@@ -152,7 +151,7 @@ class Settler:
 
     async def drained(self, lanes: list[Lane]) -> None:
         """Wait until everything done in these lanes is confirmed, or their lease is gone."""
-        while any(lane.done or self._in_flight for lane in lanes if lane.lease.is_held()):
+        while any(lane.done or lane.settling for lane in lanes if lane.lease.is_held()):
             self._idle.clear()
             self._due.set()
             with anyio.move_on_after(0.1):

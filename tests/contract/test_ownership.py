@@ -54,6 +54,27 @@ async def test_members_share_the_partitions(make_broker: Callable[..., Broker], 
     assert len(witness.seen) == 400
 
 
+async def test_a_partition_moves_while_a_read_blocks(make_broker: Callable[..., Broker], witness: Witness) -> None:
+    """What was settled together with a read counts at once: nobody waits for the end of a read that finds nothing."""
+
+    def member() -> Broker:
+        broker = make_broker(lease_ttl=timedelta(minutes=2), block=timedelta(minutes=1))
+
+        @broker.handler("t", group="g")
+        async def handle(order: dict[str, int]) -> None:
+            witness.note(order["n"])
+
+        return broker
+
+    first, second = member(), member()
+    async with first.running():
+        await first.publish_many("t", [{"n": n} for n in range(20_000)])
+        with anyio.fail_after(30):
+            async with second.running():  # the first is in the middle of it: some batch is always on its way
+                await until(lambda: len(lanes(first)) == 4 and len(lanes(second)) == 4, "each has half")
+                await witness.sees(range(20_000))
+
+
 async def test_a_lost_lease_cancels_its_handler(broker: Broker, witness: Witness) -> None:
     """The handler is cancelled, nothing is settled, and the message comes again when the thief is gone."""
     began = anyio.Event()
