@@ -183,3 +183,54 @@ async def test_wrong_password_at_open() -> None:
         with pytest.raises(ConfigError, match="credentials"):
             await Wire(client).open()
         await client.aclose()
+
+
+async def test_what_has_arrived_is_taken_at_once(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first reply is asked for. If this fails, redis-py has renamed what `_take_arrived` uses."""
+    asked = []
+    ask = wire._connection.read_response
+
+    async def count(**options: object) -> object:
+        asked.append(options)
+        return await ask(**options)
+
+    monkeypatch.setattr(wire._connection, "read_response", count)
+    replies = await wire.exchange([pack(("ECHO", n)) for n in range(50)])
+    assert replies == [str(n).encode() for n in range(50)]
+    assert len(asked) < 10
+
+
+@pytest.mark.parametrize("missing", ["reader", "sentinel"])
+async def test_without_the_private_names(wire: Wire, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """A redis-py that has them no more costs time, nothing else."""
+    if missing == "sentinel":
+        monkeypatch.setattr("rsmq.wire.NOT_ENOUGH_DATA", None)
+    else:
+        monkeypatch.setattr(wire, "_take_arrived", lambda replies, count: None)
+    replies = await wire.exchange([pack(("ECHO", n)) for n in range(50)])
+    assert replies == [str(n).encode() for n in range(50)]
+
+
+async def test_an_error_behind_other_replies() -> None:
+    """A server that is loading again says so in the middle of a pipeline: BrokerUnavailable, and the wire is closed."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = b"id=7 addr=127.0.0.1:1 laddr=127.0.0.1:2"
+        while request := await reader.read(4096):
+            if b"INFO" in request.split(b"\r\n"):
+                writer.write(b"$%d\r\n%s\r\n" % (len(info), info))
+            elif b"GET" in request:
+                writer.write(b"+OK\r\n-LOADING Redis is loading the dataset in memory\r\n+OK\r\n")
+            else:
+                writer.write(b"+OK\r\n" * request.count(b"*"))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        client = Connector(f"redis://127.0.0.1:{port}", Settings()).client()
+        wire = Wire(client)
+        await wire.open()
+        with pytest.raises(BrokerUnavailable, match="loading"):
+            await wire.exchange([pack(("GET", "k"))] * 3)
+        assert not wire.is_open
+        await client.aclose()

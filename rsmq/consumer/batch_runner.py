@@ -92,12 +92,13 @@ class BatchRunner(Runner):
         return True
 
     async def _start_each(self, picked: list[Message]) -> list[Message]:
-        """The same, each for itself."""
-        batch, now, decode, is_late = list[Message](), monotonic(), self.handler.decode, False
-        for message in picked:
+        """The same, each for itself. The attempts of a batch are charged together."""
+        now, is_late = monotonic(), any(message.is_redelivered for message in picked)
+        charged = await asyncio.gather(*[self._charged(message, now) for message in picked]) if is_late else None
+        batch, decode = list[Message](), self.handler.decode
+        for at, message in enumerate(picked):
             lane: Lane = message.origin  # type: ignore[assignment]
-            is_late = is_late or message.is_redelivered
-            if now >= lane.lease.deadline or (message.is_redelivered and not await self._settler.start(message, lane)):
+            if now >= lane.lease.deadline or not (charged is None or charged[at]):
                 self._leave(message, lane)
                 continue
             try:
@@ -108,6 +109,11 @@ class BatchRunner(Runner):
                 continue
             batch.append(message)
         return self._still_ours(batch) if is_late else batch
+
+    async def _charged(self, message: Message, now: float) -> bool:
+        """Whether it may start: a redelivered one when its attempt is charged."""
+        lane: Lane = message.origin  # type: ignore[assignment]
+        return now < lane.lease.deadline and (not message.is_redelivered or await self._settler.start(message, lane))
 
     def _still_ours(self, batch: list[Message]) -> list[Message]:
         """Without those whose lease has gone while the others were being charged."""

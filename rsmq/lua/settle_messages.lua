@@ -1,20 +1,31 @@
--- PURPOSE  Acknowledge handled messages of one partition.
--- KEYS     1 stream  2 lease hash
--- ARGV     1 owner  2 epoch ('' = shared distribution: ownership is per message)  3 group  4.. stream ids
--- RETURNS  {'OK', acknowledged:int} or {'STALE_EPOCH'}
+-- PURPOSE  Acknowledge handled messages, of one partition or of several.
+-- KEYS     1 stream  2 lease hash  and so on, a pair for each partition
+-- ARGV     1 owner  2 group  then for each pair: epoch ('' = shared distribution: ownership is per message),
+--          count:int and that many stream ids
+-- RETURNS  for each pair {'OK', acknowledged:int} or {'STALE_EPOCH'}
 -- WHY      XACK asks nobody who the owner is: a process that wakes from a pause would acknowledge another's work.
-if ARGV[2] ~= '' then
-  local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
-  if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
+--          Each lease is checked for itself: one that is lost does not keep the others' messages pending.
+local function settle(stream, lease, epoch, first, last)
   local acked = 0
-  for i = 4, #ARGV, 1000 do
-    acked = acked + redis.call('XACK', KEYS[1], ARGV[3], unpack(ARGV, i, math.min(i + 999, #ARGV)))
+  if epoch ~= '' then
+    local holder = redis.call('HMGET', lease, 'owner', 'epoch')
+    if holder[1] ~= ARGV[1] or holder[2] ~= epoch then return { 'STALE_EPOCH' } end
+    for i = first, last, 1000 do
+      acked = acked + redis.call('XACK', stream, ARGV[2], unpack(ARGV, i, math.min(i + 999, last)))
+    end
+    return { 'OK', acked }
+  end
+  for i = first, last do
+    local row = redis.call('XPENDING', stream, ARGV[2], ARGV[i], ARGV[i], 1)[1]
+    if row and row[2] == ARGV[1] then acked = acked + redis.call('XACK', stream, ARGV[2], ARGV[i]) end
   end
   return { 'OK', acked }
 end
-local acked = 0
-for i = 4, #ARGV do
-  local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[i], ARGV[i], 1)[1]
-  if row and row[2] == ARGV[1] then acked = acked + redis.call('XACK', KEYS[1], ARGV[3], ARGV[i]) end
+
+local replies, at = {}, 3
+for pair = 1, #KEYS, 2 do
+  local last = at + 1 + ARGV[at + 1]
+  replies[#replies + 1] = settle(KEYS[pair], KEYS[pair + 1], ARGV[at], at + 2, last)
+  at = last + 1
 end
-return { 'OK', acked }
+return replies

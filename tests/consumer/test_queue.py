@@ -23,9 +23,10 @@ STEPS = st.lists(
 )
 
 
-def make_lane(partition: int = 0) -> Lane:
+def make_lane(partition: int = 0, prefix: str = "t") -> Lane:
     """A lane that nobody can take away."""
-    return Lane(Keys("t"), "topic", partition, "group", Lease("topic", "group", partition, "", "me", "1", float("inf")))
+    lease = Lease("topic", "group", partition, "", "me", "1", float("inf"))
+    return Lane(Keys(prefix), "topic", partition, "group", lease)
 
 
 def make_message(lane: Lane, number: int, key: int | None, *, is_suspect: bool = False) -> Message:

@@ -210,3 +210,30 @@ async def test_a_hand_back_that_fails_keeps_nothing_in_hand(
     with pytest.raises(BrokerUnavailable):
         await settler.hand_back(lane, [make_message(lane, 1, 1)])
     assert lane.held == {b"2-0"}
+
+
+async def test_a_lane_that_cannot_be_settled_harms_no_other(client: Client, settings: Settings) -> None:
+    """All lanes travel in one call; when one's lease key is of a foreign type, the others are settled all the same."""
+    lost, stats = list[Lane](), Counter[str]()
+    settler = Settler(client, settings, "me", "group", lost.append, stats)
+    lanes = [make_lane(number, settings.prefix) for number in range(3)]
+    for lane in lanes:
+        await client.execute_command("XGROUP", "CREATE", lane.stream, "group", "0", "MKSTREAM")
+        await client.execute_command("HSET", lane.lease_key, "owner", "me", "epoch", lane.epoch)
+        entry_id = await client.execute_command("XADD", lane.stream, "*", "data", "x")
+        await client.execute_command("XREADGROUP", "GROUP", "group", "me", "STREAMS", lane.stream, ">")
+        lane.held.add(entry_id)
+        lane.done.append(entry_id)
+        settler.note(lane)
+    await client.execute_command("SET", lanes[1].lease_key, "no hash")
+    (batch,) = settler.take()
+    assert len(batch) == 3
+    wire = Wire(client)
+    await wire.open()
+    (reply,) = await wire.exchange([settler.command(batch)])
+    await settler.confirm(batch, reply)
+    await wire.close()
+    assert lost == [lanes[1]]
+    assert [len(lane.held) for lane in lanes] == [0, 1, 0]
+    assert stats["refused"] == 1
+    await settler.drained([lanes[0], lanes[2]])

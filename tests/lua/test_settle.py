@@ -30,10 +30,10 @@ BIG = 1 << 30
 class Partition:
     """One partition of a topic with a lease of `me`, epoch 7, and what a test asks of its keys."""
 
-    def __init__(self, client: Client, keys: Keys) -> None:
+    def __init__(self, client: Client, keys: Keys, number: int = 3) -> None:
         self.client = client
-        self.stream, self.lease = keys.stream("orders", 3), keys.lease("orders", 3, GROUP)
-        self.retry, self.dlq = keys.retry("orders", 3, GROUP), keys.dlq("orders", 3, GROUP)
+        self.stream, self.lease = keys.stream("orders", number), keys.lease("orders", number, GROUP)
+        self.retry, self.dlq = keys.retry("orders", number, GROUP), keys.dlq("orders", number, GROUP)
 
     async def call(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
@@ -86,7 +86,7 @@ class Partition:
     # the scripts, with the arguments that a test varies
 
     async def settle(self, ids: Sequence[bytes], epoch: str = EPOCH) -> Any:
-        return await SETTLE_MESSAGES(self.client, [self.stream, self.lease], [ME, epoch, GROUP, *ids])
+        return (await SETTLE_MESSAGES(self.client, [self.stream, self.lease], [ME, GROUP, epoch, len(ids), *ids]))[0]
 
     async def start(self, entry_id: bytes, attempts: int, epoch: str = EPOCH) -> Any:
         keys = [self.stream, self.lease, self.retry]
@@ -191,6 +191,18 @@ async def test_settle_shared(place: Partition) -> None:
     assert await place.settle([mine, theirs], SHARED) == [b"OK", 1]
     assert await place.pending() == {theirs: (OTHER, 1)}
     assert await place.settle([mine, theirs], SHARED) == [b"OK", 0]
+
+
+async def test_settle_several_partitions(place: Partition, client: Client, keys: Keys) -> None:
+    """Each partition's lease is checked for itself: what one has lost stays pending, the others are settled."""
+    places = [place, *[await Partition(client, keys, number).prepare() for number in (4, 5)]]
+    ids = [await each.deliver(2) for each in places]
+    await place.call("HSET", places[1].lease, "epoch", "8")
+    args = [part for some in ids for part in (EPOCH, len(some), *some)]
+    paired = [key for each in places for key in (each.stream, each.lease)]
+    assert await SETTLE_MESSAGES(client, paired, [ME, GROUP, *args]) == [[b"OK", 2], STALE, [b"OK", 2]]
+    assert [len(await each.pending()) for each in places] == [0, 2, 0]
+    assert await SETTLE_MESSAGES(client, paired, [ME, GROUP, *args]) == [[b"OK", 0], STALE, [b"OK", 0]]
 
 
 # -- start_message
