@@ -55,6 +55,10 @@ class Signature:
         }
         return calls[self.wants_message]
 
+    def payload_call(self) -> Callable[[list[Any]], Any] | None:
+        """The call for a batch of which nothing but payloads is asked; None if the messages are."""
+        return self.function if self.wants_message == (False,) else None
+
     def arguments(self, work: Message | Sequence[Message]) -> tuple[Any, ...]:
         """What those calls pass."""
         if isinstance(work, Message):

@@ -221,6 +221,7 @@ async def test_an_error_behind_other_replies() -> None:
                 writer.write(b"$%d\r\n%s\r\n" % (len(info), info))
             elif b"GET" in request:
                 writer.write(b"+OK\r\n-LOADING Redis is loading the dataset in memory\r\n+OK\r\n")
+                break
             else:
                 writer.write(b"+OK\r\n" * request.count(b"*"))
         writer.close()

@@ -18,6 +18,7 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Batch, Settler
+from rsmq.consumer.stretch import Row, size_of_plain
 from rsmq.errors import BrokerError, GroupMissing, Malformed, SlotMoving
 from rsmq.message import Message
 from rsmq.retry import Bury, Reason
@@ -226,8 +227,10 @@ class Fetcher:
             lane = by_stream.get(stream)
             if lane is None:
                 continue  # lost while the read was on its way: the new owner takes these over
-            messages, size = [], 0
             lane.held.update([entry_id for entry_id, _ in rows])
+            if self._queue.takes_stretches and self._offer_stretch(lane, rows):
+                continue
+            messages, size = [], 0
             for entry_id, fields in rows:
                 try:
                     message = Message(lane, entry_id, fields)
@@ -241,11 +244,21 @@ class Fetcher:
                     lane.done.append(entry_id)
                     continue
                 messages.append(message)
-            self._size += 0.2 * (size / max(1, len(rows)) + 64 - self._size)
+            self._note_size(size, len(rows))
             self._queue.offer(lane, messages)
         self._stats["reads"] += 1
         for lane, entry_id, why in unreadable:
             await self._bury(lane, entry_id, why)
+
+    def _offer_stretch(self, lane: Lane, rows: list[Row]) -> bool:
+        size = size_of_plain(rows)
+        if size is None or not self._queue.offer_stretch(lane, rows):
+            return False
+        self._note_size(size, len(rows))
+        return True
+
+    def _note_size(self, size: int, count: int) -> None:
+        self._size += 0.2 * (size / max(1, count) + 64 - self._size)
 
     async def _bury(self, lane: Lane, entry_id: bytes, error: Malformed) -> None:
         log.warning("entry %s of %s is no message: %s", entry_id.decode(), lane.stream, error)

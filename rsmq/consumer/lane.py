@@ -17,13 +17,14 @@ class Lane:
 
     Invariants: `held` are the ids that this member has in its hands (fetched, not yet confirmed as settled); `done` are
     those handled but not yet sent, `settling` counts the batches of them without a reply yet; `waiting` has an entry
-    for every key that is being handled, with the messages behind it in order; a key in `parked` waits for its retry.
+    for every key that is being handled, with the messages behind it in order; a key in `parked` waits for its retry;
+    `stretches` of entries that nobody has looked at are in the queue, only while no key is taken.
     While `cursor` is not None, pending messages are being taken over, and nothing new is read.
     """
 
     __slots__ = (
         "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "parked",
-        "partition", "retry_at", "retry_key", "running", "settling", "stream", "topic", "waiting",
+        "partition", "retry_at", "retry_key", "running", "settling", "stream", "stretches", "topic", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -38,6 +39,7 @@ class Lane:
         self.parked: dict[bytes, Message] = {}
         self.running = 0
         self.settling = 0
+        self.stretches = 0
         self.cursor: bytes | None = START
         self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
         self.is_quiet = False

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.stretch import Part, Row, Stretch
 from rsmq.message import Message
 
 WHOLE: Final = b""
@@ -27,7 +28,8 @@ class Queue:
     def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
         self.is_ordered = is_ordered
         self._is_serial = is_serial
-        self.ready: deque[Message] = deque()
+        self.ready: deque[Any] = deque()  # messages; stretches too, where a runner takes them
+        self.takes_stretches = False  # whether the runner can do with entries that nobody has looked at
         self.in_hand = 0
         self.shelved = 0
         self._suspects: deque[Message] = deque()
@@ -35,6 +37,11 @@ class Queue:
 
     def offer(self, lane: Lane, messages: Iterable[Message]) -> None:
         """Take fetched messages of one lane, in stream order."""
+        if lane.stretches:
+            self.unfold(lane)
+        self._line_up(lane, messages)
+
+    def _line_up(self, lane: Lane, messages: Iterable[Message]) -> None:
         ready, waiting, is_ordered = self.ready, lane.waiting, self.is_ordered
         for message in messages:
             self.in_hand += 1
@@ -53,6 +60,55 @@ class Queue:
                 self._admit(message)
             else:
                 ready.append(message)
+
+    def offer_stretch(self, lane: Lane, rows: list[Row]) -> bool:
+        """Take fetched entries without a look at each. False: a key of the lane is taken, so each must be looked at."""
+        if lane.waiting:
+            return False
+        self.ready.append(Stretch(lane, rows))
+        self.in_hand += len(rows)
+        lane.stretches += 1
+        return True
+
+    def take_stretches(self, limit: int) -> list[Part]:
+        """Up to `limit` entries from the front of what is ready, as far as nobody had to look at them."""
+        parts, ready = list[Part](), self.ready
+        while limit > 0 and ready and type(ready[0]) is Stretch:
+            lane, rows = ready[0].origin, ready[0].rows
+            if len(rows) > limit:
+                ready[0].rows, rows = rows[limit:], rows[:limit]
+            else:
+                ready.popleft()
+                lane.stretches -= 1
+            limit -= len(rows)
+            parts.append((lane, rows))
+        return parts
+
+    def hold(self, lane: Lane, messages: Iterable[Message]) -> list[Message]:
+        """These, taken as a stretch, run on: take their keys. Returns the first of each key, and those without."""
+        heads = []
+        for message in messages:
+            if self._is_serial:
+                message.routing_key = WHOLE
+            key = message.routing_key
+            if self.is_ordered and key is not None:
+                if key in lane.waiting:
+                    continue
+                lane.waiting[key] = deque()
+            heads.append(message)
+        return heads
+
+    def unfold(self, lane: Lane) -> None:
+        """Look at each entry of a lane's stretches after all, in their place."""
+        line = list(self.ready)
+        self.ready.clear()
+        for each in line:
+            if type(each) is Stretch and each.origin is lane:
+                self.in_hand -= len(each.rows)
+                self._line_up(lane, each.messages())
+            else:
+                self.ready.append(each)
+        lane.stretches = 0
 
     def finish(self, message: Message, lane: Lane) -> None:
         """A message has left the handler for good (settled, dead-lettered, lost): the next of its key may start."""
@@ -100,6 +156,8 @@ class Queue:
 
     def wait_for_retry(self, message: Message, lane: Lane) -> bool:
         """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
+        if lane.stretches:
+            self.unfold(lane)
         if self._is_serial:
             message.routing_key = WHOLE
         key = message.routing_key
@@ -115,6 +173,8 @@ class Queue:
 
         What runs stays, and finishes or is cancelled.
         """
+        if lane.stretches:
+            self.unfold(lane)
         heads = [message for message in (*self.ready, *self._suspects) if message.origin is lane]
         self._keep(self.ready, lane)
         self._keep(self._suspects, lane)

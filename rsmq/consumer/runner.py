@@ -154,7 +154,7 @@ class Runner:
         while True:
             while ready:
                 message = ready.popleft()
-                lane: Lane = message.origin  # type: ignore[assignment]
+                lane: Lane = message.origin
                 slot.started = now = monotonic()
                 lane.running += 1  # from here to its settlement: who hands the lane over waits for that
                 if now >= lane.lease.deadline or (
