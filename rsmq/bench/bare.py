@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Any
 
@@ -10,7 +12,7 @@ import anyio
 import redis.asyncio
 from pydantic_core import from_json, to_json
 
-from rsmq.bench.latency import PATIENCE, RATE, Latency, Times, drip
+from rsmq.bench.latency import RATE, Measure, Times, measure_with
 from rsmq.bench.load import TOPIC, Load, key_of
 from rsmq.bench.meter import Cost, Mark, Meter
 from rsmq.keys import Keys
@@ -97,9 +99,10 @@ async def suspending(fields: dict[bytes, bytes]) -> None:
     await asyncio.sleep(0)
 
 
-async def latency(load: Load, count: int = 2 * RATE, rate: int = RATE) -> Latency:
+@asynccontextmanager
+async def latency(load: Load, rate: int = RATE) -> AsyncIterator[Measure]:
     """One reader that blocks, one XADD a message, on connections of their own."""
-    times, stream = Times(count), Keys(load.prefix).stream(f"{TOPIC}-latency-{token_hex(4)}", 0)
+    under_way, stream = list[Times](), Keys(load.prefix).stream(f"{TOPIC}-latency-{token_hex(4)}", 0)
 
     async with (
         redis.asyncio.from_url(load.url, protocol=2, socket_timeout=None) as sender,
@@ -116,12 +119,10 @@ async def latency(load: Load, count: int = 2 * RATE, rate: int = RATE) -> Latenc
                 reply: Any = await reader.xreadgroup("bare", "me", {stream: ">"}, count=COUNT, block=1000)
                 for _, rows in reply:
                     for _, fields in rows:
-                        times.note(from_json(fields[b"data"]))
+                        under_way[-1].note(from_json(fields[b"data"]))
                     await reader.xack(stream, "bare", *[entry_id for entry_id, _ in rows])
+                heed_cancellation()
 
         tasks.start_soon(read)
-        await drip(count, rate, send)
-        with anyio.fail_after(PATIENCE):
-            await times.finished.wait()
+        yield measure_with(send, under_way, rate)
         tasks.cancel_scope.cancel()
-    return times.latency()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from secrets import token_hex
+from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
@@ -25,6 +27,10 @@ class Latency:
 
     p50: float
     p99: float
+
+
+Measure = Callable[[int], Awaitable[Latency]]
+"""Sends so many messages at the rate."""
 
 
 class Times:
@@ -58,13 +64,13 @@ async def drip(count: int, rate: int, send: Callable[[dict[str, Any]], Coroutine
             tasks.start_soon(send, {"n": number, "sent": perf_counter()})
 
 
-async def ours(load: Load, count: int = 2 * RATE, rate: int = RATE) -> Latency:
+@asynccontextmanager
+async def ours(load: Load, rate: int = RATE) -> AsyncIterator[Measure]:
     """A single-message handler in the publisher's own process, in a topic of its own."""
-    times, topic = Times(count), f"{TOPIC}-latency-{token_hex(4)}"
-    broker = Broker(settings_of(load))
+    topic, broker, under_way = f"{TOPIC}-latency-{token_hex(4)}", Broker(settings_of(load)), list[Times]()
 
     async def handle(payload: dict[str, Any]) -> None:
-        times.note(payload)
+        under_way[-1].note(payload)
 
     broker.handler(topic, group="latency")(handle)
 
@@ -72,7 +78,25 @@ async def ours(load: Load, count: int = 2 * RATE, rate: int = RATE) -> Latency:
         await broker.publish(topic, payload, key=f"k{payload['n']}")
 
     async with broker, broker.running():
+        yield measure_with(send, under_way, rate)
+
+
+def measure_with(
+    send: Callable[[dict[str, Any]], Coroutine[Any, Any, None]], under_way: list[Times], rate: int
+) -> Measure:
+    """Sends so many and waits for them; whoever handles one notes it in the newest of `under_way`."""
+
+    async def measure(count: int) -> Latency:
+        times = Times(count)
+        under_way.append(times)
         await drip(count, rate, send)
         with anyio.fail_after(PATIENCE):
             await times.finished.wait()
-    return times.latency()
+        return times.latency()
+
+    return measure
+
+
+def middle(rounds: Sequence[Latency]) -> Latency:
+    """The median of each figure: a busy moment of the machine spoils a round, not the result."""
+    return Latency(median(each.p50 for each in rounds), median(each.p99 for each in rounds))

@@ -58,9 +58,15 @@ def ratio(costs: dict[str, Cost], name: str) -> float | None:
     return None if base is None else costs[name].client_us / max(0.01, costs[base].client_us)
 
 
-async def latencies(client: Client, load: Load, *, seconds: float) -> dict[str, Latency]:
-    """At a low rate, by hand and through this queue."""
-    count = max(10, int(seconds * RATE))
+async def latencies(client: Client, load: Load, *, seconds: float, rounds: int = 5) -> dict[str, Latency]:
+    """At a low rate, by hand and through this queue: in turn, both running all the time; the medians of the rounds."""
+    count = max(10, int(seconds * RATE / rounds))
     async with scratch(client) as prefix:
         ours = replace(load, prefix=prefix)
-        return {"bare": await bare.latency(ours, count), "rsmq": await latency.ours(ours, count)}
+        async with bare.latency(ours) as by_hand, latency.ours(ours) as by_queue:
+            sides, taken = {"bare": by_hand, "rsmq": by_queue}, list[dict[str, Latency]]()
+            for number in range(rounds + 1):
+                order = list(sides) if number % 2 else list(sides)[::-1]
+                taken.append({name: await sides[name](count) for name in order})
+    warm = taken[1:]
+    return {name: latency.middle([each[name] for each in warm]) for name in sides}

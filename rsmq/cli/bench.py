@@ -25,8 +25,8 @@ from rsmq.cli.session import connected
 from rsmq.errors import ConfigError
 
 ROUNDS = 3
-SECONDS = 2.0
-"""How long each latency is measured."""
+SECONDS, OF_EACH = 5.0, 2000
+"""How long each latency is measured, in turns: a second for so many messages of a measurement, at most `SECONDS`."""
 
 
 def bench(
@@ -65,7 +65,8 @@ async def measure(url: str | None, messages: int, payload: int) -> tuple[dict[st
 
             taken = await run(session.client, load, rounds=ROUNDS, step=step)
             step("latency at 200 messages/s")
-            return summary(taken), await latencies(session.client, load, seconds=SECONDS)
+            seconds = min(SECONDS, messages / OF_EACH)
+            return summary(taken), await latencies(session.client, load, seconds=seconds)
 
 
 def report(costs: dict[str, Cost], delays: dict[str, Latency], advice: list[Advice]) -> dict[str, Any]:
