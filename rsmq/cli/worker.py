@@ -14,6 +14,7 @@ import anyio
 import typer
 from pydantic import TypeAdapter
 
+from rsmq.cli.collector import relax
 from rsmq.cli.journal import Level, log_to_stderr
 from rsmq.cli.option import Url
 from rsmq.cli.service import Service, has_stuck_threads, leave
@@ -67,6 +68,7 @@ def serve(target: str, grace: timedelta | None, *, is_child: bool) -> None:
             raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
         if is_child:
             service.watch_parent()
+        relax()
         options = {"use_uvloop": find_spec("uvloop") is not None}
         anyio.run(service.run, broker, backend_options=options)
     if has_stuck_threads():
