@@ -23,9 +23,9 @@ NOISE = 0.15
 """A power below this is none."""
 AMOUNTS = ("backlog", "payload", "pending")
 REASONS = {
-    "partitions": "One read serves all partitions of a member, and each partition in which something was done costs "
-    "one script call with that read. The messages in hand are bounded, so with more partitions each call carries "
-    "fewer: the commands of a message grow with the partitions, and with them the fixed cost of a command.",
+    "partitions": "One read serves all partitions of a member, and one script call settles what was done in all of "
+    "them. What is left is done once a partition: its lease is taken and given back, its pending messages are looked "
+    "for, what is delayed is released; of a short run that is a large share.",
     "members": "Each member reads, settles and beats for itself; a read carries less when there is less for each.",
     "backlog": "A stream is appended at its end and read from a position: neither looks at what lies between.",
     "payload": "Bytes are copied and parsed once; beyond the caches of the processor a byte costs somewhat more.",
@@ -33,7 +33,8 @@ REASONS = {
     "to nothing, and what is left is a task switch each. A handler that suspends beside a thousand others is woken by "
     "itself; among few, the next message is there before its worker sleeps.",
     "pending": "A message that somebody may have started is charged an attempt before it starts again, with a script "
-    "call of its own that is awaited. That makes it dearer than a new one, and equally so for each.",
+    "call of its own that is awaited; those of the messages that start at the same time share one write. That makes it "
+    "dearer than a new one, and equally so for each.",
 }
 
 

@@ -204,8 +204,13 @@ def save(curves: list[Curve], options: argparse.Namespace) -> None:
         order = [each.name for each in DIMENSIONS]
         rows.sort(key=lambda row: order.index(row["name"]))
     path.write_text(json.dumps({"facts": facts, "curves": rows}, indent=1) + "\n")
-    draw(rows, Path(options.docs) / "growth.svg")
-    write_page(rows, facts, Path(options.docs) / "growth.md")
+    write(rows, facts, Path(options.docs))
+
+
+def write(rows: list[dict[str, Any]], facts: dict[str, Any], docs: Path) -> None:
+    """The picture and the page."""
+    draw(rows, docs / "growth.svg")
+    write_page(rows, facts, docs / "growth.md")
 
 
 def main() -> None:
@@ -215,7 +220,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="some of: " + ",".join(each.name for each in DIMENSIONS))
     parser.add_argument("--docs", default=str(DOCS))
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page again from its .json")
     options = parser.parse_args()
+    if options.page:
+        told = json.loads((Path(options.docs) / "growth.json").read_text())
+        write(told["curves"], told["facts"], Path(options.docs))
+        return
     with server() as url:
         anyio.run(measure, options, url)
 
