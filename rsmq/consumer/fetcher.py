@@ -31,6 +31,8 @@ MARGIN: Final = 3.0
 """Seconds beyond BLOCK that a reply may take before the connection counts as dead."""
 SOON: Final = 0.02
 """Seconds before a slot that is moving is looked for again."""
+FEW: Final = 16
+"""Messages in hand up to which they are handled before the next read is written: they wait less, and leave with it."""
 FIRST_SIZE: Final = 4096
 """Bytes a message is taken to have until some were seen."""
 
@@ -169,11 +171,14 @@ class Fetcher:
             await self._changed.wait()
 
     async def _recover(self, room: int) -> None:
+        is_early = self._queue.in_hand <= FEW
         for lane in list(self._lanes.values()):
             if lane.cursor is not None and not lane.is_quiet and lane.lease.is_held() and room > 0:
                 await self._reclaimer.step(lane, self.reader, room)
                 room = self._settings.prefetch - self._queue.in_hand
-        await self._runner.kick()
+                is_early = True
+        if is_early:  # else what was read is handled while the next read is on its way
+            await self._runner.kick()
 
     async def _read(self, lanes: list[Lane], room: int) -> None:
         batches = self._settler.take(self._lanes.values() if self._client.is_cluster else None)
