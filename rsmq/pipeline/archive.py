@@ -8,6 +8,7 @@ topic has been trimmed since; and if all of Spark's own state is lost, the archi
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,6 +25,8 @@ from rsmq.pipeline.link import Link
 from rsmq.pipeline.offset import NO_ID, Offsets
 from rsmq.pipeline.option import read_options
 from rsmq.pipeline.store import FOLDERS, Batch, Ends, Store
+
+log = logging.getLogger("rsmq.pipeline")
 
 POLL_SECONDS: Final = 1
 DAY_MS: Final = 86_400_000
@@ -87,6 +90,7 @@ def archive(
 def start(spark: SparkSession, store: Store, order: Order) -> StreamingQuery:
     """The running query."""
     checkpoint = order.checkpoint or f"{store.folder.address}/_rsmq/checkpoints/{order.name}"
+    forget(store, Folder(spark, checkpoint))
     known = store.offsets(order.name)
     reader = (
         spark.readStream.format("rsmq")
@@ -108,6 +112,30 @@ def start(spark: SparkSession, store: Store, order: Order) -> StreamingQuery:
     )
 
 
+def forget(store: Store, checkpoint: Folder) -> None:
+    """Remove a checkpoint that has lost batches which the archive has: Spark would plan these anew, cut otherwise.
+
+    What it then wrote would take the place of what counts, or be taken for what a compaction has replaced. Without a
+    checkpoint a new query goes on where the archive ends.
+    """
+    if not checkpoint.exists("metadata"):
+        return
+    query = query_of(checkpoint)
+    planned = max((int(item.name) for item in checkpoint.list("offsets") if item.name.isdecimal()), default=-1)
+    archived = max((batch.number for batch in store.batches() if batch.query == query), default=-1)
+    if planned < archived:
+        log.warning(
+            "%s knows batches up to %d, the archive has them up to %d: it is removed, and a new query goes on where "
+            "the archive ends", checkpoint.address, planned, archived,
+        )  # fmt: skip
+        checkpoint.delete("")
+
+
+def query_of(checkpoint: Folder) -> str:
+    """The name of a query in the archive, from what Spark has noted of it."""
+    return str(json.loads(checkpoint.read("metadata"))["id"]).replace("-", "")[:12]
+
+
 class Writer:
     """Puts one micro-batch into the archive, unless it is there already."""
 
@@ -116,7 +144,7 @@ class Writer:
         self._checkpoint = Folder(spark, checkpoint)
 
     def __call__(self, frame: DataFrame, number: int) -> None:
-        query = json.loads(self._checkpoint.read("metadata"))["id"].replace("-", "")[:12]
+        query = query_of(self._checkpoint)
         batch = Batch(self._name, query, number, self._ends(number))
         if batch in self._store.batches():
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Protocol
 
 import anyio
 import pyarrow as pa
@@ -15,11 +17,10 @@ from rsmq.connect import Connector
 from rsmq.errors import ConfigError
 from rsmq.keys import Keys
 from rsmq.pipeline.idempotence import SINKS
-from rsmq.pipeline.inbox import Inbox
 from rsmq.pipeline.link import Link
 from rsmq.pipeline.option import Access, WriteOptions
 from rsmq.pipeline.row import check_columns
-from rsmq.pipeline.sink import Sink, Written
+from rsmq.pipeline.sink import Written
 from rsmq.topic import Topic, Topics
 
 log = logging.getLogger("rsmq.pipeline")
@@ -78,10 +79,23 @@ def write_rows(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Writ
         return sink.written
 
 
-def sink_for(options: WriteOptions, link: Link) -> Sink | Inbox:
-    """What was asked for."""
+class Taker(Protocol):
+    """What every sink does with rows."""
+
+    written: Written
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Take the rows of an Arrow batch."""
+
+    def flush(self) -> None:
+        """Send what is left."""
+
+
+def sink_for(options: WriteOptions, link: Link) -> Taker:
+    """What was asked for. Letters bring all of `rsmq.persistence`: loaded only where some are written."""
     if options.target == "inbox":
-        return Inbox(link, options)
+        inbox: Taker = import_module("rsmq.pipeline.inbox").Inbox(link, options)
+        return inbox
     return SINKS[options.idempotence](link, options, lambda name: topic_named(options.access, name))
 
 

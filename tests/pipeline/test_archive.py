@@ -102,6 +102,21 @@ def test_all_of_sparks_state_is_lost(vault: Vault) -> None:
     assert len(vault.store.batches()) == 2
 
 
+def test_a_checkpoint_that_is_older_than_the_archive(vault: Vault, caplog: pytest.LogCaptureFixture) -> None:
+    """The plan of the last batch is lost as well, behind a compaction: nothing is hidden, nothing is there twice."""
+    vault.add("orders", range(20))
+    vault.archive("orders", batch=10)
+    compact(vault.spark, str(vault.path), until=datetime.now(UTC).date())
+    checkpoint = vault.path / "_rsmq" / "checkpoints" / "archive"
+    for name in ("offsets/1", "offsets/.1.crc", "commits/1", "commits/.1.crc"):
+        (checkpoint / name).unlink()
+    vault.add("orders", range(20, 25))
+    assert vault.archive("orders").messages == 5
+    assert vault.archived("orders") == list(range(25))
+    assert "knows batches up to 0, the archive has them up to 1" in caplog.text
+    assert vault.position("orders", 0) == vault.last_id("orders", 0)
+
+
 def test_trimmed_before_it_was_archived(vault: Vault) -> None:
     """What is gone is counted in the message, and the archive does not go past it in silence."""
     vault.add("orders", range(10))

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from rsmq.cli import app
-from rsmq.cli.pipeline import absolute, connection, parse_size, selection
+from rsmq.cli.pipeline.option import parse_size
+from rsmq.cli.pipeline.place import absolute, connection, selection
 from rsmq.errors import ConfigError
 from rsmq.settings import Settings
 from tests.pipeline.vault import Vault
