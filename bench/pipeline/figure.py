@@ -1,0 +1,103 @@
+"""The figures of a run: measured, compared with their base, shown as a table, kept as a page and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.pipeline.meter import Meter
+from bench.pipeline.work import PARTITIONS
+
+COLUMNS: Final = ("", "messages/s", "per CPU second", "of it in the JVM", "× base", "goal")
+PAGE: Final = """# What the pipeline costs
+
+Measured with `python -m bench.pipeline` on {machine}, Python {python}, pyspark {pyspark}: {count:,} messages of
+176 bytes in {partitions} partitions, the server with its append-only file (everysec) on the same machine. This page is
+generated.
+
+Messages per CPU second of everything on the client's side: driver, JVM and Python workers; the server's work is not in
+it. Each line is preceded by the same with a tenth of the messages, so that what has to be started and compiled mostly
+is. `× base` compares what reads with `{plain}`, and what writes with `{piped}`, by CPU.
+
+{table}
+
+`archive` and `replay` are the whole commands, without Spark's own start: `replay` counts first, then reads the archive,
+sorts it and publishes each message once. The plain ways write no headers, keep no offsets, and repeat nothing that
+fails.
+"""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table. `base`: the line it is compared with; `goal` in messages per CPU second."""
+
+    title: str
+    rate: float
+    per_cpu: float
+    jvm_share: float
+    base: str = ""
+    goal: int = 0
+
+
+def measure(title: str, act: Callable[[int], object], count: int, base: str = "", goal: int = 0) -> Figure:
+    """Do a tenth of it, then all of it."""
+    act(count // 10)
+    with Meter() as meter:
+        start = time.perf_counter()
+        act(count)
+        passed = time.perf_counter() - start
+    return Figure(title, count / passed, count / meter.seconds, meter.jvm_seconds / meter.seconds, base, goal)
+
+
+def rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
+    """The table as text."""
+    per_cpu = {figure.title: figure.per_cpu for figure in figures}
+    return [
+        (
+            each.title, f"{each.rate:,.0f}", f"{each.per_cpu:,.0f}", f"{each.jvm_share:.0%}" if each.jvm_share else "",
+            f"{each.per_cpu / per_cpu[each.base]:.2f}" if each.base else "", verdict(each),
+        )
+        for each in figures
+    ]  # fmt: skip
+
+
+def verdict(figure: Figure) -> str:
+    """The goal, and whether it is met."""
+    return f"{figure.goal:,} {'met' if figure.per_cpu >= figure.goal else 'MISSED'}" if figure.goal else ""
+
+
+def show(figures: Sequence[Figure], count: int) -> None:
+    """The table on the terminal."""
+    table = Table(title=f"{count:,} messages of 176 bytes, {PARTITIONS} partitions, AOF everysec, {machine()}")
+    for title in COLUMNS:
+        table.add_column(title, justify="right" if title else "left")
+    for row in rows(figures):
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+def keep(figures: Sequence[Figure], count: int, folder: Path) -> None:
+    """The page and the JSON beside it."""
+    facts: dict[str, Any] = {"machine": machine(), "python": platform.python_version(), "pyspark": version("pyspark")}
+    told = {"facts": facts | {"messages": count}, "figures": [asdict(figure) for figure in figures]}
+    (folder / "pipeline-benchmarks.json").write_text(json.dumps(told, indent=1) + "\n")
+    lines = [COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)), *rows(figures)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    plain, piped = (next((f.base for f in figures if f.title.startswith(kind) and f.base), "") for kind in ("r", "w"))
+    page = PAGE.format(**facts, count=count, partitions=PARTITIONS, table=table, plain=plain, piped=piped)
+    (folder / "pipeline-benchmarks.md").write_text(page)
+
+
+def machine() -> str:
+    """On what it was measured."""
+    return f"{os.cpu_count()} cores, {platform.machine()}"

@@ -1,0 +1,169 @@
+"""What is measured: each thing once through Spark and once without, on one server, checked by what is there after."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rsmq.keys import Keys
+from rsmq.pipeline.archive import Order as ArchiveOrder
+from rsmq.pipeline.archive import archive
+from rsmq.pipeline.replay import Order as ReplayOrder
+from rsmq.pipeline.replay import Replay
+from rsmq.pipeline.source import RsmqSource
+
+KEYS: Final = Keys("bench")
+PARTITIONS: Final = 8
+LETTERS_EACH: Final = 10
+PAYLOAD: Final = "x" * 140
+
+
+class Rows(RsmqSource):
+    """The same source handing rows to Spark instead of Arrow batches, to see what those save."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rsmq_rows"
+
+    def reader(self, schema: StructType) -> Any:
+        inner = super().reader(schema)
+
+        class RowReader(DataSourceReader):
+            def partitions(self) -> Any:
+                return inner.partitions()
+
+            def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+                for batch in inner.read(partition):
+                    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+        return RowReader()
+
+
+class Work:
+    """One server, one Spark session, a folder, and topics of several sizes."""
+
+    def __init__(self, url: str, spark: SparkSession, folder: Path) -> None:
+        self.url, self.spark, self.folder = url, spark, folder
+        self.client: Any = redis.Redis.from_url(url, protocol=2)
+        spark.dataSource.register(Rows)
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def make(self, topic: str) -> None:
+        """A topic that is not there yet."""
+        self.client.hset(KEYS.topic(topic), mapping={"partitions": PARTITIONS, "created_ms": 1})
+        self.client.sadd(KEYS.topics, topic)
+
+    def fill(self, topic: str, count: int) -> None:
+        """A topic to read from."""
+        self.make(topic)
+        self.write(self.messages(count), topic=topic)
+
+    def messages(self, count: int) -> DataFrame:
+        """Messages of about 176 bytes in two tasks, with everything that any way of writing needs."""
+        return self.spark.range(0, count, 1, 2).selectExpr(
+            f"concat('{{\"n\":', id, ',\"x\":\"{PAYLOAD}\"}}') AS value", "concat('m', id) AS id", "'src' AS topic",
+            f"CAST(id DIV {-(-count // 2)} * 4 + id % 4 AS INT) AS partition", "id + 1 AS id_ms", "0L AS id_seq",
+        )  # fmt: skip
+
+    def check(self, topic: str, count: int) -> None:
+        """A measurement of something else than was meant is none."""
+        stored = sum(self.client.xlen(KEYS.stream(topic, number)) for number in range(PARTITIONS))
+        expect(stored, count)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, kind: str, topic: str) -> DataFrame:
+        """A topic as a DataFrame."""
+        return self.spark.read.format(kind).options(url=self.url, prefix=KEYS.prefix, subscribe=topic).load()
+
+    def parquet(self, kind: str, topic: str) -> None:
+        """A topic into Parquet files."""
+        self.read(kind, topic).write.mode("overwrite").parquet(str(self.folder / "spark"))
+
+    def discard(self, topic: str) -> None:
+        """A topic into nothing."""
+        self.read("rsmq", topic).write.format("noop").mode("overwrite").save()
+
+    def plain(self, topic: str) -> None:
+        """XRANGE with redis-py, columns and Parquet with pyarrow, no Spark."""
+        schema = pa.schema([("offset", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
+        for number in range(PARTITIONS):
+            after = "-"
+            with pq.ParquetWriter(self.folder / f"{number}.parquet", schema, compression="zstd") as writer:
+                while entries := self.client.xrange(KEYS.stream(topic, number), after, "+", 5000):
+                    after = f"({entries[-1][0].decode()}"
+                    columns = (
+                        [entry_id for entry_id, _ in entries],
+                        [fields.get(b"key") for _, fields in entries],
+                        [fields[b"data"] for _, fields in entries],
+                    )
+                    arrays = [pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=True)]
+                    writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+    def archive(self, topic: str, count: int) -> None:
+        """`rsmq pipeline archive`, into an archive of this topic's own."""
+        shutil.rmtree(self.place(topic), ignore_errors=True)
+        source = {"url": self.url, "prefix": KEYS.prefix, "subscribe": topic}
+        expect(archive(self.spark, ArchiveOrder(source, str(self.place(topic)))).messages, count)
+
+    def place(self, topic: str) -> Path:
+        """Where the archive of a topic is."""
+        return self.folder / f"archive-{topic}"
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, frame: DataFrame, **options: str) -> None:
+        """A DataFrame into topics or inboxes."""
+        frame.write.format("rsmq").options(url=self.url, prefix=KEYS.prefix, **options).mode("append").save()
+
+    def sink(self, count: int, mode: str) -> None:
+        """Messages into an empty topic."""
+        self.client.flushall()
+        self.make("target")
+        extra = {"jobId": "bench"} if mode == "marker" else {}
+        self.write(self.messages(count), topic="target", idempotence=mode, **extra)
+        self.check("target", count)
+
+    def inbox(self, count: int) -> None:
+        """Letters into inboxes, ten each."""
+        self.client.flushall()
+        letters = self.messages(count).selectExpr(f"concat('d', id_ms DIV {LETTERS_EACH}) AS device", "value")
+        self.write(letters, target="inbox")
+
+    def pipelined(self, count: int) -> None:
+        """The bare client: XADD in pipelines of 100."""
+        self.client.flushall()
+        self.make("target")
+        for start in range(0, count, 100):
+            with self.client.pipeline(transaction=False) as pipe:
+                for number in range(start, start + 100):
+                    fields = {"data": f'{{"n":{number},"x":"{PAYLOAD}"}}', "id": f"m{number}"}
+                    pipe.xadd(KEYS.stream("target", number % PARTITIONS), fields)
+                pipe.execute()
+        self.check("target", count)
+
+    def replay(self, topic: str, count: int) -> None:
+        """`rsmq pipeline replay` of an archive into an empty topic: counted first, then published, exactly once."""
+        self.client.flushall()
+        shutil.rmtree(self.place(topic) / "_rsmq" / "replays", ignore_errors=True)
+        self.make("target")
+        order = ReplayOrder(str(self.place(topic)), (topic,), "target")
+        job = Replay(self.spark, order, {"url": self.url, "prefix": KEYS.prefix})
+        job.run(job.plan())
+        self.check("target", count)
+
+
+def expect(found: int, count: int) -> None:
+    """Raise RuntimeError when it is another number."""
+    if found != count:
+        raise RuntimeError(f"{found} messages came through instead of {count}")

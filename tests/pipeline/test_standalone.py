@@ -1,0 +1,77 @@
+"""On a standing cluster: a master and two workers, commands with `--master` and with `spark-submit`. Minutes long."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rsmq.keys import Keys
+from tests.pipeline.conftest import Store
+from tests.pipeline.fleet import Fleet
+from tests.servers import Server
+
+COUNT = int(os.environ.get("COUNT", "100000"))
+PASSWORD = "pass word"
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.spark_cluster,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="minutes long: CHAOS=long, or make chaos"),
+]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """A master and two workers, whose environment holds the server's password."""
+    with Fleet(tmp_path, 2, QUEUE_PASSWORD=PASSWORD) as running:
+        yield running
+
+
+@pytest.fixture
+def guarded(keys: Keys) -> Iterator[tuple[Server, Store]]:
+    """A server of its own, over TCP, with a password."""
+    with Server(tcp=True, password=PASSWORD) as server, server.client() as client:
+        yield server, Store(client, keys)
+
+
+def test_two_workers(
+    fleet: Fleet, guarded: tuple[Server, Store], keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Archived by `--master`, replayed by `spark-submit`, one worker killed before the last: each message once."""
+    server, store = guarded
+    for start in range(0, COUNT, 1000):
+        store.fill("orders", min(1000, COUNT - start), start=start)
+    place = {"RSMQ_PREFIX": keys.prefix}
+    reach = ("--url", f"redis://127.0.0.1:{server.port}/0", "--password-env", "QUEUE_PASSWORD", "--json")
+    archive, took = str(tmp_path / "archive"), list[str]()
+
+    def run(title: str, *command: str) -> dict[str, object]:
+        begun = time.perf_counter()
+        told: dict[str, object] = json.loads(fleet.run(*command, **place))
+        took.append(f"{title} {time.perf_counter() - begun:.0f} s")
+        return told
+
+    rsmq = (sys.executable, "-m", "rsmq", "pipeline")
+    done = run("archive", *rsmq, "archive", "orders", "--to", archive, "--master", fleet.url, *reach)
+    assert done["messages"] == COUNT
+    assert fleet.executors() == [1, 1], "both workers have taken part"
+    job = tmp_path / "rsmq_job.py"
+    job.write_text("from rsmq.cli import main\nmain()\n")
+    submit = (str(fleet.home / "bin" / "spark-submit"), "--master", fleet.url, str(job), "pipeline")
+    words = ("replay", "orders", "--from", archive, "--to")
+    assert run("replay", *submit, *words, "again", *reach)["messages"] == COUNT
+    assert fleet.executors() == [2, 2]
+    fleet.kill_worker(0)
+    assert run("replay on one worker", *submit, *words, "once-more", *reach)["messages"] == COUNT
+    assert fleet.executors()[0] == 2
+    for copy in ("again", "once-more"):
+        assert sorted(store.ids(copy, 8)) == sorted(store.ids("orders"))
+    with capsys.disabled():
+        print(f"\n{COUNT} messages: {', '.join(took)}")
