@@ -26,10 +26,12 @@ from pyspark.sql.types import (
 
 from rsmq.errors import Malformed
 from rsmq.message import KNOWN_FIELDS, pack_fields, read_headers
+from rsmq.pipeline.array import binaries, lists, long, longs, repeated
 
 PACKED: Final = "rsmq.packed"
 LARGEST: Final = 2**63 - 1
-LAST_MOMENT: Final = 253_402_300_799_999
+FIRST_PART, SECOND_PART, THOUSAND = map(long, (0, 1, 1000))
+LAST_MOMENT: Final = long(253_402_300_799_999)
 """The end of the year 9999, in ms: what comes after it no `datetime` holds."""
 
 HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -58,7 +60,7 @@ Entry = tuple[bytes, list[bytes]]
 Header = tuple[str, bytes]
 
 
-Rest = tuple[list[Header] | None, str | None, str | None]
+Rest = tuple[list[Header] | None, bytes | None, bytes | None]
 """Headers, message id and content type."""
 
 
@@ -73,13 +75,13 @@ class Columns:
         """One row an entry, in order."""
         count = len(entries)
         keys, values, rest = split_entries(entries, with_rest=self._include_headers)
-        offsets = pa.array([entry_id for entry_id, _ in entries], pa.string())
+        offsets = binaries([entry_id for entry_id, _ in entries], pa.string())
         ms, seq = numbers(offsets)
         columns = [
-            pa.array(keys, pa.binary()),
-            pa.array(values, pa.binary()),
-            pa.repeat(pa.scalar(self._topic), count),
-            pa.repeat(pa.scalar(self._partition, pa.int32()), count),
+            binaries(keys, pa.binary()),
+            binaries(values, pa.binary()),
+            repeated(self._topic, count, pa.string()),
+            repeated(self._partition, count, pa.int32()),
             offsets,
             ms,
             seq,
@@ -89,8 +91,8 @@ class Columns:
             headers, ids, types = zip(*rest, strict=True)
             columns += [
                 headers_array(headers, self._schema.field("headers").type),
-                pa.array(ids, pa.string()),
-                pa.array(types, pa.string()),
+                binaries(ids, pa.string()),
+                binaries(types, pa.string()),
             ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -108,7 +110,7 @@ def split_entries(
             values.append(fields[1])
             keys.append(fields[5] if size == 6 else None)
             if with_rest:
-                rest.append((None, fields[3].decode(), None) if fields[3].isascii() else read_rest(fields))
+                rest.append((None, fields[3], None) if fields[3].isascii() else read_rest(fields))
         else:
             found = dict(zip(fields[::2], fields[1::2], strict=True))
             values.append(found.get(b"data"))
@@ -141,9 +143,12 @@ def read_rest(fields: list[bytes]) -> Rest:
     return listed or None, message_id, content_type
 
 
-def text_of(found: dict[bytes, bytes], name: bytes) -> str | None:
-    """A field as text, None if it is not there."""
-    return found[name].decode() if name in found else None
+def text_of(found: dict[bytes, bytes], name: bytes) -> bytes | None:
+    """A field that is text, None if it is not there. Raises UnicodeDecodeError for one that is no text."""
+    text = found.get(name)
+    if text is not None:
+        text.decode()
+    return text
 
 
 def headers_array(rows: Sequence[list[Header] | None], kind: pa.DataType) -> pa.Array:
@@ -151,21 +156,17 @@ def headers_array(rows: Sequence[list[Header] | None], kind: pa.DataType) -> pa.
     if not any(rows):
         return pa.nulls(len(rows), kind)
     flat = [header for row in rows if row for header in row]
-    starts, position = list[int | None](), 0
-    for row in rows:
-        starts.append(position if row else None)
-        position += len(row or ())
     struct = pa.StructArray.from_arrays(
-        [pa.array([key for key, _ in flat], pa.string()), pa.array([value for _, value in flat], pa.binary())],
+        [binaries([key.encode() for key, _ in flat], pa.string()), binaries([value for _, value in flat], pa.binary())],
         fields=list(kind.value_type),
     )
-    return pa.ListArray.from_arrays(pa.array([*starts, position], pa.int32()), struct, type=kind)
+    return lists([row or None for row in rows], struct, kind)
 
 
 def numbers(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
     """The two numbers of stream ids. A number that no bigint holds is cut off at the largest one."""
     parts = pc.split_pattern(offsets, "-")
-    ms, seq = (pc.list_element(parts, index) for index in (0, 1))
+    ms, seq = (pc.list_element(parts, index) for index in (FIRST_PART, SECOND_PART))
     try:
         return ms.cast(pa.int64()), seq.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -174,9 +175,9 @@ def numbers(offsets: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 def cut_off(digits: pa.Array) -> pa.Array:
     """Text as bigint, at most the largest one."""
-    return pa.array([min(int(text), LARGEST) for text in digits.to_pylist()], pa.int64())
+    return longs(min(int(text), LARGEST) for text in digits.to_pylist())
 
 
 def moments(ms: pa.Array) -> pa.Array:
     """Milliseconds since 1970 as timestamps; what no timestamp holds becomes the last one."""
-    return pc.multiply(pc.min_element_wise(ms, LAST_MOMENT), 1000).cast(pa.timestamp("us", tz="UTC"))
+    return pc.multiply(pc.min_element_wise(ms, LAST_MOMENT), THOUSAND).cast(pa.timestamp("us", tz="UTC"))

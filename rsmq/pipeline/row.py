@@ -84,13 +84,13 @@ def parts(batch: pa.RecordBatch, column: str) -> Iterator[tuple[Any, pa.RecordBa
         yield None, batch
         return
     array = batch.column(column)
-    values = array.unique().to_pylist()
+    values = array.unique()
     if len(values) == 1:
-        yield values[0], batch
+        yield values[0].as_py(), batch
         return
-    for value in values:
-        chosen = pc.is_null(array) if value is None else pc.equal(array, value)
-        yield value, batch.filter(chosen)
+    for value in values:  # scalars of Arrow, see `array`
+        chosen = pc.equal(array, value) if value.is_valid else pc.is_null(array)
+        yield value.as_py(), batch.filter(chosen)
 
 
 def texts(batch: pa.RecordBatch, column: str) -> list[Any] | None:

@@ -17,6 +17,7 @@ SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
+    "spark.python.daemon.module": "rsmq.pipeline.daemon",
 }
 SMALL: Final = {
     # a few tasks on one machine: starting and planning cost more than they save

@@ -31,6 +31,7 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "OFF",
+    "spark.python.daemon.module": "rsmq.pipeline.daemon",
 }
 
 
