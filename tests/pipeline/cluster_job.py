@@ -20,6 +20,18 @@ from pyspark.sql.types import StructType
 from rsmq.pipeline.source import RsmqSource
 from rsmq.pipeline.writer import Writer
 
+JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.extraJavaOptions": JAVA,
+    "spark.executor.extraJavaOptions": JAVA,
+    "spark.executor.memory": "512m",
+    "spark.python.daemon.module": "rsmq.pipeline.daemon",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 
 def deadly_source(flag: str) -> type[RsmqSource]:
     """The source with such a sink. Made in a function, so that it travels to the executors whole."""
@@ -51,15 +63,14 @@ def deadly_source(flag: str) -> type[RsmqSource]:
 
 
 def main(master: str, url: str, prefix: str, source: str, target: str, flag: str) -> None:
-    """Copy it."""
-    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
-    builder = builder.config("spark.executor.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
-    builder = builder.config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
-    spark = builder.config("spark.sql.shuffle.partitions", "2").config("spark.executor.memory", "512m").getOrCreate()
+    """Copy it: a task reads a partition in order and writes it, which is all that a mark needs."""
+    builder = SparkSession.builder.master(master)
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
     spark.dataSource.register(deadly_source(flag))
     place = {"url": url, "prefix": prefix}
-    frame = spark.read.format("rsmq_deadly").options(**place, subscribe=source, includeHeaders="true").load()
-    rows = frame.repartitionById(2, frame.partition).sortWithinPartitions("topic", "partition", "id_ms", "id_seq")
+    rows = spark.read.format("rsmq_deadly").options(**place, subscribe=source, includeHeaders="true").load()
     options = {**place, "topic": target, "idempotence": "marker", "jobId": "copy"}
     rows.write.format("rsmq_deadly").options(**options).mode("append").save()
     spark.stop()

@@ -61,10 +61,9 @@ def test_a_day_of_an_operator(vault: Vault, run: Run, tmp_path: Path) -> None:
     replay = ("replay", "orders", "--from", path, "--to", "copy", "--key", "k1")
     assert run(*replay, "--dry-run").splitlines()[-1] == "nothing was published (--dry-run)"
     assert not vault.server.exists(vault.keys.topic("copy"))
-    plan = json.loads(run(*replay, "--dry-run", "--json"))
-    assert (plan["messages"], plan["is_dry_run"], plan["is_finished"]) == (10, True, False)
-    assert run(*replay).splitlines()[-1] == f"published 10 messages to copy (job {plan['job']})"
-    assert "has done this before" in run(*replay)
+    plan = json.loads(run(*replay, "--json"))
+    assert (plan["messages"], plan["is_dry_run"], plan["is_finished"]) == (10, False, False)
+    assert run(*replay).splitlines()[-1].startswith(f"job {plan['job']} has done this before")
     out = tmp_path / "page.html"
     assert run("report", "--from", path, "--out", str(out)) == f"40 messages, 0 groups, 0 dead letters: {out}\n"
     facts = json.loads(run("report", "orders", "--out", str(out), "--json"))
