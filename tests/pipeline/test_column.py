@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -164,3 +166,17 @@ def test_columns_that_cannot_be_written(columns: str, words: str) -> None:
     )
     with pytest.raises(ConfigError, match=words):
         check_columns(schema, ["id"] if columns == "value string" else [], "idempotence=dedupe")
+
+
+def test_nothing_looks_for_pandas() -> None:
+    """Where pandas is installed, a worker of Spark that only reads topics does not load it."""
+    pytest.importorskip("pandas", reason="pandas is not installed: nobody can load it")
+    code = (
+        "import sys; from rsmq.pipeline.column import Columns; "
+        "entry = [b'data', b'1', b'h', b'{\"a\": \"b\"}', b'key', b'k', b'trace', b'x']; "
+        "entries = [(b'1-1', entry), (b'99999999999999999999-1', [b'x', b'y'])]; "
+        "batch = Columns('t', 0, include_headers=True).batch(entries); "
+        "print(batch.num_rows, 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "2 False\n"
