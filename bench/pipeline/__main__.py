@@ -14,7 +14,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.pipeline.figure import Figure, keep, measure, show
+from bench.pipeline.figure import WARM, Figure, keep, measure, show
 from bench.pipeline.work import Work
 from bench.server import server
 from rsmq.pipeline.session import open_session
@@ -29,7 +29,7 @@ Line = tuple[str, Callable[[int], object], str, int]
 
 def lines(work: Work, count: int) -> list[Line]:
     """All that is measured, in order: what reads comes first, as what writes empties the server."""
-    topic = {count // 10: "warm", count: "full"}
+    topic = {count // WARM: "warm", count: "full"}
     return [
         (PLAIN, lambda n: work.plain(topic[n]), "", 0),
         ("read: rows → Parquet", lambda n: work.parquet("rsmq_rows", topic[n]), PLAIN, 0),
@@ -54,7 +54,7 @@ def run(url: str, folder: Path, count: int, only: str) -> list[Figure]:
         work = Work(url, open_session("local[2]"), folder)
         chosen = [line for line in lines(work, count) if only in line[0] or line[0] in (PLAIN, PIPED)]
         progress.update(bar, total=len(chosen), description="filling")
-        work.fill("warm", count // 10)
+        work.fill("warm", count // WARM)
         work.fill("full", count)
         figures = []
         for title, act, base, goal in chosen:

@@ -18,6 +18,8 @@ from rich.table import Table
 from bench.pipeline.meter import Meter
 from bench.pipeline.work import PARTITIONS
 
+WARM: Final = 2
+"""The part of all messages before each measurement: the JVM then has compiled most of what it will."""
 COLUMNS: Final = ("", "messages/s", "per CPU second", "of it in the JVM", "× base", "goal")
 PAGE: Final = """# What the pipeline costs
 
@@ -26,8 +28,8 @@ Measured with `python -m bench.pipeline` on {machine}, Python {python}, pyspark 
 generated.
 
 Messages per CPU second of everything on the client's side: driver, JVM and Python workers; the server's work is not in
-it. Each line is preceded by the same with a tenth of the messages, so that what has to be started and compiled mostly
-is. `× base` compares what reads with `{plain}`, and what writes with `{piped}`, by CPU.
+it. Each line is preceded by the same with half of the messages, so that what has to be started and compiled mostly is.
+`× base` compares what reads with `{plain}`, and what writes with `{piped}`, by CPU.
 
 {table}
 
@@ -50,8 +52,8 @@ class Figure:
 
 
 def measure(title: str, act: Callable[[int], object], count: int, base: str = "", goal: int = 0) -> Figure:
-    """Do a tenth of it, then all of it."""
-    act(count // 10)
+    """Do half of it, then all of it."""
+    act(count // WARM)
     with Meter() as meter:
         start = time.perf_counter()
         act(count)
