@@ -1,4 +1,4 @@
-"""Brokers of one test: several of them are several members. `make matrix` runs all of it over other servers and ways."""
+"""Brokers of one test: several of them are several members. `make matrix` runs it elsewhere, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from tests.matrix.way import UrlOf, chosen
 def url_of(request: pytest.FixtureRequest) -> Iterator[UrlOf]:
     """Where the tests find their server: the shared one, or what CONTRACT_WAY names."""
     with chosen() as way:
-        yield way or (lambda _, url=request.getfixturevalue("server").url: url)
+        if way is None:
+            url = request.getfixturevalue("server").url
+            yield lambda _: url
+        else:
+            yield way
 
 
 @pytest.fixture

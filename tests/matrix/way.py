@@ -65,7 +65,7 @@ def least_rights() -> Iterator[UrlOf]:
 
 @contextmanager
 def tls() -> Iterator[UrlOf]:
-    """The server asks every client for a certificate. One that was built without TLS has a proxy before it that does."""
+    """The server asks every client for a certificate. One built without TLS has a proxy in front that does."""
     with TemporaryDirectory() as directory:
         papers = Certificates.make(Path(directory))
         with server_with_tls(papers) as port:
@@ -85,19 +85,24 @@ def server_with_tls(papers: Certificates) -> Iterator[int]:
     except AssertionError as error:
         if "tls" not in str(error).lower():
             raise
-    with Server(tcp=True) as server, start_blocking_portal() as portal:
-        with portal.wrap_async_context_manager(Line(server.port, tls=papers.context())) as line:
-            yield line.port
+    with Server(tcp=True) as server, outdoors(Line(server.port, tls=papers.context())) as line:
+        yield line.port
+
+
+@contextmanager
+def outdoors(line: Line) -> Iterator[Line]:
+    """Open in a thread of its own: a test that blocks its loop must not hold up the line."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(line):
+        yield line
 
 
 def under(weather: Weather) -> Callable[[], AbstractContextManager[UrlOf]]:
-    """Through a proxy, in a thread of its own: a test that blocks its loop must not hold up the line."""
+    """Through a proxy."""
 
     @contextmanager
     def way() -> Iterator[UrlOf]:
-        with Server(tcp=True) as server, start_blocking_portal() as portal:
-            with portal.wrap_async_context_manager(Line(server.port, weather)) as line:
-                yield lambda _: line.url
+        with Server(tcp=True) as server, outdoors(Line(server.port, weather)) as line:
+            yield lambda _: line.url
 
     return way
 

@@ -7,9 +7,6 @@ import random
 import ssl
 from typing import Final, Literal, Self
 
-import anyio
-import anyio.abc
-
 from tests.chaos.proxy import Proxy
 
 Weather = Literal["delays", "cuts", "lost-replies", "black-holes"]
