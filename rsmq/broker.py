@@ -150,6 +150,7 @@ class Broker:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await tasks.start(self._producer.run)
             await tasks.start(self._office.run)
+            tasks.start_soon(self._connector.watch)
             stack.callback(tasks.cancel_scope.cancel)
         except BaseException:
             self._users -= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from types import TracebackType
@@ -53,10 +52,10 @@ class Watcher(Server):
 
 
 class Sentinels:
-    """One master, two replicas, three sentinels. `line` is the port under which the master is known, if not its own."""
+    """One master (`master`, if it runs already and is known under another port), two replicas, three sentinels."""
 
-    def __init__(self, *args: str, line: Callable[[int], int] = lambda port: port) -> None:
-        self._args, self._line = args, line
+    def __init__(self, master: Server | None = None, *, known_as: int = 0) -> None:
+        self._given, self._known_as = master, known_as
         self.members: list[Server] = []
         self.watchers: list[Watcher] = []
         self._stack = ExitStack()
@@ -78,14 +77,13 @@ class Sentinels:
 
     def __enter__(self) -> Self:
         try:
-            for _ in range(3):
-                server = Server("--repl-diskless-sync-delay", "0", *self._args, tcp=True, aof=True)
-                self.members.append(self._stack.enter_context(server))
-            known = self._line(self.first.port)
+            self.members += [self._given or self._stack.enter_context(self._server())]
+            self.members += [self._stack.enter_context(self._server()) for _ in range(2)]
+            known = self._known_as or self.first.port
             for replica in self.members[1:]:
                 with replica.client() as client:
                     client.execute_command("REPLICAOF", "127.0.0.1", known)
-            wait_until(lambda: self._replicas() == 2, "the replicas are in sync")
+            wait_until(lambda: self._replicas(self.first) == 2, "the replicas are in sync")
             self.watchers += [self._stack.enter_context(Watcher(known)) for _ in range(3)]
             wait_until(lambda: all(each.knows() == (2, 2) for each in self.watchers), "the sentinels know all")
         except BaseException:
@@ -93,9 +91,19 @@ class Sentinels:
             raise
         return self
 
-    def _replicas(self) -> int:
+    def _server(self) -> Server:
+        return Server("--repl-diskless-sync-delay", "0", tcp=True, aof=True)
+
+    def is_whole(self) -> bool:
+        """Whether the sentinels agree about the master, and both others are in sync with it."""
+        with suppress(redis.RedisError, StopIteration):
+            master = next(member for member in self.members if member.port == self.master_port())
+            return self._replicas(master) == 2
+        return False
+
+    def _replicas(self, master: Server) -> int:
         """How many replicas the present master has in sync; 0 while it does not answer."""
-        with suppress(redis.RedisError), self.first.client() as client:
+        with suppress(redis.RedisError), master.client() as client:
             state = client.info("replication")
             return sum(state.get(f"slave{n}", {}).get("state") == "online" for n in range(state["connected_slaves"]))
         return 0
@@ -111,13 +119,18 @@ class Border(Proxy):
         super().__init__(target)
         self._whole = asyncio.Event()
         self._whole.set()
-        self._peers = set[object]()
+        self._pairs, self._peers = set[object](), set[object]()
 
     @property
     def port(self) -> int:
         """Where everybody connects to."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def clients(self) -> int:
+        """How many connections pass through it that are neither a replica's nor a sentinel's."""
+        return len(self._pairs - self._peers)
 
     def part(self) -> None:
         """The master and its peers do not see each other any more."""
@@ -128,8 +141,13 @@ class Border(Proxy):
         self._whole.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        CONNECTION.set(object())
-        await super()._serve(reader, writer)
+        connection = object()
+        CONNECTION.set(connection)
+        self._pairs.add(connection)
+        try:
+            await super()._serve(reader, writer)
+        finally:
+            self._pairs.discard(connection)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = CONNECTION.get()

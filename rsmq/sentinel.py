@@ -1,0 +1,187 @@
+"""Sentinel: where the master is, and leaving the one that is master no more.
+
+A master that is cut off from its sentinels goes on answering whoever is on its side of the cut. A client that stays
+there loses what it writes, however long ago another one was promoted. So all sentinels are asked, the newest
+configuration among their answers counts, and whenever they announce a switch every connection to another server is
+given up, not only the idle ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+from weakref import WeakSet
+
+import anyio
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.exceptions import RedisError
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+
+from rsmq.address import split_sentinel
+from rsmq.client import BlockingClient, Client
+
+log = logging.getLogger("rsmq.sentinel")
+
+LATECOMERS: Final = 0.25
+"""Seconds that the other sentinels have when one has answered: one that cannot be reached must not hold up all."""
+LOOK_EVERY: Final = 10.0
+"""Seconds between two looks without an announcement, which may have been lost."""
+PAUSE: Final = 1.0
+SWITCH: Final = "+switch-master"
+
+Address = tuple[str, int]
+
+
+def newest(states: list[Any]) -> Address:
+    """The master by the newest configuration: a sentinel that was cut off still names the one before."""
+    state = max(states, key=lambda state: int(state["config-epoch"]))
+    return str(state["ip"]), int(state["port"])
+
+
+class Watchers(AsyncSentinel):
+    """All sentinels of one master, for the loop."""
+
+    def __init__(self, hosts: list[Address], seconds: float, **options: Any) -> None:
+        # no `socket_timeout`: on Python 3.11 it swallows cancellations
+        super().__init__(hosts, sentinel_kwargs={"socket_timeout": None, "socket_connect_timeout": seconds}, **options)  # type: ignore[no-untyped-call]
+        self._seconds = seconds
+
+    async def discover_master(self, service_name: str) -> Address:
+        """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
+        states: list[Any] = []
+        with anyio.move_on_after(self._seconds) as limit:
+
+            async def ask(sentinel: Any) -> None:
+                try:
+                    state = (await sentinel.sentinel_masters()).get(service_name)
+                except (RedisError, OSError) as error:
+                    log.debug("a sentinel does not answer: %s", error)
+                    return
+                if state and self.check_master_state(state, service_name):
+                    states.append(state)
+                    limit.deadline = min(limit.deadline, anyio.current_time() + LATECOMERS)
+
+            async with anyio.create_task_group() as tasks:
+                for sentinel in self.sentinels:
+                    tasks.start_soon(ask, sentinel)
+        if not states:
+            raise MasterNotFoundError(f"No master found for {service_name!r}")
+        return newest(states)
+
+
+class BlockingWatchers(Sentinel):
+    """The same for a thread: one after the other, until most have answered; who does not answer is asked last."""
+
+    def discover_master(self, service_name: str) -> Address:
+        """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
+        states: list[Any] = []
+        silent: list[Any] = []
+        for sentinel in list(self.sentinels):
+            try:
+                state = sentinel.sentinel_masters().get(service_name)  # type: ignore[union-attr]
+            except (RedisError, OSError):
+                silent.append(sentinel)
+                continue
+            if state and self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
+                states.append(state)
+            if len(states) > len(self.sentinels) // 2:
+                break
+        self.sentinels = [each for each in self.sentinels if each not in silent] + silent
+        if not states:
+            raise MasterNotFoundError(f"No master found for {service_name!r}")
+        return newest(states)
+
+
+class Pool(AsyncSentinelPool):
+    """Knows every connection that it has made, also those that a `Wire` keeps for itself."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        self._made: WeakSet[AbstractConnection] = WeakSet()
+
+    def make_connection(self) -> AbstractConnection:
+        connection: AbstractConnection = super().make_connection()  # type: ignore[no-untyped-call]
+        self._made.add(connection)
+        return connection
+
+    async def leave(self, master: Address) -> int:
+        """Give up every connection to another server; returns how many."""
+        self.master_address = master
+        stale = [each for each in self._made if each.is_connected and (each.host, each.port) != master]  # type: ignore[attr-defined]
+        for connection in stale:
+            await connection.disconnect(nowait=True)
+        return len(stale)
+
+
+class Guide:
+    """Makes the clients of one Sentinel-managed master, and moves them when it changes."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self._hosts, self._name, self._options = split_sentinel(url)
+        self._seconds = seconds
+        self._pools: WeakSet[Pool] = WeakSet()
+        self._blocking_pools: WeakSet[SentinelConnectionPool] = WeakSet()
+        self._master: Address | None = None
+
+    def client(self, options: dict[str, Any]) -> Client:
+        """An asyncio client."""
+        watchers = Watchers(self._hosts, self._seconds, **self._options)
+        client = watchers.master_for(
+            self._name, redis_class=Client, connection_pool_class=Pool, **{**self._options, **options}
+        )
+        assert isinstance(client, Client)
+        assert isinstance(client.connection_pool, Pool)
+        self._pools.add(client.connection_pool)
+        return client
+
+    def blocking_client(self, options: dict[str, Any], timeout: float) -> BlockingClient:
+        """A client for a thread."""
+        watchers = BlockingWatchers(self._hosts, sentinel_kwargs={"socket_timeout": timeout}, **self._options)  # type: ignore[no-untyped-call]
+        client = watchers.master_for(self._name, redis_class=BlockingClient, **{**self._options, **options})  # type: ignore[no-untyped-call]
+        assert isinstance(client, BlockingClient)
+        pool = client.connection_pool
+        assert isinstance(pool, SentinelConnectionPool)
+        self._blocking_pools.add(pool)
+        return client
+
+    async def watch(self) -> None:
+        """Listen to the sentinels until cancelled; after each announcement leave every other server."""
+        watchers = Watchers(self._hosts, self._seconds, **self._options)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for sentinel in watchers.sentinels:
+                    tasks.start_soon(self._listen, sentinel, lambda: watchers.discover_master(self._name))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await watchers.aclose()
+
+    async def _listen(self, sentinel: Any, find: Callable[[], Any]) -> None:
+        while True:
+            pubsub = sentinel.pubsub()
+            try:
+                await pubsub.subscribe(SWITCH)
+                while True:
+                    await self._move(await find())
+                    await pubsub.get_message(ignore_subscribe_messages=False, timeout=LOOK_EVERY)
+            except (RedisError, OSError) as error:
+                log.debug("a sentinel is away: %s", error)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await pubsub.aclose()
+            await anyio.sleep(PAUSE)
+
+    async def _move(self, master: Address) -> None:
+        before, self._master = self._master, master
+        left = sum([await pool.leave(master) for pool in list(self._pools)])
+        for pool in list(self._blocking_pools):  # a thread may be using one: that is dropped when it gives it back
+            if pool.master_address not in (None, master):
+                pool.proxy.master_address = master
+                pool.disconnect(inuse_connections=False)
+        if before not in (None, master):
+            log.warning("the master is %s:%d now, no longer %s:%d: %d connections given up", *master, *before, left)
+
+    def __repr__(self) -> str:
+        return f"<Guide {self._name} master={self._master}>"
