@@ -28,11 +28,6 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     cells = [(server, way) for way in options.way or WAYS for server in options.server or SERVERS]
     results = measure(cells, [each for each in arguments if each != "--"])
-    found = {server: executable(server) for server in SERVERS}
-    versions = {server: version(path) if path else f"{server} (not here)" for server, path in found.items()}
-    kept = remember(results, versions)
-    order = {(server, way): at for at, (way, server) in enumerate((way, server) for way in WAYS for server in SERVERS)}
-    write(sorted(kept, key=lambda each: order[each.server, each.way]), versions)
     Console().print(f"written: {PAGE}")
     return int(any(each.failed or each.trouble for each in results))
 
@@ -47,11 +42,20 @@ def measure(cells: Sequence[tuple[str, str]], arguments: list[str]) -> list[Resu
             progress.update(task, description=f"{server}, {way}")
             result = run(server, way, arguments)
             results.append(result)
+            note(result)
             progress.console.print(f"{server:<12}{way:<28}{result}  {result.seconds:.0f} s")
             for name in result.failed:
                 progress.console.print(f"    failed: {name}")
             progress.advance(task)
     return results
+
+
+def note(result: Result) -> None:
+    """Write the page anew after every cell: a run that is broken off has not been for nothing."""
+    found = {server: executable(server) for server in SERVERS}
+    versions = {server: version(path) if path else f"{server} (not here)" for server, path in found.items()}
+    order = {(server, way): at for at, (way, server) in enumerate((way, server) for way in WAYS for server in SERVERS)}
+    write(sorted(remember(result, versions), key=lambda each: order[each.server, each.way]), versions)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,11 @@ def table(results: Sequence[Result], versions: Mapping[str, str]) -> str:
     return "\n".join(lines + (["", "Failed:", "", *failed] if failed else ["", "No test failed."]))
 
 
-def remember(results: Sequence[Result], versions: Mapping[str, str]) -> list[Result]:
-    """Add a run to the figures that are kept, cell by cell, and return all of them."""
+def remember(result: Result, versions: Mapping[str, str]) -> list[Result]:
+    """Put a cell among those that are kept, and return all of them."""
     kept = {(each["server"], each["way"]): each for each in (json.loads(DATA.read_text()) if DATA.exists() else [])}
     measured = datetime.now(UTC).strftime("%Y-%m-%d")
-    for each in results:
-        kept[each.server, each.way] = asdict(each) | {"version": versions[each.server], "measured": measured}
+    kept[result.server, result.way] = asdict(result) | {"version": versions[result.server], "measured": measured}
     DATA.write_text(json.dumps(list(kept.values()), indent=1) + "\n", encoding="utf-8")
     names = set(Result.__dataclass_fields__)
     return [Result(**{name: value for name, value in each.items() if name in names}) for each in kept.values()]

@@ -53,10 +53,10 @@ async def switched(sentinels: Sentinels, before: int) -> int:
     return port
 
 
-async def test_a_cut_off_master_is_left(bordered: tuple[Sentinels, Border], prefix: str, witness: Witness) -> None:
+async def test_a_cut_off_master_is_left(bordered: tuple[Sentinels, Border], prefix: str) -> None:
     """It still answers its clients when another one is promoted: they leave it, and what a replica has confirmed is
     handled."""
-    sentinels, border = bordered
+    (sentinels, border), witness = bordered, Witness()
     broker = Broker(Settings(url=sentinels.url, prefix=prefix, preflight="warn", command_timeout=timedelta(seconds=1)))
     confirmed = set[int]()
 
