@@ -157,7 +157,7 @@ async def test_a_reset_replays_the_topic(broker: Broker, witness: Witness, place
         witness.seen.clear()
         moment = datetime.now(UTC) - timedelta(hours=1)
         await broker.reset_group("t", "g", "earliest" if place == "earliest" else moment)
-        # partition by partition: what its worker reads before it knows of the new epoch, nobody settles, and it comes again
+        # what its worker has read before it hears of the new epoch is settled by nobody, and comes again
         await witness.sees(numbers(100), again=True)
         await settled(broker, "t")
         assert ("other", 0) not in witness.seen
