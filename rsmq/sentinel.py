@@ -17,8 +17,11 @@ import anyio
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.asyncio.sentinel import SentinelManagedConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.sentinel import SentinelManagedConnection as BlockingManagedConnection
 
 from rsmq.address import split_sentinel
 from rsmq.client import BlockingClient, Client
@@ -35,19 +38,36 @@ SWITCH: Final = "+switch-master"
 Address = tuple[str, int]
 
 
-def newest(states: list[Any]) -> Address:
-    """The master by the newest configuration: a sentinel that was cut off still names the one before."""
-    state = max(states, key=lambda state: int(state["config-epoch"]))
-    return str(state["ip"]), int(state["port"])
+class Knowledge:
+    """What is known of the master, by the newest configuration that any sentinel has named.
+
+    An older one never counts again, unless all sentinels say so: then somebody has set them up anew.
+    """
+
+    def __init__(self) -> None:
+        self.master: Address | None = None
+        self._epoch = -1
+
+    def learn(self, states: list[Any], sentinels: int) -> Address:
+        """Take in what some of so many sentinels say; returns the master."""
+        epoch, address = max((int(each["config-epoch"]), (str(each["ip"]), int(each["port"]))) for each in states)
+        if epoch >= self._epoch or len(states) == sentinels or self.master is None:
+            self._epoch, self.master = epoch, address
+        return self.master
+
+    def is_master(self, connection: Any) -> bool:
+        """Whether a connection leads there."""
+        return self.master in (None, (connection.host, connection.port))
 
 
 class Watchers(AsyncSentinel):
     """All sentinels of one master, for the loop."""
 
-    def __init__(self, hosts: list[Address], seconds: float, **options: Any) -> None:
+    def __init__(self, knowledge: Knowledge, hosts: list[Address], seconds: float, **options: Any) -> None:
         # no `socket_timeout`: on Python 3.11 it swallows cancellations
-        super().__init__(hosts, sentinel_kwargs={"socket_timeout": None, "socket_connect_timeout": seconds}, **options)  # type: ignore[no-untyped-call]
-        self._seconds = seconds
+        timeouts = {"socket_timeout": None, "socket_connect_timeout": seconds}
+        super().__init__(hosts, sentinel_kwargs=timeouts, **options)  # type: ignore[no-untyped-call]
+        self.knowledge, self._seconds = knowledge, seconds
 
     async def discover_master(self, service_name: str) -> Address:
         """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
@@ -69,11 +89,13 @@ class Watchers(AsyncSentinel):
                     tasks.start_soon(ask, sentinel)
         if not states:
             raise MasterNotFoundError(f"No master found for {service_name!r}")
-        return newest(states)
+        return self.knowledge.learn(states, len(self.sentinels))
 
 
 class BlockingWatchers(Sentinel):
     """The same for a thread: one after the other, until most have answered; who does not answer is asked last."""
+
+    knowledge: Knowledge
 
     def discover_master(self, service_name: str) -> Address:
         """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
@@ -81,10 +103,11 @@ class BlockingWatchers(Sentinel):
         silent: list[Any] = []
         for sentinel in list(self.sentinels):
             try:
-                state = sentinel.sentinel_masters().get(service_name)  # type: ignore[union-attr]
+                masters: Any = sentinel.sentinel_masters()
             except (RedisError, OSError):
                 silent.append(sentinel)
                 continue
+            state = masters.get(service_name)
             if state and self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
                 states.append(state)
             if len(states) > len(self.sentinels) // 2:
@@ -92,14 +115,45 @@ class BlockingWatchers(Sentinel):
         self.sentinels = [each for each in self.sentinels if each not in silent] + silent
         if not states:
             raise MasterNotFoundError(f"No master found for {service_name!r}")
-        return newest(states)
+        return self.knowledge.learn(states, len(self.sentinels))
+
+
+MOVED: Final = "the master has moved meanwhile"
+
+
+class Guided(SentinelManagedConnection):
+    """A connection that may have taken so long to open that it leads to a master of yesterday."""
+
+    async def connect_to(self, address: Address) -> None:
+        await super().connect_to(address)  # type: ignore[no-untyped-call]
+        if not self.connection_pool.sentinel_manager.knowledge.is_master(self):
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(MOVED)
+
+
+class BlockingGuided(BlockingManagedConnection):
+    """The same for a thread, which also must not believe what a master of yesterday answers: it renews leases."""
+
+    def connect_to(self, address: Address) -> None:
+        super().connect_to(address)  # type: ignore[no-untyped-call]
+        self._check()
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        reply = super().read_response(*args, **options)  # type: ignore[no-untyped-call]
+        self._check()
+        return reply
+
+    def _check(self) -> None:
+        if not self.connection_pool.sentinel_manager.knowledge.is_master(self):
+            self.disconnect()  # type: ignore[no-untyped-call]
+            raise RedisConnectionError(MOVED)
 
 
 class Pool(AsyncSentinelPool):
     """Knows every connection that it has made, also those that a `Wire` keeps for itself."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        super().__init__(*args, connection_class=Guided, **options)  # type: ignore[no-untyped-call]
         self._made: WeakSet[AbstractConnection] = WeakSet()
 
     def make_connection(self) -> AbstractConnection:
@@ -124,11 +178,11 @@ class Guide:
         self._seconds = seconds
         self._pools: WeakSet[Pool] = WeakSet()
         self._blocking_pools: WeakSet[SentinelConnectionPool] = WeakSet()
-        self._master: Address | None = None
+        self._knowledge = Knowledge()
 
     def client(self, options: dict[str, Any]) -> Client:
         """An asyncio client."""
-        watchers = Watchers(self._hosts, self._seconds, **self._options)
+        watchers = Watchers(self._knowledge, self._hosts, self._seconds, **self._options)
         client = watchers.master_for(
             self._name, redis_class=Client, connection_pool_class=Pool, **{**self._options, **options}
         )
@@ -140,7 +194,9 @@ class Guide:
     def blocking_client(self, options: dict[str, Any], timeout: float) -> BlockingClient:
         """A client for a thread."""
         watchers = BlockingWatchers(self._hosts, sentinel_kwargs={"socket_timeout": timeout}, **self._options)  # type: ignore[no-untyped-call]
-        client = watchers.master_for(self._name, redis_class=BlockingClient, **{**self._options, **options})  # type: ignore[no-untyped-call]
+        watchers.knowledge = self._knowledge
+        options = {**self._options, **options, "connection_class": BlockingGuided}
+        client = watchers.master_for(self._name, redis_class=BlockingClient, **options)  # type: ignore[no-untyped-call]
         assert isinstance(client, BlockingClient)
         pool = client.connection_pool
         assert isinstance(pool, SentinelConnectionPool)
@@ -149,7 +205,7 @@ class Guide:
 
     async def watch(self) -> None:
         """Listen to the sentinels until cancelled; after each announcement leave every other server."""
-        watchers = Watchers(self._hosts, self._seconds, **self._options)
+        watchers = Watchers(self._knowledge, self._hosts, self._seconds, **self._options)
         try:
             async with anyio.create_task_group() as tasks:
                 for sentinel in watchers.sentinels:
@@ -174,14 +230,13 @@ class Guide:
             await anyio.sleep(PAUSE)
 
     async def _move(self, master: Address) -> None:
-        before, self._master = self._master, master
         left = sum([await pool.leave(master) for pool in list(self._pools)])
         for pool in list(self._blocking_pools):  # a thread may be using one: that is dropped when it gives it back
             if pool.master_address not in (None, master):
                 pool.proxy.master_address = master
                 pool.disconnect(inuse_connections=False)
-        if before not in (None, master):
-            log.warning("the master is %s:%d now, no longer %s:%d: %d connections given up", *master, *before, left)
+        if left:
+            log.warning("the master is %s:%d now: %d connections to the last one are given up", *master, left)
 
     def __repr__(self) -> str:
-        return f"<Guide {self._name} master={self._master}>"
+        return f"<Guide {self._name} master={self._knowledge.master}>"
