@@ -139,7 +139,7 @@ class BlockingGuided(BlockingManagedConnection):
         self._check()
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        reply = super().read_response(*args, **options)  # type: ignore[no-untyped-call]
+        reply = super().read_response(*args, **options)
         self._check()
         return reply
 
