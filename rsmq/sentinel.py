@@ -41,18 +41,20 @@ Address = tuple[str, int]
 class Knowledge:
     """What is known of the master, by the newest configuration that any sentinel has named.
 
-    An older one never counts again, unless all sentinels say so: then somebody has set them up anew.
+    An older one never counts again, unless all sentinels say so who were asked after it was known: then somebody has
+    set them up anew.
     """
 
     def __init__(self) -> None:
         self.master: Address | None = None
-        self._epoch = -1
+        self.epoch = -1
 
-    def learn(self, states: list[Any], sentinels: int) -> Address:
-        """Take in what some of so many sentinels say; returns the master."""
+    def learn(self, states: list[Any], sentinels: int, since: int) -> Address:
+        """The master, after what some of so many sentinels say who were asked when epoch `since` was known."""
         epoch, address = max((int(each["config-epoch"]), (str(each["ip"]), int(each["port"]))) for each in states)
-        if epoch >= self._epoch or len(states) == sentinels or self.master is None:
-            self._epoch, self.master = epoch, address
+        is_anew = len(states) == sentinels and since == self.epoch
+        if epoch >= self.epoch or is_anew or self.master is None:
+            self.epoch, self.master = epoch, address
         return self.master
 
     def is_master(self, connection: Any) -> bool:
@@ -71,7 +73,7 @@ class Watchers(AsyncSentinel):
 
     async def discover_master(self, service_name: str) -> Address:
         """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
-        states: list[Any] = []
+        states, since = list[Any](), self.knowledge.epoch
         with anyio.move_on_after(self._seconds) as limit:
 
             async def ask(sentinel: Any) -> None:
@@ -89,7 +91,7 @@ class Watchers(AsyncSentinel):
                     tasks.start_soon(ask, sentinel)
         if not states:
             raise MasterNotFoundError(f"No master found for {service_name!r}")
-        return self.knowledge.learn(states, len(self.sentinels))
+        return self.knowledge.learn(states, len(self.sentinels), since)
 
 
 class BlockingWatchers(Sentinel):
@@ -99,7 +101,7 @@ class BlockingWatchers(Sentinel):
 
     def discover_master(self, service_name: str) -> Address:
         """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
-        states: list[Any] = []
+        states, since = list[Any](), self.knowledge.epoch
         silent: list[Any] = []
         for sentinel in list(self.sentinels):
             try:
@@ -115,7 +117,7 @@ class BlockingWatchers(Sentinel):
         self.sentinels = [each for each in self.sentinels if each not in silent] + silent
         if not states:
             raise MasterNotFoundError(f"No master found for {service_name!r}")
-        return self.knowledge.learn(states, len(self.sentinels))
+        return self.knowledge.learn(states, len(self.sentinels), since)
 
 
 MOVED: Final = "the master has moved meanwhile"

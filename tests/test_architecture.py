@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rsmq"
 
 LAYERS = [
-    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature"),
+    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature complaint"),
     (
         "Redis",
         "address slot client cluster sentinel connect wire fleet script topic group stream embedded keeper preflight",
