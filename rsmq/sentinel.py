@@ -8,6 +8,7 @@ given up, not only the idle ones.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -45,16 +46,19 @@ class Knowledge:
     set them up anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Callable[[Address], None]) -> None:
         self.master: Address | None = None
         self.epoch = -1
+        self._moved = moved
 
     def learn(self, states: list[Any], sentinels: int, since: int) -> Address:
         """The master, after what some of so many sentinels say who were asked when epoch `since` was known."""
         epoch, address = max((int(each["config-epoch"]), (str(each["ip"]), int(each["port"]))) for each in states)
         is_anew = len(states) == sentinels and since == self.epoch
         if epoch >= self.epoch or is_anew or self.master is None:
-            self.epoch, self.master = epoch, address
+            before, self.epoch, self.master = self.master, epoch, address
+            if before not in (None, address):
+                self._moved(address)
         return self.master
 
     def is_master(self, connection: Any) -> bool:
@@ -157,18 +161,21 @@ class Pool(AsyncSentinelPool):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, connection_class=Guided, **options)  # type: ignore[no-untyped-call]
         self._made: WeakSet[AbstractConnection] = WeakSet()
+        self._closing = set[asyncio.Task[None]]()
 
     def make_connection(self) -> AbstractConnection:
         connection: AbstractConnection = super().make_connection()  # type: ignore[no-untyped-call]
         self._made.add(connection)
         return connection
 
-    async def leave(self, master: Address) -> int:
-        """Give up every connection to another server; returns how many."""
+    def leave(self, master: Address) -> int:
+        """Give up every connection to another server; returns how many. Called in the loop."""
         self.master_address = master
         stale = [each for each in self._made if each.is_connected and (each.host, each.port) != master]  # type: ignore[attr-defined]
         for connection in stale:
-            await connection.disconnect(nowait=True)
+            task = asyncio.create_task(connection.disconnect(nowait=True))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
         return len(stale)
 
 
@@ -180,7 +187,8 @@ class Guide:
         self._seconds = seconds
         self._pools: WeakSet[Pool] = WeakSet()
         self._blocking_pools: WeakSet[SentinelConnectionPool] = WeakSet()
-        self._knowledge = Knowledge()
+        self._knowledge = Knowledge(self._moved)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def client(self, options: dict[str, Any]) -> Client:
         """An asyncio client."""
@@ -207,6 +215,7 @@ class Guide:
 
     async def watch(self) -> None:
         """Listen to the sentinels until cancelled; after each announcement leave every other server."""
+        self._loop = asyncio.get_running_loop()
         watchers = Watchers(self._knowledge, self._hosts, self._seconds, **self._options)
         try:
             async with anyio.create_task_group() as tasks:
@@ -222,7 +231,7 @@ class Guide:
             try:
                 await pubsub.subscribe(SWITCH)
                 while True:
-                    await self._move(await find())
+                    self._leave(await find())
                     await pubsub.get_message(ignore_subscribe_messages=False, timeout=LOOK_EVERY)
             except (RedisError, OSError) as error:
                 log.debug("a sentinel is away: %s", error)
@@ -231,12 +240,17 @@ class Guide:
                     await pubsub.aclose()
             await anyio.sleep(PAUSE)
 
-    async def _move(self, master: Address) -> None:
-        left = sum([await pool.leave(master) for pool in list(self._pools)])
+    def _moved(self, master: Address) -> None:
+        """Whoever finds it out first, thread or loop: all go at once. Half here, half there, a member would settle
+        with one master what it has read from the other."""
         for pool in list(self._blocking_pools):  # a thread may be using one: that is dropped when it gives it back
-            if pool.master_address not in (None, master):
-                pool.proxy.master_address = master
-                pool.disconnect(inuse_connections=False)
+            pool.proxy.master_address = master
+            pool.disconnect(inuse_connections=False)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._leave, master)
+
+    def _leave(self, master: Address) -> None:
+        left = sum([pool.leave(master) for pool in list(self._pools)])
         if left:
             log.warning("the master is %s:%d now: %d connections to the last one are given up", *master, left)
 

@@ -11,7 +11,7 @@ from tests.chaos.proxy import Proxy
 
 Weather = Literal["delays", "cuts", "lost-replies", "black-holes"]
 
-LATENCY: Final = (0.002, 0.03)
+LATENCY: Final = (0.0, 0.006)
 """Seconds that every piece is late, in each direction, in order."""
 LOST: Final = 0.02
 """The part of the server's pieces that never arrive: TCP has no holes, so the connection ends there."""
