@@ -16,7 +16,8 @@ LAYERS = [
     ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature complaint"),
     (
         "Redis",
-        "address slot client cluster sentinel connect wire fleet script topic group stream embedded keeper preflight",
+        "address slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
+        "novelty preflight",
     ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),

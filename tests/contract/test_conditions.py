@@ -66,9 +66,8 @@ def busy(server: Server) -> Iterator[None]:
     """Somebody's script runs and runs: BUSY."""
 
     def run() -> None:
-        with redis.Redis.from_url(server.url, socket_timeout=None, retry=None) as client:
-            with suppress(redis.ResponseError):
-                client.eval("while true do end", 0)
+        with suppress(redis.ResponseError), redis.Redis.from_url(server.url, socket_timeout=None) as client:
+            client.eval("while true do end", 0)
 
     with server.client() as client:
         client.config_set("busy-reply-threshold", 50)
