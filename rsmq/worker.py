@@ -27,6 +27,7 @@ from rsmq.heartbeat.beat import Beat
 from rsmq.keys import Keys
 from rsmq.stream import ensure_groups, start_id
 from rsmq.topic import Topic, Topics
+from rsmq.vigil import Vigil
 
 log = logging.getLogger("rsmq.worker")
 
@@ -77,6 +78,7 @@ class Worker:
             async with anyio.create_task_group() as upkeep:
                 upkeep.start_soon(self._delayer().run)
                 upkeep.start_soon(self._retention().run)
+                upkeep.start_soon(Vigil(self._client).run)
                 async with anyio.create_task_group() as serving:
                     for consumer in self.consumers:
                         serving.start_soon(consumer.run)

@@ -17,7 +17,7 @@ LAYERS = [
     (
         "Redis",
         "address slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
-        "novelty preflight",
+        "novelty preflight vigil",
     ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),

@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from rsmq import Broker, BrokerError, PublishUnknown, Settings
+from rsmq.vigil import Vigil
 from tests.contract.witness import Witness, settled, until
 from tests.servers import Server, free_port
 
@@ -205,3 +206,47 @@ async def test_scripts_are_forgotten(own: Server, prefix: str) -> None:
         await witness.sees(load.confirmed)
         await settled(broker, "t")
     assert load.refused == 0
+
+
+async def test_everything_is_evicted(own: Server, prefix: str) -> None:
+    """The policy is changed under a worker, and the server makes room: groups and streams come back by themselves, and
+    what is published afterwards is handled."""
+    broker, witness = Broker(Settings(url=own.url, prefix=prefix, preflight="warn")), Witness()
+
+    @broker.handler("t", group="g")
+    async def handle(order: dict[str, int]) -> None:
+        witness.note(order["n"])
+
+    async with broker.running():
+        vigil = Vigil(broker.client)
+        await vigil.look()
+        await broker.publish_many("t", [{"n": n} for n in range(50)])
+        await witness.sees(range(50))
+        with own.client() as client, caplog_of("rsmq.vigil") as lines:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            client.config_set("maxmemory", 1)
+            await until(lambda: evicted(client) > 20, "more is evicted than the topic has streams")
+            await vigil.look()
+            client.config_set("maxmemory", 0)
+            client.config_set("maxmemory-policy", "noeviction")
+        assert "maxmemory-policy has become allkeys-lru" in lines[0]
+        assert "has evicted" in lines[1]
+        await broker.publish_many("t", [{"n": n} for n in range(50, 100)])
+        await witness.sees(range(50, 100), again=True)
+        await settled(broker, "t")
+
+
+def evicted(client: redis.Redis) -> int:
+    """Make the server look for room; returns how many keys have gone so far."""
+    with suppress(redis.ResponseError):
+        client.set("x", 1)
+    return int(client.info("stats")["evicted_keys"])
+
+
+@contextmanager
+def caplog_of(name: str) -> Iterator[list[str]]:
+    """What a logger says inside the block."""
+    quiet = Quiet()
+    logging.getLogger(name).addHandler(quiet)
+    yield quiet.lines
+    logging.getLogger(name).removeHandler(quiet)
