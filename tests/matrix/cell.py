@@ -70,6 +70,7 @@ def run(server: str, way: str, arguments: list[str]) -> Result:
     with TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", "tests/contract", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        command += ["-n", "2", "--dist", "loadgroup"]  # each with a stage of its own
         command += [f"--ignore=tests/contract/{name}.py" for name in ELSEWHERE if (name, way) != ELSEWHERE_BUT]
         environment = os.environ | {WAY: way, "SERVER_BINARY": str(program)}
         log = ROOT / ".matrix" / f"{server} {way}.log".replace(" ", "-").replace(":", "")
