@@ -57,6 +57,12 @@ class Witness:
 
 
 @patient
+async def ask(broker: Broker, *command: Any) -> Any:
+    """One command of a test's own, behind rsmq's back."""
+    return await broker.client.execute_command(*command)
+
+
+@patient
 async def settled(broker: Broker, topic: str) -> None:
     """Wait until no group keeps anything of a topic: not delivered, pending, or waiting for a retry."""
     found = await broker.topics.find(topic)
