@@ -1,6 +1,6 @@
 # Everything sets itself up on its first run (.venv, from Python 3.11 or newer) and starts at once on its second.
 
-.PHONY: help demo test check bench chaos clean
+.PHONY: help demo test check bench chaos matrix clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -32,8 +32,11 @@ bench: $(READY) ## CPU per message beside the bare client and beside other queue
 chaos: $(READY) ## The long form of the tests that kill, pause and cut real processes
 	@CHAOS=long $(BIN)/python -m pytest -m chaos
 
+matrix: $(READY) ## The contract over every server and every way to reach it; writes docs/compatibility.md
+	@$(BIN)/python -m tests.matrix
+
 clean: ## Remove what the other targets have made
-	@rm -rf .venv .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .bench .matrix .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # the demo needs a fraction of what the tests need, and should be on the screen within a minute

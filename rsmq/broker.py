@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import anyio
 
-from rsmq.connect import Client, Connector
+from rsmq.connect import Client, Connector, retrying
 from rsmq.dlq import DeadLetters
 from rsmq.embedded import server_for
 from rsmq.errors import ConfigError
@@ -143,13 +143,16 @@ class Broker:
             url = await stack.enter_async_context(server_for(self.settings.url))
             self._connector = Connector(url, self.settings)
             self._client = await stack.enter_async_context(self._connector.connected())
-            await require(self._client, self.settings, self.keys)
+            async for attempt in retrying(self.settings):
+                with attempt:
+                    await require(self._client, self.settings, self.keys)
             self._topics = Topics(self._client, self.keys, self.settings)
             self._producer = Producer(self._client, self.keys, self.settings, self._topics)
             self._office = PostOffice(self._client, self.keys, self.settings, new_member_id())
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await tasks.start(self._producer.run)
             await tasks.start(self._office.run)
+            tasks.start_soon(self._connector.watch)
             stack.callback(tasks.cancel_scope.cancel)
         except BaseException:
             self._users -= 1

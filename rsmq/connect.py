@@ -8,17 +8,16 @@ from functools import cache
 from typing import Any
 
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
 from rsmq.address import check_url, is_cluster, redact, split_sentinel, split_url
 from rsmq.client import BlockingClient, Client, Packer, translate, translated
 from rsmq.cluster import BlockingCluster, ClusterClient
 from rsmq.errors import BrokerUnavailable
+from rsmq.sentinel import Guide
 from rsmq.settings import Settings
 
 __all__ = [
@@ -36,6 +35,8 @@ class Connector:
         self.is_cluster = is_cluster(self.url)
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._command_seconds = settings.command_timeout.total_seconds()
+        is_guided = self.url.startswith("redis+sentinel:")
+        self._guide = Guide(self.url, self._connect_seconds) if is_guided else None
 
     def client(self) -> Client:
         """An asyncio client with a pool. Time-outs are anyio's: redis-py's swallow cancellations on Python 3.11."""
@@ -50,12 +51,7 @@ class Connector:
         }
         if self.is_cluster:
             return ClusterClient(self.url, self._command_seconds, options)
-        if self.url.startswith("redis+sentinel:"):
-            hosts, master, more = split_sentinel(self.url)
-            sentinel = AsyncSentinel(hosts, sentinel_kwargs={"socket_timeout": self._connect_seconds}, **more)
-            client = sentinel.master_for(master, redis_class=Client, **{**more, **options})
-        else:
-            client = Client.from_url(self.url, **options)
+        client = Client.from_url(self.url, **options) if self._guide is None else self._guide.client(options)
         assert isinstance(client, Client)
         return client.prepare(self.url, self._command_seconds)
 
@@ -73,14 +69,16 @@ class Connector:
         }
         if self.is_cluster:
             return BlockingCluster(self.url, options)
-        if self.url.startswith("redis+sentinel:"):
-            hosts, master, more = split_sentinel(self.url)
-            sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout}, **more)
-            client = sentinel.master_for(master, redis_class=BlockingClient, **{**more, **options})
-        else:
-            client = BlockingClient.from_url(self.url, **options)
+        if self._guide is not None:
+            return self._guide.blocking_client(options, timeout).prepare()
+        client = BlockingClient.from_url(self.url, **options)
         assert isinstance(client, BlockingClient)
         return client.prepare()
+
+    async def watch(self) -> None:
+        """Leave a Sentinel-managed master as soon as it is master no more. Ends at once where there is no Sentinel."""
+        if self._guide is not None:
+            await self._guide.watch()
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Client]:

@@ -18,6 +18,7 @@ from rsmq.connect import Client, redact
 from rsmq.embedded import EmbeddedServer
 from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
+from rsmq.novelty import newer_commands
 from rsmq.preflight import Finding, findings_of, gather_facts
 from rsmq.script import Value
 from rsmq.settings import Settings
@@ -116,6 +117,7 @@ class ServerState:
     is_hiredis_used: bool
     embedded_directory: str | None
     findings: tuple[Finding, ...]
+    newer: tuple[str, ...] = ()
 
     @property
     def is_refused(self) -> bool:
@@ -264,6 +266,7 @@ class Inspector:
             is_hiredis_used="hiredis" in parser.lower(),
             embedded_directory=str(EmbeddedServer().directory) if self._settings.url is None else None,
             findings=tuple(findings_of(facts)),
+            newer=await newer_commands(self._client),
         )
 
     async def _round_trip(self) -> timedelta:

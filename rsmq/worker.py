@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 import anyio
 import anyio.to_thread
 
-from rsmq.connect import Client, Connector
+from rsmq.connect import Client, Connector, retrying
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.delayer import Delayer
 from rsmq.consumer.execution import build_call
@@ -27,6 +27,7 @@ from rsmq.heartbeat.beat import Beat
 from rsmq.keys import Keys
 from rsmq.stream import ensure_groups, start_id
 from rsmq.topic import Topic, Topics
+from rsmq.vigil import Vigil
 
 log = logging.getLogger("rsmq.worker")
 
@@ -70,13 +71,14 @@ class Worker:
             for lifespan in self._lifespans:
                 await stack.enter_async_context(lifespan())
             beat = await stack.enter_async_context(self._beating())
-            pairs = [(handler, await self._prepare(handler)) for handler in self._handlers]
+            pairs = [(handler, await self._prepared(handler)) for handler in self._handlers]
             self.consumers = [self._consumer(handler, topic, beat) for handler, topic in pairs]
             for grace in self._stops:
                 self.stop(grace)
             async with anyio.create_task_group() as upkeep:
                 upkeep.start_soon(self._delayer().run)
                 upkeep.start_soon(self._retention().run)
+                upkeep.start_soon(Vigil(self._client).run)
                 async with anyio.create_task_group() as serving:
                     for consumer in self.consumers:
                         serving.start_soon(consumer.run)
@@ -95,6 +97,13 @@ class Worker:
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(beat.stop)
+
+    async def _prepared(self, handler: Handler) -> Topic:
+        """All of it may be repeated, so a line that breaks at the start only delays it."""
+        async for attempt in retrying(self._settings):
+            with attempt:
+                topic = await self._prepare(handler)
+        return topic
 
     async def _prepare(self, handler: Handler) -> Topic:
         topic = await self._topics.ensure(handler.topic, handler.partitions)

@@ -35,6 +35,7 @@ def describe(state: ServerState) -> None:
     say(f"round trip   {span(state.round_trip)}")
     say(f"holds        {state.topics} topics, {state.groups} groups")
     say(f"here         Python {state.python}, redis-py {state.redis_py}, hiredis {state.hiredis} ({parser})")
+    say(f"newer        {', '.join(state.newer) or 'no newer stream commands'} (none is needed)")
     say(f"spark        {spark_here()}")
     tabulate(("", "what", "finding"), ((MARKS[each.level], each.topic, each.text) for each in state.findings), "")
     refused = sum(finding.level == "refuse" for finding in state.findings)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import anyio
 
+from rsmq.complaint import Complaints
 from rsmq.consumer.lane import Lane
 from rsmq.errors import BrokerError
 from rsmq.handler import Handler
@@ -58,6 +59,7 @@ class Rebalancer:
         self._leases, self._beat, self._membership = leases, beat, membership
         self._lanes, self._keeper, self._announce = lanes, keeper, announce
         self._leaving: set[int] = set()
+        self._complaints = Complaints(log)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Follow the membership until cancelled."""
@@ -70,7 +72,7 @@ class Rebalancer:
                 try:
                     await self._take(mine)
                 except BrokerError as error:
-                    log.warning("rebalancing waits: %s", error)
+                    self._complaints.say("rebalancing waits", error)
                 for partition, lane in self._lanes.items():
                     if partition not in mine and partition not in self._leaving:
                         self._leaving.add(partition)

@@ -23,6 +23,8 @@ from rsmq.topic import Topic, Topics
 log = logging.getLogger("rsmq.retention")
 
 MOST_PARKED: Final = 5000
+A_FULL_TRIM: Final = 1000
+"""A server trims 100 nodes of a stream a call, 10 000 entries by default: after so many there may be more to trim."""
 NO_GROUP: Final = "there is no group yet: what comes first is kept for it"
 
 
@@ -73,6 +75,12 @@ class Retention:
 
     async def trim(self, topic: Topic, partition: int) -> int:
         """Remove from one partition what its topic does not keep; returns how many entries."""
+        total = removed = await self._trim_once(topic, partition)
+        while removed >= A_FULL_TRIM:
+            total += (removed := await self._trim_once(topic, partition))
+        return total
+
+    async def _trim_once(self, topic: Topic, partition: int) -> int:
         word, removed, group = await trim(
             self._client,
             self._keys,

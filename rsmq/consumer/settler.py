@@ -13,6 +13,7 @@ import anyio
 from redis.exceptions import NoScriptError
 
 from rsmq.clock import now_ms, to_ms
+from rsmq.complaint import Complaints
 from rsmq.connect import Client
 from rsmq.consumer.convoy import Convoy
 from rsmq.consumer.lane import Lane
@@ -63,6 +64,7 @@ class Settler:
     ) -> None:
         self._client, self._settings, self._member, self._group = client, settings, member, group
         self._on_stale, self._stats = on_stale, stats
+        self._complaints = Complaints(log)
         self._dirty: list[Lane] = []
         self._convoy = Convoy(client)
         self._due = asyncio.Event()
@@ -168,7 +170,7 @@ class Settler:
             await self.confirm(batch, reply)
         waiting = next((reply for reply in replies if isinstance(reply, BrokerUnavailable)), None)
         if waiting is not None:
-            log.warning("settling waits: %s", waiting)
+            self._complaints.say("settling waits", waiting)
             await asyncio.sleep(0.1)
         return waiting is None
 
@@ -251,7 +253,7 @@ class Settler:
             try:
                 reply = await ask()
             except BrokerUnavailable as error:
-                log.warning("%s waits: %s", name, error)
+                self._complaints.say(f"{name} waits", error)
                 await asyncio.sleep(0.1)
                 continue
             except GroupMissing:  # it is made again from the start: all of it comes again, in order

@@ -131,6 +131,15 @@ async def test_dead_consumers_go_when_they_owe_nothing(place: Place) -> None:
     assert sorted(row[1] for row in rows) == [b"me", b"owes"]
 
 
+async def test_a_round_keeps_up_with_any_rate(place: Place) -> None:
+    """One call of the server trims 10 000 entries at most: a round goes on until all is gone that may go."""
+    topic = await place.make(retention_length=0, retention_age=timedelta(0))
+    stream = place.keys.stream("orders", 0)
+    await place.client.pipelined([("XADD", stream, "*", "data", "x")] * 25_000)
+    await place.client.execute_command("XGROUP", "SETID", stream, GROUP, "$")
+    assert await place.retention().trim(topic, 0) >= 24_900
+
+
 async def test_what_does_not_exist_is_no_error(place: Place, client: Client, keys: Keys) -> None:
     """After FLUSHALL there is nothing to trim until the groups are back."""
     topic = await place.make()

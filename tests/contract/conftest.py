@@ -1,13 +1,31 @@
-"""Brokers of one test: several of them are several members."""
+"""Brokers of one test: several of them are several members. `make matrix` runs it elsewhere, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rsmq import Broker, Settings
 from tests.contract.witness import Witness
+from tests.matrix.way import UrlOf, chosen
+
+
+@pytest.fixture(scope="session")
+def url_of(request: pytest.FixtureRequest) -> Iterator[UrlOf]:
+    """Where the tests find their server: the shared one, or what CONTRACT_WAY names."""
+    with chosen() as way:
+        if way is None:
+            url = request.getfixturevalue("server").url
+            yield lambda _: url
+        else:
+            yield way
+
+
+@pytest.fixture
+def server_url(url_of: UrlOf, prefix: str) -> str:
+    """The URL of this test."""
+    return url_of(prefix)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, RetryPolicy, TooLarge, TopicFull
-from tests.contract.witness import Witness, lengths, settled
+from tests.contract.witness import Witness, ask, lengths, patient, settled
 
 TIDY: dict[str, Any] = {
     "retention_interval": timedelta(milliseconds=50),
@@ -23,8 +23,7 @@ TIDY: dict[str, Any] = {
 async def delivered(broker: Broker, partitions: int) -> int:
     """How many messages are in the hands of members."""
     replies = [
-        await broker.client.execute_command("XPENDING", broker.keys.stream("t", partition), "g")
-        for partition in range(partitions)
+        await ask(broker, "XPENDING", broker.keys.stream("t", partition), "g") for partition in range(partitions)
     ]
     return sum(reply[0] for reply in replies)
 
@@ -43,7 +42,7 @@ async def test_prefetch_bounds_what_a_worker_holds(
         witness.note(order["n"])
 
     async with broker:
-        await broker.topics.ensure("t", partitions)
+        await patient(broker.topics.ensure)("t", partitions)
         await broker.publish_many("t", [{"n": n} for n in range(300)])
         async with broker.running():
             await began.wait()
@@ -92,15 +91,13 @@ async def test_retention_never_passes_what_a_group_needs(make_broker: Callable[.
         witness.note(("failing", order["n"]))
 
     async with broker:
-        await broker.topics.ensure("t", 1)
+        await patient(broker.topics.ensure)("t", 1)
         await broker.publish_many("t", [{"n": n} for n in range(500)])
         async with broker.running():
             await witness.sees([("quick", n) for n in range(500)])
             await witness.sees([("failing", n) for n in range(500) if n != 30])
             await anyio.sleep(0.3)  # several rounds of retention, which must not trim what is parked
-            first = (await broker.client.execute_command("XRANGE", broker.keys.stream("t", 0), "-", "+", "COUNT", 31))[
-                -1
-            ]
+            first = (await ask(broker, "XRANGE", broker.keys.stream("t", 0), "-", "+", "COUNT", 31))[-1]
             assert await lengths(broker, "t") >= 470
             gate.set()
             await witness.sees([("failing", 30)])
@@ -114,8 +111,8 @@ async def test_retention_never_passes_what_a_group_needs(make_broker: Callable[.
 async def test_a_full_topic_is_an_error_to_the_publisher(broker: Broker, witness: Witness) -> None:
     """on_full=reject: what was accepted is kept, the rest is refused; when the consumers have caught up it goes on."""
     async with broker:
-        await broker.topics.ensure("t", 1)
-        await broker.topics.change("t", max_length=10, retention_length=0, retention_age=timedelta(0))
+        await patient(broker.topics.ensure)("t", 1)
+        await patient(broker.topics.change)("t", max_length=10, retention_length=0, retention_age=timedelta(0))
         for n in range(10):
             await broker.publish("t", {"n": n})
         with pytest.raises(TopicFull) as full:
@@ -137,11 +134,11 @@ async def test_a_full_topic_is_an_error_to_the_publisher(broker: Broker, witness
 async def test_a_topic_may_trim_instead(broker: Broker) -> None:
     """on_full=trim: the newest are kept, the publisher never waits, the server never fills."""
     async with broker:
-        await broker.topics.ensure("t", 1)
-        await broker.topics.change("t", max_length=100, on_full="trim")
+        await patient(broker.topics.ensure)("t", 1)
+        await patient(broker.topics.change)("t", max_length=100, on_full="trim")
         await broker.publish_many("t", [{"n": n} for n in range(2000)])
         assert 100 <= await lengths(broker, "t") <= 200
-        newest = await broker.client.execute_command("XREVRANGE", broker.keys.stream("t", 0), "+", "-", "COUNT", 1)
+        newest = await ask(broker, "XREVRANGE", broker.keys.stream("t", 0), "+", "-", "COUNT", 1)
         assert b'{"n":1999}' in newest[0][1]
 
 
@@ -166,9 +163,9 @@ async def test_dead_letters_are_bounded(make_broker: Callable[..., Broker]) -> N
         raise ValueError("no")
 
     async with broker:
-        await broker.topics.ensure("t", 1)
+        await patient(broker.topics.ensure)("t", 1)
         await broker.publish_many("t", [{"n": n} for n in range(400)])
         async with broker.running():
             await settled(broker, "t")
-            kept = await broker.client.execute_command("XLEN", broker.keys.dlq("t", 0, "g"))
+            kept = await ask(broker, "XLEN", broker.keys.dlq("t", 0, "g"))
     assert 10 <= kept <= 120

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from rsmq import Broker
-from tests.contract.witness import Witness, settled, until
+from tests.contract.witness import Witness, ask, settled, until
 
 SHORT = {"lease_ttl": timedelta(seconds=1), "block": timedelta(milliseconds=300)}
 
@@ -84,9 +84,9 @@ async def test_a_member_that_only_loses_its_presence_keeps_its_work(
         for _ in range(5):
             for broker in (first, second):
                 assert broker.worker is not None
-                for row in (await first.client.execute_command("CLIENT", "LIST", "TYPE", "pubsub")).splitlines():
+                for row in (await ask(first, "CLIENT", "LIST", "TYPE", "pubsub")).splitlines():
                     address = dict(word.split(b"=", 1) for word in row.split(b" "))[b"id"]
-                    await first.client.execute_command("CLIENT", "KILL", "ID", address)
+                    await ask(first, "CLIENT", "KILL", "ID", address)
             await anyio.sleep(0.1)
         await witness.sees(range(30))
         await settled(first, "t")

@@ -12,19 +12,19 @@ import pytest
 
 from rsmq import Broker, Message
 from rsmq.clock import now_ms
-from tests.contract.witness import Witness, lanes, settled, until
+from tests.contract.witness import Witness, ask, lanes, patient, settled, until
 
 
 async def steal(broker: Broker, partition: int, seconds: float = 1.0) -> None:
     """Another member takes the lease of a partition, for a while."""
     lease = broker.keys.lease("t", partition, "g")
-    await broker.client.execute_command("HINCRBY", lease, "epoch", 1)
-    await broker.client.execute_command("HSET", lease, "owner", "thief", "until_ms", now_ms() + int(seconds * 1000))
+    await ask(broker, "HINCRBY", lease, "epoch", 1)
+    await ask(broker, "HSET", lease, "owner", "thief", "until_ms", now_ms() + int(seconds * 1000))
 
 
 async def pending(broker: Broker, partition: int = 0) -> int:
     """How many messages of a partition are delivered and not settled."""
-    reply = await broker.client.execute_command("XPENDING", broker.keys.stream("t", partition), "g")
+    reply = await ask(broker, "XPENDING", broker.keys.stream("t", partition), "g")
     return int(reply[0])
 
 
@@ -135,19 +135,19 @@ async def test_a_batch_over_several_partitions_with_one_lost(broker: Broker, wit
             witness.note((message.partition, order["n"]))
 
     async with broker:
-        await broker.topics.ensure("t", 2)
+        await patient(broker.topics.ensure)("t", 2)
         for n in range(40):
             await broker.publish("t", {"n": n}, key=f"k{n % 8}")
         async with broker.running():
             await began.wait()
             lost = 1
             await steal(broker, lost, seconds=600)
-            found = await broker.topics.find("t")
+            found = await patient(broker.topics.find)("t")
             assert found is not None
-            kept = await broker.client.execute_command("XRANGE", broker.keys.stream("t", 1 - lost), "-", "+")
+            kept = await ask(broker, "XRANGE", broker.keys.stream("t", 1 - lost), "-", "+")
             await until(lambda: len(witness.seen) == len(kept), "the other partition goes on")
             assert {partition for partition, _ in witness.seen} == {1 - lost}
-            await broker.client.execute_command("HSET", broker.keys.lease("t", lost, "g"), "until_ms", 0)
+            await ask(broker, "HSET", broker.keys.lease("t", lost, "g"), "until_ms", 0)
             await until(lambda: len(witness.seen) == 40, "the lost partition too, when it is free")
             await settled(broker, "t")
 

@@ -15,7 +15,7 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, Retry, RetryPolicy
-from tests.contract.witness import Witness, dead, dies, lanes, settled, until
+from tests.contract.witness import Witness, ask, dead, dies, lanes, patient, settled, until
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.02))
 
@@ -38,7 +38,7 @@ async def test_attempts_run_out(broker: Broker, witness: Witness, ordering: Any)
         await witness.sees(n for n in range(10) if n != 3)
         await dies(broker, "t", "g", 1)
         await settled(broker, "t")
-        found = await broker.topics.find("t")
+        found = await patient(broker.topics.find)("t")
         assert found is not None
         (letter,) = [letter async for letter in broker.dead_letters.iterate(found, "g")]
     assert tries == [1, 2, 3]
@@ -174,11 +174,11 @@ async def test_what_cannot_be_read_is_isolated(broker: Broker, witness: Witness,
                 witness.note(order["n"])
 
     async with broker:
-        await broker.topics.ensure("t", 1)
+        await patient(broker.topics.ensure)("t", 1)
         stream = broker.keys.stream("t", 0)
         for n, fields in enumerate(BAD.values()):
             await broker.publish("t", {"n": f"mate {n}"}, key="k")
-            await broker.client.execute_command("XADD", stream, "*", *fields)
+            await ask(broker, "XADD", stream, "*", *fields)
         async with broker.running():
             await witness.sees(f"mate {n}" for n in range(len(BAD)))
             letters = await dies(broker, "t", "g", len(BAD))
@@ -200,10 +200,8 @@ async def test_odd_entries_that_can_be_read_are_handled(broker: Broker) -> None:
 
     async with broker.running():
         stream = broker.keys.stream("t", 0)
-        await broker.client.execute_command("XADD", stream, "1-7", "data", b"\xff")
-        await broker.client.execute_command(
-            "XADD", stream, "*", "key", b"\xfe", "shop", "7", "data", "x", "id", b"\xfd"
-        )
+        await ask(broker, "XADD", stream, "1-7", "data", b"\xff")
+        await ask(broker, "XADD", stream, "*", "key", b"\xfe", "shop", "7", "data", "x", "id", b"\xfd")
         await until(lambda: len(got) == 2, "both come")
         await settled(broker, "t")
     assert (got[0].data, got[0].key, got[0].id, got[0].headers) == (b"\xff", None, "1-7", {})
@@ -244,7 +242,7 @@ async def test_a_dead_letter_gets_another_life(broker: Broker, witness: Witness)
         await broker.publish_many("t", [{"n": n} for n in range(5)])
         await dies(broker, "t", "g", 5)
         is_mended.set()
-        found = await broker.topics.find("t")
+        found = await patient(broker.topics.find)("t")
         assert found is not None
         assert await broker.dead_letters.replay(found, "g") == 5
         await witness.sees([(group, n) for group in ("g", "other") for n in range(5)])
@@ -265,12 +263,12 @@ async def test_a_foreign_key_in_the_way_kills_nobody(make_broker: Callable[..., 
 
     async with broker.running():
         key = broker.keys.dlq("t", 0, "g")
-        await broker.client.execute_command("SET", key, "foreign")
+        await ask(broker, "SET", key, "foreign")
         for n in range(20):
             await broker.publish("t", {"n": n})
-        await broker.client.execute_command("XADD", broker.keys.stream("t", 0), "*", "no", "data")
+        await ask(broker, "XADD", broker.keys.stream("t", 0), "*", "no", "data")
         await witness.sees(range(1, 20))
-        await broker.client.execute_command("DEL", key)
+        await ask(broker, "DEL", key)
         letters = await dies(broker, "t", "g", 2)
         await settled(broker, "t")
     assert sorted(reason for reason, _ in letters) == ["malformed", "rejected"]

@@ -8,12 +8,22 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import anyio
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from rsmq import Broker
+from rsmq import Broker, BrokerUnavailable
 from rsmq.consumer.retention import why_not_trimmed
 
 PATIENCE = 40.0
 """Seconds: far more than anything here needs, because the machine may be busy."""
+
+
+patient = retry(
+    retry=retry_if_exception_type(BrokerUnavailable),
+    stop=stop_after_delay(PATIENCE),
+    wait=wait_fixed(0.05),
+    reraise=True,
+)
+"""A test that looks into the server asks again where the line breaks at that moment, as any user would."""
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
@@ -46,6 +56,13 @@ class Witness:
         assert again or not more, f"MoreThanOnce: {more}"
 
 
+@patient
+async def ask(broker: Broker, *command: Any) -> Any:
+    """One command of a test's own, behind rsmq's back."""
+    return await broker.client.execute_command(*command)
+
+
+@patient
 async def settled(broker: Broker, topic: str) -> None:
     """Wait until no group keeps anything of a topic: not delivered, pending, or waiting for a retry."""
     found = await broker.topics.find(topic)
@@ -65,6 +82,7 @@ async def settled(broker: Broker, topic: str) -> None:
     raise AssertionError(f"not settled: {holds}")
 
 
+@patient
 async def dead(broker: Broker, topic: str, group: str) -> list[tuple[str, bytes | None]]:
     """Reason and data of a group's dead letters, oldest first."""
     found = await broker.topics.find(topic)
@@ -90,6 +108,7 @@ def lanes(broker: Broker) -> set[int]:
     return set(numbers)
 
 
+@patient
 async def lengths(broker: Broker, topic: str) -> int:
     """How many entries a topic has in the server."""
     found = await broker.topics.find(topic)

@@ -1,0 +1,252 @@
+"""What a server may say instead of doing its work: after each of it a worker that runs goes on by itself, nothing is
+lost, and while it lasts the worker neither spins nor fills its log. Promise 2."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+import anyio
+import pytest
+import redis
+
+from rsmq import Broker, BrokerError, PublishUnknown, Settings
+from rsmq.vigil import Vigil
+from tests.contract.witness import Witness, settled, until
+from tests.servers import Server, free_port
+
+LASTS: Final = 1.5
+"""Seconds that a condition lasts."""
+MOST_LINES: Final = 10
+"""Warnings a second of it, and as many once."""
+MOST_CPU: Final = 0.5
+"""Of one core, publisher and handlers included."""
+
+
+@dataclass
+class Load:
+    """Numbers that are published one after the other, whatever the server says."""
+
+    broker: Broker
+    confirmed: set[int] = field(default_factory=set)
+    refused: int = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        number = 0
+        while True:
+            number += 1
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self.broker.publish("t", {"n": number}, key=f"k{number % 7}")
+                    self.confirmed.add(number)
+                except PublishUnknown:
+                    pass
+                except BrokerError:
+                    self.refused += 1
+            await anyio.sleep(0.005)
+
+
+@contextmanager
+def out_of_memory(server: Server) -> Iterator[None]:
+    """maxmemory with noeviction: OOM."""
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+        yield
+        client.config_set("maxmemory", 0)
+
+
+@contextmanager
+def busy(server: Server) -> Iterator[None]:
+    """Somebody's script runs and runs: BUSY."""
+
+    def run() -> None:
+        with suppress(redis.ResponseError), redis.Redis.from_url(server.url, socket_timeout=None) as client:
+            client.eval("while true do end", 0)
+
+    with server.client() as client:
+        client.config_set("busy-reply-threshold", 50)
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield
+        client.execute_command("SCRIPT", "KILL")
+        thread.join()
+
+
+@contextmanager
+def loading(server: Server) -> Iterator[None]:
+    """It was killed, and takes its time to read what it knows: LOADING."""
+    with server.client() as client:
+        for number in range(500):
+            client.set(f"ballast{number}", 1)
+    server.kill()
+    server.start()
+    yield
+
+
+@contextmanager
+def read_only(server: Server) -> Iterator[None]:
+    """It was made a replica: READONLY."""
+    with server.client() as client:
+        client.replicaof("127.0.0.1", free_port())
+        yield
+        client.replicaof("NO", "ONE")
+
+
+@contextmanager
+def disk_error(server: Server) -> Iterator[None]:
+    """Its snapshot cannot be written: MISCONF."""
+    obstacle = server.directory / "dump.rdb"
+    with server.client() as client:
+        obstacle.mkdir()
+        client.config_set("save", "3600 1")
+        client.bgsave()
+        while client.info("persistence")["rdb_last_bgsave_status"] == "ok":
+            time.sleep(0.01)
+        yield
+        client.config_set("save", "")
+        obstacle.rmdir()
+
+
+def lasting(condition: Callable[[Server], AbstractContextManager[None]], server: Server) -> float:
+    """Have a condition for a while; returns the seconds it took. For a thread."""
+    begin = time.monotonic()
+    with condition(server):
+        time.sleep(max(0.0, LASTS - (time.monotonic() - begin)))  # that it lasts is the thing under test
+    return time.monotonic() - begin
+
+
+class Quiet(logging.Handler):
+    """Counts warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name}: {record.getMessage()}")
+
+
+@pytest.fixture
+def log() -> Iterator[Quiet]:
+    """The warnings of rsmq."""
+    quiet = Quiet()
+    logging.getLogger("rsmq").addHandler(quiet)
+    yield quiet
+    logging.getLogger("rsmq").removeHandler(quiet)
+
+
+@pytest.fixture
+def own() -> Iterator[Server]:
+    """A server that keeps everything, and loads slowly."""
+    with Server("--key-load-delay", "1500", "--loading-process-events-interval-bytes", "1024", aof=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize("distribution", ["hash", "shared"])
+@pytest.mark.parametrize("condition", [out_of_memory, busy, loading, read_only, disk_error])
+async def test_work_goes_on_after(
+    condition: Callable[[Server], AbstractContextManager[None]], distribution: str, own: Server, prefix: str, log: Quiet
+) -> None:
+    """Out of memory, a script that runs on, loading, read-only, a disk error: under load, with a failing handler."""
+    settings = Settings(
+        url=own.url, prefix=prefix, preflight="warn", unavailable_timeout=timedelta(milliseconds=700),
+        lease_ttl=timedelta(seconds=2),
+    )  # fmt: skip
+    broker, witness, failed = Broker(settings), Witness(), set[int]()
+
+    @broker.handler("t", group="g", distribution=distribution)  # type: ignore[arg-type]
+    async def handle(order: dict[str, int]) -> None:
+        if order["n"] % 10 == 0 and order["n"] not in failed:
+            failed.add(order["n"])
+            raise ValueError("the first attempt fails")
+        witness.note(order["n"])
+
+    async with broker.running(), anyio.create_task_group() as tasks:
+        load = Load(broker)
+        tasks.start_soon(load.run)
+        await until(lambda: len(witness.seen) > 50, "work goes on before")
+        log.lines.clear()
+        cpu = time.process_time()
+        seconds = await anyio.to_thread.run_sync(lasting, condition, own)
+        cpu, lines = time.process_time() - cpu, list(log.lines)
+        before = len(load.confirmed)
+        await until(lambda: len(load.confirmed) > before + 50, "work goes on after")
+        tasks.cancel_scope.cancel()
+        await witness.sees(load.confirmed, again=True)
+        await settled(broker, "t")
+    print(f"{condition.__name__}: {seconds:.1f} s, {len(lines)} lines, {cpu:.2f} s CPU, {load.refused} refused")
+    lines = [line for line in lines if "the first attempt fails" not in line]
+    assert len(lines) <= MOST_LINES * (seconds + 1), "\n".join(lines)
+    assert cpu <= MOST_CPU * (seconds + 1)
+
+
+async def test_scripts_are_forgotten(own: Server, prefix: str) -> None:
+    """SCRIPT FLUSH, again and again under load: nobody notices."""
+    broker, witness = Broker(Settings(url=own.url, prefix=prefix, preflight="warn")), Witness()
+
+    @broker.handler("t", group="g")
+    async def handle(order: dict[str, int]) -> None:
+        witness.note(order["n"])
+
+    async with broker.running(), anyio.create_task_group() as tasks:
+        load = Load(broker)
+        tasks.start_soon(load.run)
+        for _ in range(20):
+            reached = len(witness.seen)
+            await broker.client.execute_command("SCRIPT", "FLUSH")
+            await until(lambda reached=reached: len(witness.seen) > reached + 5, "work goes on")
+        tasks.cancel_scope.cancel()
+        await witness.sees(load.confirmed)
+        await settled(broker, "t")
+    assert load.refused == 0
+
+
+async def test_everything_is_evicted(own: Server, prefix: str) -> None:
+    """The policy is changed under a worker, and the server makes room: groups and streams come back by themselves, and
+    what is published afterwards is handled."""
+    broker, witness = Broker(Settings(url=own.url, prefix=prefix, preflight="warn")), Witness()
+
+    @broker.handler("t", group="g")
+    async def handle(order: dict[str, int]) -> None:
+        witness.note(order["n"])
+
+    async with broker.running():
+        vigil = Vigil(broker.client)
+        await vigil.look()
+        await broker.publish_many("t", [{"n": n} for n in range(50)])
+        await witness.sees(range(50))
+        with own.client() as client, caplog_of("rsmq.vigil") as lines:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            client.config_set("maxmemory", 1)
+            await until(lambda: evicted(client) > 20, "more is evicted than the topic has streams")
+            await vigil.look()
+            client.config_set("maxmemory", 0)
+            client.config_set("maxmemory-policy", "noeviction")
+        assert "maxmemory-policy has become allkeys-lru" in lines[0]
+        assert "has evicted" in lines[1]
+        await broker.publish_many("t", [{"n": n} for n in range(50, 100)])
+        await witness.sees(range(50, 100), again=True)
+        await settled(broker, "t")
+
+
+def evicted(client: redis.Redis) -> int:
+    """Make the server look for room; returns how many keys have gone so far."""
+    with suppress(redis.ResponseError):
+        client.set("x", 1)
+    return int(client.info("stats")["evicted_keys"])
+
+
+@contextmanager
+def caplog_of(name: str) -> Iterator[list[str]]:
+    """What a logger says inside the block."""
+    quiet = Quiet()
+    logging.getLogger(name).addHandler(quiet)
+    yield quiet.lines
+    logging.getLogger(name).removeHandler(quiet)

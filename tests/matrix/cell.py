@@ -1,0 +1,100 @@
+"""One cell of the matrix: the contract suite in a process of its own, and what came out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from xml.etree import ElementTree
+
+from tests.matrix.way import WAY
+from tests.servers import binary
+
+ROOT: Final = Path(__file__).parents[2]
+LONGEST: Final = 900
+"""Seconds that a cell may take."""
+KINDS: Final = {"Redis 8.2": "redis-8.2", "Valkey 8.1": "valkey-8.1", "Valkey 9.1": "valkey-9.1"}
+DEBIAN: Final = "Redis 7.0"
+ELSEWHERE: Final = ("test_guarantees", "test_conditions")
+"""They ask no server, or one of their own: the way does not matter ..."""
+ELSEWHERE_BUT: Final = ("test_conditions", "tcp")
+"""... but the server does, once."""
+PLACES: Final = ("/usr/bin/redis-server", "/usr/local/bin/redis-server")
+
+
+@dataclass
+class Result:
+    """What a cell has shown. `failed` are the names of tests; `trouble` is why there is no result at all."""
+
+    server: str
+    way: str
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    trouble: str = ""
+
+    @property
+    def total(self) -> int:
+        """Tests that were run."""
+        return self.passed + len(self.failed)
+
+    def __str__(self) -> str:
+        return self.trouble or f"{self.passed}/{self.total}"
+
+
+def executable(server: str) -> Path | None:
+    """The server's program, where this machine has it: `REDIS_7_0` names Redis 7.0, Debian's is found by itself."""
+    if server != DEBIAN:
+        return binary(KINDS[server])  # type: ignore[arg-type]
+    named = os.environ.get("REDIS_7_0")
+    return next((Path(path) for path in (named, *PLACES) if path and Path(path).exists()), None)
+
+
+def version(program: Path) -> str:
+    """`Valkey 9.1.2`, as the program says."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split()
+    return f"{said[0]} {next(word[2:] for word in said if word.startswith('v='))}"
+
+
+def run(server: str, way: str, arguments: list[str]) -> Result:
+    """Run the suite over one server and one way. Never raises for what the suite does."""
+    result = Result(server, way)
+    program = executable(server)
+    if program is None:
+        result.trouble = "no such server here"
+        return result
+    with TemporaryDirectory() as directory:
+        report = Path(directory) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "tests/contract", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        command += ["-n", "2", "--dist", "loadgroup"]  # each with a stage of its own
+        command += [f"--ignore=tests/contract/{name}.py" for name in ELSEWHERE if (name, way) != ELSEWHERE_BUT]
+        environment = os.environ | {WAY: way, "SERVER_BINARY": str(program)}
+        log = ROOT / ".matrix" / f"{server} {way}.log".replace(" ", "-").replace(":", "")
+        log.parent.mkdir(exist_ok=True)
+        try:
+            with log.open("w") as file:
+                subprocess.run(
+                    command + arguments, cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=LONGEST
+                )
+            read(result, report)
+        except subprocess.TimeoutExpired:
+            result.trouble = f"not done after {LONGEST} s"
+        except (OSError, ElementTree.ParseError) as error:
+            result.trouble = f"no report: {error}"
+    return result
+
+
+def read(result: Result, report: Path) -> None:
+    """Count by the report of pytest."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        result.seconds += float(case.get("time", 0))
+        if case.find("skipped") is not None:
+            continue
+        if case.find("failure") is None and case.find("error") is None:
+            result.passed += 1
+        else:
+            result.failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}")

@@ -1,0 +1,52 @@
+"""docs/compatibility.md: the table that a run writes, between two marks; the words around it are written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final
+
+from tests.matrix.cell import ROOT, Result
+
+PAGE: Final = ROOT / "docs" / "compatibility.md"
+DATA: Final = ROOT / "docs" / "compatibility.json"
+BEGIN, END = "<!-- measured: written by `make matrix` -->", "<!-- end of what was measured -->"
+
+
+def table(results: Sequence[Result], versions: Mapping[str, str]) -> str:
+    """Way × server: how many tests of the contract have passed, of how many; and each that has not, by its name."""
+    ways, servers = list(dict.fromkeys(each.way for each in results)), list(versions)
+    by_cell = {(each.way, each.server): str(each) for each in results}
+    lines = [
+        "| way | " + " | ".join(versions[server] for server in servers) + " |",
+        "|---|" + "--:|" * len(servers),
+        *(f"| {way} | " + " | ".join(by_cell.get((way, server), "–") for server in servers) + " |" for way in ways),
+    ]
+    failed = [
+        f"- {each.way}, {versions[each.server]}: {', '.join(f'`{name}`' for name in each.failed)}"
+        for each in results
+        if each.failed
+    ]
+    return "\n".join(lines + (["", "Failed:", "", *failed] if failed else ["", "No test failed."]))
+
+
+def remember(result: Result, versions: Mapping[str, str]) -> list[Result]:
+    """Put a cell among those that are kept, and return all of them."""
+    kept = {(each["server"], each["way"]): each for each in (json.loads(DATA.read_text()) if DATA.exists() else [])}
+    measured = datetime.now(UTC).strftime("%Y-%m-%d")
+    kept[result.server, result.way] = asdict(result) | {"version": versions[result.server], "measured": measured}
+    DATA.write_text(json.dumps(list(kept.values()), indent=1) + "\n", encoding="utf-8")
+    names = set(Result.__dataclass_fields__)
+    return [Result(**{name: value for name, value in each.items() if name in names}) for each in kept.values()]
+
+
+def write(results: Sequence[Result], versions: Mapping[str, str]) -> None:
+    """Put the table into the page, in place of the last one."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    measured = datetime.now(UTC).strftime("%Y-%m-%d")
+    text = f"{before}{BEGIN}\n\nMeasured on {measured}.\n\n{table(results, versions)}\n\n{END}{after}"
+    PAGE.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""A master that Sentinel replaces: killed, paused and cut off under load."""

@@ -1,0 +1,131 @@
+"""A master that is killed, paused and cut off while it is written to: Sentinel names another one, and all goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rsmq import Broker, BrokerError, Settings
+from tests.cluster.test_faults import Replicated
+from tests.contract.witness import Witness, settled, until
+from tests.sentinel.sentinels import Border, Sentinels
+from tests.servers import Server, wait_until
+
+pytestmark = pytest.mark.chaos
+LONG = pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="runs with `make chaos`")
+
+
+@pytest.fixture
+def sentinels() -> Iterator[Sentinels]:
+    """A master, two replicas, three sentinels."""
+    with Sentinels() as running:
+        yield running
+
+
+@pytest.fixture
+async def bordered() -> AsyncIterator[tuple[Sentinels, Border]]:
+    """The same, where the master can be cut off from its peers alone."""
+    async with AsyncExitStack() as stack:
+        with Server("--repl-diskless-sync-delay", "0", tcp=True, aof=True) as master:
+            border = await stack.enter_async_context(Border(master.port))
+            running = Sentinels(master, known_as=border.port)
+            await anyio.to_thread.run_sync(running.__enter__)
+            try:
+                yield running, border
+            finally:
+                border.heal()
+                await anyio.to_thread.run_sync(running.__exit__, None, None, None)
+
+
+async def switched(sentinels: Sentinels, before: int) -> int:
+    """Wait until all sentinels send clients elsewhere; returns where."""
+    port = before
+    with anyio.fail_after(30):
+        while port in (0, before):
+            port = await anyio.to_thread.run_sync(sentinels.master_port)
+            await anyio.sleep(0.05)
+    return port
+
+
+async def test_a_cut_off_master_is_left(bordered: tuple[Sentinels, Border], prefix: str) -> None:
+    """It still answers its clients when another one is promoted: they leave it, and what a replica has confirmed is
+    handled."""
+    (sentinels, border), witness = bordered, Witness()
+    broker = Broker(Settings(url=sentinels.url, prefix=prefix, preflight="warn", command_timeout=timedelta(seconds=1)))
+    confirmed = set[int]()
+
+    @broker.handler("t", group="g")
+    async def handle(order: dict[str, int]) -> None:
+        witness.note(order["n"])
+
+    async def publish(n: int) -> None:
+        try:
+            await broker.publish("t", {"n": n}, wait_replicas=1)
+        except BrokerError:
+            return  # not on a replica: nothing is promised
+        confirmed.add(n)
+
+    async with broker.running():
+        for n in range(20):
+            await publish(n)
+        await witness.sees(range(20))
+        border.part()
+        n = 20
+        while await anyio.to_thread.run_sync(sentinels.master_port) in (0, border.port):
+            await publish(n := n + 1)
+        reached = len(confirmed)
+        with anyio.fail_after(30):
+            while len(confirmed) < reached + 20:  # the border is still closed: this is the new master
+                await publish(n := n + 1)
+        await witness.sees(confirmed, again=True)
+        await until(lambda: border.clients == 0, "nobody writes to the old master any more")
+        border.heal()
+        await settled(broker, "t")
+
+
+@LONG
+@pytest.mark.parametrize("how", ["kill", "pause"])
+async def test_a_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) -> None:
+    """Workers and publishers go on by themselves; what a replica had confirmed is handled, in order."""
+    async with Replicated(tmp_path, sentinels.url, 1) as scene:
+        await scene.crew.hire(2)
+        async with scene.load(seconds=0.005):
+            for _ in range(2):
+                await scene.handles(150)
+                scene.excuse("the master was lost")
+                before = await anyio.to_thread.run_sync(sentinels.master_port)
+                victim = next(member for member in sentinels.members if member.port == before)
+                getattr(victim, how)()
+                await switched(sentinels, before)
+                # it comes back as a replica: else no publish would be confirmed by one after the next time
+                await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
+                await scene.handles(300)
+                await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
+        verdict = await scene.verdict(seconds=30)
+        assert not verdict.faults, verdict
+        assert all(hand.exit_code is None for hand in scene.crew.hands), f"a worker gave up: {scene.crew.log(20_000)}"
+
+
+@LONG
+async def test_a_master_is_cut_off(tmp_path: Path, bordered: tuple[Sentinels, Border]) -> None:
+    """Its clients can reach it, its replicas and sentinels cannot, for 8 s: nothing that a replica had is lost."""
+    sentinels, border = bordered
+    async with Replicated(tmp_path, sentinels.url, 1) as scene:
+        await scene.crew.hire(2)
+        async with scene.load(seconds=0.005):
+            await scene.handles(150)
+            scene.excuse("the master was cut off")
+            border.part()
+            await switched(sentinels, border.port)
+            await scene.handles(200)
+            await scene.until(lambda: border.clients == 0, "nobody stays with the old master")
+            border.heal()
+            await scene.handles(200)
+        verdict = await scene.verdict(seconds=30)
+        assert not verdict.faults, verdict
