@@ -143,7 +143,7 @@ class Broker:
             url = await stack.enter_async_context(server_for(self.settings.url))
             self._connector = Connector(url, self.settings)
             self._client = await stack.enter_async_context(self._connector.connected())
-            await require(self._client, self.settings, self.keys)
+            await require(self._client, self.settings, self.keys, publishes_only=not self.handlers)
             self._topics = Topics(self._client, self.keys, self.settings)
             self._producer = Producer(self._client, self.keys, self.settings, self._topics)
             self._office = PostOffice(self._client, self.keys, self.settings, new_member_id())

@@ -18,8 +18,8 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Batch, Settler
-from rsmq.errors import BrokerError, GroupMissing, Malformed, SlotMoving
-from rsmq.message import Message
+from rsmq.errors import BrokerError, GroupMissing, Malformed, Oversized, SlotMoving
+from rsmq.message import LARGEST_PAYLOAD, Message
 from rsmq.retry import Bury, Reason
 from rsmq.settings import Settings
 from rsmq.wire import Wire, pack
@@ -241,15 +241,26 @@ class Fetcher:
                     lane.done.append(entry_id)
                     continue
                 messages.append(message)
+            if size > LARGEST_PAYLOAD:  # only then can one of them be too large
+                messages = [message for message in messages if not self._is_oversized(lane, message, unreadable)]
             self._size += 0.2 * (size / max(1, len(rows)) + 64 - self._size)
             self._queue.offer(lane, messages)
         self._stats["reads"] += 1
         for lane, entry_id, why in unreadable:
             await self._bury(lane, entry_id, why)
 
+    def _is_oversized(self, lane: Lane, message: Message, unreadable: list[tuple[Lane, bytes, Malformed]]) -> bool:
+        try:
+            message.check_size()
+        except Oversized as error:
+            unreadable.append((lane, message.entry_id, error))
+            return True
+        return False
+
     async def _bury(self, lane: Lane, entry_id: bytes, error: Malformed) -> None:
         log.warning("entry %s of %s is no message: %s", entry_id.decode(), lane.stream, error)
-        await self._settler.bury(lane, entry_id, 1, Bury(Reason.MALFORMED, str(error)))
+        decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
+        await self._settler.bury(lane, entry_id, 1, decision)
         self._stats["buried"] += 1
 
     # -- for those who change the lanes ---------------------------------------------------------------------------

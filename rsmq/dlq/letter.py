@@ -13,6 +13,8 @@ from rsmq.message import read_headers, unpack_fields
 
 PREFIX = b"dlq."
 PACKED = b"dlq.packed"
+LATEST_MS = 253_402_300_799_999
+"""The end of the year 9999, as far as a datetime goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class DeadLetter:
         pairs = list(zip(entry[::2], entry[1::2], strict=False))
         notes = {name: value for name, value in pairs if name.startswith(PREFIX)}
         if PACKED in notes:
-            flat = unpack_fields(notes[PACKED])
+            flat = unpacked(notes[PACKED])
             original = tuple(zip(flat[::2], flat[1::2], strict=False))
         else:
             original = tuple((name, value) for name, value in pairs if not name.startswith(PREFIX))
@@ -59,7 +61,7 @@ class DeadLetter:
             error=text(notes.get(b"dlq.error")) or "",
             attempts=number(notes.get(b"dlq.attempts"), 0),
             origin=text(origin) or "",
-            at=from_epoch_ms(number(notes.get(b"dlq.at_ms"), number(stream_id.partition(b"-")[0], 0))),
+            at=from_epoch_ms(moment(notes.get(b"dlq.at_ms"), stream_id)),
             member=text(notes.get(b"dlq.member")) or "",
             data=first.get(b"data"),
             key=text(first.get(b"key")),
@@ -90,6 +92,19 @@ def text(raw: bytes | None) -> str | None:
 def number(raw: bytes | None, default: int) -> int:
     """A whole number, or the default for anything else."""
     return int(raw) if raw is not None and raw.isdigit() and len(raw) < 16 else default
+
+
+def moment(raw: bytes | None, stream_id: bytes) -> int:
+    """Milliseconds since 1970: as noted, else as the server stored it. Neither is taken beyond the year 9999."""
+    return min(number(raw, number(stream_id.partition(b"-")[0], 0)), LATEST_MS)
+
+
+def unpacked(packed: bytes) -> list[bytes]:
+    """The fields of a wide entry; none if they cannot be read."""
+    try:
+        return unpack_fields(packed)
+    except Malformed:
+        return []
 
 
 def headers(raw: bytes | None) -> dict[str, str]:
