@@ -10,6 +10,8 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 from rsmq.errors import ConfigError
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+cluster")
+FORMS = {"db": "[0-9]{1,4}", "ssl_cert_reqs": "none|optional|required", "ssl_check_hostname": "true|false"}
+"""Of the options that are no path."""
 PLAIN = ("redis", "redis+sentinel", "redis+cluster")
 """Schemes whose bytes anybody on the way can read."""
 PASSWORD = re.compile(r"((?:password|passwd|token|secret)=)[^&]*", re.IGNORECASE)
@@ -57,10 +59,15 @@ def check_url(url: str) -> str:
         )
     options = TLS_OPTIONS if parts.scheme.startswith("rediss") else ("db",)
     allowed = [option for option in options if option != "db" or not is_cluster(url)]
-    for option in parse_qs(parts.query, keep_blank_values=True):
+    options_of = parse_qs(parts.query, keep_blank_values=True)
+    for option in options_of:
         # redis-py would let it override what we pin: the protocol, the time-outs, the shape of replies
         if option not in allowed:
             raise ConfigError(f"RSMQ_URL may not have the option {option!r}, only {', '.join(allowed) or 'none'}")
+    for option, form in FORMS.items():
+        for value in options_of.get(option, ()):
+            if not re.fullmatch(form, value, re.ASCII):
+                raise ConfigError(f"RSMQ_URL has {option}={value!r}: use {form.replace('|', ', ')}")
     return url
 
 

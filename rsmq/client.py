@@ -51,6 +51,10 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
     """A redis-py, socket or timeout error as one of ours."""
     while isinstance(error.__cause__, RedisError):
         error = error.__cause__  # whatever the server says during the handshake is wrapped in a ConnectionError
+    if isinstance(error, ValueError | IndexError):
+        return BrokerError(
+            f"the answer of {redact(url) or 'the server'} makes no sense ({error}): is it a Redis or Valkey?"
+        )
     if isinstance(error, AskError):  # MOVED is one, too
         return SlotMoved(error.slot_id, error.node_addr, is_ask=not isinstance(error, MovedError))
     text = str(error)
@@ -93,7 +97,7 @@ def translated(url: str = "") -> Iterator[None]:
         yield
     except NoScriptError:
         raise
-    except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+    except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
         raise translate(error, url) from error
 
 

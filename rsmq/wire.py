@@ -18,7 +18,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from rsmq.connect import Client, translate
 from rsmq.errors import BrokerError, SlotMoved
 
-FAILURES: Final = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
+FAILURES: Final = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError)
+"""The last two: an answer that the client library cannot take apart, such as a MOVED without an address."""
 
 
 def pack(command: Sequence[str | bytes | int | float]) -> bytes:

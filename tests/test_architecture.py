@@ -14,7 +14,10 @@ PACKAGE = Path(__file__).parents[1] / "rsmq"
 
 LAYERS = [
     ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature"),
-    ("Redis", "address flaw slot client cluster connect wire fleet script topic group stream embedded keeper preflight"),
+    (
+        "Redis",
+        "address flaw slot client cluster connect wire fleet script topic group stream embedded keeper preflight",
+    ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
     ("wholes", "broker worker inspector supervisor testing portal"),

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from rsmq.clock import from_epoch_ms
+from rsmq.clock import LATEST_MS, from_epoch_ms
 from rsmq.errors import ConfigError, Malformed
 from rsmq.message import read_headers, unpack_fields
 
 PREFIX = b"dlq."
 PACKED = b"dlq.packed"
-LATEST_MS = 253_402_300_799_999
-"""The end of the year 9999, as far as a datetime goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,12 @@ def letter_id(partition: int, stream_id: bytes) -> str:
 def split_id(letter: str) -> tuple[int, str]:
     """The inverse of `letter_id`. Raises ConfigError for anything else."""
     partition, slash, stream_id = letter.partition("/")
-    if not slash or not partition.isdecimal() or not all(part.isdecimal() for part in stream_id.split("-", 1)):
+    if (
+        not slash
+        or not letter.isascii()
+        or not partition.isdecimal()
+        or not all(part.isdecimal() for part in stream_id.split("-", 1))
+    ):
         raise ConfigError(f"{letter!r} is not the id of a dead letter: it looks like 3/1718000000000-0")
     return int(partition), stream_id
 

@@ -79,7 +79,7 @@ def test_no_script_is_made_of_data(module: str) -> None:
 
 def names_of_keys(text: str) -> set[str]:
     """The variables of a script that hold declared keys: from KEYS, from a table of these, or passed to a function."""
-    own = {"KEYS"} | set(re.findall(r"(\w+)\[[^\]]*\] = KEYS\[", text))
+    own = {"KEYS"} | set(re.findall(r"(\w+)\[[^\n]*?\] = KEYS\[", text))
     for names, values in re.findall(r"local ([\w, ]+) = ([^\n]*)", text):
         for name, value in zip(names.split(", "), values.split(", "), strict=False):
             if value.partition("[")[0] in own:
@@ -87,7 +87,7 @@ def names_of_keys(text: str) -> set[str]:
     for function, parameters in re.findall(r"local function (\w+)\(([^)]*)\)", text):
         calls = [call.split(", ") for call in re.findall(rf"(?<!function )\b{function}\(([^()]*)", text)]
         for at, name in enumerate(parameters.split(", ")):
-            if calls and all(len(call) > at and call[at] in own for call in calls):
+            if calls and all(len(call) > at and call[at].partition("[")[0] in own for call in calls):
                 own.add(name)
     return own
 
