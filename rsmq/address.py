@@ -45,7 +45,7 @@ def check_url(url: str) -> str:
         if parts.scheme == "redis+sentinel":
             split_sentinel(url)
         elif is_cluster(url):
-            split_cluster(url)
+            urlsplit(node_url(url, split_cluster(url)[0]))  # the credentials, too
         elif parts.scheme == "unix" and not parts.path:
             raise ValueError(url)
         elif parts.scheme in ("redis", "rediss"):
