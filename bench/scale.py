@@ -331,8 +331,8 @@ def verdict(study: Study, rows: list[Figures]) -> str:
     return f"**Grows with their number, for each:** {', '.join(grown)}."
 
 
-async def measure(only: set[str]) -> dict[str, list[Figures]]:
-    """All studies, each size on a server of its own."""
+async def measure(only: set[str], keep: Callable[[dict[str, list[Figures]]], None]) -> None:
+    """All studies, each size on a server of its own. `keep` gets each when it is done."""
     chosen = [study for study in STUDIES if not only or study.name in only]
     found: dict[str, list[Figures]] = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -347,7 +347,7 @@ async def measure(only: set[str]) -> dict[str, list[Figures]]:
                     watch.close()
                 found.setdefault(study.name, []).append(figures | {"took_seconds": time.perf_counter() - began})
                 progress.advance(task)
-    return found
+            keep({study.name: found[study.name]})  # a run that is ended leaves something
 
 
 def write_page(report: dict[str, Any], docs: Path) -> None:
@@ -412,16 +412,23 @@ def main() -> None:
     options = parser.parse_args()
     docs, path = Path(options.docs), Path(options.docs) / "scale.json"
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"studies": {}}
-    if not options.page:
-        report["facts"] = {
-            "date": time.strftime("%Y-%m-%d", time.gmtime()), "python": platform.python_version(),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        }  # fmt: skip
-        report["studies"] |= anyio.run(measure, set(filter(None, options.only.split(","))))
-    if "devices" in report["studies"] and "pending" in report["studies"]:
-        report["plan"] = costs_of(DOCS, report["studies"])
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    write_page(report, docs)
+
+    def keep(studies: dict[str, list[Figures]]) -> None:
+        report["studies"] |= studies
+        if {"devices", "pending"} <= report["studies"].keys():
+            report["plan"] = costs_of(DOCS, report["studies"])
+        path.write_text(json.dumps(report, indent=1) + "\n")
+        write_page(report, docs)
+
+    if options.page:
+        keep({})
+        return
+    report["facts"] = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "python": platform.python_version(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+    }
+    anyio.run(measure, set(filter(None, options.only.split(","))), keep)
 
 
 if __name__ == "__main__":
