@@ -43,7 +43,7 @@ PLACE = Place("orders", 3, "billing")
 def fuzz(tries: int) -> Any:
     """So many tries of one decoder."""
     return settings(
-        max_examples=tries * 100 if IS_LONG else tries,
+        max_examples=tries * 100 if IS_LONG else tries // 2,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )

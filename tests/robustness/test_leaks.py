@@ -23,8 +23,8 @@ from tests.servers import Server
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")]
 IS_LONG = os.environ.get("CHAOS") == "long"
 CYCLES, WARM = (500, 50) if IS_LONG else (30, 10)
-MESSAGES = 1_000_000 if IS_LONG else 16_000
-CHUNK = 2_000
+MESSAGES = 1_000_000 if IS_LONG else 12_000
+CHUNK = 1_500
 if IS_LONG:
     pytestmark += [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

@@ -16,11 +16,13 @@ from tests.contract.witness import until
 from tests.servers import Server
 
 IS_LONG = os.environ.get("CHAOS") == "long"
-SECONDS = 10.0 if IS_LONG else 2.0
+SECONDS = 5.0 if IS_LONG else 1.0
 MOST_CPU = 0.3
 """Of one core, in the mean. A loop without a pause takes all of it."""
-MOST_LINES = 5.0
-"""A second, from INFO on."""
+MOST_LINES = 40
+"""From INFO on, when it begins: each of the eight partitions is lost, and each role says once that it waits."""
+MOST_LATER = 3.0
+"""A second, when it has lasted for a while."""
 if IS_LONG:
     pytestmark = pytest.mark.chaos
 
@@ -31,8 +33,9 @@ STATES: dict[str, tuple[Callable[[Server], None], Callable[[Server], object]]] =
 }
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("distribution", ["hash", "shared"])
+@pytest.mark.parametrize(
+    ("state", "distribution"), [("idle", "hash"), ("gone", "hash"), ("frozen", "hash"), ("gone", "shared")]
+)
 async def test_an_absent_server_costs_next_to_nothing(
     state: str, distribution: Any, caplog: pytest.LogCaptureFixture, no_task_left: None
 ) -> None:
@@ -52,10 +55,12 @@ async def test_an_absent_server_costs_next_to_nothing(
             caplog.clear()
             cpu = time.process_time()
             await anyio.sleep(SECONDS)  # what it does meanwhile is the thing under test
-            cpu = time.process_time() - cpu
-            lines = len([record for record in caplog.records if record.levelno >= logging.INFO])
+            first = len(caplog.records)
+            await anyio.sleep(SECONDS)
+            cpu, later = time.process_time() - cpu, len(caplog.records) - first
             come(server)
             await broker.publish("t", {"n": 2})
             await until(lambda: 2 in done, "it is back at work")
-    assert cpu < MOST_CPU * SECONDS
-    assert lines <= MOST_LINES * SECONDS + 8, [record.getMessage() for record in caplog.records][:20]
+    assert cpu < MOST_CPU * 2 * SECONDS
+    assert first <= MOST_LINES, [record.getMessage() for record in caplog.records]
+    assert later <= MOST_LATER * SECONDS, [record.getMessage() for record in caplog.records]
