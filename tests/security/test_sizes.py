@@ -85,7 +85,7 @@ def test_a_log_line_stays_one_short_line() -> None:
 async def test_a_giant_is_buried_by_reference(
     make_broker: Callable[..., Broker], witness: Witness, caplog: pytest.LogCaptureFixture, batch: int | None, size: int
 ) -> None:
-    """Its mates are handled, its dead letter names it and holds no copy of its megabytes, replay leaves it where it is."""
+    """Its mates are handled, its dead letter names it and holds no copy of it, replay leaves it."""
     broker = make_broker()
     if batch is None:
 
