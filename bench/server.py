@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket as sockets
 import subprocess
 import tempfile
 import time
@@ -23,6 +24,16 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def listens(path: Path) -> bool:
+    """Whether somebody answers at a socket file: it is there a moment before its server listens."""
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
 @contextmanager
 def server() -> Iterator[str]:
     """A server of its own with the append-only file on, so that nobody else's keys are measured.
@@ -37,7 +48,7 @@ def server() -> Iterator[str]:
         command += ["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
-            while not socket.exists():
+            while not listens(socket):
                 time.sleep(0.02)
             yield f"unix://{socket}"
         finally:
@@ -85,6 +96,16 @@ class Watch:
         """Microseconds of the longest call, of what kind soever; 0 when none took long."""
         rows = self._client.execute_command("SLOWLOG GET", -1)
         return max((int(row["duration"]) for row in rows if not row["command"].startswith(OWN)), default=0)
+
+    @property
+    def calls(self) -> int:
+        """Commands processed since the server started, our own questions included."""
+        return int(self._client.info("stats")["total_commands_processed"])
+
+    @property
+    def connections(self) -> int:
+        """Clients connected now, but this one."""
+        return int(self._client.info("clients")["connected_clients"]) - 1
 
     def close(self) -> None:
         """Give the connection back."""

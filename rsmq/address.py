@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from rsmq.errors import ConfigError
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+cluster")
+FORMS = {"db": "[0-9]{1,4}", "ssl_cert_reqs": "none|optional|required", "ssl_check_hostname": "true|false"}
+"""Of the options that are no path."""
+PLAIN = ("redis", "redis+sentinel", "redis+cluster")
+"""Schemes whose bytes anybody on the way can read."""
+PASSWORD = re.compile(r"((?:password|passwd|token|secret)=)[^&]*", re.IGNORECASE)
 LISTS = ("redis+sentinel", "redis+cluster", "rediss+cluster")
 """Schemes that may name several hosts."""
 TLS_OPTIONS = (
@@ -38,7 +45,7 @@ def check_url(url: str) -> str:
         if parts.scheme == "redis+sentinel":
             split_sentinel(url)
         elif is_cluster(url):
-            split_cluster(url)
+            urlsplit(node_url(url, split_cluster(url)[0]))  # the credentials, too
         elif parts.scheme == "unix" and not parts.path:
             raise ValueError(url)
         elif parts.scheme in ("redis", "rediss"):
@@ -52,10 +59,15 @@ def check_url(url: str) -> str:
         )
     options = TLS_OPTIONS if parts.scheme.startswith("rediss") else ("db",)
     allowed = [option for option in options if option != "db" or not is_cluster(url)]
-    for option in parse_qs(parts.query, keep_blank_values=True):
+    options_of = parse_qs(parts.query, keep_blank_values=True)
+    for option in options_of:
         # redis-py would let it override what we pin: the protocol, the time-outs, the shape of replies
         if option not in allowed:
             raise ConfigError(f"RSMQ_URL may not have the option {option!r}, only {', '.join(allowed) or 'none'}")
+    for option, form in FORMS.items():
+        for value in options_of.get(option, ()):
+            if not re.fullmatch(form, value, re.ASCII):
+                raise ConfigError(f"RSMQ_URL has {option}={value!r}: use {form.replace('|', ', ')}")
     return url
 
 
@@ -88,6 +100,31 @@ def split_cluster(url: str) -> list[tuple[str, int]]:
     return [(node.hostname or "localhost", node.port or 6379) for node in nodes]
 
 
+def refuse_plain_password(url: str) -> None:
+    """Raise ConfigError for a password that would travel unencrypted to another machine: whoever listens has it."""
+    parts = split_url(url)
+    if parts.scheme not in PLAIN or ":" not in parts.netloc.rpartition("@")[0]:
+        return
+    hosts = {
+        "redis+sentinel": lambda: [host for host, _ in split_sentinel(url)[0]],
+        "redis+cluster": lambda: [host for host, _ in split_cluster(url)],
+    }.get(parts.scheme, lambda: [parts.hostname or "localhost"])()
+    for host in hosts:
+        if not is_loopback(host):
+            raise ConfigError(
+                f"RSMQ_URL would send its password to {host} unencrypted: use rediss:// (or rediss+cluster://), or set "
+                f"RSMQ_ALLOW_INSECURE=true where nobody else listens to the network"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine: what is sent there leaves it never."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def node_url(url: str, address: tuple[str, int]) -> str:
     """One node of a cluster as a URL of its own: credentials and TLS options are those of the cluster."""
     parts = split_url(url)
@@ -98,12 +135,13 @@ def node_url(url: str, address: tuple[str, int]) -> str:
 
 
 def redact(url: str) -> str:
-    """A URL without its password, for logs and errors."""
-    try:
-        parts = split_url(url)
-    except ValueError:
-        return "(no URL)"
-    if "@" not in parts.netloc:
-        return url
-    user = parts.netloc.rpartition("@")[0].partition(":")[0]
-    return urlunsplit(parts._replace(netloc=f"{user}:***@{parts.netloc.rpartition('@')[2]}"))
+    """A URL without its password, for logs and errors.
+
+    Also one that is none: with a slash too few, or a password whose `/`, `#` or `?` is not encoded, the password does
+    not stand where the standard says. So everything between the user's name and the last `@` goes.
+    """
+    front, at, rest = url.rpartition("@")
+    if at:
+        scheme, slashes, credentials = front.rpartition("//") if "://" not in front else front.partition("://")
+        url = f"{scheme}{slashes}{credentials.partition(':')[0] if slashes else ''}:***@{rest}"
+    return PASSWORD.sub(r"\1***", url)

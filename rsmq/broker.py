@@ -145,7 +145,7 @@ class Broker:
             self._client = await stack.enter_async_context(self._connector.connected())
             async for attempt in retrying(self.settings):
                 with attempt:
-                    await require(self._client, self.settings, self.keys)
+                    await require(self._client, self.settings, self.keys, publishes_only=not self.handlers)
             self._topics = Topics(self._client, self.keys, self.settings)
             self._producer = Producer(self._client, self.keys, self.settings, self._topics)
             self._office = PostOffice(self._client, self.keys, self.settings, new_member_id())

@@ -43,6 +43,8 @@ TRANSIENT = {
     "MISCONF": "the server cannot write to its disk: free space, or see its log",
     "OOM": "the server is out of memory: raise maxmemory or trim topics (`rsmq topic list`)",
 }
+MOST_AT_ONCE = 50
+"""Commands of one client under way. redis-py has no waiting line: beyond 100 connections it raises."""
 MOVED_ON = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
 """Answers of a server that is no longer the right one: every connection to it is given up."""
 
@@ -51,6 +53,10 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
     """A redis-py, socket or timeout error as one of ours."""
     while isinstance(error.__cause__, RedisError):
         error = error.__cause__  # whatever the server says during the handshake is wrapped in a ConnectionError
+    if isinstance(error, ValueError | IndexError):
+        return BrokerError(
+            f"the answer of {redact(url) or 'the server'} makes no sense ({error}): is it a Redis or Valkey?"
+        )
     if isinstance(error, AskError):  # MOVED is one, too
         return SlotMoved(error.slot_id, error.node_addr, is_ask=not isinstance(error, MovedError))
     text = str(error)
@@ -93,7 +99,7 @@ def translated(url: str = "") -> Iterator[None]:
         yield
     except NoScriptError:
         raise
-    except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+    except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
         raise translate(error, url) from error
 
 
@@ -112,10 +118,12 @@ class Client(redis.asyncio.Redis):
     url: str = ""
     timeout: float = 5.0
     is_cluster: bool = False
+    _gate: asyncio.Semaphore
 
     def prepare(self, url: str, timeout: float) -> Self:
         """Pin the reply shapes: no response callback rewrites what the server said."""
         self.url, self.timeout = url, timeout
+        self._gate = asyncio.Semaphore(MOST_AT_ONCE)
         self.response_callbacks.clear()
         return self
 
@@ -149,7 +157,8 @@ class Client(redis.asyncio.Redis):
         with translated(self.url):
             try:
                 with anyio.fail_after(self.timeout):
-                    return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+                    async with self._gate:
+                        return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
                 if type(error).__name__ in ("ReadOnlyError", "MasterDownError") or str(error).startswith(MOVED_ON):
                     await self.connection_pool.disconnect(inuse_connections=False)
@@ -164,7 +173,7 @@ class Client(redis.asyncio.Redis):
             return []
         with translated(self.url):
             with anyio.fail_after(self.timeout):
-                async with self.pipeline(transaction=False) as pipe:
+                async with self._gate, self.pipeline(transaction=False) as pipe:
                     for command in commands:
                         if asking:
                             pipe.execute_command("ASKING")

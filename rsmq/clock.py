@@ -13,6 +13,10 @@ monotonic: Final = time.monotonic
 EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
+LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, as far as a datetime goes."""
+
+
 def to_ms(span: timedelta) -> int:
     """A span as whole milliseconds."""
     return round(span / timedelta(milliseconds=1))

@@ -13,7 +13,7 @@ from redis.driver_info import DriverInfo
 from redis.retry import Retry
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
-from rsmq.address import check_url, is_cluster, redact, split_sentinel, split_url
+from rsmq.address import check_url, is_cluster, redact, refuse_plain_password, split_sentinel, split_url
 from rsmq.client import BlockingClient, Client, Packer, translate, translated
 from rsmq.cluster import BlockingCluster, ClusterClient
 from rsmq.errors import BrokerUnavailable
@@ -31,6 +31,8 @@ class Connector:
 
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = check_url(url)
+        if not settings.allow_insecure:
+            refuse_plain_password(self.url)
         self.settings = settings
         self.is_cluster = is_cluster(self.url)
         self._connect_seconds = settings.connect_timeout.total_seconds()

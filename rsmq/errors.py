@@ -98,6 +98,17 @@ class Malformed(MessageError):
     """A stream entry that cannot be read as a message: dead-lettered as `malformed`, never retried."""
 
 
+class Oversized(Malformed):
+    """A stream entry beyond any publisher's limit: another client's. Its dead letter says where it is, and copies
+    nothing: moving it would stall the server."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"the entry has {size} bytes, more than {limit}: it stays in the stream as long as retention keeps it"
+        )
+        self.size, self.limit = size, limit
+
+
 class TooLarge(MessageError):
     """A payload over `RSMQ_PAYLOAD_LIMIT`. Refused before anything is sent."""
 

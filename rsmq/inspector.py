@@ -5,13 +5,14 @@ Nothing here consumes, claims or writes; every question is a few pipelines, so i
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from rsmq.clock import from_epoch_ms, monotonic
 from rsmq.connect import Client, redact
@@ -241,7 +242,7 @@ class Inspector:
             group=group.name,
             id=member,
             handler=str(told.get("handler", "")),
-            concurrency=int(told.get("concurrency", 0)),
+            concurrency=concurrency if isinstance(concurrency := told.get("concurrency"), int) else 0,
             heard_ago=None if info is None else max(timedelta(0), heard_ago),
             is_present=listening > 0,
             partitions=tuple(share.partition for share in group.shares if share.owner == member),
@@ -328,7 +329,7 @@ def share_state(
 def read_info(info: bytes | None) -> dict[str, Any]:
     """What a member tells about itself; another client's may be anything."""
     try:
-        told = json.loads(info or b"{}")
+        told = from_json(info or b"{}")
     except ValueError:
         return {}
     return told if isinstance(told, dict) else {}

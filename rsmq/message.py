@@ -18,7 +18,7 @@ import uuid_utils
 from pydantic_core import from_json, to_json
 
 from rsmq.clock import from_epoch_ms
-from rsmq.errors import Malformed
+from rsmq.errors import ConfigError, Malformed, Oversized
 
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
@@ -28,6 +28,12 @@ BYTES_LIKE: Final = (bytes, bytearray, memoryview)
 KNOWN_FIELDS: Final = frozenset({b"data", b"key", b"id", b"type", b"h", b"group"})
 MAX_FIELDS: Final = 256
 """More fields than this are no message of ours: reading them as headers would only burn time."""
+LARGEST_PAYLOAD: Final = 1 << 20
+"""Bytes of a payload that any publisher may be allowed. What is larger is another client's, and is not handled."""
+LARGEST_HEADERS: Final = 32 << 10
+"""Bytes of the headers as JSON. W3C baggage alone may have 8 KiB."""
+LONGEST_SHOWN: Final = 80
+"""Characters of an id or a key in a log line: another client's may have a megabyte."""
 
 
 class Origin(Protocol):
@@ -108,10 +114,18 @@ class Message:
 
     def _check_rare_fields(self, fields: dict[bytes, bytes]) -> None:
         """Headers are checked when they are there, before the handler sees the message."""
+        size = sum(map(len, self._entry))
+        if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
+            raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
         if len(fields) > MAX_FIELDS:
             raise Malformed(f"the entry has {len(fields)} fields, more than {MAX_FIELDS}")
         if b"h" in fields:
             read_headers(fields[b"h"])
+
+    def check_size(self) -> None:
+        """Raise Oversized for a payload beyond any publisher's limit. For the reader, who knows when to ask."""
+        if len(self.data) > LARGEST_PAYLOAD:
+            raise Oversized(len(self.data), LARGEST_PAYLOAD)
 
     @property
     def key(self) -> str | None:
@@ -179,11 +193,20 @@ class Message:
         return Message, (place, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
 
     def __repr__(self) -> str:
-        return f"<Message {self.id} {self.topic}.{self.partition} key={self.key!r} attempt={self.attempt}>"
+        key = None if self.key is None else self.key[:LONGEST_SHOWN]
+        return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
+
+
+def shown(text: str) -> str:
+    """An id for a log line: another client's may be endless, or have a line end in it that forges a second line."""
+    text = text[:LONGEST_SHOWN]
+    return text if text.isprintable() else repr(text)
 
 
 def read_headers(raw: bytes) -> dict[str, str]:
     """Headers from their JSON object. Raises Malformed for anything but an object of strings."""
+    if len(raw) > LARGEST_HEADERS:
+        raise Malformed(f"the headers have {len(raw)} bytes, more than {LARGEST_HEADERS}")
     try:
         headers = from_json(raw)
     except ValueError as error:
@@ -191,6 +214,17 @@ def read_headers(raw: bytes) -> dict[str, str]:
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
         raise Malformed("the headers are not a JSON object of strings")
     return headers
+
+
+def write_headers(headers: Mapping[str, str]) -> bytes:
+    """Headers as their JSON object. Raises ConfigError for more than any reader takes."""
+    raw = to_json(headers)
+    if len(raw) > LARGEST_HEADERS:
+        raise ConfigError(
+            f"the headers have {len(raw)} bytes as JSON: use at most {LARGEST_HEADERS}, and put what is large into the "
+            f"payload"
+        )
+    return raw
 
 
 def new_message_id() -> str:
@@ -221,7 +255,7 @@ def entry_fields(
     if content_type != JSON:
         fields += ("type", content_type)
     if headers:
-        fields += ("h", to_json(headers))
+        fields += ("h", write_headers(headers))
     return fields
 
 
@@ -232,10 +266,13 @@ def pack_fields(fields: Iterable[bytes | str]) -> bytes:
 
 
 def unpack_fields(packed: bytes) -> list[bytes]:
-    """The inverse of `pack_fields`."""
+    """The inverse of `pack_fields`. Raises Malformed for what is cut off."""
     fields, position = [], 0
     while position < len(packed):
-        (length,) = struct.unpack_from(">I", packed, position)
-        fields.append(packed[position + 4 : position + 4 + length])
-        position += 4 + length
+        end = position + 4
+        end += int.from_bytes(packed[position:end], "big")
+        if end > len(packed) or len(packed) - position < 4:
+            raise Malformed(f"packed fields are cut off at byte {position}")
+        fields.append(packed[position + 4 : end])
+        position = end
     return fields

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal
 
+from rsmq.address import is_loopback
 from rsmq.clock import now_ms, to_ms
 from rsmq.connect import Client, redact
 from rsmq.errors import ConfigError
+from rsmq.flaw import flaws_of, upgrade
 from rsmq.keys import Keys
 from rsmq.script import Script
 from rsmq.settings import Settings
@@ -30,7 +32,17 @@ NEARLY_FULL: Final = 0.9
 NO_CLIENT: Final = (1 << 63) - 1
 MOST_TRIES: Final = 1_000_000
 """A master with a single slot is found after 16 384 numbers or so."""
+TO_PUBLISH: Final = frozenset(
+    "EVAL TIME XADD XLEN XRANGE GET SET EXISTS HGETALL HSETNX SADD ZADD".split()  # noqa: SIM905  a word each
+)
+"""What a publisher needs of all that is tried."""
 DENIED: Final = ("NOPERM", "permission", "ACL failure", "can't run this command", "can't access")
+
+TO_ADMINISTER: Final = frozenset(("XDEL", "XGROUP DESTROY"))
+"""What only somebody needs who deletes, resets or replays."""
+DEFAULT_USER: Final = ("ACL", "GETUSER", "default")
+"""A right that rsmq does not ask for (the hashes of passwords are in the reply): without it nothing is said."""
+GIVE_PASSWORD: Final = "Set requirepass, or give each service a user of its own (docs/security.md)"
 
 Level = Literal["refuse", "warn", "ok"]
 
@@ -60,6 +72,8 @@ class Facts:
     skew_ms: float
     collisions: Sequence[str]
     node: str = ""
+    default_flags: tuple[str, ...] | None = None
+    """Of the user `default`; None where this user may not ask."""
 
     @property
     def server(self) -> str:
@@ -89,9 +103,15 @@ def findings_of(facts: Sequence[Facts]) -> list[Finding]:
     return list(dict.fromkeys(named))
 
 
-async def require(client: Client, settings: Settings, keys: Keys) -> list[Finding]:
-    """The same, and raise ConfigError for what would lose messages, unless `preflight` is "warn". Logs the rest."""
-    findings = await preflight(client, settings, keys)
+async def require(client: Client, settings: Settings, keys: Keys, *, publishes_only: bool = False) -> list[Finding]:
+    """The same, and raise ConfigError for what would lose messages, unless `preflight` is "warn". Logs the rest.
+
+    `publishes_only`: rights that only a worker needs are not missed.
+    """
+    facts = await gather_facts(client, keys)
+    if publishes_only:
+        facts = [replace(each, failures=[one for one in each.failures if one[0] in TO_PUBLISH]) for each in facts]
+    findings = findings_of(facts)
     refused = [finding for finding in findings if finding.level == "refuse"]
     if refused and settings.preflight == "refuse":
         raise ConfigError(
@@ -123,9 +143,10 @@ async def _ask(client: Client, node: Client, keys: Keys) -> Facts:
     await wire.open()
     try:
         asked_ms = now_ms()
-        time, info, probe, *rest = await wire.exchange([
+        time, info, default, probe, *rest = await wire.exchange([
             pack(("TIME",)),
             pack(("INFO",)),
+            pack(DEFAULT_USER),
             pack(PROBE_SERVER.full_command(scratch, [channel])),
             pack(("SCRIPT", "LOAD", PROBE_SERVER.source)),
             pack(("CLIENT", "KILL", "ID", NO_CLIENT)),
@@ -134,6 +155,9 @@ async def _ask(client: Client, node: Client, keys: Keys) -> Facts:
             pack(("CONFIG", "GET", "appendfsync")),
             pack(("CONFIG", "GET", "save")),
             pack(("CONFIG", "GET", "min-replicas-to-write")),
+            pack(("CONFIG", "GET", "protected-mode")),
+            pack(("CONFIG", "GET", "bind")),
+            pack(("CONFIG", "GET", "enable-debug-command")),
         ])  # fmt: skip
         local_ms = (asked_ms + now_ms()) / 2
         load, kill, unblock, counted, *config = rest
@@ -148,12 +172,15 @@ async def _ask(client: Client, node: Client, keys: Keys) -> Facts:
         skew_ms=0.0 if isinstance(time, Exception) else int(time[0]) * 1000 + int(time[1]) // 1000 - local_ms,
         collisions=(),
         node=redact(node.url) if client.is_cluster else "",
+        default_flags=flags_of(default),
     )
 
 
 async def find_collisions(client: Client, keys: Keys) -> list[str]:
-    """Keys under our prefix that somebody else must have written."""
+    """Keys under our prefix that somebody else must have written, as far as this user may look."""
     kind, topics = await client.pipelined([("TYPE", keys.topics), ("SMEMBERS", keys.topics)])
+    if isinstance(kind, ConfigError):
+        return []  # this user may not ask
     if kind not in (b"none", b"set"):
         return [keys.topics]
     names = [name.decode(errors="replace") for name in topics] if isinstance(topics, list) else []
@@ -178,8 +205,11 @@ def check_version(facts: Facts) -> Iterator[Finding]:
 
 
 def check_rights(facts: Facts) -> Iterator[Finding]:
-    """This user may do all that rsmq does."""
-    if denied := facts.failed(*DENIED):
+    """This user may do all that rsmq does; what only an operator does is not missed."""
+    denied = facts.failed(*DENIED)
+    if denied and TO_ADMINISTER.issuperset(denied):
+        yield Finding("ok", "rights", f"enough to work, not to reset, replay or delete ({', '.join(denied)})")
+    elif denied:
         yield Finding(
             "refuse", "rights",
             f"the ACL does not let this user run {', '.join(denied)}: allow it (the list is in docs/keys.md)",
@@ -239,6 +269,49 @@ def check_persistence(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "persistence", "fast: append-only file; a power failure can lose the last 2 s")
 
 
+def check_patches(facts: Facts) -> Iterator[Finding]:
+    """No flaw is known by which somebody who may connect takes over the server. A warning: distributions mend such
+    flaws in their packages without changing the number."""
+    found = flaws_of(facts.info)
+    if found is None:
+        return
+    if found:
+        names = ", ".join(str(flaw) for flaw in found)
+        yield Finding(
+            "warn", "patches",
+            f"{facts.server} has known flaws, {names}: {upgrade(facts.info, found)}; from a distribution, check your "
+            f"package, for it may be mended under this number",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "patches", "no flaw is known of this version (as of this rsmq)")
+
+
+def check_access(facts: Facts) -> Iterator[Finding]:
+    """A stranger is asked for a password."""
+    if facts.info.get("tcp_port") == "0":
+        yield Finding("ok", "access", "by its unix socket only")
+    elif facts.default_flags is None:
+        return
+    elif "nopass" not in facts.default_flags or "off" in facts.default_flags:
+        yield Finding("ok", "access", "a password is needed")
+    elif facts.config.get("protected-mode") == "no" and not is_local(facts.config.get("bind", "")):
+        yield Finding(
+            "warn", "access",
+            f"protected-mode is off and the user `default` has no password: whoever reaches port "
+            f"{facts.info.get('tcp_port')} may read and delete everything. {GIVE_PASSWORD}",
+        )  # fmt: skip
+    else:
+        text = "the user `default` has no password: every program on this machine may read and delete everything"
+        yield Finding("warn", "access", f"{text}. {GIVE_PASSWORD}")
+
+
+def check_debug(facts: Facts) -> Iterator[Finding]:
+    """Nobody can crash or stall the server with a command made for it."""
+    if facts.config.get("enable-debug-command") == "yes" and facts.info.get("tcp_port") != "0":
+        text = "DEBUG is enabled: it crashes or stalls the server at will. Set enable-debug-command to no"
+        yield Finding("warn", "debug", text)
+
+
 def check_clock(facts: Facts) -> Iterator[Finding]:
     """Both clocks agree. Only what people read depends on it: the server's clock decides all else."""
     if abs(facts.skew_ms) > to_ms(LARGEST_SKEW):
@@ -259,7 +332,8 @@ def check_prefix(facts: Facts) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    check_version, check_rights, check_role, check_eviction, check_memory, check_persistence, check_clock, check_prefix,
+    check_version, check_rights, check_role, check_eviction, check_memory, check_persistence, check_patches,
+    check_access, check_debug, check_clock, check_prefix,
 )  # fmt: skip
 
 
@@ -268,6 +342,19 @@ def failures_of(probe: Any) -> list[tuple[str, str]]:
     if isinstance(probe, Exception):
         return [("EVAL", str(probe))]
     return list(pairs(probe))
+
+
+def flags_of(user: Any) -> tuple[str, ...] | None:
+    """The flags in the reply of ACL GETUSER; the hashes of the passwords beside them are not kept."""
+    if not isinstance(user, list):
+        return None
+    flags = dict(zip(user[::2], user[1::2], strict=False)).get(b"flags", ())
+    return tuple(flag.decode(errors="replace") for flag in flags)
+
+
+def is_local(bind: str) -> bool:
+    """Whether a server that listens there can be reached from this machine only."""
+    return bool(bind.split()) and all(is_loopback(host.removeprefix("-")) for host in bind.split())
 
 
 def outside(replies: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

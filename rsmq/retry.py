@@ -60,10 +60,11 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Keep as a dead letter."""
+    """Keep as a dead letter, with its body unless that is too large to be copied."""
 
     reason: Reason
     error: str
+    is_copied: bool = True
 
 
 Decision = Ack | Park | Bury

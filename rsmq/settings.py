@@ -39,6 +39,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
     url: str | None = Field(None, repr=False, description="The server. Unset: the embedded server of this project.")
+    allow_insecure: bool = Field(
+        False, description="Send the password of RSMQ_URL unencrypted to another machine (a network that is trusted)."
+    )
     prefix: str = Field("rsmq", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="First part of every key.")
     partitions: int = Field(8, ge=1, le=1024, description="Partitions of a topic that is created by first use.")
 

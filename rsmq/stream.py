@@ -18,7 +18,7 @@ LATEST: Final = "latest"
 NOTHING: Final = b"0-0"
 """Lower than the id of any entry."""
 
-STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
+STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 MOST_SEQUENCE: Final = 2**64 - 1
 TRIM_ATTEMPTS: Final = 5
 
@@ -41,9 +41,11 @@ class Trimmed(NamedTuple):
 
 
 def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
-    """A flat reply (name, value, name, value, ...) as a dict with text names."""
+    """A flat reply (name, value, name, value, ...) as a dict with text names. Raises BrokerError for half a pair."""
+    if len(flat) % 2:
+        raise BrokerError(f"an answer of names and values has {len(flat)} parts")
     pairs = iter(flat)
-    return {name.decode(): value for name, value in zip(pairs, pairs, strict=True)}
+    return {name.decode(errors="replace"): value for name, value in zip(pairs, pairs, strict=True)}
 
 
 def start_id(start: str | datetime) -> str:

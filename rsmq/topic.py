@@ -159,6 +159,14 @@ class Topics:
         return topic
 
     def _read(self, name: str, found: Mapping[str, bytes]) -> Topic:
+        try:
+            return self._topic(name, found)
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"topic {name!r} is not as rsmq has written it ({error}): look at HGETALL {self._keys.topic(name)}"
+            ) from None
+
+    def _topic(self, name: str, found: Mapping[str, bytes]) -> Topic:
         settings = self._settings
         return Topic(
             name=name,

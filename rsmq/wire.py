@@ -23,7 +23,8 @@ try:
 except ImportError:
     NOT_ENOUGH_DATA = None
 
-FAILURES: Final = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
+FAILURES: Final = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError)
+"""The last two: an answer that the client library cannot take apart, such as a MOVED without an address."""
 
 
 def pack(command: Sequence[str | bytes | int | float]) -> bytes:

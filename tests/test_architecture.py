@@ -16,7 +16,7 @@ LAYERS = [
     ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature complaint"),
     (
         "Redis",
-        "address slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
+        "address flaw slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
         "novelty preflight vigil",
     ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),

@@ -79,7 +79,7 @@ def test_what_is_not_utf8_stays_readable() -> None:
         (["data", "1", "data", "2"], "a field occurs twice"),
         (["data", "", "h", "{"], "the headers are not JSON"),
         (["data", "", "h", b"\xff"], "the headers are not JSON"),
-        (["data", "", "h", "[" * 100_000], "the headers are not JSON"),
+        (["data", "", "h", "[" * 30_000], "the headers are not JSON"),
         (["data", "", "h", "[]"], "not a JSON object of strings"),
         (["data", "", "h", '{"a": 1}'], "not a JSON object of strings"),
         (["data", "", "id", "m", "key", "k", "h", "null"], "not a JSON object of strings"),

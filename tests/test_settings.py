@@ -57,7 +57,7 @@ def test_misspelt_variable_is_refused_with_a_guess(monkeypatch: pytest.MonkeyPat
 def test_foreign_variable_is_refused_with_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name like none of ours gets the list of ours."""
     monkeypatch.setenv("RSMQ_QQQQQQ", "1")
-    with pytest.raises(ConfigError, match=r"unknown setting RSMQ_QQQQQQ\. Known: RSMQ_BLOCK, .*RSMQ_URL"):
+    with pytest.raises(ConfigError, match=r"unknown setting RSMQ_QQQQQQ\. Known: RSMQ_ALLOW_INSECURE, .*RSMQ_URL"):
         Settings()
 
 

@@ -19,8 +19,8 @@ from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Batch, Settler
 from rsmq.consumer.stretch import Row, size_of_plain
-from rsmq.errors import BrokerError, GroupMissing, Malformed, SlotMoving
-from rsmq.message import Message
+from rsmq.errors import BrokerError, GroupMissing, Malformed, Oversized, SlotMoving
+from rsmq.message import LARGEST_PAYLOAD, Message
 from rsmq.retry import Bury, Reason
 from rsmq.settings import Settings
 from rsmq.wire import Wire, pack
@@ -249,6 +249,8 @@ class Fetcher:
                     lane.done.append(entry_id)
                     continue
                 messages.append(message)
+            if size > LARGEST_PAYLOAD:  # only then can one of them be too large
+                messages = [message for message in messages if not self._is_oversized(lane, message, unreadable)]
             self._note_size(size, len(rows))
             self._queue.offer(lane, messages)
         self._stats["reads"] += 1
@@ -257,7 +259,7 @@ class Fetcher:
 
     def _offer_stretch(self, lane: Lane, rows: list[Row]) -> bool:
         size = size_of_plain(rows)
-        if size is None or not self._queue.offer_stretch(lane, rows):
+        if size is None or size > LARGEST_PAYLOAD or not self._queue.offer_stretch(lane, rows):
             return False
         self._note_size(size, len(rows))
         return True
@@ -265,9 +267,18 @@ class Fetcher:
     def _note_size(self, size: int, count: int) -> None:
         self._size += 0.2 * (size / max(1, count) + 64 - self._size)
 
+    def _is_oversized(self, lane: Lane, message: Message, unreadable: list[tuple[Lane, bytes, Malformed]]) -> bool:
+        try:
+            message.check_size()
+        except Oversized as error:
+            unreadable.append((lane, message.entry_id, error))
+            return True
+        return False
+
     async def _bury(self, lane: Lane, entry_id: bytes, error: Malformed) -> None:
         log.warning("entry %s of %s is no message: %s", entry_id.decode(), lane.stream, error)
-        await self._settler.bury(lane, entry_id, 1, Bury(Reason.MALFORMED, str(error)))
+        decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
+        await self._settler.bury(lane, entry_id, 1, decision)
         self._stats["buried"] += 1
 
     # -- for those who change the lanes ---------------------------------------------------------------------------

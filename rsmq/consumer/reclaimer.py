@@ -11,7 +11,7 @@ from rsmq.consumer.lane import START, Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
-from rsmq.errors import BrokerError, Malformed
+from rsmq.errors import BrokerError, Malformed, Oversized
 from rsmq.message import Message
 from rsmq.retry import Bury, Reason, RetryPolicy, decide_redelivery, is_suspect
 from rsmq.script import CLAIM_PENDING, STALE_EPOCH, UNPARK_MESSAGES
@@ -124,8 +124,10 @@ class Reclaimer:
         """The message, unless it is condemned, malformed, or meant for another group."""
         try:
             message = Message(lane, entry_id, fields, attempts + 1)
+            message.check_size()
         except Malformed as error:
-            await self._settler.bury(lane, entry_id, attempts, Bury(Reason.MALFORMED, str(error)))
+            decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
+            await self._settler.bury(lane, entry_id, attempts, decision)
             self._stats["buried"] += 1
             return None
         if message.addressee is not None and message.addressee != lane.group.encode():

@@ -218,7 +218,8 @@ class Settler:
 
     async def bury(self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury) -> bool:
         """Move a message to the dead letters."""
-        facts: tuple[Value, ...] = (
+        facts: tuple[Value, ...] = () if decision.is_copied else ("dlq.body", "stream")
+        facts += (
             "dlq.reason", decision.reason, "dlq.error", decision.error, "dlq.attempts", attempts,
             "dlq.group", self._group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(), "dlq.member", self._member,
         )  # fmt: skip

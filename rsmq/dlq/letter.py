@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from rsmq.clock import from_epoch_ms
+from rsmq.clock import LATEST_MS, from_epoch_ms
 from rsmq.errors import ConfigError, Malformed
 from rsmq.message import read_headers, unpack_fields
 
@@ -44,7 +44,7 @@ class DeadLetter:
         pairs = list(zip(entry[::2], entry[1::2], strict=False))
         notes = {name: value for name, value in pairs if name.startswith(PREFIX)}
         if PACKED in notes:
-            flat = unpack_fields(notes[PACKED])
+            flat = unpacked(notes[PACKED])
             original = tuple(zip(flat[::2], flat[1::2], strict=False))
         else:
             original = tuple((name, value) for name, value in pairs if not name.startswith(PREFIX))
@@ -59,7 +59,7 @@ class DeadLetter:
             error=text(notes.get(b"dlq.error")) or "",
             attempts=number(notes.get(b"dlq.attempts"), 0),
             origin=text(origin) or "",
-            at=from_epoch_ms(number(notes.get(b"dlq.at_ms"), number(stream_id.partition(b"-")[0], 0))),
+            at=from_epoch_ms(moment(notes.get(b"dlq.at_ms"), stream_id)),
             member=text(notes.get(b"dlq.member")) or "",
             data=first.get(b"data"),
             key=text(first.get(b"key")),
@@ -77,7 +77,12 @@ def letter_id(partition: int, stream_id: bytes) -> str:
 def split_id(letter: str) -> tuple[int, str]:
     """The inverse of `letter_id`. Raises ConfigError for anything else."""
     partition, slash, stream_id = letter.partition("/")
-    if not slash or not partition.isdecimal() or not all(part.isdecimal() for part in stream_id.split("-", 1)):
+    if (
+        not slash
+        or not letter.isascii()
+        or not partition.isdecimal()
+        or not all(part.isdecimal() for part in stream_id.split("-", 1))
+    ):
         raise ConfigError(f"{letter!r} is not the id of a dead letter: it looks like 3/1718000000000-0")
     return int(partition), stream_id
 
@@ -90,6 +95,19 @@ def text(raw: bytes | None) -> str | None:
 def number(raw: bytes | None, default: int) -> int:
     """A whole number, or the default for anything else."""
     return int(raw) if raw is not None and raw.isdigit() and len(raw) < 16 else default
+
+
+def moment(raw: bytes | None, stream_id: bytes) -> int:
+    """Milliseconds since 1970: as noted, else as the server stored it. Neither is taken beyond the year 9999."""
+    return min(number(raw, number(stream_id.partition(b"-")[0], 0)), LATEST_MS)
+
+
+def unpacked(packed: bytes) -> list[bytes]:
+    """The fields of a wide entry; none if they cannot be read."""
+    try:
+        return unpack_fields(packed)
+    except Malformed:
+        return []
 
 
 def headers(raw: bytes | None) -> dict[str, str]:

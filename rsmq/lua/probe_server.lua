@@ -7,7 +7,7 @@ local failed = {}
 local function try(...)
   local reply = redis.pcall(...)
   if type(reply) == 'table' and reply.err then
-    failed[#failed + 1] = select(1, ...)
+    failed[#failed + 1] = select(1, ...) .. (select(1, ...) == 'XGROUP' and ' ' .. select(2, ...) or '')
     failed[#failed + 1] = reply.err
     return nil
   end

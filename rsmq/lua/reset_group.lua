@@ -2,7 +2,11 @@
 -- KEYS     1 stream  2 lease hash  3 retry zset
 -- ARGV     1 group  2 start: stream id (exclusive), '0' or '$'
 -- RETURNS  'OK'
--- WHY      Whatever was pending or parked belongs to the old run. A new epoch makes every settle of the old run void.
+-- WHY      Rights first: without the one to destroy a group nothing is touched.
+--          Whatever was pending or parked belongs to the old run. A new epoch makes every settle of the old run void.
+if not redis.acl_check_cmd('XGROUP', 'DESTROY', KEYS[1], ARGV[1]) then
+  return redis.error_reply('NOPERM this user may not reset a group: it has no right to XGROUP DESTROY')
+end
 redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
 redis.call('UNLINK', KEYS[3])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from rsmq.clock import from_epoch_ms
+from rsmq.clock import LATEST_MS, from_epoch_ms
 from rsmq.connect import Client
 from rsmq.errors import ConfigError
 from rsmq.keys import Keys, decode_device
@@ -17,6 +17,7 @@ from rsmq.script import CLEAR_INBOX
 CHUNK: Final = 1000
 SCAN_COUNT: Final = 1000
 MOST_PEEKED: Final = 1000
+LONGEST_NUMBER: Final = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,11 @@ def read_device(client_id: str, flat: list[bytes], backlog: int) -> Device:
     state = dict(zip(flat[::2], flat[1::2], strict=True))
 
     def number(field: bytes) -> int:
-        return int(state.get(field) or 0)
+        raw = state.get(field, b"")
+        return int(raw) if raw.isdigit() and len(raw) < LONGEST_NUMBER else 0  # another client's may be anything
 
     def moment(field: bytes) -> datetime | None:
-        return from_epoch_ms(number(field)) if state.get(field) else None
+        return from_epoch_ms(min(number(field), LATEST_MS)) if state.get(field) else None
 
     gateway = state.get(b"gateway")
     held: Any = state.get(b"held") or b""

@@ -13,11 +13,11 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from rsmq.clock import from_epoch_ms
 from rsmq.errors import ConfigError, Malformed, TooLarge
-from rsmq.message import BYTES, JSON, TEXT, encode_payload, read_headers
+from rsmq.message import BYTES, JSON, LARGEST_HEADERS, TEXT, encode_payload, read_headers, write_headers
 
 VERSION: Final = 1
 STAMP: Final = 13
@@ -26,7 +26,6 @@ TYPES: Final = (JSON, BYTES, TEXT)
 OTHER_TYPE: Final = 255
 PACKET_IDS: Final = 65_535
 LONGEST_TEXT: Final = 255
-MOST_HEADER_BYTES: Final = 65_535
 
 
 def packet_id_of(seq: int) -> int:
@@ -150,9 +149,9 @@ def seal(
     front = _front(kind, topic)
     if not headers:
         return front + b"\0\0" + data
-    head = headers if isinstance(headers, bytes) else to_json(headers)
-    if len(head) > MOST_HEADER_BYTES:
-        raise ConfigError(f"the headers have {len(head)} bytes: use at most {MOST_HEADER_BYTES}")
+    head = headers if isinstance(headers, bytes) else write_headers(headers)
+    if len(head) > LARGEST_HEADERS:
+        raise ConfigError(f"the headers have {len(head)} bytes: use at most {LARGEST_HEADERS}")
     return b"".join((front, len(head).to_bytes(2, "big"), head, data))
 
 

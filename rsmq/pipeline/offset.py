@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pyspark.sql.datasource import InputPartition
 
-from rsmq.errors import RsmqError
+from rsmq.errors import ConfigError, RsmqError
 
 log = logging.getLogger("rsmq.pipeline")
 
@@ -69,16 +69,22 @@ class Offsets:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Offsets:
-        """The inverse."""
-        return cls(
-            {topic: int(inner["epoch"]) for topic, inner in found.items()},
-            {
-                (topic, int(name)): Position(value["id"], int(value["added"]), int(value.get("since", 0)))
-                for topic, inner in found.items()
-                for name, value in inner.items()
-                if name != "epoch"
-            },
-        )
+        """The inverse. Raises ConfigError for what it has not written."""
+        try:
+            return cls(
+                {topic: int(inner["epoch"]) for topic, inner in found.items()},
+                {
+                    (topic, int(name)): Position(str(value["id"]), int(value["added"]), int(value.get("since", 0)))
+                    for topic, inner in found.items()
+                    for name, value in inner.items()
+                    if name != "epoch"
+                },
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"the offsets of the checkpoint cannot be read ({type(error).__name__}: {error}): restore it, or start "
+                f"a new query with a new one"
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -158,12 +158,12 @@ def access_of(options: Given) -> Access:
             f"passwordEnv={env}: names with RSMQ_ are settings of rsmq; choose another, such as REDIS_PASSWORD"
         )
     if url is not None:
+        check_url(url)
         if split_url(url).netloc.rpartition("@")[0].partition(":")[2]:
             raise ConfigError(
                 f"the url {redact(url)} holds a password, and options are sent to every executor and logged: leave it "
                 f"out and give passwordEnv or passwordFile"
             )
-        check_url(url)
     prefix = options.text("prefix")
     settings = Settings() if prefix is None else Settings(prefix=prefix)
     return Access(url, settings.prefix, env, file)

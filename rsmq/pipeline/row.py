@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic_core import to_json
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -22,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from rsmq.errors import ConfigError
-from rsmq.message import KNOWN_FIELDS, unpack_fields
+from rsmq.message import KNOWN_FIELDS, unpack_fields, write_headers
 from rsmq.pipeline.column import PACKED
 from rsmq.script import Value
 
@@ -176,7 +175,7 @@ def header_fields(headers: Iterable[Any] | Mapping[str, Any]) -> list[Value]:
             if name.encode() in KNOWN_FIELDS:
                 raise ConfigError(f"the header {name!r} is not UTF-8, and its name is that of a field") from None
             own[name.encode()] = value
-    fields: list[Value] = [b"h", to_json(text)] if text else []
+    fields: list[Value] = [b"h", write_headers(text)] if text else []
     return fields + [part for pair in own.items() for part in pair]
 
 

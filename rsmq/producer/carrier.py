@@ -15,7 +15,16 @@ from redis.exceptions import NoScriptError
 
 from rsmq.clock import monotonic, to_ms
 from rsmq.connect import Client
-from rsmq.errors import BrokerError, BrokerUnavailable, PublishUnknown, RsmqError, SlotMoved, SlotMoving, TopicFull
+from rsmq.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigError,
+    PublishUnknown,
+    RsmqError,
+    SlotMoved,
+    SlotMoving,
+    TopicFull,
+)
 from rsmq.keys import Keys
 from rsmq.producer.batch import Batch, Full, Once
 from rsmq.producer.doubt import Doubt, Doubts, search
@@ -189,7 +198,7 @@ class Carrier:
                 _, removed, _ = await trim(
                     self._client, self._keys, topic.name, batch.partition, keep_age_ms=0, keep_length=0, exact=True
                 )
-            except BrokerError as error:
+            except (BrokerError, ConfigError) as error:  # a user who may only publish may not trim
                 log.warning("%s is full and cannot be trimmed: %s", batch.stream, error)
         if not removed:
             batch.fail(lambda _: TopicFull(topic.name, batch.partition, topic.max_length))

@@ -112,7 +112,7 @@ def to_epoch_ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a":1}', b"{", b"\xff", b"[" * 60_000])
+@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a":1}', b"{", b"\xff", b"[" * 30_000])
 def test_headers_that_are_none(raw: bytes) -> None:
     """Anything but a JSON object of strings is Malformed; the payload can still be read."""
     letter = Letter(1, stamped(seal(b"{}", headers=raw)))
@@ -149,7 +149,7 @@ def test_a_received_letter_has_no_content() -> None:
     [
         ({"topic": "é" * 128}, "256 bytes: use at most 255"),
         ({"kind": "x" * 256}, "256 bytes: use at most 255"),
-        ({"headers": {"a": "x" * 65_535}}, "use at most 65535"),
+        ({"headers": {"a": "x" * 65_535}}, "use at most 32768"),
     ],
 )
 def test_what_is_too_long_is_refused(arguments: dict[str, Any], text: str) -> None:

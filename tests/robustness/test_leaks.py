@@ -1,0 +1,135 @@
+"""A worker leaves nothing behind when it stops, and grows by nothing while it works.
+
+Thirty starts and some ten thousand messages in every run; `CHAOS=long`: 500 starts and a million messages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from bench.footprint import Footprint
+from rsmq import Broker, Settings
+from rsmq.stream import consumers_of
+from tests.contract.witness import until
+from tests.servers import Server
+
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")]
+IS_LONG = os.environ.get("CHAOS") == "long"
+CYCLES, WARM = (500, 50) if IS_LONG else (30, 10)
+MESSAGES = 1_000_000 if IS_LONG else 12_000
+CHUNK = 1_500
+if IS_LONG:
+    pytestmark += [pytest.mark.chaos, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
+    """A broker on the shared server; the overrides are settings."""
+    return lambda **changes: Broker(Settings(url=server_url, prefix=prefix, preflight="warn", **changes))
+
+
+def working(broker: Broker) -> list[int]:
+    """Handlers of both kinds, and what they have counted."""
+    done = [0, 0]
+
+    @broker.handler("t", group="single", partitions=2)
+    async def handle(payload: dict[str, Any]) -> None:
+        done[0] += 1
+
+    @broker.handler("t", group="batch", partitions=2, batch=200)
+    async def handle_all(payloads: list[dict[str, Any]]) -> None:
+        done[1] += len(payloads)
+
+    return done
+
+
+async def cycle(broker: Broker) -> None:
+    """One life of a worker."""
+    done = working(broker)
+    async with broker.running():
+        await broker.publish_many("t", [{"n": n} for n in range(10)])
+        await until(lambda: min(done) >= 10, "ten messages are handled twice")
+        async with broker.connect("phone") as session:
+            await broker.send("phone", "hello")
+            await session.ack(await anext(session))
+
+
+def is_back(before: Footprint) -> bool:
+    """Whether nothing more is open or running than before."""
+    now = Footprint.now()
+    return now.files <= before.files and now.threads <= before.threads and now.tasks <= before.tasks
+
+
+async def tidy(make_broker: Callable[..., Broker]) -> None:
+    """A worker that lives for a lease removes the consumers of those that have left."""
+    quick = {"lease_ttl": timedelta(seconds=1), "retention_interval": timedelta(milliseconds=50)}
+    broker = make_broker(**quick)
+    working(broker)
+    async with broker.running():
+        streams = [broker.keys.stream("t", number) for number in range(2)]
+
+        async def consumers() -> int:
+            rows = [await consumers_of(broker.client, each, group) for each in streams for group in ("single", "batch")]
+            return sum(map(len, rows))
+
+        with anyio.fail_after(30):
+            while await consumers() > 4:
+                await anyio.sleep(0.02)
+
+
+async def test_starting_and_stopping_leaves_nothing(
+    make_broker: Callable[..., Broker], server: Server, prefix: str, no_task_left: None
+) -> None:
+    """No task, thread, file or connection, and no key, consumer or member more than after the first few times."""
+    with server.client() as plain:
+
+        def held_by_server() -> tuple[int, ...]:
+            keys = sorted(plain.scan_iter(f"{prefix}:*", count=1000))
+            streams = [key for key in keys if plain.type(key) == b"stream" and not key.endswith(b":dlq")]
+            consumers = sum(len(plain.xinfo_consumers(key, group)) for key in streams for group in ("single", "batch"))
+            members = sum(plain.scard(key) for key in keys if key.endswith(b":nodes:set"))
+            return len(keys), consumers, members, len(plain.client_list())
+
+        for _ in range(WARM):
+            await cycle(make_broker())
+        await tidy(make_broker)
+        before_there, before = held_by_server(), Footprint.now()  # in this order: the first opens a connection
+        for _ in range(CYCLES - WARM):
+            await cycle(make_broker())
+        await tidy(make_broker)
+        # a socket that was closed is gone a moment later, on both sides
+        await until(lambda: is_back(before), "no file, thread or task more than before", 10)
+        await until(
+            lambda: held_by_server() == before_there, f"no key, consumer, member, connection: {before_there}", 10
+        )
+        after = Footprint.now()
+    assert after.objects - before.objects < 40 * (CYCLES - WARM), "a worker has thousands of objects: none of it stays"
+
+
+async def test_memory_does_not_grow_with_messages(make_broker: Callable[..., Broker], no_task_left: None) -> None:
+    """Once it has been busy for a while a worker has the memory, and the objects, that it keeps."""
+    tight = {"retention_age": timedelta(0), "retention_length": 500, "retention_interval": timedelta(milliseconds=100)}
+    broker = make_broker(**tight)
+    done = working(broker)
+    looks: list[Footprint] = []
+    async with broker.running():
+        for at in range(0, MESSAGES, CHUNK):
+            await broker.publish_many(
+                "t", [{"n": n, "pad": "x" * 200} for n in range(CHUNK)], key=lambda each: str(each["n"])
+            )
+            with anyio.fail_after(60):
+                while min(done) < at + CHUNK:
+                    await anyio.sleep(0.01)
+            if at % (MESSAGES // 8) == 0:
+                looks.append(Footprint.now())
+    middle, end = looks[len(looks) // 2], looks[-1]
+    assert end.rss < 1.05 * middle.rss, [look.rss >> 10 for look in looks]
+    assert end.objects < middle.objects + 1000, [look.objects for look in looks]
+    assert (end.files, end.threads) == (middle.files, middle.threads)

@@ -1,0 +1,146 @@
+"""What the code does not do: run data as code, format data into scripts, or act when it is only imported."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import MODULES, PACKAGE, SCRIPTS, TREES
+
+RUNS_DATA = {
+    "pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "joblib", "yaml", "code",
+    "codeop", "runpy", "xmlrpc", "dbm",
+}  # fmt: skip
+CALLS = {"eval", "exec", "compile", "__import__", "literal_eval"}
+SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
+CORE = {
+    "redis", "anyio", "tenacity", "mmh3", "pydantic", "pydantic-settings", "typer", "rich", "uuid-utils",
+}  # fmt: skip
+
+
+def offences(tree: ast.AST) -> Iterator[str]:
+    """What in a module could run data as code or hand it to a shell."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in RUNS_DATA)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in RUNS_DATA:
+            yield node.module or ""
+        elif isinstance(node, ast.Call):
+            called = node.func
+            name = (
+                called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
+            )
+            is_plain = isinstance(called, ast.Name) or ast.unparse(called).startswith("builtins.")
+            if (name in CALLS and is_plain) or name in SHELLS:
+                yield ast.unparse(called)
+            yield from (
+                "shell=True" for each in node.keywords if each.arg == "shell" and ast.unparse(each.value) != "False"
+            )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_runs_data_as_code(module: str) -> None:
+    """No module imports pickle or its like, evaluates text, or calls a shell."""
+    assert list(offences(TREES[module])) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import pickle", "from marshal import loads", "eval('1')", "import yaml\nyaml.load(x)", "exec(data)",
+     "os.system(data)", "subprocess.run(data, shell=True)", "__import__(data)"],
+)  # fmt: skip
+def test_the_look_at_the_code_finds_it(source: str) -> None:
+    """What is looked for is found."""
+    assert list(offences(ast.parse(source)))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_script_is_made_of_data(module: str) -> None:
+    """A script is a file of the package: no EVAL of a text that was put together."""
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Constant) and node.value in ("EVAL", "EVAL_RO", "FUNCTION", "FCALL"):
+            assert module in ("rsmq.script", "rsmq.heartbeat.beat", "rsmq.preflight", "rsmq.slot"), (
+                f"{module} sends {node.value}"
+            )
+    if module == "rsmq.script":
+        (read,) = re.findall(r'files\("rsmq"\).*', MODULES[module].read_text(encoding="utf-8"))
+        assert read.endswith('/ f"{name}.lua").read_text()')
+        names = re.findall(r'Script\(("\w+"|[^)]*)\)', "".join(path.read_text() for path in MODULES.values()))
+        assert all(name.startswith('"') for name in names if name), "a script is named by a literal"
+
+
+def names_of_keys(text: str) -> set[str]:
+    """The variables of a script that hold declared keys: from KEYS, from a table of these, or passed to a function."""
+    own = {"KEYS"} | set(re.findall(r"(\w+)\[[^\n]*?\] = KEYS\[", text))
+    for names, values in re.findall(r"local ([\w, ]+) = ([^\n]*)", text):
+        for name, value in zip(names.split(", "), values.split(", "), strict=False):
+            if value.partition("[")[0] in own:
+                own.add(name)
+    for function, parameters in re.findall(r"local function (\w+)\(([^)]*)\)", text):
+        calls = [call.split(", ") for call in re.findall(rf"(?<!function )\b{function}\(([^()]*)", text)]
+        for at, name in enumerate(parameters.split(", ")):
+            if calls and all(len(call) > at and call[at].partition("[")[0] in own for call in calls):
+                own.add(name)
+    return own
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_touches_declared_keys_only(script: Path) -> None:
+    """Each key in a script is one of KEYS, or made of one and a number: never a name that was found in data."""
+    text = re.sub(r"--.*", "", script.read_text(encoding="utf-8"))
+    own = names_of_keys(text)
+    assert not re.search(r"\bload(string)?\s*\(|\bdofile\b|\bsetfenv\b|\brequire\b", text)
+    for command, rest in re.findall(r"redis\.p?call\('([A-Z]+)',?\s*([^\n]*)", text):
+        if command in ("TIME", "PUBLISH", "SPUBLISH", "PUBSUB"):
+            continue
+        if command in ("XINFO", "XGROUP"):
+            rest = rest.split(",", 1)[1].strip()
+        first = re.match(r"[\w\[\]]+", rest)
+        assert first, f"{script.name}: {command} {rest}"
+        name = first[0].partition("[")[0]
+        if name == "unpack":  # a list of keys: each is made of a declared one
+            listed = re.match(r"unpack\((\w+)", rest)
+            assert listed
+            made = re.findall(rf"\b{listed[1]}\[[^\]]*\] = ([^\n]*)", text)
+            made = made or re.findall(rf"\b{listed[1]} = ([^\n]*)", text)
+            names = {re.match(r"(?:\{{ )?(\w+)", each)[1] for each in made} if listed[1] != "KEYS" else {"KEYS"}  # type: ignore[index]
+            assert names <= own, f"{script.name}: {command} {rest}: {made}"
+        else:
+            assert name in own, f"{script.name}: {command} {rest} is no declared key"
+
+
+def test_importing_does_nothing() -> None:
+    """Importing the package opens no socket, starts no thread or process, and loads no plugin."""
+    program = """
+import json, sys, threading
+seen = []
+sys.addaudithook(lambda event, args: seen.append(event))
+import rsmq
+rsmq.Broker()
+bad = {"socket.connect", "socket.bind", "subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec"}
+print(json.dumps([sorted(bad & set(seen)), threading.active_count()]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], 1]
+
+
+def test_no_plugin_is_loaded_by_its_entry_point() -> None:
+    """What is installed beside rsmq is not run by it."""
+    for module, path in MODULES.items():
+        assert "entry_points" not in path.read_text(encoding="utf-8"), module
+
+
+def test_the_core_is_small() -> None:
+    """What every installation gets is a short list: another name on it is a decision."""
+    core = {re.split(r"[\[<>=!~ ;]", each)[0] for each in requires("rsmq") or () if "extra ==" not in each}
+    assert core == CORE
+    assert PACKAGE.name == "rsmq"

@@ -1,0 +1,224 @@
+"""The rights of each role, as the page states them: enough for what it does, and for nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker, Settings, TopicFull
+from rsmq.connect import Connector
+from rsmq.dlq import DeadLetters
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.inspector import Inspector
+from rsmq.keys import Keys
+from rsmq.persistence import Devices
+from tests.security.page import PAGE
+from tests.servers import Kind, Server
+
+ROOT = Path(__file__).parents[2]
+ADMIN = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
+PREFIX = "rsmq"
+
+
+def rule(role: str, page: str) -> list[str]:
+    """The rule of a user, as the page has it."""
+    (found,) = re.findall(rf"^ACL SETUSER {role} (.*?)(?=^```)", page, re.MULTILINE | re.DOTALL)
+    # the inside of a selector is one argument
+    return re.findall(r"\([^)]*\)|\S+", found)
+
+
+RULES = {
+    "producer": rule("rsmq-producer", PAGE),
+    "worker": rule("rsmq-worker", PAGE),
+    "admin": rule("rsmq", ADMIN),
+    "dashboard": rule("rsmq-dashboard", PAGE),
+}
+
+
+@pytest.fixture(scope="module", params=["valkey-9.1", "redis-8.2"])
+def guarded(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server with a user for each role."""
+    kind: Kind = request.param
+    with Server(kind=kind, aof=True) as server, server.client() as plain:
+        for role, rules in RULES.items():
+            plain.execute_command("ACL", "SETUSER", role, "reset", *rules)
+        yield server
+
+
+@pytest.fixture
+def topic(guarded: Server, prefix: str) -> str:
+    """A topic of the test's own: the prefix is the one of the page."""
+    return f"t-{prefix}"
+
+
+def broker_as(role: str, server: Server, **changes: Any) -> Broker:
+    """A broker of that user."""
+    return Broker(Settings(url=server.url.replace("://", f"://{role}:secret@"), prefix=PREFIX, **changes))
+
+
+@asynccontextmanager
+async def as_(role: str, server: Server) -> AsyncIterator[Any]:
+    """A client of that user, without a preflight."""
+    url = server.url.replace("://", f"://{role}:secret@")
+    async with Connector(url, Settings(url=url)).connected() as client:
+        yield client
+
+
+async def handled(broker: Broker, topic: str, count: int, **options: Any) -> None:
+    """So many messages are handled by a worker of that broker."""
+    done, seen = anyio.Event(), list[int]()
+
+    @broker.handler(topic, group="g", **options)
+    async def handle(order: dict[str, int]) -> None:
+        seen.append(order["n"])
+        if len(seen) >= count:
+            done.set()
+
+    async with broker.running():
+        with anyio.fail_after(30):
+            await done.wait()
+
+
+async def test_a_producer_publishes(guarded: Server, topic: str) -> None:
+    """In every way, with no finding against it, and its trial leaves no key."""
+    async with broker_as("producer", guarded) as broker:
+        await broker.publish(topic, {"n": 1}, key="k", headers={"a": "b"})
+        await broker.publish_many(topic, [{"n": n} for n in range(100)])
+        assert await broker.publish(topic, {"n": 2}, message_id="m") == "m"
+        await broker.publish(topic, {"n": 3}, delay=timedelta(seconds=30))
+    with guarded.client() as plain:
+        assert plain.keys(f"{PREFIX}:{{%preflight*") == []
+
+
+async def test_a_producer_meets_a_full_topic(guarded: Server, topic: str) -> None:
+    """It may not trim: full is full, and said so."""
+    async with broker_as("producer", guarded, partitions=1, max_length=5) as broker:
+        with pytest.raises(TopicFull):
+            await broker.publish_many(topic, [{"n": n} for n in range(9)])
+
+
+FORBIDDEN = {
+    "producer": [
+        ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "{key}", ">"), ("XGROUP", "CREATE", "{key}", "x", "0"),
+        ("XACK", "{key}", "g", "1-1"), ("XDEL", "{key}", "1-1"), ("XTRIM", "{key}", "MAXLEN", "0"),
+        ("DEL", "{key}"), ("UNLINK", "{key}"), ("SET", "elsewhere", "1"), ("FLUSHALL",), ("KEYS", "*"),
+        ("CONFIG", "SET", "maxmemory", "1"), ("ACL", "LIST"),
+        ("EVAL", "return redis.call('DEL', KEYS[1])", "1", "{key}"),
+        ("EVAL", "return redis.call('XADD', KEYS[1], '*', 'data', '1')", "1", "elsewhere"),
+    ],
+    "worker": [
+        ("XGROUP", "DESTROY", "{key}", "g"), ("XGROUP", "SETID", "{key}", "g", "$"), ("XDEL", "{key}", "1-1"),
+        ("SET", "elsewhere", "1"), ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "SET", "maxmemory", "1"), ("ACL", "LIST"),
+        ("EVAL", "return redis.call('XGROUP', 'DESTROY', KEYS[1], 'g')", "1", "{key}"),
+        ("PUBLISH", "elsewhere", ""), ("DEBUG", "SLEEP", "0"), ("SHUTDOWN",),
+    ],
+    "admin": [
+        ("SET", "elsewhere", "1"), ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "SET", "maxmemory", "1"), ("ACL", "LIST"),
+        ("EVAL", "return redis.call('DEL', KEYS[1])", "1", "elsewhere"), ("DEBUG", "SLEEP", "0"), ("SHUTDOWN",),
+    ],
+    "dashboard": [
+        ("XADD", "{key}", "*", "data", "1"), ("XACK", "{key}", "g", "1-1"), ("DEL", "{key}"), ("SET", "{key}", "1"),
+        ("HSET", "{key}", "a", "1"), ("EVAL", "return 1", "0"), ("EVALSHA", "x", "0"), ("GET", "elsewhere"),
+        ("FLUSHALL",), ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "{key}", ">"), ("CONFIG", "GET", "requirepass"),
+        ("ACL", "LIST"), ("CLIENT", "KILL", "ID", "1"), ("PUBLISH", "rsmq:x", ""),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("role", "command"), [(role, each) for role, all_ in FORBIDDEN.items() for each in all_])
+async def test_no_role_does_more(guarded: Server, role: str, command: tuple[str, ...]) -> None:
+    """The server refuses what a role is not for, also inside a script, also on a key of somebody else."""
+    key = Keys(PREFIX).stream("orders", 0)
+    with guarded.client() as plain:
+        plain.xadd(key, {"data": "1"})
+        async with as_(role, guarded) as client:
+            with pytest.raises((ConfigError, BrokerError)) as caught:
+                await client.execute_command(*(part.replace("{key}", key) for part in command))
+        assert any(mark in str(caught.value) for mark in ("ACL", "NOPERM", "permission", "can't run", "can't access"))
+        assert plain.xlen(key) > 0
+        plain.delete(key)
+
+
+async def test_a_worker_works(guarded: Server, topic: str) -> None:
+    """Handles, retries, buries, moves what was delayed, joins and leaves; devices get and acknowledge letters."""
+    async with broker_as("worker", guarded, delay_resolution=timedelta(milliseconds=10)) as broker:
+        await broker.publish_many(topic, [{"n": n} for n in range(50)])
+        await broker.publish(topic, {"n": 50}, delay=timedelta(milliseconds=50))
+        await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
+        await handled(broker, topic, 51)
+        assert await broker.dead_letters.count(await broker.topics.lookup(topic), "g") == 1
+        await broker.send(f"phone-{topic}", {"n": 1})
+        async with broker.connect(f"phone-{topic}") as session:
+            await session.ack(await anext(session))
+
+
+async def test_a_worker_shares(guarded: Server, topic: str) -> None:
+    """Shared distribution needs no other right."""
+    async with broker_as("worker", guarded) as broker:
+        await broker.publish_many(topic, [{"n": n} for n in range(20)])
+        await handled(broker, topic, 20, distribution="shared", ordering="none")
+
+
+async def test_a_worker_does_not_administer(guarded: Server, topic: str) -> None:
+    """Reset and replay are refused with what is missing, before anything has changed."""
+    async with broker_as("worker", guarded) as broker:
+        await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
+        await broker.publish_many(topic, [{"n": n} for n in range(20)])
+        await handled(broker, topic, 20)
+        place = await broker.topics.lookup(topic)
+        (letter,) = [each async for each in broker.dead_letters.iterate(place, "g")]
+        length = await broker.client.execute_command("XLEN", broker.keys.stream(topic, 0))
+        for attempt in (broker.dead_letters.replay(place, "g", [letter.id]), broker.reset_group(topic, "g")):
+            with pytest.raises((ConfigError, BrokerError), match=r"ACL|NOPERM|can't run"):
+                await attempt
+        assert await broker.client.execute_command("XLEN", broker.keys.stream(topic, 0)) == length
+        assert await broker.dead_letters.count(place, "g") == 1
+
+
+async def test_an_admin_administers(guarded: Server, topic: str) -> None:
+    """Replays, purges, resets and deletes."""
+    async with broker_as("admin", guarded) as broker:
+        await broker.publish(topic, {"n": 1})
+        await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
+        await handled(broker, topic, 1)
+        place = await broker.topics.lookup(topic)
+        (letter,) = [each async for each in broker.dead_letters.iterate(place, "g")]
+        assert await broker.dead_letters.replay(place, "g", [letter.id]) == 1
+        assert await broker.dead_letters.purge(place, "g") == 0
+        await broker.pause_group(topic, "g")
+        await broker.reset_group(topic, "g")
+        await broker.send(f"phone-{topic}", {"n": 1})
+        assert await broker.devices.purge(f"phone-{topic}") == 1
+        await broker.topics.delete(topic)
+        assert await broker.topics.find(topic) is None
+
+
+async def test_a_dashboard_looks(guarded: Server, topic: str) -> None:
+    """Every question of the inspector, the dead letters and the devices; nothing is written by it."""
+    keys = Keys(PREFIX)
+    async with broker_as("worker", guarded) as broker:
+        await broker.publish(topic, {"n": 1})
+        await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
+        await handled(broker, topic, 1)
+        await broker.send(f"phone-{topic}", {"n": 1})
+        place = await broker.topics.lookup(topic)
+    with guarded.client() as plain:
+        before = plain.info("persistence")["rdb_changes_since_last_save"]
+        async with as_("dashboard", guarded) as client:
+            inspector = Inspector(client, keys, Settings(prefix=PREFIX))
+            assert topic in [state.topic.name for state in await inspector.topics()]
+            assert [state.dead_letters for state in await inspector.groups(topic)] == [1]
+            assert await inspector.members(topic) == []
+            letters = [each async for each in DeadLetters(client, keys).iterate(place, "g")]
+            assert [letter.reason for letter in letters] == ["malformed"]
+            devices = Devices(client, keys)
+            assert f"phone-{topic}" in [name async for name in devices.names()]
+            assert len(await devices.peek(f"phone-{topic}")) == 1
+        assert plain.info("persistence")["rdb_changes_since_last_save"] == before

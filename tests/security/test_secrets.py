@@ -1,0 +1,146 @@
+"""Passwords and payloads stay where they belong: in no log line, no repr, no error, and on no open line."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tenacity import wait_none
+
+from rsmq import Broker, RetryPolicy, Settings
+from rsmq.connect import Connector, check_url, redact
+from rsmq.errors import ConfigError, RsmqError
+from rsmq.inspector import Inspector
+from rsmq.keys import Keys
+from tests.contract.witness import dies, settled
+from tests.servers import Server
+
+SECRET = "geh/eim#1?"
+BODY = "body-of-a-patient"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:{}@h:1/0", "redis://:{}@h", "rediss://u:{}@h", "unix://u:{}@/run/s.sock", "redis+sentinel://u:{}@h1,h2/m",
+        "redis+cluster://u:{}@h1,h2", "redis:/u:{}@h", "redis//u:{}@h", "u:{}@h:6379", "http://u:{}@h", "redis://u:{}@h:port",
+        "redis://h?password={}", "redis://u:{}@h?db=x", "redis://u:{}@[::1", "redis://u:{}@",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("password", ["geheim", SECRET, "a@geheim", "geheim@b", "geheim:x"])
+def test_no_form_of_an_address_shows_its_password(url: str, password: str) -> None:
+    """Not when it is right, nor when it is mistyped, nor when the password is not encoded."""
+    url = url.format(password)
+    assert "geh" not in redact(url)
+    said = ""
+    try:
+        Connector(check_url(url), Settings(allow_insecure=True))
+    except ConfigError as error:
+        said = f"{error} {error!r} {error.__cause__!r}"
+    assert "geh" not in said
+
+
+@given(st.text(st.characters(codec="ascii", exclude_characters="@&"), min_size=6, max_size=20))
+def test_no_password_is_shown(password: str) -> None:
+    """Whatever is in it."""
+    assert redact(f"redis://user:{password}\x00@host") == "redis://user:***@host"
+
+
+async def test_a_refused_password_is_in_no_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """The server said no: the error names the place, and neither it nor the log holds the password."""
+    with Server(tcp=True, password="right") as guarded:
+        url = f"redis://:{'gehe1m'}@127.0.0.1:{guarded.port}/0"
+        with caplog.at_level(logging.DEBUG), pytest.raises(ConfigError, match="refused the credentials") as caught:
+            async with Broker(Settings(url=url)):
+                pass
+    assert "gehe1m" not in "".join(traceback.format_exception(caught.value))
+    assert "gehe1m" not in caplog.text
+
+
+async def test_nothing_that_is_shown_has_the_password(caplog: pytest.LogCaptureFixture) -> None:
+    """The repr of whatever holds the address, what the inspector tells, and everything that is logged."""
+    with Server(tcp=True, password="gehe1m", aof=True) as guarded, caplog.at_level(logging.DEBUG):
+        settings = Settings(url=guarded.url)
+        connector = Connector(guarded.url, settings)
+        broker = Broker(settings)
+
+        @broker.handler("t", group="g")
+        async def handle(order: dict[str, Any]) -> None:
+            return
+
+        async with broker.running():
+            await broker.publish("t", {"n": 1})
+            await settled(broker, "t")
+            state = await Inspector(broker.client, Keys("rsmq"), settings).server()
+            shown = [settings, connector, broker, broker.client, broker.worker, connector.blocking_client(), state]
+    assert "gehe1m" not in "\n".join(f"{each!r} {each}" for each in shown)
+    assert "gehe1m" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://u:p@db.example.org", "redis://:p@10.0.0.1:6379/1", "redis+sentinel://u:p@127.0.0.1,10.0.0.2/main",
+     "redis+cluster://u:p@localhost:7000,db.example.org:7000", "redis://u:p@[2001:db8::1]:6379"],
+)  # fmt: skip
+def test_a_password_is_not_sent_in_the_clear(url: str) -> None:
+    """To another machine it needs TLS, or a setting that says that the network is trusted."""
+    with pytest.raises(ConfigError, match=r"unencrypted: use rediss://.*RSMQ_ALLOW_INSECURE=true") as caught:
+        Connector(url, Settings())
+    assert ":p@" not in str(caught.value)
+    Connector(url, Settings(allow_insecure=True))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://u:p@localhost", "redis://:p@127.0.0.1:6379", "redis://:p@[::1]", "unix://u:p@/run/s.sock", "rediss://u:p@db",
+     "redis://db.example.org", "redis://user@db", "rediss+cluster://u:p@db", "redis+sentinel://u:p@localhost/m"],
+)  # fmt: skip
+def test_what_nobody_can_listen_to_is_allowed(url: str) -> None:
+    """This machine, TLS, or no password at all."""
+    Connector(url, Settings())
+
+
+async def test_a_payload_is_never_logged(server_url: str, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Handled, failing, malformed, redelivered: no line of rsmq shows what was in a message, nor does a dead letter's
+    error. What a handler's own exception says is the handler's."""
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
+
+    @broker.handler("t", group="g", retry=RetryPolicy(max_attempts=2, wait=wait_none()))
+    async def handle(order: dict[str, str]) -> None:
+        if order["fail"] == "yes":
+            raise ValueError("no")
+
+    with caplog.at_level(logging.DEBUG):
+        async with broker.running():
+            await broker.publish("t", {"fail": "no", "x": BODY})
+            await broker.publish("t", {"fail": "yes", "x": BODY})
+            await broker.publish("t", f'{{"{BODY}')
+            await broker.publish("t", [BODY])
+            letters = await dies(broker, "t", "g", 3)
+            await settled(broker, "t")
+            place = await broker.topics.lookup("t")
+            errors = [letter.error async for letter in broker.dead_letters.iterate(place, "g")]
+    assert len(letters) == 3
+    assert BODY not in caplog.text
+    assert BODY not in "".join(errors)
+
+
+def test_options_of_spark_name_a_secret() -> None:
+    """They travel to every executor: a password is named by variable or file, and refused in the address."""
+    option = pytest.importorskip("rsmq.pipeline.option")
+    with pytest.raises(RsmqError, match=r"passwordEnv|passwordFile") as caught:
+        option.read_options({"url": "redis://u:gehe1m@localhost/0", "subscribe": "t"})
+    assert "gehe1m" not in str(caught.value)
+    assert pickle  # what Spark does with them
+
+
+def test_settings_hide_the_address() -> None:
+    """A dump of the settings in a log shows no address."""
+    make: Callable[..., Settings] = Settings
+    assert "gehe1m" not in repr(make(url="redis://:gehe1m@localhost"))
