@@ -120,6 +120,12 @@ class Listener(ThreadingHTTPServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
+    def close(self) -> None:
+        """Stop listening."""
+        with suppress(OSError):
+            self.shutdown()
+            self.server_close()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away."""
         log.debug("a client at %s was lost", client_address, exc_info=True)
@@ -162,9 +168,7 @@ class Endpoint:
                 tasks.cancel_scope.cancel()
         finally:
             self.address = None
-            with suppress(OSError):
-                listener.shutdown()
-                listener.server_close()
+            listener.close()
 
     def _read_pulse(self) -> list[Sample]:
         pulse = self._watch.pulse
