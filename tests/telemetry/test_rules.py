@@ -110,3 +110,12 @@ def test_promtool_agrees() -> None:
     """The rules by Prometheus' own parser, where it is installed."""
     done = subprocess.run(["promtool", "check", "rules", RULES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("metric", [*WORKER, *GROUPS], ids=lambda metric: metric.name)
+def test_the_page_lists_it(metric: Metric) -> None:
+    """Each metric has its row in the document; names and units follow the conventions of Prometheus."""
+    row = f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.text} |"
+    assert row in (DEPLOY.parent / "docs" / "telemetry.md").read_text()
+    assert (metric.kind == "counter") == metric.name.endswith("_total")
+    assert not re.search(r"_(ms|minutes|kb|bytes_total|count|sum|bucket)$", metric.name)
