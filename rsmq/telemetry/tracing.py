@@ -22,7 +22,7 @@ from rsmq.settings import Settings
 from rsmq.topic import Topics
 
 try:
-    from opentelemetry import context, propagate
+    from opentelemetry import context
     from opentelemetry.context import Context
     from opentelemetry.trace import (
         Link,
@@ -31,10 +31,11 @@ try:
         StatusCode,
         Tracer,
         TracerProvider,
-        get_current_span,
         get_tracer,
         set_span_in_context,
     )  # fmt: skip
+
+    from rsmq.telemetry.carriage import Carriage
 except ImportError as error:
     raise ConfigError("traces need the extra `otel`: pip install 'rsmq[otel]'") from error
 
@@ -53,25 +54,27 @@ def trace(broker: Broker, tracer_provider: TracerProvider | None = None) -> None
     """
     if broker.producer is not None:
         raise ConfigError("the broker is connected already: call trace(broker) where it is made")
-    tracer = get_tracer("rsmq", installed("rsmq"), tracer_provider)
+    tracer, carriage = get_tracer("rsmq", installed("rsmq"), tracer_provider), Carriage()
 
     def make(client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
-        return TracedProducer(client, keys, settings, topics, tracer)
+        return TracedProducer(client, keys, settings, topics, tracer, carriage)
 
     broker.make_producer = make
-    broker.middleware(TracedHandling(tracer))
+    broker.middleware(TracedHandling(tracer, carriage))
 
 
 class TracedProducer(Producer):
     """Publishes inside of a span, and puts the span's context into the headers."""
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, topics: Topics, tracer: Tracer) -> None:
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, topics: Topics, tracer: Tracer, carriage: Carriage
+    ) -> None:
         super().__init__(client, keys, settings, topics)
-        self._tracer = tracer
+        self._tracer, self._carriage = tracer, carriage
 
     async def publish(self, topic: str, payload: Any, *, headers: Headers | None = None, **options: Any) -> str:
         """As without traces."""
-        with Published(self._tracer, topic) as span:
+        with Published(self._tracer, self._carriage, topic) as span:
             identity = await super().publish(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", identity)
             return identity
@@ -85,7 +88,7 @@ class TracedProducer(Producer):
         **options: Any,
     ) -> list[str]:
         """As without traces: one span, which is the parent of what becomes of all of them."""
-        with Published(self._tracer, topic) as span:
+        with Published(self._tracer, self._carriage, topic) as span:
             carrier = span.inject(None)
 
             def extended(item: T) -> Headers:
@@ -100,9 +103,10 @@ class TracedProducer(Producer):
 class Published:
     """The span of one publish. The current span is its parent."""
 
-    __slots__ = ("_context", "_span")
+    __slots__ = ("_carriage", "_context", "_span")
 
-    def __init__(self, tracer: Tracer, topic: str) -> None:
+    def __init__(self, tracer: Tracer, carriage: Carriage, topic: str) -> None:
+        self._carriage = carriage
         self._span = tracer.start_span(
             f"publish {topic}",
             kind=SpanKind.PRODUCER,
@@ -118,7 +122,7 @@ class Published:
     def inject(self, headers: Headers | None) -> dict[str, str]:
         """The given headers with the context in them."""
         carrier = dict(headers or {})
-        propagate.inject(carrier, self._context)
+        self._carriage.inject(carrier, self._context)
         return carrier
 
     def note(self, name: str, value: str | int) -> None:
@@ -142,21 +146,20 @@ class TracedHandling:
     span of every message in it.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+    def __init__(self, tracer: Tracer, carriage: Carriage) -> None:
+        self._tracer, self._carriage = tracer, carriage
         self._known: dict[tuple[str, str, int], tuple[str, dict[str, str]]] = {}
 
     async def __call__(self, work: Any, call_next: Call) -> Any:
         """Handle inside of a span."""
         if isinstance(work, Message):
-            parent = propagate.extract(work.headers)
-            origin = get_current_span(parent).get_span_context()
+            parent, origin = self._carriage.extract(work.headers)
             if origin.is_valid and not origin.trace_flags.sampled:
                 return await self._within(parent, None, work, call_next)
             span = self._start(work, parent, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
             return await self._within(set_span_in_context(span, parent), span, work, call_next)
         facts = {"messaging.batch.message_count": len(work)}
-        span = self._start(work[0], Context(), facts, links_of(work))
+        span = self._start(work[0], Context(), facts, self._links(work))
         return await self._within(set_span_in_context(span, Context()), span, work, call_next)
 
     async def _within(self, scope: Context, span: Span | None, work: Any, call_next: Call) -> Any:
@@ -178,6 +181,17 @@ class TracedHandling:
             name, parent, kind=SpanKind.CONSUMER, attributes={**place, **facts}, links=links
         )  # fmt: skip
 
+    def _links(self, batch: Sequence[Message]) -> list[Link]:
+        """To the span that published each message, each span once."""
+        found: dict[int, Link] = {}
+        for message in batch:
+            headers = message.headers
+            if headers:
+                _, origin = self._carriage.extract(headers)
+                if origin.is_valid and len(found) < MOST_LINKS:
+                    found.setdefault(origin.span_id, Link(origin))
+        return list(found.values())
+
     def _place(self, message: Message, *, is_batch: bool) -> tuple[str, dict[str, str]]:
         """The span's name and what is the same for all messages of a partition and group."""
         place = message.topic, message.group, -1 if is_batch else message.partition
@@ -194,18 +208,6 @@ class TracedHandling:
                 attributes["messaging.destination.partition.id"] = str(message.partition)
             known = self._known[place] = f"process {message.topic}", attributes
         return known
-
-
-def links_of(batch: Sequence[Message]) -> list[Link]:
-    """To the span that published each message, each span once."""
-    found: dict[int, Link] = {}
-    for message in batch:
-        headers = message.headers
-        if headers:
-            origin = get_current_span(propagate.extract(headers)).get_span_context()
-            if origin.is_valid and len(found) < MOST_LINKS:
-                found.setdefault(origin.span_id, Link(origin))
-    return list(found.values())
 
 
 def note_error(span: Span, error: BaseException) -> None:
