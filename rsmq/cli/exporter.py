@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import anyio
@@ -23,7 +24,8 @@ def exporter(
 ) -> None:
     """Answer Prometheus with the figures of all topics and groups. Only reads. One is enough for all workers."""
     log_to_stderr("info", as_json=as_json)
-    anyio.run(run, Address.parse(listen), url, as_json)
+    with contextlib.suppress(KeyboardInterrupt):
+        anyio.run(run, Address.parse(listen), url, as_json)
 
 
 async def run(address: Address, url: str | None, as_json: bool) -> None:
