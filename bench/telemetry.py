@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import anyio
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
 from rsmq import Broker, Settings
 from rsmq.embedded import server_for
@@ -38,13 +38,13 @@ def noted(broker: Broker) -> None:
     note_messages(broker)
 
 
-def traced(sampler: Sampler) -> Equip:
+def traced(sampler: Sampler, share: float = 1.0) -> Equip:
     """Traces whose spans go nowhere: what is left is the cost of making them."""
 
     def equip(broker: Broker) -> None:
         provider = TracerProvider(sampler=ParentBased(sampler))
         provider.add_span_processor(SpanProcessor())
-        trace(broker, provider)
+        trace(broker, provider, share=share)
 
     return equip
 
@@ -53,9 +53,9 @@ TRIALS: Final[dict[str, Equip]] = {
     "off": plain,
     "--metrics": measured,
     "--json": noted,
-    "traces, none sampled": traced(ALWAYS_OFF),
-    "traces, 1 % sampled": traced(TraceIdRatioBased(0.01)),
-    "traces, all sampled": traced(ALWAYS_ON),
+    "traces, share 0.01": traced(ALWAYS_ON, 0.01),
+    "traces, sampler: 1 %": traced(TraceIdRatioBased(0.01)),
+    "traces, all": traced(ALWAYS_ON),
 }
 
 

@@ -6,7 +6,8 @@ publisher is a subclass, the handlers' side a middleware.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from random import random
 from typing import Any, Final, TypeVar
 
 from rsmq.broker import Broker
@@ -31,6 +32,7 @@ try:
         StatusCode,
         Tracer,
         TracerProvider,
+        get_current_span,
         get_tracer,
         set_span_in_context,
     )  # fmt: skip
@@ -47,33 +49,69 @@ Headers = Mapping[str, str]
 T = TypeVar("T")
 
 
-def trace(broker: Broker, tracer_provider: TracerProvider | None = None) -> None:
-    """Trace everything that this broker publishes and handles, with the global tracer provider or a given one.
+def trace(broker: Broker, tracer_provider: TracerProvider | None = None, *, share: float = 1.0) -> None:
+    """Trace what this broker publishes and handles, with the global tracer provider or a given one.
 
-    Call it before the broker connects. Handler middlewares registered later run inside of the span.
+    Call it before the broker connects. Handler middlewares registered later run inside of the span. With `share` below
+    1 only that share of the publishes begins a trace; the others cost next to nothing, here and in their handlers.
     """
     if broker.producer is not None:
         raise ConfigError("the broker is connected already: call trace(broker) where it is made")
+    if not 0 <= share <= 1:
+        raise ConfigError(f"share={share!r} is not possible: use 0 to 1, such as 0.01 for one in a hundred")
     tracer, carriage = get_tracer("rsmq", installed("rsmq"), tracer_provider), Carriage()
 
     def make(client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
-        return TracedProducer(client, keys, settings, topics, tracer, carriage)
+        return TracedProducer(client, keys, settings, topics, Choice(share), tracer, carriage)
 
     broker.make_producer = make
-    broker.middleware(TracedHandling(tracer, carriage))
+    broker.middleware(TracedHandling(Choice(share), tracer, carriage))
+
+
+class Choice:
+    """What is traced at all. Of everything (share 1) OpenTelemetry's sampler decides, and tells the handlers.
+
+    Below that we decide before a span is made: inside of a span as that one, else by chance. What is not chosen carries
+    no context, so handlers begin no trace of their own.
+    """
+
+    __slots__ = ("is_all", "share")
+
+    def __init__(self, share: float) -> None:
+        self.share, self.is_all = share, share >= 1
+
+    def of_publish(self) -> bool:
+        """Whether a publish gets a span."""
+        if self.is_all:
+            return True
+        here = get_current_span().get_span_context()
+        return here.trace_flags.sampled if here.is_valid else random() < self.share
 
 
 class TracedProducer(Producer):
     """Publishes inside of a span, and puts the span's context into the headers."""
 
     def __init__(
-        self, client: Client, keys: Keys, settings: Settings, topics: Topics, tracer: Tracer, carriage: Carriage
+        self,
+        client: Client,
+        keys: Keys,
+        settings: Settings,
+        topics: Topics,
+        choice: Choice,
+        tracer: Tracer,
+        carriage: Carriage,
     ) -> None:
         super().__init__(client, keys, settings, topics)
-        self._tracer, self._carriage = tracer, carriage
+        self._choice, self._tracer, self._carriage = choice, tracer, carriage
 
-    async def publish(self, topic: str, payload: Any, *, headers: Headers | None = None, **options: Any) -> str:
+    def publish(
+        self, topic: str, payload: Any, *, headers: Headers | None = None, **options: Any
+    ) -> Coroutine[Any, Any, str]:
         """As without traces."""
+        chosen = self._publish if self._choice.of_publish() else super().publish
+        return chosen(topic, payload, headers=headers, **options)
+
+    async def _publish(self, topic: str, payload: Any, *, headers: Headers | None, **options: Any) -> str:
         with Published(self._tracer, self._carriage, topic) as span:
             identity = await super().publish(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", identity)
@@ -88,6 +126,8 @@ class TracedProducer(Producer):
         **options: Any,
     ) -> list[str]:
         """As without traces: one span, which is the parent of what becomes of all of them."""
+        if not self._choice.of_publish():
+            return await super().publish_many(topic, items, headers=headers, **options)
         with Published(self._tracer, self._carriage, topic) as span:
             carrier = span.inject(None)
 
@@ -146,20 +186,32 @@ class TracedHandling:
     span of every message in it.
     """
 
-    def __init__(self, tracer: Tracer, carriage: Carriage) -> None:
-        self._tracer, self._carriage = tracer, carriage
+    def __init__(self, choice: Choice, tracer: Tracer, carriage: Carriage) -> None:
+        self._choice, self._tracer, self._carriage = choice, tracer, carriage
         self._known: dict[tuple[str, str, int], tuple[str, dict[str, str]]] = {}
 
-    async def __call__(self, work: Any, call_next: Call) -> Any:
+    def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
         """Handle inside of a span."""
         if isinstance(work, Message):
-            parent, origin = self._carriage.extract(work.headers)
-            if origin.is_valid and not origin.trace_flags.sampled:
-                return await self._within(parent, None, work, call_next)
-            span = self._start(work, parent, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
-            return await self._within(set_span_in_context(span, parent), span, work, call_next)
+            headers = work.headers
+            return call_next(work) if not headers and not self._choice.is_all else self._one(work, headers, call_next)
+        return self._batch(work, call_next)
+
+    async def _one(self, work: Message, headers: Headers, call_next: Call) -> Any:
+        parent, origin = self._carriage.extract(headers)
+        if not origin.is_valid and not self._choice.is_all:
+            return await call_next(work)
+        if origin.is_valid and not origin.trace_flags.sampled:
+            return await self._within(parent, None, work, call_next)
+        span = self._start(work, parent, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
+        return await self._within(set_span_in_context(span, parent), span, work, call_next)
+
+    async def _batch(self, work: Sequence[Message], call_next: Call) -> Any:
+        links = self._links(work)
+        if not links and not self._choice.is_all:
+            return await call_next(work)
         facts = {"messaging.batch.message_count": len(work)}
-        span = self._start(work[0], Context(), facts, self._links(work))
+        span = self._start(work[0], Context(), facts, links)
         return await self._within(set_span_in_context(span, Context()), span, work, call_next)
 
     async def _within(self, scope: Context, span: Span | None, work: Any, call_next: Call) -> Any:

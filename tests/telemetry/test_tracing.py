@@ -191,6 +191,37 @@ async def test_what_is_not_sampled_stays_so(make: Callable[[Traces], Broker], tr
     assert worker_traces.named("process orders") == worker_traces.named("publish invoices") == []
 
 
+async def test_a_share_is_traced(server_url: str, prefix: str, traces: Traces) -> None:
+    """With a share, what is not chosen carries nothing and gets no span anywhere; inside of a span that one decides."""
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1))
+    trace(broker, traces.provider, share=0)
+    seen, batched = asyncio.Queue[dict[str, str]](), asyncio.Queue[int]()
+
+    @broker.handler("orders", group="billing")
+    async def bill(message: Message) -> None:
+        seen.put_nowait(message.headers)
+
+    @broker.handler("orders", group="audit", batch=10)
+    async def audit(orders: list[dict[str, Any]]) -> None:
+        batched.put_nowait(len(orders))
+
+    async with broker.running():
+        await broker.publish("orders", {})
+        await broker.publish("orders", {}, headers={"kind": "plain"})
+        await broker.publish_many("orders", [{}])
+        headers = [await asyncio.wait_for(seen.get(), 20) for _ in range(3)]
+        assert headers == [{}, {"kind": "plain"}, {}]
+        assert await asyncio.wait_for(batched.get(), 20)
+        assert traces.named("publish orders") == traces.named("process orders") == []
+        with traces.provider.get_tracer("test").start_as_current_span("request"):
+            await broker.publish("orders", {})
+        await traces.expect("process orders", 2)
+    (request,), (published,) = traces.named("request"), traces.named("publish orders")
+    assert is_child(published, request)
+    with pytest.raises(ConfigError, match="0 to 1"):
+        trace(broker, share=7)
+
+
 async def test_off_is_off(server_url: str, prefix: str, make: Callable[[Traces], Broker], traces: Traces) -> None:
     """An untraced broker publishes with the plain producer and without headers; tracing a connected one is refused."""
     seen = asyncio.Queue[dict[str, str]]()
