@@ -12,14 +12,18 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Awaitable, Iterator
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pydantic import TypeAdapter
 from sybil import Example
 from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
+
+from rsmq import Settings
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -115,6 +119,16 @@ def test_every_page_is_on_the_site() -> None:
 
     named = list(pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     assert sorted(named) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_the_page_of_settings_is_complete(name: str) -> None:
+    """Each setting has its row, with its default and its reason."""
+    knob = Settings.model_fields[name]
+    is_span = isinstance(knob.default, timedelta)
+    default = TypeAdapter(timedelta).dump_python(knob.default, mode="json") if is_span else knob.default
+    row = f"| `RSMQ_{name.upper()}` | {'' if default is None else f'`{default}`'} | {knob.description} |"
+    assert row in (ROOT / "docs" / "settings.md").read_text().splitlines(), f"write into docs/settings.md: {row}"
 
 
 @pytest.mark.skipif(find_spec("zensical") is None, reason="the extra `docs` is not installed")
