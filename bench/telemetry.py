@@ -86,9 +86,9 @@ async def run(url: str, equip: Equip, count: int, batch: int | None = None) -> t
         await asyncio.gather(*(publish(broker, count // PUBLISHERS) for _ in range(PUBLISHERS)))
         published = process_time() - started
         started = process_time()
-        await stack.enter_async_context(broker.running())
-        await done.wait()
-        handled = process_time() - started
+        async with broker.running():
+            await done.wait()
+            handled = process_time() - started
         for partition in range(broker.settings.partitions):
             await broker.client.execute_command("DEL", broker.keys.stream("orders", partition))
     return published / count * 1e6, handled / count * 1e6

@@ -7,6 +7,7 @@ publisher is a subclass, the handlers' side a middleware.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from random import random
 from typing import Any, Final, TypeVar
 
@@ -84,6 +85,8 @@ class Choice:
         """Whether a publish gets a span."""
         if self.is_all:
             return True
+        if not context.get_current():
+            return random() < self.share
         here = get_current_span().get_span_context()
         return here.trace_flags.sampled if here.is_valid else random() < self.share
 
@@ -105,11 +108,23 @@ class TracedProducer(Producer):
         self._choice, self._tracer, self._carriage = choice, tracer, carriage
 
     def publish(
-        self, topic: str, payload: Any, *, headers: Headers | None = None, **options: Any
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Headers | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        message_id: str | None = None,
+        wait_replicas: int = 0,
     ) -> Coroutine[Any, Any, str]:
-        """As without traces."""
+        """As without traces. All is written out, and nothing awaited: what is not chosen must cost nothing."""
         chosen = self._publish if self._choice.of_publish() else super().publish
-        return chosen(topic, payload, headers=headers, **options)
+        return chosen(
+            topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
+            wait_replicas=wait_replicas,
+        )  # fmt: skip
 
     async def _publish(self, topic: str, payload: Any, *, headers: Headers | None, **options: Any) -> str:
         with Published(self._tracer, self._carriage, topic) as span:
