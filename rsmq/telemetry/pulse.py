@@ -52,7 +52,6 @@ class Pulse:
 
     def __init__(self, blame: Blame) -> None:
         self.lag = Histogram(BOUNDS)
-        self.block: Block | None = None
         self._blame = blame
         self._ticked = monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,10 +63,16 @@ class Pulse:
         """Seconds since the next tick was due; 0 if it is not due yet."""
         return max(0.0, monotonic() - self._ticked - TICK)
 
+    def look(self) -> Block | None:
+        """What blocks the loop now; None while nothing does."""
+        late = self.late
+        return self._look(late) if late >= LATE else None
+
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Tick until cancelled."""
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._ticked = monotonic()
+        self._ending.clear()
         watcher = threading.Thread(target=self._watch, name="rsmq-pulse", daemon=True)
         watcher.start()
         task_status.started()
@@ -81,17 +86,16 @@ class Pulse:
             watcher.join(1)
 
     def _watch(self) -> None:
-        logged = False
+        longest = 0.0
         while not self._ending.wait(TICK):
-            late = self.late
-            if late >= LATE:
-                self.block = self._look(late)
-                if not logged:
-                    log.warning("the event loop is blocked by %s\n%s", self.block.culprit, "".join(self.block.stack))
-                logged = True
-            elif self.block is not None:
-                log.warning("the event loop was blocked for at least %.1f s", self.block.seconds)
-                self.block, logged = None, False
+            block = self.look()
+            if block is not None:
+                if not longest:
+                    log.warning("the event loop is blocked by %s\n%s", block.culprit, "".join(block.stack))
+                longest = block.seconds
+            elif longest:
+                log.warning("the event loop was blocked for at least %.1f s", longest)
+                longest = 0.0
 
     def _look(self, late: float) -> Block:
         """The stack of the loop's thread now. It may go on meanwhile: then the next look is right."""
@@ -107,7 +111,7 @@ class Pulse:
         return Block(late, culprit, tuple(stack.format()))
 
     def __repr__(self) -> str:
-        return f"<Pulse {f'blocked by {self.block.culprit}' if self.block else f'{self.late:.3f} s late'}>"
+        return f"<Pulse {self.late:.3f} s late>"
 
 
 def within_loop(frames: list[FrameType]) -> list[FrameType]:

@@ -24,9 +24,10 @@ class Watch:
 
     def facts(self) -> Facts:
         """How it stands now. Without a worker: neither serving nor stopping."""
-        worker, late = self._broker.worker, self.pulse.late
+        worker, block = self._broker.worker, self.pulse.look()
+        late = self.pulse.late if block is None else block.seconds
         if worker is None:
-            return Facts(loop_late=late, block=self.pulse.block)
+            return Facts(loop_late=late, block=block)
         beat, now = worker.beat, monotonic()
         readers = {repr(each.handler): each.readers for each in worker.consumers if each.readers}
         return Facts(
@@ -34,7 +35,7 @@ class Watch:
             is_serving=worker.is_serving,
             is_stopping=worker.is_stopping,
             loop_late=late,
-            block=self.pulse.block,
+            block=block,
             beat_age=None if beat is None else now - beat.landed,
             beat_is_alive=beat is None or beat.is_alive or worker.is_stopping,
             turned={name: now - min(each.turned for each in some) for name, some in readers.items()},
