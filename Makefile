@@ -1,6 +1,6 @@
 # Everything sets itself up on its first run (.venv, from Python 3.11 or newer) and starts at once on its second.
 
-.PHONY: help demo test check bench chaos matrix clean
+.PHONY: help demo test check docs bench chaos matrix clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -25,6 +25,10 @@ check: $(READY) ## Format, lint, types
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 
+docs: $(READY) ## The documentation site, in site/; any warning fails
+	@$(BIN)/python -m zensical build --strict --clean
+	@echo "open site/index.html"
+
 bench: $(READY) ## CPU per message beside the bare client and beside other queues; QUICK=1 for the short form
 	@$(BIN)/python -m bench $(if $(QUICK),--quick)
 	@$(BIN)/python -m bench.peers $(if $(QUICK),--quick)
@@ -36,7 +40,7 @@ matrix: $(READY) ## The contract over every server and every way to reach it; wr
 	@$(BIN)/python -m tests.matrix
 
 clean: ## Remove what the other targets have made
-	@rm -rf .venv .bench .matrix .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .bench .cache .matrix site .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # the demo needs a fraction of what the tests need, and should be on the screen within a minute

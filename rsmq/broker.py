@@ -56,6 +56,7 @@ class Broker:
         self._office: PostOffice | None = None
         self._worker: Worker | None = None
         self._portal = Portal()
+        self.make_producer: Callable[[Client, Keys, Settings, Topics], Producer] = Producer
 
     # -- registering ----------------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Broker:
                 with attempt:
                     await require(self._client, self.settings, self.keys, publishes_only=not self.handlers)
             self._topics = Topics(self._client, self.keys, self.settings)
-            self._producer = Producer(self._client, self.keys, self.settings, self._topics)
+            self._producer = self.make_producer(self._client, self.keys, self.settings, self._topics)
             self._office = PostOffice(self._client, self.keys, self.settings, new_member_id())
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await tasks.start(self._producer.run)
@@ -303,8 +304,19 @@ class Broker:
 
     def publish_sync(self, topic: str, payload: Any, **options: Any) -> str:
         """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread."""
-        portal = self._portal.open(lambda: Broker(self.settings))
+        portal = self._portal.open(self._twin)
         return str(portal.call(lambda broker: broker.publish(topic, payload, **options)))
+
+    def _twin(self) -> Broker:
+        """Another broker that publishes alike."""
+        twin = Broker(self.settings)
+        twin.make_producer = self.make_producer
+        return twin
+
+    @property
+    def producer(self) -> Producer | None:
+        """What publishes while the broker is connected, with its counts."""
+        return self._producer
 
     def _ready(self) -> Producer:
         if self._producer is None:

@@ -108,6 +108,11 @@ class Settings(BaseSettings):
         timedelta(seconds=30), gt=timedelta(0), description="An idle session looks by itself so often: a lost wake-up."
     )
 
+    metrics: str | None = Field(None, description="A worker answers /metrics, /livez, /readyz here: 127.0.0.1:9100.")
+    stall_limit: Duration = Field(
+        timedelta(minutes=1), gt=timedelta(0), description="A loop blocked for longer fails /livez: restart it."
+    )
+
     preflight: Literal["refuse", "warn"] = Field("refuse", description="What to do about a server that loses messages.")
 
     def __init__(self, **values: Any) -> None:

@@ -121,16 +121,22 @@ def reason(code: int) -> str:
 class Supervisor:
     """Runs one command in `processes` processes until told to stop by signals.
 
-    The first one starts alone, so that a mistake which all would make is reported once. With `changes` (an async
+    The first one starts alone, so that a mistake which all would make is reported once. `arguments` gives what the
+    process of a slot (from 1) gets beyond the command. With `changes` (an async
     iterator that yields when the code has changed) the processes are replaced gracefully at each change.
     """
 
     def __init__(
-        self, command: Sequence[str], processes: int, changes: Callable[[], AsyncIterator[Any]] | None = None
+        self,
+        command: Sequence[str],
+        processes: int,
+        changes: Callable[[], AsyncIterator[Any]] | None = None,
+        arguments: Callable[[int], Sequence[str]] = lambda slot: (),
     ) -> None:
         self.stage = Stage.RUNNING
         self.restarts = 0
         self._command, self._processes, self._changes = list(command), processes, changes
+        self._arguments = arguments
         self._children: dict[int, anyio.abc.Process] = {}
         self._replaced: set[anyio.abc.Process] = set()
         self._exit_code = 0
@@ -221,7 +227,11 @@ class Supervisor:
             with theirs:
                 # a session of its own: Ctrl-C is for the parent, which passes it on once
                 child = await anyio.open_process(
-                    self._command, stdin=theirs.fileno(), stdout=None, stderr=None, start_new_session=True
+                    [*self._command, *self._arguments(slot)],
+                    stdin=theirs.fileno(),
+                    stdout=None,
+                    stderr=None,
+                    start_new_session=True,
                 )
             self._children[slot] = child
             if self.stage > Stage.RUNNING:

@@ -60,6 +60,7 @@ class Worker:
             raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")
         self.member = new_member_id()
         self.consumers: list[Consumer] = []
+        self.beat: Beat | None = None
         self._connector, self._client, self._keys, self._settings = connector, client, keys, connector.settings
         self._handlers, self._middlewares, self._lifespans = handlers, middlewares, lifespans
         self._topics = Topics(client, keys, self._settings)
@@ -92,6 +93,7 @@ class Worker:
     async def _beating(self) -> AsyncIterator[Beat]:
         beat = Beat(self._connector, self._settings, self._keys, self.member)
         beat.start(asyncio.get_running_loop())
+        self.beat = beat
         try:
             yield beat
         finally:
@@ -124,6 +126,16 @@ class Worker:
 
     def _retention(self) -> Retention:
         return Retention(self._client, self._keys, self._settings, self._topics, lambda: self.consumers)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether all handlers are being served, and nobody has said stop."""
+        return bool(self.consumers) and not self._stops and all(each.started.is_set() for each in self.consumers)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return bool(self._stops)
 
     def quiet(self) -> None:
         """Take nothing new; finish what runs, however long it takes; leave."""

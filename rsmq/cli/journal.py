@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic_core import to_json
 
+from rsmq.telemetry.context import facts
+
 Level = Literal["debug", "info", "warning", "error"]
 
 
@@ -21,7 +23,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line; about a message with its topic, partition, group, id and attempt, never its payload."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -31,6 +33,7 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "text": record.getMessage(),
         }
+        line |= facts(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return to_json(line, fallback=str).decode()

@@ -16,6 +16,7 @@ import anyio
 
 from rsmq.broker import Broker
 from rsmq.supervisor import Stage, respond
+from rsmq.worker import Lifespan
 
 log = logging.getLogger("rsmq.worker")
 
@@ -56,13 +57,14 @@ class Service:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._act, stage)
 
-    async def run(self, broker: Broker) -> None:
-        """Serve until the broker has stopped."""
+    async def run(self, broker: Broker, around: Lifespan = contextlib.nullcontext) -> None:
+        """Serve until the broker has stopped, inside of `around`."""
         self._broker, self._loop = broker, asyncio.get_running_loop()
         try:
             with anyio.CancelScope() as self._scope:
                 if self.stage == Stage.RUNNING:
-                    await broker.run()
+                    async with around():
+                        await broker.run()
         finally:
             self._loop = None
 

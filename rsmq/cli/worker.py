@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ import anyio
 import typer
 from pydantic import TypeAdapter
 
+from rsmq.broker import Broker
 from rsmq.cli.collector import relax
 from rsmq.cli.journal import Level, log_to_stderr
 from rsmq.cli.option import Url
@@ -22,6 +24,9 @@ from rsmq.cli.target import load_broker
 from rsmq.cli.value import parse_span
 from rsmq.errors import ConfigError
 from rsmq.supervisor import Supervisor, signals
+from rsmq.telemetry import Endpoint, note_messages
+from rsmq.telemetry.endpoint import Address
+from rsmq.worker import Lifespan
 
 
 def worker(
@@ -37,7 +42,16 @@ def worker(
         ),
     ] = None,
     log_level: Annotated[Level, typer.Option(help="Least level that is logged.")] = "info",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Answer /metrics, /livez, /readyz here; of several processes each at the next port. "
+            "Default: RSMQ_METRICS.",
+        ),
+    ] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
+    slot: Annotated[int, typer.Option(hidden=True)] = 1,
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON, an object a line.")] = False,
 ) -> None:
@@ -50,16 +64,21 @@ def worker(
     if url is not None:
         os.environ["RSMQ_URL"] = url  # the module makes its broker itself, and so do our children
     if processes == 1 and not reload:
-        serve(target, grace, is_child=child)
+        serve(target, grace, metrics, slot, is_child=child, notes_messages=as_json)
         return
     command = [sys.executable, "-m", "rsmq", "worker", target, "--child", "--log-level", log_level]
     command += [] if grace is None else ["--grace", TypeAdapter(timedelta).dump_python(grace, mode="json")]
     command += ["--json"] if as_json else []
-    supervisor = Supervisor(command, processes, watcher() if reload else None)
+    command += [] if metrics is None else ["--metrics", str(Address.parse(metrics))]
+    supervisor = Supervisor(
+        command, processes, watcher() if reload else None, lambda slot: ("--slot", str(slot))
+    )  # fmt: skip
     raise typer.Exit(anyio.run(supervisor.run))
 
 
-def serve(target: str, grace: timedelta | None, *, is_child: bool) -> None:
+def serve(
+    target: str, grace: timedelta | None, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool
+) -> None:
     """Run one broker in this process until it has stopped."""
     service = Service(grace)
     with signals(service.obey):
@@ -68,11 +87,20 @@ def serve(target: str, grace: timedelta | None, *, is_child: bool) -> None:
             raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
         if is_child:
             service.watch_parent()
+        if notes_messages:
+            note_messages(broker)
+        watched = around(broker, metrics, slot)
         relax()
         options = {"use_uvloop": find_spec("uvloop") is not None}
-        anyio.run(service.run, broker, backend_options=options)
+        anyio.run(service.run, broker, watched, backend_options=options)
     if has_stuck_threads():
         leave(0)
+
+
+def around(broker: Broker, metrics: str | None, slot: int) -> Lifespan:
+    """What a broker is served in: an endpoint, where one is wanted."""
+    address = broker.settings.metrics if metrics is None else metrics
+    return nullcontext if address is None else Endpoint(broker, Address.parse(address).of_slot(slot)).serving
 
 
 def watcher() -> Callable[[], AsyncIterator[Any]]:

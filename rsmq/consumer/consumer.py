@@ -19,7 +19,7 @@ from rsmq.consumer.lane import START, Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.rebalancer import Rebalancer
 from rsmq.consumer.reclaimer import Reclaimer
-from rsmq.consumer.runner import Runner
+from rsmq.consumer.runner import Runner, Slot
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.sharer import Sharer
 from rsmq.consumer.unparker import Unparker
@@ -39,7 +39,8 @@ log = logging.getLogger("rsmq.consumer")
 class Consumer:
     """Serves one handler. Nesting is the shutdown order: leases and settling outlive fetching and running.
 
-    `stats` counts what happened: settled, retried, buried, redelivered, handed_back, refused, not_pending, lost_body.
+    `stats` counts what happened: settled, retried, buried, redelivered, handed_back, refused, not_pending, lost_body,
+    reads; and of leases: taken, released, lost.
     """
 
     def __init__(
@@ -159,6 +160,18 @@ class Consumer:
         except BrokerError as error:
             log.debug("the reader could not be woken: %s", error)
 
+    # -- for those who watch, from any thread ----------------------------------------------------------------------
+
+    @property
+    def readers(self) -> tuple[Fetcher, ...]:
+        """What reads now; each knows when it last did."""
+        return self._intake.readers
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The pool that runs the handler; each knows what it runs and since when."""
+        return self._runner.slots
+
     # -- stopping -------------------------------------------------------------------------------------------------
 
     def stop(self, grace: float) -> None:
@@ -225,14 +238,17 @@ class Consumer:
     async def open_lane(self, lane: Lane) -> None:
         """A lease was granted: take over what is pending there, then read."""
         self.lanes[lane.partition] = lane
+        self.stats["taken"] += 1
         log.info("%s takes %s.%d/%s, epoch %s", self.member, lane.topic, lane.partition, lane.group, lane.epoch)
         await self._interrupt()
 
     def drop_lane(self, lane: Lane) -> None:
         """The lease is lost or given back: forget everything of it, and cancel what runs, without asking anybody."""
+        was_held = lane.lease.is_held()
         lane.lease.lose()
         if self.lanes.get(lane.partition) is lane:
             del self.lanes[lane.partition]
+            self.stats["released" if was_held else "lost"] += 1
         lane.done.clear()
         self.queue.withdraw(lane)
         if lane.running:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from rsmq.clock import to_ms
+from rsmq.clock import monotonic, to_ms
 from rsmq.connect import Client
 from rsmq.consumer.lane import START, Lane
 from rsmq.consumer.queue import Queue
@@ -73,6 +73,7 @@ class Fetcher:
         self._blocked = False
         self._cycle_done = asyncio.Event()
         self.is_paused = False
+        self.turned = self.succeeded = monotonic()  # the last turn of the loop in `run`, and the last without an error
         self.ready = asyncio.Event()
 
     @property
@@ -86,10 +87,11 @@ class Fetcher:
         failures = 0
         try:
             while True:
+                self.turned = monotonic()
                 try:
                     await self._connect()
                     await self._cycle()
-                    failures = 0
+                    failures, self.succeeded = 0, monotonic()
                 except GroupMissing as error:
                     log.error("a stream or group of %s is gone, making it again from the start: %s", self._group, error)
                     await self._lost_connection(close=False)

@@ -59,6 +59,11 @@ class Intake:
         """Among how many readers the room in memory is shared."""
         return max(1, len(self._readers))
 
+    @property
+    def readers(self) -> tuple[Fetcher, ...]:
+        """Those that read now."""
+        return tuple(self._readers.values())
+
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled."""
         async with anyio.create_task_group() as tasks:

@@ -303,6 +303,11 @@ class Runner:
         self.queue.resume(message, lane)
         self.kick_soon()
 
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The pool as it is now. May be asked from another thread."""
+        return tuple(self._slots)
+
     # -- lanes that go --------------------------------------------------------------------------------------------
 
     def cancel_lane(self, lane: Lane, reason: str) -> None:

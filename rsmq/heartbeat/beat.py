@@ -74,6 +74,7 @@ class Beat:
         self._thread = threading.Thread(target=self._run, name=f"rsmq-beat-{member}", daemon=True)
         self._presence = Presence(connector, settings, keys, member, self._announced, self.fence)
         self._is_out = False
+        self.landed = monotonic()  # when a beat was last confirmed; read by other threads
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -89,6 +90,11 @@ class Beat:
         self._poked.set()
         self._presence.stop()
         self._thread.join(timeout=5)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def poke(self) -> None:
         """Beat now."""
@@ -151,6 +157,7 @@ class Beat:
             self._poked.clear()
             try:
                 self._beat(client)
+                self.landed = monotonic()
                 if self._is_out:
                     log.info("the heartbeat of %s is back", self.member)
                 self._is_out = False

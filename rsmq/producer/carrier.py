@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
@@ -41,6 +42,8 @@ class Waiting(Protocol):
     """What waits, and how it comes and goes (a `Line`)."""
 
     replicas: int
+    stored: Counter[str]
+    failed: Counter[str]
 
     def take(self, node: Client, most: int | None = None) -> list[Batch]: ...
     def end(self, batches: list[Batch], resting: set[str]) -> None: ...
@@ -184,6 +187,7 @@ class Carrier:
 
     def _confirm(self, batch: Batch, stored: int, reached: int) -> None:
         """The first messages of a batch are stored, on as many replicas."""
+        self._line.stored[batch.topic.name] += stored
         if reached >= self._replicas:
             batch.confirm(stored)
         else:
@@ -201,6 +205,7 @@ class Carrier:
             except (BrokerError, ConfigError) as error:  # a user who may only publish may not trim
                 log.warning("%s is full and cannot be trimmed: %s", batch.stream, error)
         if not removed:
+            self._line.failed[topic.name] += len(batch.ids)
             batch.fail(lambda _: TopicFull(topic.name, batch.partition, topic.max_length))
 
     # -- after a break --------------------------------------------------------------------------------------------
@@ -233,6 +238,7 @@ class Carrier:
     def _fail(self, batch: Batch, error: Exception) -> None:
         """End a batch: with the error, or with PublishUnknown if it may be stored all the same."""
         doubt, topic = batch.doubt, batch.topic.name
+        self._line.failed[topic] += len(batch.ids)
         if doubt is None:
             batch.fail(lambda _: error)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
@@ -29,7 +29,7 @@ class Line:
 
     A carrier for each node takes what that node holds; on a single server there is one, which takes all. Invariant: at
     most one batch of a partition is in flight, so that whatever has to be sent again cannot be overtaken, wherever its
-    slot has moved meanwhile.
+    slot has moved meanwhile. `stored` and `failed` count messages by topic.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class Line:
         self._tasks, self.replicas = tasks, replicas
         self._patience = settings.unavailable_timeout.total_seconds()
         self._window_ms = to_ms(settings.dedup_window)
+        self.stored: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
         self._queues: dict[str, deque[Batch]] = {}
         self._busy: set[str] = set()  # partitions with a batch in flight, or at rest
         self._carriers: dict[Client, Carrier] = {}

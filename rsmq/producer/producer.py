@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
@@ -199,6 +200,16 @@ class Producer:
                 self._client, self._keys, self._settings, self._doubts, self._tasks, replicas
             )
         return line
+
+    @property
+    def stored(self) -> Counter[str]:
+        """Messages that the server has confirmed, by topic."""
+        return sum((line.stored for line in tuple(self._lines.values())), Counter())
+
+    @property
+    def failed(self) -> Counter[str]:
+        """Messages whose publish ended with an error after they were written or had waited, by topic."""
+        return sum((line.failed for line in tuple(self._lines.values())), Counter())
 
     def __repr__(self) -> str:
         return f"<Producer {'running' if self._tasks else 'not running'} lines={list(self._lines.values())}>"

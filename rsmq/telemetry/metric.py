@@ -1,0 +1,101 @@
+"""Every metric that rsmq exports, once: name, kind, labels, meaning. Dashboard and alert rules are tested by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rsmq.telemetry.histogram import Histogram
+
+Kind = Literal["counter", "gauge", "histogram"]
+GROUP = ("topic", "group")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. Units are in the name: `_seconds`, else what is counted; counters end in `_total`."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    text: str
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names under which its samples can be asked for."""
+        return tuple(self.name + part for part in ("_bucket", "_sum", "_count")) if self.kind == "histogram" else (
+            self.name,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of one metric, for one set of label values."""
+
+    metric: Metric
+    labels: Sequence[str]
+    value: float | Histogram
+
+
+# -- of one worker process, from its own counters
+
+INFO = Metric("rsmq_worker_info", "gauge", ("member", "version"), "Always 1: who this is.")
+SERVING = Metric("rsmq_worker_serving", "gauge", (), "1 while all handlers are served, 0 while it starts or stops.")
+SETTLED = Metric("rsmq_messages_settled_total", "counter", GROUP, "Messages handled and acknowledged.")
+RETRIED = Metric("rsmq_messages_retried_total", "counter", GROUP, "Failed attempts that will be repeated.")
+BURIED = Metric("rsmq_messages_dead_lettered_total", "counter", GROUP, "Messages moved to the dead letters.")
+REDELIVERED = Metric("rsmq_messages_redelivered_total", "counter", GROUP, "Messages taken over: pending or retried.")
+HANDED_BACK = Metric("rsmq_messages_handed_back_total", "counter", GROUP, "Messages returned unhandled by a stop.")
+LOST_BODIES = Metric("rsmq_messages_lost_body_total", "counter", GROUP, "Pending messages whose entry was deleted.")
+REFUSED = Metric("rsmq_settles_refused_total", "counter", GROUP, "Settles refused because the lease had moved on.")
+NOT_PENDING = Metric("rsmq_settles_not_pending_total", "counter", GROUP, "Settles of what was settled before.")
+READS = Metric("rsmq_reads_total", "counter", GROUP, "Reads that brought messages.")
+LEASE_MOVES = Metric("rsmq_lease_moves_total", "counter", (*GROUP, "move"), "Leases taken, released and lost.")
+OWNED = Metric("rsmq_partitions_owned", "gauge", GROUP, "Partitions that this process reads.")
+IN_HAND = Metric("rsmq_messages_in_hand", "gauge", GROUP, "Messages fetched and not finished.")
+SHELVED = Metric("rsmq_messages_shelved", "gauge", GROUP, "Messages in memory behind a key that waits for a retry.")
+BUSY = Metric("rsmq_handlers_busy", "gauge", GROUP, "Handler calls running now.")
+LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Most handler calls at once: the concurrency.")
+LONGEST = Metric("rsmq_handler_longest_seconds", "gauge", GROUP, "How long the oldest running handler call has run.")
+SECONDS = Metric("rsmq_handler_seconds", "histogram", (*GROUP, "handler"), "Duration of handler calls (of a batch: 1).")
+FAILED = Metric("rsmq_handler_failures_total", "counter", (*GROUP, "handler"), "Handler calls that raised.")
+READ_AGE = Metric("rsmq_read_age_seconds", "gauge", GROUP, "Since the slowest read loop last turned without an error.")
+BEAT_AGE = Metric("rsmq_heartbeat_age_seconds", "gauge", (), "Since a heartbeat was last confirmed by the server.")
+LOOP_LAG = Metric("rsmq_loop_lag_seconds", "histogram", (), "How late the event loop ran a timer.")
+BLOCKED = Metric("rsmq_loop_blocked_seconds", "gauge", (), "How long the event loop has been blocked by now.")
+PUBLISHED = Metric("rsmq_messages_published_total", "counter", ("topic",), "Messages confirmed by the server.")
+UNPUBLISHED = Metric("rsmq_publish_failures_total", "counter", ("topic",), "Messages whose publish ended in an error.")
+
+WORKER = (
+    INFO, SERVING, SETTLED, RETRIED, BURIED, REDELIVERED, HANDED_BACK, LOST_BODIES, REFUSED, NOT_PENDING, READS,
+    LEASE_MOVES, OWNED, IN_HAND, SHELVED, BUSY, LIMIT, LONGEST, SECONDS, FAILED, READ_AGE, BEAT_AGE, LOOP_LAG, BLOCKED,
+    PUBLISHED, UNPUBLISHED,
+)  # fmt: skip
+
+# -- of the groups, from the server, by `rsmq exporter`
+
+UP = Metric("rsmq_up", "gauge", (), "1 if the server answered this scrape.")
+LOOK = Metric("rsmq_look_seconds", "gauge", (), "How long the exporter took to ask the server.")
+STORED = Metric("rsmq_topic_messages", "gauge", ("topic",), "Entries stored, also settled ones kept for replay.")
+DELAYED = Metric("rsmq_topic_delayed_messages", "gauge", ("topic",), "Messages that are not due yet.")
+LAG = Metric("rsmq_group_lag_messages", "gauge", GROUP, "Messages never delivered to the group.")
+LAG_EXACT = Metric("rsmq_group_lag_exact", "gauge", GROUP, "0 if the lag is only an upper bound.")
+OLDEST = Metric("rsmq_group_oldest_seconds", "gauge", GROUP, "Age of the oldest message not settled; 0 if none is.")
+PENDING = Metric("rsmq_group_pending_messages", "gauge", GROUP, "Messages delivered and not settled.")
+PARKED = Metric("rsmq_group_parked_messages", "gauge", GROUP, "Messages that wait for their next attempt.")
+DEAD = Metric("rsmq_group_dead_letters", "gauge", GROUP, "Dead letters kept.")
+MEMBERS = Metric("rsmq_group_members", "gauge", GROUP, "Members whose heartbeat is fresh.")
+SILENT = Metric("rsmq_group_silent_members", "gauge", GROUP, "Members whose heartbeat has run out.")
+UNOWNED = Metric("rsmq_group_unowned_partitions", "gauge", GROUP, "Partitions without a lease (hash distribution).")
+PAUSED = Metric("rsmq_group_paused", "gauge", GROUP, "1 while the group is paused.")
+
+GROUPS = (
+    UP, LOOK, STORED, DELAYED, LAG, LAG_EXACT, OLDEST, PENDING, PARKED, DEAD, MEMBERS, SILENT, UNOWNED, PAUSED,
+)  # fmt: skip
+
+
+def series() -> Iterator[str]:
+    """Every name that a query may use."""
+    for metric in (*WORKER, *GROUPS):
+        yield from metric.series

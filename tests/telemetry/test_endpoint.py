@@ -1,0 +1,131 @@
+"""The endpoint of real worker processes: what was counted, and whether they make progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from rsmq.telemetry.metric import WORKER
+from tests.cli.conftest import Cli, Running
+from tests.servers import Server, free_port, wait_until
+from tests.telemetry.conftest import MODULE, Endpoint
+
+BILLING = "{group=billing,topic=orders}"
+SECRET = "4111-1111-1111-1111"
+
+
+def test_what_happened_is_counted(serve: Callable[..., Running], endpoint: Endpoint, cli: Cli) -> None:
+    """Settled, failed, dead-lettered, owned and timed: each series has the value that the messages made."""
+    serve()
+    for n in range(3):
+        cli.ok("publish", "orders", json.dumps({"n": n}))
+    cli.ok("publish", "orders", '{"n": 3, "note": "poison"}')
+    wait_until(lambda: endpoint.series()[f"rsmq_messages_dead_lettered_total{BILLING}"] == 1, "one dead letter")
+    wait_until(lambda: endpoint.series()[f"rsmq_messages_settled_total{BILLING}"] == 3, "three settled")
+    seen = endpoint.series()
+    assert seen[f"rsmq_messages_retried_total{BILLING}"] == 1
+    assert seen["rsmq_handler_failures_total{group=billing,handler=bill,topic=orders}"] == 2
+    assert seen["rsmq_handler_seconds_count{group=billing,handler=bill,topic=orders}"] == 5
+    assert seen["rsmq_handler_seconds_sum{group=billing,handler=bill,topic=orders}"] > 0
+    assert seen[f"rsmq_partitions_owned{BILLING}"] == 2
+    assert seen["rsmq_lease_moves_total{group=billing,move=taken,topic=orders}"] == 2
+    assert seen["rsmq_lease_moves_total{group=billing,move=lost,topic=orders}"] == 0
+    assert seen[f"rsmq_messages_in_hand{BILLING}"] == seen[f"rsmq_handlers_busy{BILLING}"] == 0
+    assert seen["rsmq_heartbeat_age_seconds"] >= 0
+    assert seen["rsmq_loop_lag_seconds_count"] > 0
+
+
+def test_every_metric_is_described(serve: Callable[..., Running], endpoint: Endpoint) -> None:
+    """What the page has is in the catalogue, with this kind and meaning; another path is not found."""
+    serve()
+    text = endpoint.get("/metrics")[1]
+    described = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE rsmq_")}
+    known = {metric.name: metric for metric in WORKER}
+    assert described <= known.keys()
+    assert known.keys() - described <= {"rsmq_messages_published_total", "rsmq_publish_failures_total"}
+    for name in described:
+        assert f"# TYPE {name} {known[name].kind}\n" in text
+        assert f"# HELP {name} {known[name].text}\n" in text
+    assert endpoint.get("/")[0] == 404
+
+
+def test_a_blocked_loop_still_answers(serve: Callable[..., Running], endpoint: Endpoint, cli: Cli) -> None:
+    """While a handler blocks the loop: not ready, with its name and stack; at last not live; and well again after."""
+    running = serve(RSMQ_STALL_LIMIT="PT3S")
+    cli.ok("publish", "orders", '{"n": 1, "note": "block"}')
+    report = endpoint.expect("/readyz", 503)
+    assert "blocked" in report["troubles"][0]
+    assert "Handler bill orders/billing" in report["blocked"]["by"]
+    assert "attempt 1" in report["blocked"]["by"]
+    assert any("app.py" in line and "in bill" in line for line in report["blocked"]["stack"])
+    assert endpoint.series()["rsmq_loop_blocked_seconds"] > 0.5
+    report = endpoint.expect("/livez", 503)
+    assert report["heartbeat"]["age_seconds"] < 6, "the heartbeat does not depend on the loop"
+    Path(cli.directory, "go").touch()
+    endpoint.expect("/livez", 200)
+    endpoint.expect("/readyz", 200)
+    running.expect("the event loop was blocked for")
+    assert endpoint.series()["rsmq_lease_moves_total{group=billing,move=lost,topic=orders}"] == 0
+
+
+def test_without_the_server_it_lives_but_is_not_ready(cli: Cli, start: Callable[..., Running]) -> None:
+    """A server that is away is no reason to restart a worker; when it is back, so is the worker."""
+    (cli.directory / "app.py").write_text(MODULE)
+    with Server(tcp=True, aof=True) as server:
+        endpoint = Endpoint(free_port())
+        cli.environment |= {"RSMQ_URL": server.url, "RSMQ_LEASE_TTL": "PT1S", "RSMQ_METRICS": endpoint.address}
+        start("worker", "app:broker")
+        endpoint.expect("/readyz", 200)
+        server.kill()
+        report = endpoint.expect("/readyz", 503)
+        assert any("heartbeat" in trouble or "no read" in trouble for trouble in report["troubles"])
+        assert endpoint.probe("/livez")[0] == 200
+        server.start()
+        endpoint.expect("/readyz", 200)
+
+
+def test_each_process_has_its_port(
+    serve: Callable[..., Running], endpoint: Endpoint, start: Callable[..., Running]
+) -> None:
+    """Of several processes the first answers at the given port, the second at the next; a stop is told."""
+    running = serve("--processes", "2")
+    second = Endpoint(int(endpoint.address.rpartition(":")[2]) + 1)
+    one, two = endpoint.expect("/readyz", 200), second.expect("/readyz", 200)
+    assert one["member"] != two["member"]
+    running.process.terminate()
+    assert running.end() == 0
+    assert endpoint.get("/livez")[0] == 0
+
+
+def test_wrong_addresses_are_refused(cli: Cli, server: Server) -> None:
+    """What is no address, and what is taken, is one line and exit code 2."""
+    (cli.directory / "app.py").write_text(MODULE)
+    for address, text in (
+        ("9100", "is no address"),
+        ("127.0.0.1:99999", "is no address"),
+        ("192.0.2.1:9100", "listen"),
+    ):
+        done = cli("worker", "app:broker", "--metrics", address)
+        assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+
+
+def test_log_lines_name_their_message(serve: Callable[..., Running], cli: Cli) -> None:
+    """In a coroutine, a thread and a batch the JSON line says which message it is about, and never what is in it."""
+    running = serve("--json")
+    message_id = cli.ok("publish", "orders", json.dumps({"n": 1, "note": SECRET})).strip()
+    bad = cli.ok("publish", "orders", json.dumps({"n": SECRET, "note": 1})).strip()
+    running.expect('billing"')
+    running.expect("threading")
+    running.expect("batching")
+    running.expect("dead letter", 3)
+    lines = [json.loads(line) for line in running.lines if line.startswith("{")]
+    for text, group in (("billing", "billing"), ("threading", "thread")):
+        line = next(line for line in lines if line["text"] == text)
+        assert (line["topic"], line["group"], line["message_id"], line["attempt"]) == ("orders", group, message_id, 1)
+        assert line["partition"] in (0, 1)
+    batch = next(line for line in lines if line["text"] == "batching")
+    assert (batch["topic"], batch["group"], batch["messages"]) == ("orders", "batch", 1)
+    buried = next(line for line in lines if "dead letter" in line["text"])
+    assert buried["message_id"] == bad
+    assert SECRET not in "".join(running.lines)

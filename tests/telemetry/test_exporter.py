@@ -1,0 +1,90 @@
+"""The exporter beside a real server: what it says of a group is what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from rsmq import Broker, Reject, Settings
+from rsmq.connect import Client
+from rsmq.keys import Keys
+from rsmq.telemetry.metric import GROUPS, Sample
+from rsmq.telemetry.survey import Survey
+from tests.cli.conftest import Cli, Running
+from tests.servers import Server, free_port
+from tests.telemetry.conftest import Endpoint
+
+
+async def look(client: Client, keys: Keys, settings: Settings) -> dict[str, float]:
+    """The figures by name; every test has one topic and one group."""
+    samples: list[Sample] = await Survey(client, keys, settings).take()
+    return {sample.metric.name: float(sample.value) for sample in samples}  # type: ignore[arg-type]
+
+
+async def test_the_figures_of_a_group(client: Client, keys: Keys, settings: Settings) -> None:
+    """Lag, pending, oldest, dead letters, members and owners, before, during and after the work."""
+    go, started = asyncio.Event(), asyncio.Event()
+    broker = Broker(
+        settings.model_copy(update={"preflight": "warn", "partitions": 2, "lease_ttl": timedelta(seconds=1)})
+    )
+
+    @broker.handler("orders", group="billing", ordering="none")
+    async def bill(order: dict[str, Any]) -> None:
+        started.set()
+        await go.wait()
+        if order["n"] == 0:
+            raise Reject("no")
+
+    async with broker.running():
+        pass  # now there are a topic and a group
+    async with broker:
+        await broker.publish_many("orders", [{"n": n} for n in range(3)])
+        seen = await look(client, keys, settings)
+        assert (seen["rsmq_topic_messages"], seen["rsmq_group_lag_messages"]) == (3, 3)
+        assert seen["rsmq_group_members"] == 0
+        assert 0 < seen["rsmq_group_oldest_seconds"] < 60
+        async with broker.running():
+            await asyncio.wait_for(started.wait(), 20)
+            seen = await until(client, keys, settings, lambda now: now["rsmq_group_pending_messages"] == 3)
+            assert (seen["rsmq_group_lag_messages"], seen["rsmq_group_members"]) == (0, 1)
+            await until(client, keys, settings, lambda now: now["rsmq_group_unowned_partitions"] == 0)
+            assert 0 < seen["rsmq_group_oldest_seconds"] < 60
+            go.set()
+            seen = await until(client, keys, settings, lambda now: now["rsmq_group_pending_messages"] == 0)
+            seen = await until(client, keys, settings, lambda now: now["rsmq_group_dead_letters"] == 1)
+            assert seen["rsmq_group_oldest_seconds"] == seen["rsmq_group_parked_messages"] == 0
+    await until(client, keys, settings, lambda now: now["rsmq_group_unowned_partitions"] == 2)
+    assert seen.keys() <= {metric.name for metric in GROUPS}
+
+
+async def until(
+    client: Client, keys: Keys, settings: Settings, is_there: Callable[[dict[str, float]], bool]
+) -> dict[str, float]:
+    """Look until the figures are so."""
+    async with asyncio.timeout(20):
+        while not is_there(seen := await look(client, keys, settings)):
+            await asyncio.sleep(0.01)
+    return seen
+
+
+def test_the_exporter_answers(cli: Cli, start: Callable[..., Running]) -> None:
+    """All of its metrics are on the page; when the server is away it says so and shows nothing old."""
+    with Server(tcp=True, aof=True) as server:
+        cli.environment |= {"RSMQ_URL": server.url, "RSMQ_CONNECT_TIMEOUT": "PT1S", "RSMQ_UNAVAILABLE_TIMEOUT": "PT0S"}
+        cli.ok("publish", "orders", "{}")
+        endpoint = Endpoint(free_port())
+        running = start("exporter", "--listen", endpoint.address, "--json")
+        endpoint.expect("/readyz", 200)
+        assert json.loads("".join(running.lines[:3]))["url"] == f"http://{endpoint.address}/metrics"
+        seen = endpoint.series()
+        assert (seen["rsmq_up"], seen["rsmq_topic_messages{topic=orders}"]) == (1, 1)
+        server.kill()
+        endpoint.expect("/readyz", 503)
+        seen = endpoint.series()
+        assert [name for name in seen if name.startswith("rsmq_")] == ["rsmq_up"]
+        assert seen["rsmq_up"] == 0
+        server.start()
+        endpoint.expect("/readyz", 200)

@@ -1,0 +1,124 @@
+"""The alert rules and the dashboard ask only for what is exported: every expression is parsed, name by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from rsmq.telemetry.metric import GROUPS, WORKER, Metric
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "rsmq.rules.yml"
+DASHBOARD = DEPLOY / "grafana" / "rsmq.json"
+PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+EVERYWHERE = {"instance", "job", "le"}
+KNOWN: dict[str, Metric] = {series: metric for metric in (*WORKER, *GROUPS) for series in metric.series}
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    """The rules by name."""
+    document = yaml.safe_load(RULES.read_text())
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+    named = {rule["alert"]: rule for rule in rules}
+    assert len(named) == len(rules)
+    return named
+
+
+def panels() -> dict[str, dict[str, Any]]:
+    """What the dashboard draws, by number and title."""
+    document = json.loads(DASHBOARD.read_text())
+    return {f"{each['id']} {each['title']}": each for each in document["panels"] if each["type"] != "row"}
+
+
+QUERIES = [(name, rule["expr"]) for name, rule in alerts().items()] + [
+    (name, target["expr"].replace("$__rate_interval", "1m"))
+    for name, panel in panels().items()
+    for target in panel["targets"]
+]
+
+
+def parts(node: object) -> Iterator[Any]:
+    """An expression and everything inside of it."""
+    yield node
+    inner = [getattr(node, name, None) for name in ("expr", "lhs", "rhs", "vector_selector", "param")]
+    for each in (*inner, *(getattr(node, "args", None) or ())):
+        if isinstance(each, promql_parser.Expr):
+            yield from parts(each)
+
+
+@pytest.mark.parametrize(("name", "query"), QUERIES)
+def test_a_query_asks_for_what_is_exported(name: str, query: str) -> None:
+    """It parses, each name in it is a series of ours, and each label is one that this series has."""
+    nodes = list(parts(promql_parser.parse(query)))
+    selectors = [node for node in nodes if isinstance(node, promql_parser.VectorSelector)]
+    assert selectors, query
+    labels = EVERYWHERE.union(*(KNOWN[each.name].labels for each in selectors if each.name in KNOWN))
+    for selector in selectors:
+        assert selector.name in KNOWN or selector.name in PROCESS, f"{name}: nobody exports {selector.name}"
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in KNOWN[selector.name].labels, f"{name}: {selector.name} has no label {matcher.name}"
+    for node in nodes:
+        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+            assert labels.issuperset(node.modifier.labels), f"{name}: nobody has {node.modifier.labels}"
+        if isinstance(node, promql_parser.Call) and node.func.name in ("rate", "increase"):
+            (matrix,) = node.args
+            family = KNOWN.get(matrix.vector_selector.name)
+            assert family is None or family.kind != "gauge", f"{name}: a rate of the gauge {family}"
+
+
+@pytest.mark.parametrize("name", panels())
+def test_a_legend_names_labels_that_are_there(name: str) -> None:
+    """A label in a legend is one by which the query's result is told apart."""
+    for target in panels()[name]["targets"]:
+        for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+            assert re.search(rf"\b{label}\b", target["expr"]) or any(
+                label in KNOWN[series].labels or label in EVERYWHERE
+                for series in re.findall(r"rsmq_\w+", target["expr"])
+            ), f"{name}: {label}"
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_says_what_to_do(name: str) -> None:
+    """A severity, what is the matter, and what to do about it."""
+    rule = alerts()[name]
+    assert rule["labels"]["severity"] in ("info", "warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "action"}
+
+
+def test_every_figure_is_drawn_or_watched() -> None:
+    """What nobody looks at would be exported in vain, but for those that explain others."""
+    asked = {name for _, query in QUERIES for name in re.findall(r"rsmq_\w+", query)}
+    unseen = {metric.name for metric in (*WORKER, *GROUPS) if not asked.intersection(metric.series)}
+    assert unseen == {
+        "rsmq_worker_info", "rsmq_messages_redelivered_total", "rsmq_messages_handed_back_total",
+        "rsmq_settles_not_pending_total", "rsmq_reads_total", "rsmq_messages_shelved", "rsmq_look_seconds",
+        "rsmq_group_lag_exact", "rsmq_group_silent_members",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_agrees() -> None:
+    """Where Prometheus' own tool is installed: it reads the rules, and they fire when they should."""
+    for command in (["check", "rules", RULES.name], ["test", "rules", "rsmq.rules.test.yml"]):
+        done = subprocess.run(
+            ["promtool", *command], cwd=RULES.parent, capture_output=True, text=True, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("metric", [*WORKER, *GROUPS], ids=lambda metric: metric.name)
+def test_the_page_lists_it(metric: Metric) -> None:
+    """Each metric has its row in the document; names and units follow the conventions of Prometheus."""
+    row = f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.text} |"
+    assert row in (DEPLOY.parent / "docs" / "telemetry.md").read_text()
+    assert (metric.kind == "counter") == metric.name.endswith("_total")
+    assert not re.search(r"_(ms|minutes|kb|bytes_total|count|sum|bucket)$", metric.name)
