@@ -16,6 +16,7 @@ from rsmq.errors import (
 from rsmq.message import Message
 from rsmq.persistence import Letter, Session
 from rsmq.retry import Reject, Retry, RetryPolicy
+from rsmq.router import Router
 from rsmq.settings import Settings
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryPolicy",
+    "Router",
     "RsmqError",
     "Session",
     "SessionTaken",

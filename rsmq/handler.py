@@ -40,7 +40,8 @@ class Handler:
 
     `invoke(message)` and `invoke_batch(messages)` call the function with what its signature asks for, taken from
     `message.payload` (set it with `decode`); one of the two fits, by `batch`. The result of an `async def` is to be
-    awaited (`is_async`). `linger` is how long an incomplete batch waits for more; 0: not at all.
+    awaited (`is_async`). `linger` is how long an incomplete batch waits for more; 0: not at all. `around` is middleware
+    of its own, inside that of the broker.
     """
 
     function: Callable[..., Any]
@@ -61,6 +62,7 @@ class Handler:
     decode: Decoder
     invoke: Callable[[Message], Any]
     invoke_batch: Callable[[Sequence[Message]], Any]
+    around: tuple[Middleware, ...] = ()
 
     @property
     def is_async(self) -> bool:

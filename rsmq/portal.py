@@ -20,6 +20,11 @@ class Portal:
         self._portal: BlockingPortal | None = None
         self._resource: Any = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._stack is not None
+
     def open(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Portal:
         """Connect on first use; later calls return at once. Safe from several threads."""
         with self._lock:
