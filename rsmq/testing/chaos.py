@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
@@ -19,6 +20,7 @@ from rsmq.errors import BrokerError, ConfigError, PublishUnknown
 from rsmq.handler import Handler
 from rsmq.message import Message, Place
 from rsmq.settings import Settings
+from rsmq.testing.ending import end
 from rsmq.testing.hand import Hand, Job
 from rsmq.testing.ledger import Ledger
 from rsmq.testing.line import Line
@@ -71,8 +73,10 @@ class Chaos:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._stack.__aexit__(*error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> bool | None:
+        return await end(self._stack, kind, error, at)
 
     # -- publishing -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
+from types import TracebackType
 from typing import Any, Final, Self
 
 from pydantic_core import from_json
@@ -17,6 +18,7 @@ from rsmq.handler import Call, Handler
 from rsmq.message import JSON, TEXT, Message, Place, encode_payload
 from rsmq.payload import decode_json
 from rsmq.settings import Settings
+from rsmq.testing.ending import end
 from rsmq.testing.outcome import Outcome, Run, Status, runs_of
 from rsmq.testing.quiet import bring_forward, until_quiet
 
@@ -57,8 +59,10 @@ class Harness:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._stack.__aexit__(*error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> bool | None:
+        return await end(self._stack, kind, error, at)
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:

@@ -137,6 +137,15 @@ async def test_a_wrong_assertion_says_what_is_there(shop: Shop, harness: Callabl
         await test.assert_published("nowhere", count=0)
 
 
+async def test_the_error_of_a_test_comes_out_as_it_is(shop: Shop, harness: Callable[..., Harness]) -> None:
+    """Not in an exception group: a failed assertion is read, not searched."""
+    error = AssertionError("mine")
+    with pytest.raises(AssertionError) as caught:
+        async with harness(shop.broker):
+            raise error
+    assert caught.value is error
+
+
 async def test_batches(harness: Callable[..., Harness]) -> None:
     """The messages of a batch have an outcome each."""
     broker = Broker(Settings(url="redis://127.0.0.1:1/0"))
