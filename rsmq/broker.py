@@ -287,7 +287,8 @@ class Broker(Router):
         async with self:
             assert self._connector is not None
             worker = Worker(
-                self._connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans
+                self._connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
+                self.schedules,
             )  # fmt: skip
             self._worker = worker
             try:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, TypeVar
 
 from rsmq.errors import ConfigError
 from rsmq.handler import Distribution, Execution, Handler, Middleware, Ordering, build_handler
 from rsmq.keys import check_name
 from rsmq.retry import RetryPolicy
+from rsmq.schedule import Every, Missed, build_every
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +27,7 @@ class Router:
     def __init__(self, *, prefix: str = "") -> None:
         self.prefix = prefix
         self.handlers: list[Handler] = []
+        self.schedules: list[Every] = []
         self._middlewares: list[Middleware] = []
         self._is_included = False
 
@@ -63,6 +65,35 @@ class Router:
 
         return register
 
+    def every(
+        self,
+        schedule: str | timedelta,
+        topic: str,
+        *,
+        name: str | None = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timezone: str | tzinfo = UTC,
+        missed: Missed = "latest",
+    ) -> Callable[[F], F]:
+        """Publish what the function returns to `topic`, by a cron expression or every `timedelta`, from the workers.
+
+        The function gets the time of the tick, or nothing; what it returns is the payload, None publishes nothing.
+        Each tick is published once, however many workers run: its message id is `name@time`. Ticks that came when no
+        worker ran are `missed`: the latest of them is published late, or all are skipped. `name` (default: the
+        function's) is what the server remembers the last tick by.
+        """
+
+        def register(function: F) -> F:
+            every = build_every(
+                function, schedule, self.prefix + topic, name=name, key=key, headers=headers, timezone=timezone,
+                missed=missed,
+            )  # fmt: skip
+            self._add_schedule(every)
+            return function
+
+        return register
+
     def middleware(self, function: Middleware) -> Middleware:
         """Register `async def (message, call_next)` around every handler; the first registered is the outermost."""
         self._refuse_late(f"middleware {getattr(function, '__name__', function)}")
@@ -82,6 +113,8 @@ class Router:
         for handler in router.handlers:
             topic = check_name("topic", self.prefix + prefix + handler.topic)
             self._add(replace(handler, topic=topic, around=(*router._middlewares, *handler.around)))
+        for every in router.schedules:
+            self._add_schedule(replace(every, topic=check_name("topic", self.prefix + prefix + every.topic)))
         router._is_included = True
 
     def _add(self, handler: Handler) -> None:
@@ -92,6 +125,12 @@ class Router:
                 f"message once, so give {handler.name} a group of its own"
             )
         self.handlers.append(handler)
+
+    def _add_schedule(self, every: Every) -> None:
+        self._refuse_late(f"schedule {every.name}")
+        if any((other.topic, other.name) == (every.topic, every.name) for other in self.schedules):
+            raise ConfigError(f"topic {every.topic!r} has a schedule {every.name!r} already: give it another name=...")
+        self.schedules.append(every)
 
     def _refuse_late(self, what: str) -> None:
         """What comes after `include` would be silently missing."""

@@ -13,11 +13,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rsmq"
 
 LAYERS = [
-    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature dependency"),
+    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature dependency schedule"),
     ("Redis", "address slot client cluster connect wire fleet script topic group stream embedded keeper preflight"),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
-    ("wholes", "broker router worker inspector supervisor testing portal"),
+    ("wholes", "broker router ticker worker inspector supervisor testing portal"),
     ("edges", "cli pipeline demo bench __main__ __init__"),
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}

@@ -11,16 +11,19 @@ from typing import Any, Final, Self
 from pydantic_core import from_json
 
 from rsmq.broker import Broker
+from rsmq.clock import epoch_ms
 from rsmq.consumer.consumer import Consumer
 from rsmq.dlq import DeadLetter
 from rsmq.errors import ConfigError
 from rsmq.handler import Call, Handler
 from rsmq.message import JSON, TEXT, Message, Place, encode_payload
 from rsmq.payload import decode_json
+from rsmq.schedule import Every
 from rsmq.settings import Settings
 from rsmq.testing.ending import end
 from rsmq.testing.outcome import Outcome, Run, Status, runs_of
 from rsmq.testing.quiet import bring_forward, until_quiet
+from rsmq.ticker import payload_of
 
 ANYTHING: Final[Any] = object()
 """Stands for a payload or key that an assertion does not look at."""
@@ -50,11 +53,13 @@ class Harness:
         self.settings = Settings(**{**chosen, **overrides, "url": url, "prefix": prefix})
         self._patience = patience.total_seconds()
         self._runs: list[Run] = []
+        self._schedules: dict[str, Every] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.enter_context(self.broker.pointed_at(self.settings, around=self._observe))
+            self._hold_schedules(stack)
             await stack.enter_async_context(self._serving())
             self._stack = stack.pop_all()
         return self
@@ -69,6 +74,12 @@ class Harness:
         """A worker, if there is anything to work on."""
         async with self.broker.running() if self.broker.handlers else self.broker:
             yield
+
+    def _hold_schedules(self, stack: AsyncExitStack) -> None:
+        """What comes by the clock on the wall would come into one test and not into the next."""
+        schedules, self.broker.schedules = self.broker.schedules, []
+        self._schedules = {every.name: every for every in schedules}
+        stack.callback(setattr, self.broker, "schedules", schedules)
 
     async def _observe(self, work: Any, call_next: Call) -> Any:
         """A middleware: what each call of a handler came to."""
@@ -121,6 +132,23 @@ class Harness:
         await self.handle()
         await bring_forward(self.broker.client, self.broker.keys, self._consumers, span)
         await self.handle()
+
+    async def tick(self, schedule: str, at: datetime) -> str | None:
+        """Publish one tick of a schedule (`broker.every`), as a worker would at that time, and let it be handled.
+
+        Returns the message id, None if the function published nothing. Schedules never tick by themselves here.
+        """
+        every = self._schedules.get(schedule)
+        if every is None:
+            known = ", ".join(sorted(self._schedules)) or "none at all"
+            raise ConfigError(f"the broker has no schedule {schedule!r}; it has: {known}")
+        payload = await payload_of(every, epoch_ms(at))
+        if payload is None:
+            return None
+        message_id = every.message_id(epoch_ms(at))
+        await self.broker.publish(every.topic, payload, key=every.key, headers=every.headers, message_id=message_id)
+        await self.handle()
+        return message_id
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
