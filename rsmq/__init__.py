@@ -15,6 +15,7 @@ from rsmq.errors import (
 )
 from rsmq.message import Message
 from rsmq.persistence import Letter, Session
+from rsmq.rate import Rate
 from rsmq.retry import Reject, Retry, RetryPolicy
 from rsmq.router import Router
 from rsmq.settings import Settings
@@ -29,6 +30,7 @@ __all__ = [
     "Malformed",
     "Message",
     "PublishUnknown",
+    "Rate",
     "Reject",
     "Retry",
     "RetryPolicy",

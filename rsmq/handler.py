@@ -20,6 +20,7 @@ from rsmq.errors import ConfigError
 from rsmq.keys import check_name
 from rsmq.message import Message
 from rsmq.payload import Decoder, decode_nothing, decoder_for
+from rsmq.rate import Rate
 from rsmq.retry import RetryPolicy
 from rsmq.signature import Signature, read_signature
 
@@ -59,6 +60,7 @@ class Handler:
     start: str | datetime
     partitions: int | None
     execution: Execution
+    rate: Rate | None
     signature: Signature
     decode: Decoder
     invoke: Callable[[Message], Any]
@@ -94,6 +96,7 @@ def build_handler(
     start: str | datetime = "earliest",
     partitions: int | None = None,
     execution: Execution | None = None,
+    rate: Rate | None = None,
 ) -> Handler:
     """A checked handler. Raises ConfigError that says what to write instead.
 
@@ -124,6 +127,7 @@ def build_handler(
         execution=_execution(
             function, title, execution, is_async=signature.is_async, has_dependencies=called is not function
         ),
+        rate=None if rate is None else _rate(title, rate, is_batch=batch is not None),
         signature=signature,
         decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
         invoke=_refuse_shape if batch is not None else signature.single_call(),
@@ -190,6 +194,14 @@ def _start(title: str, start: Any) -> str | datetime:
         f"handler {title}: start={start!r} is no place in a topic: use 'earliest', 'latest', a stream id such as "
         f"'1700000000000-0' or an aware datetime"
     )
+
+
+def _rate(title: str, rate: Any, *, is_batch: bool) -> Rate:
+    if not isinstance(rate, Rate):
+        raise ConfigError(f"handler {title}: rate={rate!r} is no rate: write rate=Rate(100, per=timedelta(seconds=1))")
+    if is_batch:
+        raise ConfigError(f"handler {title}: rate counts single messages: leave batch out, or use concurrency")
+    return rate
 
 
 def _execution(

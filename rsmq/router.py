@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rsmq.errors import ConfigError
 from rsmq.handler import Distribution, Execution, Handler, Middleware, Ordering, build_handler
 from rsmq.keys import check_name
+from rsmq.rate import Rate
 from rsmq.retry import RetryPolicy
 from rsmq.schedule import Every, Missed, build_every
 
@@ -46,19 +47,20 @@ class Router:
         start: str | datetime = "earliest",
         partitions: int | None = None,
         execution: Execution | None = None,
+        rate: Rate | None = None,
     ) -> Callable[[F], F]:
         """Register a function for the messages of `topic` in `group`; it is returned unchanged.
 
         The payload is decoded by the annotation of the first parameter (a pydantic model, dataclass, dict, str, bytes);
         a parameter annotated `Message` gets the message. With `batch` both are lists. Defaults: order per key, 5
-        attempts with exponential back-off, no time-out, from the earliest message.
+        attempts with exponential back-off, no time-out, no rate limit, from the earliest message.
         """
 
         def register(function: F) -> F:
             handler = build_handler(
                 function, self.prefix + topic, group=group, concurrency=concurrency, ordering=ordering,
                 distribution=distribution, retry=retry, timeout=timeout, batch=batch, linger=linger, start=start,
-                partitions=partitions, execution=execution,
+                partitions=partitions, execution=execution, rate=rate,
             )  # fmt: skip
             self._add(handler)
             return function

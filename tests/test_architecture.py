@@ -13,7 +13,10 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rsmq"
 
 LAYERS = [
-    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature dependency schedule"),
+    (
+        "words: pure, no I/O",
+        "errors message partition retry clock settings keys payload signature dependency schedule rate",
+    ),
     ("Redis", "address slot client cluster connect wire fleet script topic group stream embedded keeper preflight"),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
