@@ -270,9 +270,27 @@ class Broker(Router):
             raise ConfigError(f"there is no topic {topic!r}: see `rsmq topic list`")
         return found
 
-    def publish_sync(self, topic: str, payload: Any, **options: Any) -> str:
-        """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread."""
+    def publish_sync(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        message_id: str | None = None,
+        wait_replicas: int = 0,
+    ) -> str:
+        """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread.
+
+        Safe from any number of threads, and after a fork (a server that loads the application before it forks).
+        """
         portal = self._portal.open(lambda: Broker(self.settings))
+        options: dict[str, Any] = {
+            "key": key, "headers": headers, "delay": delay, "at": at, "message_id": message_id,
+            "wait_replicas": wait_replicas,
+        }  # fmt: skip
         return str(portal.call(lambda broker: broker.publish(topic, payload, **options)))
 
     def _ready(self) -> Producer:
