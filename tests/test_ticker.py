@@ -51,14 +51,14 @@ def workers(server_url: str, prefix: str) -> Iterator[list[subprocess.Popen[byte
 async def test_every_tick_once_through_the_death_of_the_leader(
     workers: list[subprocess.Popen[bytes]], server_url: str, prefix: str
 ) -> None:
-    """Three workers; the leader is killed, then the next one: no tick is missing and none comes twice."""
+    """Three workers; the leader is killed: no tick is missing and none comes twice."""
     async with Broker(Settings(url=server_url, prefix=prefix, preflight="warn")) as broker:
         test = Harness(broker, url=server_url, prefix=prefix)
-        for count in (5, 15, 25):
+        for count in (4, 8):
             while len(await test.published("ticks")) < count:
                 assert any(worker.poll() is None for worker in workers), "no worker runs"
                 await anyio.sleep(0.02)
-            if count < 25:
+            if count < 8:
                 await kill_leader(broker, workers)
         seen = [datetime.fromisoformat(message.payload) for message in await test.published("ticks")]
         assert all(later - earlier == TICK for earlier, later in itertools.pairwise(seen)), seen

@@ -89,14 +89,17 @@ def test_a_project(project: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*AssertionError: 'invoices' has 0 messages {'n': -1}, not 1; it has: nothing*"])
 
 
-def test_a_given_server(project: pytest.Pytester, server_url: str) -> None:
-    """`--rsmq-url` and the configuration name a server to use; nothing is left there."""
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_a_given_server(project: pytest.Pytester, server_url: str, is_configured: bool) -> None:
+    """`--rsmq-url` or the configuration name a server to use; nothing is left there."""
     before = keys_of(server_url)
-    result = project.runpytest_subprocess("-p", "pytest_rsmq", f"--rsmq-url={server_url}", "-k", "not fails")
-    result.assert_outcomes(passed=5, deselected=1)
-    project.makeini(f"[pytest]\nrsmq_url = {server_url}")
-    project.makepyfile(test_url=f"def test_url(rsmq_url): assert rsmq_url == {server_url!r}")
-    project.runpytest_subprocess("-p", "pytest_rsmq", "test_url.py").assert_outcomes(passed=1)
+    project.makepyfile(
+        test_url="def test_url(rsmq_url, rsmq_settings):\n    from rsmq import Broker\n"
+        f"    assert rsmq_url == {server_url!r}\n    Broker(rsmq_settings).publish_sync('t', {{}})\n"
+    )
+    project.makeini(f"[pytest]\nrsmq_url = {server_url if is_configured else 'redis://127.0.0.1:1/0'}")
+    option = [] if is_configured else [f"--rsmq-url={server_url}"]
+    project.runpytest_subprocess("-p", "pytest_rsmq", "test_url.py", *option).assert_outcomes(passed=1)
     assert keys_of(server_url) == before
 
 

@@ -1,4 +1,7 @@
-"""Mistakes that a type checker must find, each marked with what it says; never run."""
+"""Mistakes that a type checker must find: one that it does not find is an ignore too many, and so an error.
+
+Checked by mypy (`make check`) and pyright (`test_typing.py`) in their strict modes; never run.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from datetime import timedelta
 from rsmq import Broker, Rate
 
 broker = Broker()
-broker.handler("orders", group="g", ordering="random")  # mistake: no such order
-broker.handler("orders")  # mistake: no group
-broker.handler("orders", group="g", rate=100)  # mistake: a bare number is no rate
-broker.every(3600, "ticks")  # mistake: a bare number is no time
-broker.publish_sync("orders", {}, delay=5)  # mistake: a bare number is no time
-broker.publish_sync("orders", {}, kye="k")  # mistake: no such option
-Rate(1, per=timedelta(seconds=1), over="all")  # mistake: over the group or the member
+broker.handler("orders", group="g", ordering="random")  # type: ignore[arg-type]  # there is no such order
+broker.handler("orders")  # type: ignore[call-arg]  # a group is needed
+broker.handler("orders", group="g", rate=100)  # type: ignore[arg-type]  # a bare number is no rate
+broker.every(3600, "ticks")  # type: ignore[arg-type]  # a bare number is no time
+broker.publish_sync("orders", {}, delay=5)  # type: ignore[arg-type]  # a bare number is no time
+broker.publish_sync("orders", {}, kye="k")  # type: ignore[call-arg]  # there is no such option
+Rate(1, per=timedelta(seconds=1), over="all")  # type: ignore[arg-type]  # over the group, or each member
