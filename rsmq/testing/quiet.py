@@ -39,13 +39,12 @@ async def work_left(client: Client, keys: Keys, consumers: Sequence[Consumer]) -
     Sound without locks: what the server counts as pending is either waiting for its retry behind a key, which the
     consumer knows and counts, or work; a message on its way between the two is pending, and counted nowhere else.
     """
-    now = await server_ms(client)
-    return [line for consumer in consumers for line in await _work_of(client, keys, consumer, now)]
+    return [line for consumer in consumers for line in await _work_of(client, keys, consumer)]
 
 
-async def _work_of(client: Client, keys: Keys, consumer: Consumer, now: int) -> list[str]:
+async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
     topic, group, shelved = consumer.topic, consumer.handler.group, consumer.queue.shelved
-    found, pending = [], 0
+    found, pending, now = [], 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
     for partition, row in enumerate(await _look(client, keys, topic, group, now)):
         is_undelivered, owed, due = row
         pending += owed
@@ -112,7 +111,9 @@ def _clocks(keys: Keys, consumer: Consumer) -> Iterable[str]:
 async def _shift(client: Client, key: str, ms: int) -> None:
     """XX: what is moved into the stream at this very moment does not come back."""
     members = await client.execute_command("ZRANGE", key, 0, -1)
-    await pipelined(client, [("ZADD", key, "XX", "INCR", -ms, member) for member in members])
+    for reply in await pipelined(client, [("ZADD", key, "XX", "INCR", -ms, member) for member in members]):
+        if isinstance(reply, Exception):
+            raise reply
 
 
 async def server_ms(client: Client) -> int:
