@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import anyio.to_thread
 from tenacity import wait_fixed
 
 from rsmq import Broker, RetryPolicy
 from rsmq.testing import Harness
+from rsmq.testing.cleaning import remove_keys
 from tests.cluster.cluster import Cluster
 from tests.contract.witness import Witness, until
 
@@ -47,3 +49,13 @@ async def test_a_schedule(broker: Broker, witness: Witness) -> None:
 
     async with broker.running():
         await until(lambda: len(witness.seen) >= 3, "ticks are handled")
+
+
+async def test_cleaning(broker: Broker, cluster: Cluster, prefix: str) -> None:
+    """The plugin removes the keys of a test from all masters, and no others."""
+    async with broker:
+        await broker.publish_many("t", range(40))
+        await broker.client.execute_command("SET", f"{prefix}x:y", 1)
+        assert await anyio.to_thread.run_sync(remove_keys, cluster.url, prefix) > 8
+        assert await broker.topics.names() == []
+        assert await broker.client.execute_command("DEL", f"{prefix}x:y") == 1
