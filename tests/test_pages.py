@@ -55,9 +55,23 @@ def run(page: str, directory: Path, **more: str) -> str:
         with (directory / name).open("a") as file:
             file.write(code + "\n\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_rsmq", "-p", "no:cacheprovider", "-W", "error"]
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # of what is installed here
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "pytest_rsmq",
+        "-p",
+        "anyio",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+    ]
     done = subprocess.run(
-        command, cwd=directory, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        command, cwd=directory, env=environment, capture_output=True, text=True,
         timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Final, Self
@@ -23,7 +24,7 @@ class ThrowawayServer:
     """The server of the extra `embedded`, for as long as the block lasts.
 
     `tcp` listens on 127.0.0.1, else on a unix socket. `durable` keeps every write over `restart`; otherwise nothing is
-    written to disk. It ends with the process that started it, also when that is killed (Linux).
+    written to disk. Started in the main thread it ends with its process, also when that is killed (Linux).
     """
 
     def __init__(self, *, tcp: bool = False, durable: bool = False) -> None:
@@ -51,7 +52,7 @@ class ThrowawayServer:
             # a session of its own: Ctrl-C is for the test run, which then ends the server in order
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=dies_with_us(),
+                preexec_fn=dies_with_us() if threading.current_thread() is threading.main_thread() else None,
             )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():

@@ -25,7 +25,7 @@ async def test_nothing_is_lost() -> None:
                 chaos.resume()
                 chaos.reset()
             elif n == 240:
-                await chaos.restart_server()
+                chaos.restart_server()
                 chaos.cut()
         verdict = await chaos.verdict()
     verdict.assert_nothing_lost()

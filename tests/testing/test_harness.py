@@ -26,12 +26,12 @@ class Order(BaseModel):
 class Shop:
     """A user's application: what it was asked to do and what it does wrong."""
 
-    def __init__(self, ordering: Any = "key") -> None:
+    def __init__(self, **options: Any) -> None:
         self.broker = Broker(Settings(url="redis://127.0.0.1:1/0"))  # nobody listens there: only the harness may work
         self.errors: list[Exception] = []
         self.billed: list[int] = []
 
-        @self.broker.handler("orders", group="billing", ordering=ordering, retry=RetryPolicy(3, wait_fixed(3600)))
+        @self.broker.handler("orders", group="billing", retry=RetryPolicy(3, wait_fixed(3600)), **options)
         async def bill(order: Order, message: Message) -> int:
             if self.errors:
                 raise self.errors.pop(0)
@@ -69,10 +69,10 @@ async def test_a_message_is_handled(shop: Shop, harness: Callable[..., Harness])
     assert shop.billed == [1]
 
 
-@pytest.mark.parametrize("ordering", ["key", "none"])
-async def test_the_clock_moves_retries(ordering: str, harness: Callable[..., Harness]) -> None:
+@pytest.mark.parametrize("options", [{}, {"ordering": "none"}, {"distribution": "shared"}], ids=str)
+async def test_the_clock_moves_retries(options: dict[str, str], harness: Callable[..., Harness]) -> None:
     """A retry in an hour is handled when the hour has been moved, not before; later ones of its key wait behind it."""
-    shop = Shop(ordering)
+    shop, is_ordered = Shop(**options), not options
     shop.errors = [ValueError("first"), Retry("second", after=2 * HOUR)]
     async with harness(shop.broker) as test:
         [outcome] = await test.publish_and_handle("orders", Order(n=1), key="ada")
@@ -84,12 +84,12 @@ async def test_the_clock_moves_retries(ordering: str, harness: Callable[..., Har
         [outcome] = await test.outcomes("orders", outcome.message_id)
         assert (outcome.status, outcome.attempts) == ("waiting", 2)
         [later] = await test.publish_and_handle("orders", Order(n=2), key="ada")
-        assert later.is_done == (ordering == "none")
+        assert later.is_done != is_ordered
         await test.advance(2 * HOUR)
         [outcome] = await test.outcomes("orders", outcome.message_id)
         assert (outcome.status, outcome.attempts) == ("done", 3)
         assert [run.attempt for run in outcome.runs] == [1, 2, 3]
-    assert shop.billed == ([1, 2] if ordering == "key" else [2, 1])
+    assert shop.billed == ([1, 2] if is_ordered else [2, 1])
 
 
 async def test_the_clock_moves_delayed_messages(shop: Shop, harness: Callable[..., Harness]) -> None:

@@ -13,6 +13,7 @@ import redis
 pytest_plugins = ("pytester",)
 
 ROOT = Path(__file__).parents[2]
+PLUGINS = ("-p", "pytest_rsmq", "-p", "anyio")
 
 CONFTEST = """
 import pytest
@@ -70,6 +71,7 @@ async def test_this_one_fails(rsmq_harness):
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A user's project."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # of all that is installed here: half the time
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{pytester.path}")
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(shop=SHOP, test_shop=TESTS)
@@ -84,7 +86,7 @@ def keys_of(url: str) -> int:
 
 def test_a_project(project: pytest.Pytester) -> None:
     """Each test has a prefix of its own on the one server of the session, which ends with it; failures are told."""
-    result = project.runpytest_subprocess("-p", "pytest_rsmq", "-p", "no:cacheprovider")
+    result = project.runpytest_subprocess(*PLUGINS, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=5, failed=1)
     result.stdout.fnmatch_lines(["*AssertionError: 'invoices' has 0 messages {'n': -1}, not 1; it has: nothing*"])
 
@@ -99,18 +101,19 @@ def test_a_given_server(project: pytest.Pytester, server_url: str, is_configured
     )
     project.makeini(f"[pytest]\nrsmq_url = {server_url if is_configured else 'redis://127.0.0.1:1/0'}")
     option = [] if is_configured else [f"--rsmq-url={server_url}"]
-    project.runpytest_subprocess("-p", "pytest_rsmq", "test_url.py", *option).assert_outcomes(passed=1)
+    project.runpytest_subprocess(*PLUGINS, "test_url.py", *option).assert_outcomes(passed=1)
     assert keys_of(server_url) == before
 
 
 def test_nobody_pays_for_it(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a project that does not use it, the plugin loads nothing of rsmq and runs nothing."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makepyfile(
         "import sys\n\ndef test_it():\n    assert 'pytest_rsmq' in sys.modules\n"
         "    assert not {name for name in sys.modules if name.split('.')[0] in ('rsmq', 'redis', 'pydantic')}\n"
     )
-    result = pytester.runpytest_subprocess("-p", "pytest_rsmq")
+    result = pytester.runpytest_subprocess(*PLUGINS)
     result.assert_outcomes(passed=1)
 
 
