@@ -25,7 +25,7 @@ import asyncio, sys
 from datetime import datetime, timedelta
 from rsmq import Broker, Settings
 
-broker = Broker(Settings(url=sys.argv[1], prefix=sys.argv[2], preflight="warn", lease_ttl=timedelta(seconds=1)))
+broker = Broker(Settings(url=sys.argv[1], prefix=sys.argv[2], preflight="warn", lease_ttl=timedelta(seconds=2)))
 
 @broker.every(timedelta(milliseconds=200), "ticks", missed="skip")
 def clock(at: datetime) -> str:
@@ -134,6 +134,8 @@ async def test_a_stopped_worker_gives_up_at_once(server_url: str, prefix: str) -
         owner, last = await broker.client.execute_command("HMGET", *fields)
         assert owner is None
         assert last is not None
+        await broker.topics.delete("ticks")
+        assert await broker.client.execute_command("EXISTS", fields[0]) == 0
 
 
 async def test_the_harness_ticks_by_hand(server_url: str, prefix: str) -> None:

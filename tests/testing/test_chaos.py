@@ -11,6 +11,7 @@ from rsmq.testing.verdict import Stored, Story, Where, judge
 TARGET = "tests.testing.application:broker"
 
 
+@pytest.mark.chaos
 async def test_nothing_is_lost() -> None:
     """Kill, pause, break, restart, cut: everything is handled in all groups, what handlers published too."""
     async with Chaos(TARGET, workers=2) as chaos:
