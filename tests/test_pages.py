@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```python\n# ([a-z_]+\.py)\n(.*?)^```", re.MULTILINE | re.
 
 TRIAL = """
 import pytest
-import billing, database, reports, shop, sms, views, web
+import billing, database, reports, shop, sms, staging, views, web
 
 @pytest.mark.anyio
 async def test_all_of_it(rsmq_harness, capsys):
