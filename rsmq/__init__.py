@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     )
     from rsmq.message import Message
     from rsmq.persistence import Letter, Session
+    from rsmq.rate import Rate
     from rsmq.retry import Reject, Retry, RetryPolicy
+    from rsmq.router import Router
     from rsmq.settings import Settings
 else:
     from importlib import import_module
@@ -37,7 +39,9 @@ else:
         ),
         "rsmq.message": ("Message",),
         "rsmq.persistence": ("Letter", "Session"),
+        "rsmq.rate": ("Rate",),
         "rsmq.retry": ("Reject", "Retry", "RetryPolicy"),
+        "rsmq.router": ("Router",),
         "rsmq.settings": ("Settings",),
     }  # fmt: skip
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -62,9 +66,11 @@ __all__ = [
     "Malformed",
     "Message",
     "PublishUnknown",
+    "Rate",
     "Reject",
     "Retry",
     "RetryPolicy",
+    "Router",
     "RsmqError",
     "Session",
     "SessionTaken",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -15,13 +15,14 @@ from rsmq.dlq import DeadLetters
 from rsmq.embedded import server_for
 from rsmq.errors import ConfigError
 from rsmq.group import reset_group, set_paused
-from rsmq.handler import Distribution, Execution, Handler, Middleware, Ordering, build_handler
+from rsmq.handler import Middleware
 from rsmq.keys import Keys
 from rsmq.persistence import Devices, Feed, PostOffice, Session
 from rsmq.portal import Portal
 from rsmq.preflight import require
 from rsmq.producer import Producer
 from rsmq.retry import RetryPolicy
+from rsmq.router import Router
 from rsmq.settings import Settings
 from rsmq.topic import Topic, Topics
 from rsmq.worker import Lifespan, Worker, new_member_id
@@ -30,11 +31,10 @@ log = logging.getLogger("rsmq")
 
 NOT_CONNECTED = "the broker is not connected: do this inside `async with broker:`"
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-class Broker:
+class Broker(Router):
     """Publishes messages and runs handlers, on the server that the settings name.
 
     `async with broker:` connects (without RSMQ_URL it starts or joins this project's embedded server). Everything the
@@ -42,10 +42,9 @@ class Broker:
     """
 
     def __init__(self, settings: Settings | None = None, **overrides: Any) -> None:
+        super().__init__()
         self.settings = Settings(**overrides) if settings is None else settings
         self.keys = Keys(self.settings.prefix)
-        self.handlers: list[Handler] = []
-        self._middlewares: list[Middleware] = []
         self._lifespans: list[Lifespan] = []
         self._stack: AsyncExitStack | None = None
         self._users = 0
@@ -59,45 +58,6 @@ class Broker:
         self.make_producer: Callable[[Client, Keys, Settings, Topics], Producer] = Producer
 
     # -- registering ----------------------------------------------------------------------------------------------
-
-    def handler(
-        self,
-        topic: str,
-        *,
-        group: str,
-        concurrency: int = 64,
-        ordering: Ordering | None = None,
-        distribution: Distribution = "hash",
-        retry: RetryPolicy | None = None,
-        timeout: timedelta | float | None = None,
-        batch: int | None = None,
-        linger: timedelta | None = None,
-        start: str | datetime = "earliest",
-        partitions: int | None = None,
-        execution: Execution | None = None,
-    ) -> Callable[[F], F]:
-        """Register a function for the messages of `topic` in `group`; it is returned unchanged.
-
-        The payload is decoded by the annotation of the first parameter (a pydantic model, dataclass, dict, str, bytes);
-        a parameter annotated `Message` gets the message. With `batch` both are lists. Defaults: order per key, 5
-        attempts with exponential back-off, no time-out, from the earliest message.
-        """
-
-        def register(function: F) -> F:
-            handler = build_handler(
-                function, topic, group=group, concurrency=concurrency, ordering=ordering, distribution=distribution,
-                retry=retry, timeout=timeout, batch=batch, linger=linger, start=start, partitions=partitions,
-                execution=execution,
-            )  # fmt: skip
-            if any((other.topic, other.group) == (topic, group) for other in self.handlers):
-                raise ConfigError(
-                    f"group {group!r} of topic {topic!r} has a handler already: a group handles each message once, "
-                    f"so give {handler.name} a group of its own"
-                )
-            self.handlers.append(handler)
-            return function
-
-        return register
 
     def deliver(
         self,
@@ -123,15 +83,27 @@ class Broker:
             topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
         )(feed)  # fmt: skip
 
-    def middleware(self, function: Middleware) -> Middleware:
-        """Register `async def (message, call_next)` around every handler; the first registered is the outermost."""
-        self._middlewares.append(function)
-        return function
-
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Register an `@asynccontextmanager` function that surrounds the life of every worker of this broker."""
         self._lifespans.append(function)
         return function
+
+    @contextmanager
+    def pointed_at(self, settings: Settings, *, around: Middleware | None = None) -> Iterator[Self]:
+        """Work with other settings inside the block, for tests: another server, another prefix.
+
+        `around` is a middleware for the block, outside all others. Raises ConfigError while the broker is in use.
+        """
+        if self._users or self._portal.is_open:
+            raise ConfigError("the broker is connected: point it elsewhere before `async with broker:` or publish_sync")
+        before = (self.settings, self.keys, list(self._middlewares))
+        self.settings, self.keys = settings, Keys(settings.prefix)
+        self._middlewares[:0] = [] if around is None else [around]
+        try:
+            yield self
+        finally:
+            self._portal.close()
+            self.settings, self.keys, self._middlewares = before
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
@@ -302,9 +274,27 @@ class Broker:
             raise ConfigError(f"there is no topic {topic!r}: see `rsmq topic list`")
         return found
 
-    def publish_sync(self, topic: str, payload: Any, **options: Any) -> str:
-        """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread."""
+    def publish_sync(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        message_id: str | None = None,
+        wait_replicas: int = 0,
+    ) -> str:
+        """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread.
+
+        Safe from any number of threads, and after a fork (a server that loads the application before it forks).
+        """
         portal = self._portal.open(self._twin)
+        options: dict[str, Any] = {
+            "key": key, "headers": headers, "delay": delay, "at": at, "message_id": message_id,
+            "wait_replicas": wait_replicas,
+        }  # fmt: skip
         return str(portal.call(lambda broker: broker.publish(topic, payload, **options)))
 
     def _twin(self) -> Broker:
@@ -330,7 +320,8 @@ class Broker:
         async with self:
             assert self._connector is not None
             worker = Worker(
-                self._connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans
+                self._connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
+                self.schedules,
             )  # fmt: skip
             self._worker = worker
             try:

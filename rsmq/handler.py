@@ -15,10 +15,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, get_args
 
 from rsmq.clock import epoch_ms
+from rsmq.dependency import with_dependencies
 from rsmq.errors import ConfigError
 from rsmq.keys import check_name
 from rsmq.message import Message
 from rsmq.payload import Decoder, decode_nothing, decoder_for
+from rsmq.rate import Rate
 from rsmq.retry import RetryPolicy
 from rsmq.signature import Signature, read_signature
 
@@ -40,7 +42,8 @@ class Handler:
 
     `invoke(message)` and `invoke_batch(messages)` call the function with what its signature asks for, taken from
     `message.payload` (set it with `decode`); one of the two fits, by `batch`. The result of an `async def` is to be
-    awaited (`is_async`). `linger` is how long an incomplete batch waits for more; 0: not at all.
+    awaited (`is_async`). `linger` is how long an incomplete batch waits for more; 0: not at all. `around` is middleware
+    of its own, inside that of the broker.
     """
 
     function: Callable[..., Any]
@@ -57,10 +60,12 @@ class Handler:
     start: str | datetime
     partitions: int | None
     execution: Execution
+    rate: Rate | None
     signature: Signature
     decode: Decoder
     invoke: Callable[[Message], Any]
     invoke_batch: Callable[[Sequence[Message]], Any]
+    around: tuple[Middleware, ...] = ()
 
     @property
     def is_async(self) -> bool:
@@ -91,6 +96,7 @@ def build_handler(
     start: str | datetime = "earliest",
     partitions: int | None = None,
     execution: Execution | None = None,
+    rate: Rate | None = None,
 ) -> Handler:
     """A checked handler. Raises ConfigError that says what to write instead.
 
@@ -98,7 +104,8 @@ def build_handler(
     under hash distribution, else "none"; `execution` is "inline" for an `async def`, else "thread".
     """
     title = name or getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
-    signature = read_signature(function, title, is_batch=batch is not None)
+    called = with_dependencies(function, title, is_batch=batch is not None)
+    signature = read_signature(called, title, is_batch=batch is not None)
     if linger is not None and batch is None:
         raise ConfigError(f"handler {title}: linger needs batch, such as batch=500: single messages never wait")
     if retry is not None and not isinstance(retry, RetryPolicy):
@@ -117,7 +124,10 @@ def build_handler(
         linger=timedelta(0) if linger is None else _linger(title, linger),
         start=_start(title, start),
         partitions=None if partitions is None else _count(title, "partitions", partitions, MOST_PARTITIONS),
-        execution=_execution(function, title, execution, is_async=signature.is_async),
+        execution=_execution(
+            function, title, execution, is_async=signature.is_async, has_dependencies=called is not function
+        ),
+        rate=None if rate is None else _rate(title, rate, is_batch=batch is not None),
         signature=signature,
         decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
         invoke=_refuse_shape if batch is not None else signature.single_call(),
@@ -186,7 +196,17 @@ def _start(title: str, start: Any) -> str | datetime:
     )
 
 
-def _execution(function: Any, title: str, execution: Any, *, is_async: bool) -> Execution:
+def _rate(title: str, rate: Any, *, is_batch: bool) -> Rate:
+    if not isinstance(rate, Rate):
+        raise ConfigError(f"handler {title}: rate={rate!r} is no rate: write rate=Rate(100, per=timedelta(seconds=1))")
+    if is_batch:
+        raise ConfigError(f"handler {title}: rate counts single messages: leave batch out, or use concurrency")
+    return rate
+
+
+def _execution(
+    function: Any, title: str, execution: Any, *, is_async: bool, has_dependencies: bool = False
+) -> Execution:
     if execution is None:
         return "inline" if is_async else "thread"
     chosen: Execution = _one_of(title, "execution", execution, Execution)
@@ -195,6 +215,8 @@ def _execution(function: Any, title: str, execution: Any, *, is_async: bool) -> 
         raise ConfigError(
             f"handler {title}: {kind} cannot run with execution={execution!r}: write {other}, or leave it out"
         )
+    if chosen == "process" and has_dependencies:
+        raise ConfigError(f"handler {title}: dependencies cannot go to another process: open them in the function")
     if chosen == "process" and not (inspect.isfunction(function) and "<" not in function.__qualname__):
         raise ConfigError(
             f"handler {title}: execution='process' needs a function that another process can import by name: define it "

@@ -16,7 +16,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 LONGEST_DEVICE: Final = 256
 UNSAFE: Final = re.compile(r"[{}%\x00-\x1f\x7f]")
 ENCODED: Final = re.compile(r"%([0-9A-F]{2})")
-RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "jobs", "marks")
+RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks")
 """A group named so would share keys with its partition: group `dedup` has its lease where message id `lease` goes."""
 
 
@@ -89,6 +89,10 @@ class Keys:
     def jobs(self, topic: str, partition: int) -> str:
         """Hash: `job|source` -> the last position of that source from which the job has appended a message here."""
         return f"{self.stream(topic, partition)}:jobs"
+
+    def every(self, topic: str, partition: int) -> str:
+        """Hash: `last|name` of each schedule that publishes here, `owner|name` and `until|name` of who leads it."""
+        return f"{self.stream(topic, partition)}:every"
 
     def lease(self, topic: str, partition: int, group: str) -> str:
         """Hash: owner, epoch, until_ms, reader."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+PORTALS: weakref.WeakSet[Portal] = weakref.WeakSet()
+LEFT_BEHIND: list[object] = []
 
 
 class Portal:
@@ -16,9 +21,15 @@ class Portal:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        PORTALS.add(self)
         self._stack: ExitStack | None = None
         self._portal: BlockingPortal | None = None
         self._resource: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._stack is not None
 
     def open(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Portal:
         """Connect on first use; later calls return at once. Safe from several threads."""
@@ -36,6 +47,14 @@ class Portal:
                 atexit.register(self.close)
         return self
 
+    def leave_to_parent(self) -> None:
+        """We are the child of a fork: the thread is in the parent only, and the lock may be held for ever.
+
+        What it held is kept, and never closed here: the poll set of its event loop is shared with the parent.
+        """
+        LEFT_BEHIND.append((self._stack, self._portal, self._resource))
+        self._lock, self._stack, self._portal, self._resource = threading.Lock(), None, None, None
+
     def call(self, action: Callable[[Any], Awaitable[Any]]) -> Any:
         """Run a coroutine function of the resource and wait for its result."""
         assert self._portal is not None
@@ -52,3 +71,12 @@ class Portal:
             if stack is not None:
                 atexit.unregister(self.close)
                 stack.close()
+
+
+def _after_fork() -> None:
+    for portal in list(PORTALS):
+        portal.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

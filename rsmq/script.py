@@ -94,6 +94,8 @@ ACK_LETTERS: Final = Script("ack_letters")
 RECEIVE_LETTERS: Final = Script("receive_letters")
 OPEN_SESSION: Final = Script("open_session")
 CLOSE_SESSION: Final = Script("close_session")
+LEAD_SCHEDULE: Final = Script("lead_schedule")
+PUBLISH_TICK: Final = Script("publish_tick")
 CLEAR_INBOX: Final = Script("clear_inbox")
 
 OK: Final = b"OK"

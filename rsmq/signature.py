@@ -74,7 +74,7 @@ def read_signature(
     `unannotated` stands for a missing annotation (a lambda cannot have one); without it that is refused.
     """
     is_async = _is_async(function, title)
-    hints = _annotations(function, title)
+    hints = annotations_of(function, title)
     if unannotated is not inspect.Parameter.empty:
         hints = {parameter.name: unannotated for parameter in _required(function, title)} | hints
     items = [
@@ -119,7 +119,7 @@ def _required(function: Callable[..., Any], title: str) -> list[inspect.Paramete
     return required
 
 
-def _annotations(function: Callable[..., Any], title: str) -> dict[str, Any]:
+def annotations_of(function: Callable[..., Any], title: str) -> dict[str, Any]:
     """The annotations as objects, of functions, methods, partials and callable objects alike."""
     while isinstance(function, functools.partial):
         function = function.func

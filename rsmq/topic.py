@@ -208,6 +208,7 @@ class Topics:
             yield self._keys.marks(topic.name, partition)
             yield self._keys.archived(topic.name, partition)
             yield self._keys.jobs(topic.name, partition)
+            yield self._keys.every(topic.name, partition)
             yield self._keys.stream(topic.name, partition)
 
     async def _unlink(self, names: list[Any]) -> None:

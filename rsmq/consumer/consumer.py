@@ -14,6 +14,7 @@ from rsmq.clock import monotonic
 from rsmq.connect import Client
 from rsmq.consumer.batch_runner import BatchRunner
 from rsmq.consumer.fetcher import Fetcher
+from rsmq.consumer.gate import Gate
 from rsmq.consumer.intake import Intake
 from rsmq.consumer.lane import START, Lane
 from rsmq.consumer.queue import Queue
@@ -64,6 +65,8 @@ class Consumer:
         self._settler = Settler(client, settings, member, handler.group, self.drop_lane, self.stats)
         runner = Runner if handler.batch is None else BatchRunner
         self._runner = runner(handler, call, self.queue, self._settler, self.stats)
+        if handler.rate is not None:
+            self.queue.ready = Gate(handler.rate, lambda: len(self.membership.live), self._runner.kick_soon)
         self._reclaimer = Reclaimer(client, settings, member, self.queue, self._runner, self._settler, self.stats)
         self._intake = Intake(client, self.lanes, self._runner, self._reader_of)
         self._stopping = asyncio.Event()

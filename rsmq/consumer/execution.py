@@ -14,7 +14,7 @@ from rsmq.handler import Call, Handler, Middleware, compose
 def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
     """The one coroutine function that a runner awaits for a message (or for a batch)."""
     innermost = {"inline": _inline, "thread": _in_thread, "process": _in_process}[handler.execution](handler)
-    return compose(middlewares, innermost)
+    return compose((*middlewares, *handler.around), innermost)
 
 
 def _inline(handler: Handler) -> Call:

@@ -1,0 +1,61 @@
+"""Schedules, and the harness of a user's tests, on a cluster."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import anyio.to_thread
+from tenacity import wait_fixed
+
+from rsmq import Broker, RetryPolicy
+from rsmq.testing import Harness
+from rsmq.testing.cleaning import remove_keys
+from tests.cluster.cluster import Cluster
+from tests.contract.witness import Witness, until
+
+
+async def test_the_clock_moves(broker: Broker, cluster: Cluster, prefix: str) -> None:
+    """Retries and delayed messages of partitions on all masters."""
+    seen: list[tuple[int, int]] = []
+
+    @broker.handler("t", group="g", retry=RetryPolicy(3, wait_fixed(3600)))
+    async def handle(order: dict[str, int], message: Any = None) -> None:
+        seen.append((order["n"], 1 + sum(n == order["n"] for n, _ in seen)))
+        if seen[-1][1] == 1:
+            raise ValueError("the first attempt fails")
+
+    async with Harness(broker, url=cluster.url, prefix=prefix) as test:
+        for n in range(12):
+            await broker.publish("t", {"n": n}, key=f"k{n}")
+        await broker.publish("t", {"n": 12}, delay=timedelta(minutes=30))
+        await test.handle()
+        assert len(seen) == 12
+        await test.advance(timedelta(hours=1))
+        await test.advance(timedelta(hours=1))
+        assert sorted(seen) == [(n, attempt) for n in range(13) for attempt in (1, 2)]
+
+
+async def test_a_schedule(broker: Broker, witness: Witness) -> None:
+    """What notes the ticks is in the slot of the stream."""
+
+    @broker.every(timedelta(milliseconds=100), "ticks")
+    def clock() -> str:
+        return "tick"
+
+    @broker.handler("ticks", group="g")
+    async def handle(text: str) -> None:
+        witness.note(text)
+
+    async with broker.running():
+        await until(lambda: len(witness.seen) >= 3, "ticks are handled")
+
+
+async def test_cleaning(broker: Broker, cluster: Cluster, prefix: str) -> None:
+    """The plugin removes the keys of a test from all masters, and no others."""
+    async with broker:
+        await broker.publish_many("t", range(40))
+        await broker.client.execute_command("SET", f"{prefix}x:y", 1)
+        assert await anyio.to_thread.run_sync(remove_keys, cluster.url, prefix) > 8
+        assert await broker.topics.names() == []
+        assert await broker.client.execute_command("DEL", f"{prefix}x:y") == 1

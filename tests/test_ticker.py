@@ -1,0 +1,161 @@
+"""Schedules in workers: each tick once, through the death of the leader; errors; the harness."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rsmq import Broker, ConfigError, Router, Settings
+from rsmq.testing import Harness
+from tests.contract.witness import Witness, until
+
+ROOT = Path(__file__).parents[1]
+TICK = timedelta(milliseconds=200)
+
+PROGRAM = """
+import asyncio, sys
+from datetime import datetime, timedelta
+from rsmq import Broker, Settings
+
+broker = Broker(Settings(url=sys.argv[1], prefix=sys.argv[2], preflight="warn", lease_ttl=timedelta(seconds=2)))
+
+@broker.every(timedelta(milliseconds=200), "ticks", missed="skip")
+def clock(at: datetime) -> str:
+    return at.isoformat()
+
+asyncio.run(broker.run())
+"""
+
+
+@pytest.fixture
+def workers(server_url: str, prefix: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Three processes with one schedule and nothing else to do."""
+    command = [sys.executable, "-c", PROGRAM, server_url, prefix]
+    started = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(3)]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+async def test_every_tick_once_through_the_death_of_the_leader(
+    workers: list[subprocess.Popen[bytes]], server_url: str, prefix: str
+) -> None:
+    """Three workers; the leader is killed: no tick is missing and none comes twice."""
+    async with Broker(Settings(url=server_url, prefix=prefix, preflight="warn")) as broker:
+        test = Harness(broker, url=server_url, prefix=prefix)
+        for count in (4, 8):
+            while len(await test.published("ticks")) < count:
+                assert any(worker.poll() is None for worker in workers), "no worker runs"
+                await anyio.sleep(0.02)
+            if count < 8:
+                await kill_leader(broker, workers)
+        seen = [datetime.fromisoformat(message.payload) for message in await test.published("ticks")]
+        assert all(later - earlier == TICK for earlier, later in itertools.pairwise(seen)), seen
+        ids = [message.id for message in await test.published("ticks")]
+        assert ids[0] == f"clock@{seen[0].isoformat()}"
+
+
+async def kill_leader(broker: Broker, workers: list[subprocess.Popen[bytes]]) -> None:
+    """SIGKILL whoever leads now."""
+    topic = await broker.topics.find("ticks")
+    assert topic is not None
+    for partition in range(topic.partitions):
+        owner = await broker.client.execute_command("HGET", broker.keys.every("ticks", partition), "owner|clock")
+        if owner is not None:
+            pid = int(owner.split(b"-")[-2])
+            leader = next(process for process in workers if process.pid == pid)
+            leader.send_signal(signal.SIGKILL)
+            leader.wait()
+            return
+    raise AssertionError("nobody leads")
+
+
+@pytest.fixture
+def witness() -> Witness:
+    """What handlers have seen."""
+    return Witness()
+
+
+async def test_a_worker_handles_what_it_publishes(server_url: str, prefix: str, witness: Witness) -> None:
+    """Schedules of a router, async and plain; an error of one function is tried again, and stops nobody else."""
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
+    router = Router(prefix="shop.")
+    problems = [ValueError("not yet")]
+
+    @router.every(TICK, "ticks", key="k")
+    async def clock(at: datetime) -> dict[str, str]:
+        return {"at": at.isoformat()}
+
+    @router.every(timedelta(milliseconds=100), "others", name="other")
+    def faulty() -> str:
+        if problems:
+            raise problems.pop()
+        return "at last"
+
+    @router.handler("ticks", group="g")
+    async def handle(tick: dict[str, str]) -> None:
+        witness.note(tick["at"])
+
+    @router.handler("others", group="g")
+    async def other(text: str) -> None:
+        witness.note(text)
+
+    broker.include(router)
+    async with broker.running():
+        await until(lambda: "at last" in witness.seen and len(set(witness.seen)) >= 4, "ticks are handled")
+        assert broker.worker is not None
+    at = sorted({datetime.fromisoformat(each) for each in witness.seen if each != "at last"})
+    assert all((later - earlier) % TICK == timedelta(0) for earlier, later in itertools.pairwise(at))
+
+
+async def test_a_stopped_worker_gives_up_at_once(server_url: str, prefix: str) -> None:
+    """A planned stop leaves no gap: the schedule is free when the worker has ended."""
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1))
+
+    @broker.every(timedelta(hours=1), "ticks")
+    def clock() -> None: ...
+
+    async with broker:
+        fields = (broker.keys.every("ticks", 0), "owner|clock", "last|clock")
+        async with broker.running():
+            while (await broker.client.execute_command("HMGET", *fields))[0] is None:
+                await anyio.sleep(0.005)
+        owner, last = await broker.client.execute_command("HMGET", *fields)
+        assert owner is None
+        assert last is not None
+        await broker.topics.delete("ticks")
+        assert await broker.client.execute_command("EXISTS", fields[0]) == 0
+
+
+async def test_the_harness_ticks_by_hand(server_url: str, prefix: str) -> None:
+    """In a test nothing ticks by itself: a tick is asked for, with the time that it is to have."""
+    broker, handled = Broker(Settings(url="redis://127.0.0.1:1/0")), list[str]()
+
+    @broker.every(timedelta(milliseconds=100), "reports")
+    def report(at: datetime) -> str | None:
+        return at.isoformat() if at.year == 2026 else None
+
+    @broker.handler("reports", group="g")
+    async def handle(text: str) -> None:
+        handled.append(text)
+
+    async with Harness(broker, url=server_url, prefix=prefix) as test:
+        assert await test.tick("report", datetime(2026, 1, 1, tzinfo=UTC)) == "report@2026-01-01T00:00:00+00:00"
+        assert await test.tick("report", datetime(2027, 1, 1, tzinfo=UTC)) is None
+        with pytest.raises(ConfigError, match="no schedule 'x'; it has: report"):
+            await test.tick("x", datetime(2026, 1, 1, tzinfo=UTC))
+        assert handled == ["2026-01-01T00:00:00+00:00"]
+    assert len(broker.schedules) == 1
+    with pytest.raises(ConfigError, match="has a schedule 'report' already"):
+        broker.every(timedelta(hours=1), "reports")(report)

@@ -1,0 +1,19 @@
+"""Mistakes that a type checker must find: one that it does not find is an ignore too many, and so an error.
+
+Checked by mypy (`make check`) and pyright (`test_typing.py`) in their strict modes; never run.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from rsmq import Broker, Rate
+
+broker = Broker()
+broker.handler("orders", group="g", ordering="random")  # type: ignore[arg-type]  # there is no such order
+broker.handler("orders")  # type: ignore[call-arg]  # a group is needed
+broker.handler("orders", group="g", rate=100)  # type: ignore[arg-type]  # a bare number is no rate
+broker.every(3600, "ticks")  # type: ignore[arg-type]  # a bare number is no time
+broker.publish_sync("orders", {}, delay=5)  # type: ignore[arg-type]  # a bare number is no time
+broker.publish_sync("orders", {}, kye="k")  # type: ignore[call-arg]  # there is no such option
+Rate(1, per=timedelta(seconds=1), over="all")  # type: ignore[arg-type]  # over the group, or each member

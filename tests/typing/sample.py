@@ -1,0 +1,154 @@
+"""What a user writes, as far as types matter: checked by mypy and pyright in their strict modes, never run.
+
+`assert_type` says what an editor must know; what must be refused is in `mistakes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, assert_type
+
+from fast_depends import Depends
+from fastapi import Depends as RequestDepends
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from rsmq import Broker, BrokerError, Letter, Message, Rate, Reject, Retry, RetryPolicy, Router, Session, Settings
+from rsmq.asgi import connected, lifespan
+from rsmq.testing import Chaos, Harness, Outcome, Verdict
+
+
+class Order(BaseModel):
+    """A payload."""
+
+    customer: str
+    total: float
+
+
+@dataclass
+class Database:
+    """A resource."""
+
+    name: str
+
+
+async def database() -> AsyncIterator[Database]:
+    """A dependency."""
+    yield Database("shop")
+
+
+broker = Broker(url="redis://localhost:6379/0", lease_ttl=timedelta(seconds=6))
+other = Broker(Settings(prefix="other"))
+router = Router(prefix="shop.")
+
+
+@router.handler("orders", group="billing", concurrency=8, retry=RetryPolicy(max_attempts=3), rate=Rate(100))
+async def bill(order: Order, message: Message, db: Annotated[Database, Depends(database)]) -> None:
+    """A handler keeps its type: it can be called as it is."""
+    assert_type(message.key, str | None)
+    assert_type(message.headers, dict[str, str])
+    assert_type(message.timestamp, datetime)
+    assert_type(message.attempt, int)
+    if order.total < 0:
+        raise Reject("a negative total")
+    if db.name != "shop":
+        raise Retry("not yet", after=timedelta(minutes=1))
+    published = await broker.publish("invoices", order, key=order.customer, delay=timedelta(seconds=1))
+    assert_type(published, str)
+
+
+@router.handler("orders", group="audit", batch=500, linger=timedelta(milliseconds=50), timeout=timedelta(seconds=30))
+async def audit(orders: list[Order]) -> list[Exception | None]:
+    """A batch handler."""
+    return [None for _ in orders]
+
+
+@router.handler("resize", group="images", execution="thread", distribution="shared")
+def resize(job: dict[str, int]) -> None:
+    """A plain function."""
+
+
+@router.every("0 * * * *", "reports", timezone="Europe/Berlin", missed="skip")
+def report(at: datetime) -> Order:
+    """A schedule."""
+    return Order(customer=at.isoformat(), total=0)
+
+
+@router.every(timedelta(minutes=5), "ticks", key="k")
+async def tick() -> str | None:
+    """Another one."""
+    return None
+
+
+broker.include(router, prefix="eu.")
+
+
+@broker.middleware
+async def measure(message: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
+    """A middleware."""
+    return await call_next(message)
+
+
+@broker.lifespan
+@asynccontextmanager
+async def resources() -> AsyncGenerator[None, None]:
+    """Around every worker."""
+    yield
+
+
+app = FastAPI(lifespan=lifespan(broker, worker=True))
+
+
+@app.post("/orders")
+async def order(order: Order, queue: Annotated[Broker, RequestDepends(connected)]) -> str:
+    """From a request."""
+    return await queue.publish("shop.orders", order, key=order.customer)
+
+
+def sync_view(order: Order) -> str:
+    """From Django or Flask."""
+    return broker.publish_sync("shop.orders", order, key=order.customer, message_id="one")
+
+
+async def publish() -> None:
+    """From anywhere."""
+    async with broker as opened:
+        assert_type(opened, Broker)
+        orders = [Order(customer="ada", total=1)]
+        ids = await broker.publish_many("shop.orders", orders, key=lambda each: each.customer)
+        assert_type(ids, list[str])
+        try:
+            await broker.publish("shop.orders", {"n": 1}, at=datetime.now(UTC))
+        except BrokerError as error:
+            print(error)
+        await broker.send("device-1", {"text": "hello"}, topic="alerts", expiry=timedelta(minutes=1))
+        async with broker.connect("device-1", window=10) as session:
+            assert_type(session, Session)
+            async for letter in session:
+                assert_type(letter, Letter)
+                await session.ack(letter)
+        async with broker.running() as running:
+            assert_type(running, Broker)
+
+
+async def test_billing(rsmq_harness: Callable[..., Harness], rsmq_chaos: type[Chaos]) -> None:
+    """A test of the user's own."""
+    async with rsmq_harness(broker) as test:
+        outcomes = await test.publish_and_handle("eu.shop.orders", Order(customer="ada", total=1), key="ada")
+        assert_type(outcomes, list[Outcome])
+        await test.advance(timedelta(hours=1))
+        assert_type(await test.assert_published("invoices"), list[Message])
+    async with rsmq_chaos("shop:broker", workers=3) as chaos:
+        await chaos.publish("orders", {"n": 1}, key="k")
+        chaos.kill()
+        assert_type(await chaos.verdict(), Verdict)
+
+
+async def direct() -> None:
+    """A registered function is unchanged."""
+    assert_type(await audit([]), list[Exception | None])
+    resize({"n": 1})
+    assert_type(report(datetime.now(UTC)), Order)
