@@ -7,6 +7,7 @@ import os
 import random
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -58,6 +59,8 @@ class Scene:
         self.story = Story(is_ordered=self.job.distribution == "hash")
         self.broker = Broker(replace(self.job, url=publish_url or server_url).settings())
         self.recovered = 0.0
+        self.lost = 0
+        self._forgiven: list[tuple[float, float]] = []
         self.is_watched = True
         self._next: dict[str, int] = {}
         self._stack = AsyncExitStack()
@@ -160,6 +163,15 @@ class Scene:
         for hand in hands or self.crew.hands:
             self.story.excused[hand.pid] = why
 
+    @staticmethod
+    def now() -> float:
+        """The ledger's clock."""
+        return time.monotonic()
+
+    def forgive(self, since: float, until: float) -> None:
+        """Nobody promises anything about what publisher processes were told is stored between these times."""
+        self._forgiven.append((since, until))
+
     def recovery(self, victim: Hand, since: float) -> float:
         """Seconds until another worker had begun with every key that the victim had in use when it was lost."""
         events = self.ledger.events()
@@ -206,14 +218,18 @@ class Scene:
         return verdict
 
     def _add_published(self) -> None:
-        """What publisher processes have noted: a call that was begun and not confirmed has an unknown outcome."""
-        story, names = self.story, dict[str, set[Name]]()
+        """What publisher processes have noted: a call that was begun and not confirmed has an unknown outcome.
+
+        So has one that was confirmed while nobody promised anything; those that are gone are counted as `lost`.
+        """
+        story, names = self.story, defaultdict[str, set[Name]](set)
         for event in story.events:
             if event.what in ("try", "ok", "refused"):
-                names.setdefault(event.what, set()).add((event.key, event.n))
-        stored = names.get("ok", set())
-        story.stored |= stored
-        story.unknown |= names.get("try", set()) - stored - names.get("refused", set())
+                is_forgiven = event.what == "ok" and any(a <= event.at <= b for a, b in self._forgiven)
+                names["forgiven" if is_forgiven else event.what].add((event.key, event.n))
+        story.stored |= names["ok"]
+        story.unknown |= names["try"] - names["ok"] - names["refused"]
+        self.lost = len(names["forgiven"] - self.ledger.commits())
 
     async def _leaks(self) -> list[str]:
         """Stop everybody and look what they leave. Only who could end in order can be asked to leave nothing."""

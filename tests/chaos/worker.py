@@ -88,7 +88,7 @@ async def act(order: dict[str, object], message: Message) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "block":
             time.sleep(seconds)  # noqa: ASYNC251 - the fault under test
-        case "hold the GIL":
+        case "hold the GIL" if message.attempt == 1:
             ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # as a bad regular expression does: no thread runs either
         case "hang":
             await anyio.sleep_forever()
@@ -165,20 +165,8 @@ def limit_descriptors(room: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if room < 0 else descriptors() + room, hard))
 
 
-async def serve(broker: Broker, pen: Pen) -> None:
-    """Run until SIGTERM."""
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(broker.run)
-        pen.note("ready")
-
-
-async def main(job: Job) -> None:
+async def serve(job: Job, pen: Pen) -> None:
     """Serve until SIGTERM. SIGUSR1 takes all free file descriptors away, SIGUSR2 gives them back."""
-    os.environ[LEDGER] = job.ledger
-    pen = Pen(Path(job.ledger))
-    swear_in(pen)
-    if job.member:
-        rsmq.worker.new_member_id = lambda: job.member
     broker = make_broker(job, pen)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, broker.stop)
@@ -187,15 +175,26 @@ async def main(job: Job) -> None:
     for _ in range(job.cycles):
         async with broker.running():
             await asyncio.sleep(0.03)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(broker.run)
+        pen.note("ready")
+
+
+def main(job: Job) -> None:
+    """Serve, and count what is left open at the end."""
+    os.environ[LEDGER] = job.ledger
+    pen = Pen(Path(job.ledger))
+    swear_in(pen)
+    if job.member:
+        rsmq.worker.new_member_id = lambda: job.member
     before = descriptors()
-    await serve(broker, pen)
-    await asyncio.sleep(0)
+    asyncio.run(serve(job, pen))
     pen.note("bye", n=descriptors() - before)
 
 
 if __name__ == "__main__":
-    job = Job(**json.loads(sys.argv[1]))
-    to = {"filename": job.log} if job.log else {}
+    given = Job(**json.loads(sys.argv[1]))
+    to = {"filename": given.log} if given.log else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s", **to)
     with suppress(KeyboardInterrupt):
-        asyncio.run(main(job))
+        main(given)

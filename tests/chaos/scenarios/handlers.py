@@ -49,8 +49,7 @@ async def the_interpreter_is_held(stage: Stage, execution: str) -> Verdict:
         victim = await scene.begins(name)
         if execution == "inline":
             scene.excuse("held the lock", scene.hand_of(victim))
-            for hand in scene.crew.hands:  # the message holds the lock wherever it runs again
-                scene.excuse("held the lock", hand)
+            scene.story.most_repeats = scene.job.concurrency
         await scene.until(lambda: name in scene.ledger.commits(), "the handler ends")
         await scene.handles(60)
     return await scene.verdict()
