@@ -39,6 +39,7 @@ async def play(one: Scenario, title: str, given: Mapping[str, Any], kind: Kind, 
         duplicates=len(found.repeats) if found else 0,
         restarted=found.starts if found else 0,
         unknown=len(scene.story.unknown) if scene else 0,
+        lost=scene.lost if scene else 0,
         recovery=round(scene.recovered, 2) if scene else 0.0,
         took=round(time.monotonic() - started, 1),
     )  # fmt: skip

@@ -26,6 +26,7 @@ class Result:
     duplicates: int = 0
     restarted: int = 0
     unknown: int = 0
+    lost: int = 0
     recovery: float = 0.0
     took: float = 0.0
 
@@ -35,7 +36,8 @@ class Result:
         if self.verdict == "skipped":
             return "skipped"
         recovery = f" · {self.recovery:.1f} s" if self.recovery else ""
-        return f"{self.verdict} · {self.duplicates}{recovery}"
+        lost = f" · {self.lost} lost" if self.lost else ""
+        return f"{self.verdict} · {self.duplicates}{recovery}{lost}"
 
 
 def keep(results: Iterable[Result]) -> list[Result]:
@@ -79,7 +81,10 @@ file. `make chaos` plays all of it and writes this page; `python -m tests.chaos 
 A run is **clean** when nothing confirmed was lost, nothing came from nowhere, messages of a key were handled in order,
 no settlement was accepted twice, no handler was started twice without a fault that explains it, the dead letters were
 exactly the poison, nothing was stuck, and nobody left a member, a descriptor or an endless key behind. The checker is
-tested with bad runs of each kind (`tests/chaos/test_checker.py`). Then come the messages that were handled twice
-because of the fault (at least once: a handler that is killed after its work runs again), and the longest time until
-work went on. Times were taken beside other work on a machine with two cores: they show the order of magnitude.
+tested with bad runs of each kind (`tests/chaos/test_checker.py`).
+
+Behind the verdict: how many messages were handled twice because of the fault (at least once: a handler that is killed
+after its work runs again), the longest time until work went on, and how many messages were lost of those that the
+server's own promise leaves out. Times were taken beside other work on a machine with two cores: they show the order of
+magnitude.
 """

@@ -260,6 +260,18 @@ async def test_unpark(place: Partition, epoch: str) -> None:
     assert (await place.unpark(epoch=epoch))[2:] == []
 
 
+@pytest.mark.parametrize("epoch", [EPOCH, SHARED])
+async def test_unpark_leaves_alone_what_was_started_since(place: Partition, epoch: str) -> None:
+    """A failover can bring back the wait that a start had ended: it is dropped, the attempt stays charged."""
+    mine, others = (await place.deliver(1))[0], (await place.deliver(1, to=OTHER))[0]
+    for entry_id, owner in ((mine, ME), (others, OTHER)):
+        await place.call("XCLAIM", place.stream, GROUP, owner, 0, entry_id, "RETRYCOUNT", 2, "JUSTID")
+        await place.call("ZADD", place.retry, 1, entry_id + b"|1")
+    assert await place.unpark(epoch=epoch) == [b"OK", -1]
+    assert await place.pending() == {mine: (ME, 2), others: (OTHER, 2)}
+    assert await place.parked() == {}
+
+
 async def test_unpark_in_pages(place: Partition) -> None:
     """A page holds up to the limit, oldest due first, and says that the next is due now."""
     ids = await place.deliver(3)
