@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from rsmq import Broker
 
@@ -13,13 +14,14 @@ ENDLESS = re.compile(r":topics$|:topic:\{|\}$|\}:(marks|delayed|archived|jobs)$|
 
 async def leaks(broker: Broker, topic: str, group: str) -> list[str]:
     """Everything of a group that should be gone when its last member has left in order."""
-    ask: Callable[..., Awaitable[list[bytes]]] = broker.client.execute_command
+    ask: Callable[..., Awaitable[Any]] = broker.client.execute_command
     found = [f"member {member.decode()}" for member in await ask("SMEMBERS", broker.keys.members(topic, group))]
-    cursor: bytes | int = 0
-    while True:
-        cursor, page = await ask("SCAN", cursor, "MATCH", f"{broker.keys.prefix}:*", "COUNT", 1000)
-        for key in page:  # type: ignore[attr-defined]
-            if not ENDLESS.search(key.decode(errors="replace")) and await ask("TTL", key) == -1:  # type: ignore[comparison-overlap]
-                found.append(f"key {key!r} has no TTL")
-        if not int(cursor):
-            return found
+    for node in broker.client.nodes:
+        cursor = 0
+        while True:
+            cursor, page = await node.execute_command("SCAN", cursor, "MATCH", f"{broker.keys.prefix}:*", "COUNT", 1000)
+            endless = [key for key in page if not ENDLESS.search(key.decode(errors="replace"))]
+            found += [f"key {key!r} has no TTL" for key in endless if await ask("TTL", key) == -1]
+            if not int(cursor):
+                break
+    return found
