@@ -44,7 +44,8 @@ def plan(options: argparse.Namespace) -> list[tuple[Scenario, str, Mapping[str, 
 
 async def run(options: argparse.Namespace, console: Console) -> list[Result]:
     """Play it all, one after the other, and keep each result at once."""
-    results, todo = [], plan(options)
+    results: list[Result] = []
+    todo = plan(options) * options.times
     columns = (TextColumn("{task.description:45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=len(todo))
@@ -55,7 +56,7 @@ async def run(options: argparse.Namespace, console: Console) -> list[Result]:
                 os.environ["SERVER_BINARY"] = path
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                result = await play(one, title, given, kind, options.seed, options.seconds)
+                result = await play(one, title, given, kind, options.seed, options.seconds, options.minutes)
             results.append(result)
             keep([result])
             progress.advance(bar)
@@ -77,7 +78,9 @@ def main() -> int:
     parser.add_argument("--cheap", action="store_true", help="only what CI plays")
     parser.add_argument("--all", action="store_true", help="also on servers where the scenario shows nothing new")
     parser.add_argument("--seed", type=int, default=1, help="everything random comes from it")
+    parser.add_argument("--times", type=int, default=1, help="play all of it so often")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each quiet phase under load lasts")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long the random mix lasts")
     parser.add_argument("--list", action="store_true", help="say what would be played")
     parser.add_argument(
         "--verbose", type=int, default=0, metavar="N", help="print so much of the log of what is not clean"

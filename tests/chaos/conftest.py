@@ -19,6 +19,9 @@ MEASURED = pytest.StashKey[list[str]]()
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "1" if IS_LONG else "0"))
 """How long each quiet phase of a scenario lasts at least."""
 
+MINUTES = float(os.environ.get("CHAOS_MINUTES", "10"))
+"""How long the random mix lasts."""
+
 Play = Callable[..., Awaitable[Verdict]]
 
 
@@ -41,7 +44,7 @@ def play(tmp_path: Path, seed: int, server: Server, report: Callable[[object], N
     load()
 
     async def play_it(name: str, **given: Any) -> Verdict:
-        async with Stage("valkey-9.1", seed, SECONDS, tmp_path, server) as stage:
+        async with Stage("valkey-9.1", seed, SECONDS, tmp_path, server, MINUTES) as stage:
             verdict = await CATALOGUE[name].play(stage, **given)
             assert stage.scene is not None
             recovered = f"work went on after {stage.scene.recovered:.2f} s; " if stage.scene.recovered else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import traceback
 from collections.abc import Mapping
@@ -15,14 +16,19 @@ from tests.chaos.result import Result
 from tests.chaos.stage import Stage, scratch
 from tests.servers import Kind
 
+KEPT = Path(".chaos")
+"""Where the ledger and the workers' log of a run that was not clean are kept."""
 
-async def play(one: Scenario, title: str, given: Mapping[str, Any], kind: Kind, seed: int, seconds: float) -> Result:
+
+async def play(
+    one: Scenario, title: str, given: Mapping[str, Any], kind: Kind, seed: int, seconds: float, minutes: float
+) -> Result:
     """Play a variant of a scenario on a server of this kind."""
     started = time.monotonic()
     verdict, said, found, scene = "clean", "", None, None
     with scratch() as path:
         try:
-            async with Stage(kind, seed, seconds, Path(path)) as stage:
+            async with Stage(kind, seed, seconds, Path(path), minutes=minutes) as stage:
                 try:
                     found = await one.play(stage, **given)
                 finally:
@@ -33,6 +39,8 @@ async def play(one: Scenario, title: str, given: Mapping[str, Any], kind: Kind, 
         except Exception as error:
             traceback.print_exc()
             verdict, said = "failed", f"{type(error).__name__}: {str(error)[:2000]}"
+        if verdict in ("broken", "failed"):
+            shutil.copytree(path, KEPT / f"{title} on {kind}", dirs_exist_ok=True)
     return Result(
         title, kind, seed, verdict, said,
         handled=found.handled if found else 0,

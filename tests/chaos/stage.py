@@ -19,10 +19,15 @@ S = TypeVar("S", bound=Server)
 
 
 class Stage:
-    """Servers of one kind, scenes on them, all with the run's seed and duration (`seconds` of each quiet phase)."""
+    """Servers of one kind, scenes on them, all with the run's seed and duration.
 
-    def __init__(self, kind: Kind, seed: int, seconds: float, path: Path, shared: Server | None = None) -> None:
-        self.kind, self.seed, self.seconds, self._path = kind, seed, seconds, path
+    `seconds`: how long each quiet phase under load lasts at least; `minutes`: a scenario that has no end of its own.
+    """
+
+    def __init__(
+        self, kind: Kind, seed: int, seconds: float, path: Path, shared: Server | None = None, minutes: float = 10
+    ) -> None:
+        self.kind, self.seed, self.seconds, self.minutes, self._path = kind, seed, seconds, minutes, path
         self._shared, self._stack = shared, AsyncExitStack()
         self.scene: Scene | None = None
 

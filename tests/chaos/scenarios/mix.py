@@ -150,8 +150,8 @@ class Trouble:
 
 
 @scenario("A24", injection="faults at random, each leaves a whole system to the next; a quarter of the time is quiet",
-          variants=({"minutes": 2.0},), servers=ONE)  # fmt: skip
-async def mix(stage: Stage, minutes: float) -> Verdict:
+          servers=ONE)  # fmt: skip
+async def mix(stage: Stage) -> Verdict:
     """Nobody knows what comes next; the seed does."""
     server = await stage.weathered(tcp=True)
     line = await stage.line(server)
@@ -159,7 +159,7 @@ async def mix(stage: Stage, minutes: float) -> Verdict:
     await scene.crew.hire(1, replace(scene.job, url=line.url))
     await scene.crew.send(Errand(scene.job, many=20, pause=0.05, seed=stage.seed))
     scene.story.rewound = "the mix"
-    trouble, end = Trouble(scene, server, line), time.monotonic() + minutes * 60
+    trouble, end = Trouble(scene, server, line), time.monotonic() + stage.minutes * 60
     async with scene.load(burst=5, seconds=0.005):
         while time.monotonic() < end:
             began = time.monotonic()
