@@ -189,6 +189,9 @@ def main(job: Job) -> None:
         rsmq.worker.new_member_id = lambda: job.member
     before = descriptors()
     asyncio.run(serve(job, pen))
+    deadline = time.monotonic() + 5
+    while descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.05)  # a thread of the heartbeat may still wait for its last answer
     pen.note("bye", n=descriptors() - before)
 
 
