@@ -219,6 +219,18 @@ async def test_start(place: Partition, epoch: str) -> None:
         assert await place.parked() == {}
 
 
+async def test_start_of_what_is_pending_no_more(place: Partition) -> None:
+    """Somebody has deleted our consumer: the owner of the partition takes its message back, a sharer cannot know."""
+    (entry_id,) = await place.deliver(1)
+    await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
+    assert await place.start(entry_id, 1, SHARED) == [b"NOT_PENDING"]
+    assert await place.start(entry_id, 1) == [b"OK"]
+    assert await place.pending() == {entry_id: (ME, 2)}
+    await place.settle([entry_id])
+    await place.call("XDEL", place.stream, entry_id)
+    assert await place.start(entry_id, 1) == [b"NOT_PENDING"]
+
+
 # -- park_message and unpark_messages
 
 
@@ -243,6 +255,18 @@ async def test_park_in_its_place(place: Partition) -> None:
     reply = await place.park(entry_id, 1, 9000, keep=True)
     assert await place.parked() == {entry_id + b"|1": int(reply[1])}
     assert await place.pending() == {entry_id: (ME, 1)}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_park_what_is_pending_no_more(place: Partition, keep: bool) -> None:
+    """Somebody has deleted our consumer: what fails is tried again all the same, and once."""
+    (entry_id,) = await place.deliver(1)
+    await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
+    assert await place.park(entry_id, 1, 0, epoch=SHARED, keep=keep) == [b"NOT_PENDING"]
+    for _ in range(2):
+        await place.park(entry_id, 1, 0, keep=keep)
+        assert list(await place.parked()) == [entry_id + b"|1"]
+        assert await place.pending() == ({entry_id: (ME, 1)} if keep else {})
 
 
 @pytest.mark.parametrize("epoch", [EPOCH, SHARED])
