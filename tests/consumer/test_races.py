@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from redis.exceptions import NoScriptError
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, RetryPolicy
@@ -240,6 +241,26 @@ async def test_a_lane_that_cannot_be_settled_harms_no_other(client: Client, sett
     assert [len(lane.held) for lane in lanes] == [0, 1, 0]
     assert stats["refused"] == 1
     await settler.drained([lanes[0], lanes[2]])
+
+
+async def test_a_settle_that_meets_a_restart_twice_is_sent_again(
+    client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restarted server has forgotten the script, and dies before it gets it: what was done stays noted."""
+
+    class Fails:
+        async def __call__(self, *_args: Any) -> None:
+            raise BrokerUnavailable("away again")
+
+    monkeypatch.setattr("rsmq.consumer.settler.SETTLE_MESSAGES", Fails())
+    lane = make_lane()
+    lane.held, lane.done = {b"1-0"}, [b"1-0"]
+    settler = Settler(client, settings, "me", "group", lambda _lane: None, Counter())
+    settler.note(lane)
+    (batch,) = settler.take()
+    assert lane.done == []
+    await settler.confirm(batch, NoScriptError("forgotten"))
+    assert (lane.done, settler.take() != []) == ([b"1-0"], True)
 
 
 async def test_a_wait_that_a_failover_brought_back_ends(server: Server, prefix: str) -> None:
