@@ -10,6 +10,7 @@ import anyio
 
 from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
+from tests.chaos.crew import Hand
 from tests.chaos.proxy import Proxy
 from tests.chaos.publisher import Errand
 from tests.chaos.scenarios.keys import PARTITIONS
@@ -50,7 +51,7 @@ class Trouble:
             is_far = self._dice.random() < 0.5
             await self._scene.crew.hire(1, replace(self._scene.job, url=self._line.url) if is_far else None)
 
-    def _somebody(self) -> list:  # type: ignore[type-arg]
+    def _somebody(self) -> list[Hand]:
         return [self._scene.busiest()] if self._dice.random() < 0.7 else list(self._scene.crew.living)
 
     async def on_kill(self) -> None:
