@@ -252,6 +252,8 @@ class Scene:
         for partition in range(topic.partitions):
             for hold in await why_not_trimmed(self.broker.client, self.broker.keys, TOPIC, partition):
                 holds += [f"partition {partition}: {hold}"] if hold.is_holding else []
+            delayed = await self.broker.client.execute_command("ZCARD", self.broker.keys.delayed(TOPIC, partition))
+            holds += [f"partition {partition}: {delayed} delayed"] if delayed else []
         return holds
 
     async def _dead(self) -> list[tuple[Name, str]]:
