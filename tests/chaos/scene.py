@@ -233,7 +233,7 @@ class Scene:
 
     async def _leaks(self) -> list[str]:
         """Stop everybody and look what they leave. Only who could end in order can be asked to leave nothing."""
-        living = self.crew.living
+        living = [hand for hand in self.crew.living if hand.pid in self.ledger.pids("ready")]
         found = [f"worker {hand.pid} does not stop" for hand in await self.crew.dismiss()]
         found += [f"worker {hand.pid} ended with {hand.exit_code}" for hand in living if hand.exit_code]
         found += [
