@@ -23,6 +23,9 @@ MOST_WORKERS = 4
 QUIET = 0.25
 """The part of the time in which nothing is done to anybody."""
 
+RATE = 200
+"""Messages a second of the publisher's process: the workers must be able to follow, between faults."""
+
 
 class Trouble:
     """One method a fault; each leaves everything as it was, so that the next one meets a whole system."""
@@ -147,7 +150,8 @@ class Trouble:
         publisher = self._scene.crew.publishers[-1]
         publisher.kill()
         job = replace(self._scene.job, url=self._line.url) if self._dice.random() < 0.5 else self._scene.job
-        await self._scene.crew.send(Errand(job, many=self._dice.choice([1, 20, 200]), seed=self._dice.randrange(10**6)))
+        many = self._dice.choice([1, 20, 200])
+        await self._scene.crew.send(Errand(job, many=many, pause=many / RATE, seed=self._dice.randrange(10**6)))
 
 
 @scenario("A24", injection="faults at random, each leaves a whole system to the next; a quarter of the time is quiet",
@@ -158,7 +162,7 @@ async def mix(stage: Stage) -> Verdict:
     line = await stage.line(server)
     scene = await stage.on(server, workers=2, attempts=30, seconds=0)
     await scene.crew.hire(1, replace(scene.job, url=line.url))
-    await scene.crew.send(Errand(scene.job, many=20, pause=0.05, seed=stage.seed))
+    await scene.crew.send(Errand(scene.job, many=20, pause=20 / RATE, seed=stage.seed))
     scene.story.rewound = "the mix"
     trouble, end = Trouble(scene, server, line), time.monotonic() + stage.minutes * 60
     async with scene.load(burst=5, seconds=0.005):
