@@ -15,7 +15,7 @@ from tests.chaos.scene import IS_LONG
 HERE = Path(__file__).parent
 PLAYED = re.compile(r'play\(f?"([^"]+)')
 NAMED = {re.sub(r"{.*}", ".*", name) for path in HERE.glob("test_*.py") for name in PLAYED.findall(path.read_text())}
-SHORT = {"sigterm with an endless handler hash", "malformed", "publisher is killed", "out of memory"}
+SHORT = {"sigterm with an endless handler hash", "malformed", "out of memory"}
 """What the default run plays beside what is named: a few seconds each."""
 REST = [
     (one.name, given, title)
