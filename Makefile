@@ -33,14 +33,15 @@ bench: $(READY) ## CPU per message beside the bare client and beside other queue
 	@$(BIN)/python -m bench $(if $(QUICK),--quick)
 	@$(BIN)/python -m bench.peers $(if $(QUICK),--quick)
 
-chaos: $(READY) ## The long form of the tests that kill, pause and cut real processes
-	@CHAOS=long $(BIN)/python -m pytest -m chaos
+chaos: $(READY) ## Every fault of docs/chaos.md on every server (an hour or more); ONLY="sigkill ..." for some of them
+	@$(BIN)/python -m tests.chaos $(ONLY)
+	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster)
 
 matrix: $(READY) ## The contract over every server and every way to reach it; writes docs/compatibility.md
 	@$(BIN)/python -m tests.matrix
 
 clean: ## Remove what the other targets have made
-	@rm -rf .venv .bench .cache .matrix site .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .bench .cache .chaos .matrix site .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # the demo needs a fraction of what the tests need, and should be on the screen within a minute

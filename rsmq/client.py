@@ -47,6 +47,8 @@ MOST_AT_ONCE = 50
 """Commands of one client under way. redis-py has no waiting line: beyond 100 connections it raises."""
 MOVED_ON = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
 """Answers of a server that is no longer the right one: every connection to it is given up."""
+ACCEPTED: set[str] = set()
+"""Where this process has been let in. Refused there later it waits: somebody changes a password, or takes it back."""
 
 
 def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
@@ -67,7 +69,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
              "ClusterDownError": "CLUSTERDOWN", "TryAgainError": "TRYAGAIN", "OutOfMemoryError": "OOM"}  # fmt: skip
     code = named.get(type(error).__name__, code)
     if isinstance(error, AuthenticationError | AuthorizationError) or code in ("WRONGPASS", "NOAUTH"):
-        return ConfigError(f"the server{where} refused the credentials ({text}): check user and password in RSMQ_URL")
+        said = f"the server{where} refused the credentials ({text}): check user and password in RSMQ_URL"
+        return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
     if isinstance(error, NoPermissionError) or code == "NOPERM":
         return ConfigError(f"the server's ACL does not allow this ({text}): see the list of commands in docs/keys.md")
     if code == "TRYAGAIN":

@@ -14,7 +14,7 @@ from redis.retry import Retry
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 
 from rsmq.address import check_url, is_cluster, redact, refuse_plain_password, split_sentinel, split_url
-from rsmq.client import BlockingClient, Client, Packer, translate, translated
+from rsmq.client import ACCEPTED, BlockingClient, Client, Packer, translate, translated
 from rsmq.cluster import BlockingCluster, ClusterClient
 from rsmq.errors import BrokerUnavailable
 from rsmq.sentinel import Guide
@@ -90,6 +90,7 @@ class Connector:
             async for attempt in retrying(self.settings):
                 with attempt:
                     await client.execute_command("PING")
+            ACCEPTED.add(self.url)
             yield client
         finally:
             await client.aclose()

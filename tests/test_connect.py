@@ -330,3 +330,15 @@ async def wrote(client: Client, key: str) -> bool:
     except BrokerUnavailable:
         return False
     return True
+
+
+async def test_credentials_that_were_good_are_waited_for() -> None:
+    """Refused where it had been let in, it is an outage: somebody changes a password, and a worker survives that."""
+    with Server() as server, server.client() as operator:
+        async with Connector(server.url, Settings(url=server.url)).connected() as client:
+            operator.config_set("requirepass", "secret")
+            await client.connection_pool.disconnect()
+            with pytest.raises(BrokerUnavailable, match="refused the credentials"):
+                await client.execute_command("PING")
+            operator.config_set("requirepass", "")
+            await client.execute_command("PING")

@@ -140,6 +140,7 @@ class Fetcher:
             await self._wire.close()
         for lane in self._lanes.values():
             lane.cursor = START
+            lane.retry_at = 0.0  # a lost master may have confirmed what its replica has never heard of
         self._finish_cycle()
 
     # -- one cycle ------------------------------------------------------------------------------------------------

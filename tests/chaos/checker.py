@@ -30,6 +30,39 @@ class MoreThanOnce:
 
 
 @dataclass(frozen=True, slots=True)
+class DuplicateStart:
+    """Started again although an earlier start had not failed, but handled to the end once at most."""
+
+    message: Name
+    pids: tuple[int, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleCommit:
+    """The server has accepted its settlement several times: somebody settled what was not his any more."""
+
+    message: Name
+    pids: tuple[int, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TooMany:
+    """More messages were started again than the fault may cost."""
+
+    repeats: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Something was left behind when everybody had stopped: a connection, a descriptor, a member, a key for ever."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfOrder:
     """`message` was started before `earlier`, of the same key, had been handled to its end for the first time."""
 
@@ -67,7 +100,8 @@ class Stuck:
     what: str
 
 
-Finding = Never | MoreThanOnce | OutOfOrder | Unexpected | Innocent | Spared | Stuck
+Repeat = MoreThanOnce | DuplicateStart | DoubleCommit
+Finding = Never | Repeat | TooMany | OutOfOrder | Unexpected | Innocent | Spared | Stuck | Leak
 
 
 @dataclass(slots=True)
@@ -76,6 +110,7 @@ class Story:
 
     `stored`: publish has returned; `unknown`: it may be stored. `poison`: what must become a dead letter. `excused`:
     pid -> the fault that was done to it; every duplicate must have been handled by such a process at least once.
+    `rewound`: why the server may have forgotten settlements. `most_repeats`: how many messages the fault may repeat.
     """
 
     stored: set[Name] = field(default_factory=set)
@@ -84,7 +119,10 @@ class Story:
     dead: list[tuple[Name, str]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     excused: dict[int, str] = field(default_factory=dict)
+    rewound: str = ""
+    most_repeats: int | None = None
     holds: list[str] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
     is_ordered: bool = True
 
 
@@ -98,17 +136,22 @@ class Verdict:
     @property
     def faults(self) -> list[Finding]:
         """Broken promises."""
-        return [each for each in self.findings if not (isinstance(each, MoreThanOnce) and each.why)]
+        return [each for each in self.findings if not (isinstance(each, Repeat) and each.why)]
 
     @property
     def repeats(self) -> list[MoreThanOnce]:
         """Duplicates, excused or not."""
         return [each for each in self.findings if isinstance(each, MoreThanOnce)]
 
+    @property
+    def starts(self) -> int:
+        """Messages that were started again without need, handled twice or not."""
+        return sum(isinstance(each, MoreThanOnce | DuplicateStart) for each in self.findings)
+
     def __str__(self) -> str:
         counts: dict[str, int] = defaultdict(int)
         for each in self.findings:
-            why = f" ({each.why})" if isinstance(each, MoreThanOnce) and each.why else ""
+            why = f" ({each.why})" if isinstance(each, Repeat) and each.why else ""
             counts[type(each).__name__ + why] += 1
         found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         return f"{self.handled} handled; {found or 'nothing to report'}" + "".join(f"\n  {e}" for e in self.faults[:20])
@@ -121,15 +164,23 @@ def check(story: Story) -> Verdict:
     findings: list[Finding] = []
     findings += [Never(name) for name in sorted(story.stored - handled - {name for name, _ in story.dead})]
     findings += [Unexpected(name) for name in sorted(handled - story.stored - story.unknown)]
-    findings += repeats(commits, story.excused)
+    twice = repeats(commits, story.excused)
+    findings += twice
+    known = {each.message for each in twice}
+    again = [each for each in restarts(story.events, story.excused) if each.message not in known]
+    findings += again
+    if story.most_repeats is not None and len(known) + len(again) > story.most_repeats:
+        findings.append(TooMany(len(known) + len(again), story.most_repeats))
+    findings += double_commits(story.events, story.rewound)
     findings += disorder(story.events) if story.is_ordered else []
     findings += [Innocent(name, reason) for name, reason in story.dead if name not in story.poison]
     findings += spared(story.poison, [name for name, _ in story.dead])
     findings += [Stuck(hold) for hold in story.holds]
+    findings += [Leak(leak) for leak in story.leaks]
     return Verdict(findings, len(handled))
 
 
-def repeats(commits: Iterable[Event], excused: dict[int, str]) -> list[Finding]:
+def repeats(commits: Iterable[Event], excused: dict[int, str]) -> list[MoreThanOnce]:
     """Messages handled to the end more than once."""
     by_name: dict[Name, list[int]] = defaultdict(list)
     for event in commits:
@@ -139,6 +190,33 @@ def repeats(commits: Iterable[Event], excused: dict[int, str]) -> list[Finding]:
         for name, pids in by_name.items()
         if len(pids) > 1
     ]
+
+
+def restarts(events: Iterable[Event], excused: dict[int, str]) -> list[DuplicateStart]:
+    """Messages started again while an earlier start was open, or after its end. A failed attempt is no such start."""
+    begun: dict[Name, list[int]] = defaultdict(list)
+    again: dict[Name, list[int]] = {}
+    for event in events:
+        name = (event.key, event.n)
+        if event.what == "start":
+            if begun[name]:
+                again.setdefault(name, [begun[name][0]]).append(event.pid)
+            begun[name].append(event.pid)
+        elif event.what == "fail" and event.pid in begun[name]:
+            begun[name].remove(event.pid)
+    return [
+        DuplicateStart(name, tuple(pids), next((excused[pid] for pid in pids if pid in excused), ""))
+        for name, pids in again.items()
+    ]
+
+
+def double_commits(events: Iterable[Event], why: str) -> list[DoubleCommit]:
+    """Messages whose settlement the server has confirmed as the first one more than once."""
+    by_name: dict[Name, list[int]] = defaultdict(list)
+    for event in events:
+        if event.what == "settle":
+            by_name[event.key, event.n].append(event.pid)
+    return [DoubleCommit(name, tuple(pids), why) for name, pids in by_name.items() if len(pids) > 1]
 
 
 def disorder(events: Iterable[Event]) -> list[Finding]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-What = Literal["start", "commit", "ready", "bye"]
+What = Literal["start", "commit", "fail", "settle", "ready", "bye", "try", "ok", "refused"]
+"""`try`, `ok`, `refused`: a publisher's. `fail`: a handler raised, or was cancelled. `settle`: the server took it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,24 @@ class Pen:
 
     def note(self, what: What, key: str = "", n: int = 0, attempt: int = 0) -> None:
         """Add an event of this process."""
-        os.write(self._file, Event(what, os.getpid(), time.monotonic(), key, n, attempt).line())
+        self.note_all(what, [(key, n)], attempt)
+
+    def note_all(self, what: What, names: Iterable[tuple[str, int]], attempt: int = 0) -> None:
+        """Add one event for each of several messages, in one write."""
+        pid, at = os.getpid(), time.monotonic()
+        os.write(self._file, b"".join(Event(what, pid, at, key, n, attempt).line() for key, n in names))
 
 
 class Ledger:
-    """Reads a ledger while others write it."""
+    """Reads a ledger while others write it; what was asked often is kept, so that a long run stays cheap to watch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.path.touch()
         self._events: list[Event] = []
+        self._commits: set[tuple[str, int]] = set()
+        self._open: dict[tuple[str, int], int] = {}
+        self._pids: dict[str, set[int]] = defaultdict(set)
         self._position = 0
 
     def events(self) -> list[Event]:
@@ -60,13 +71,31 @@ class Ledger:
             whole, newline, _ = file.read().rpartition(b"\n")
         if newline:
             self._position += len(whole) + 1
-            self._events += [Event.read(line) for line in whole.decode().split("\n")]
+            for line in whole.decode().split("\n"):
+                self._add(Event.read(line))
         return self._events
 
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        self._pids[event.what].add(event.pid)
+        name = (event.key, event.n)
+        if event.what == "start":
+            self._open[name] = event.pid
+        elif event.what == "commit":
+            self._commits.add(name)
+            self._open.pop(name, None)
+
     def commits(self) -> set[tuple[str, int]]:
-        """The messages that some handler has finished."""
-        return {(event.key, event.n) for event in self.events() if event.what == "commit"}
+        """The messages that some handler has finished. Do not change it."""
+        self.events()
+        return self._commits
+
+    def open_starts(self) -> dict[tuple[str, int], int]:
+        """What was started and not finished: the message and by whom. Do not change it."""
+        self.events()
+        return self._open
 
     def pids(self, what: What) -> set[int]:
         """The processes that noted something."""
-        return {event.pid for event in self.events() if event.what == what}
+        self.events()
+        return set(self._pids[what])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -16,11 +17,14 @@ class Proxy:
     """Forwards to a port of this machine.
 
     `cut` is a black hole: sockets stay open, nothing passes in either direction, not even a farewell, until `mend`;
-    what was sent meanwhile then arrives late, as it does over TCP. `reset` breaks all connections at once.
+    what was sent meanwhile then arrives late, as it does over TCP. `reset` breaks all connections at once. `delay` says
+    for each piece how many seconds it takes, `bytes_per_second` how much passes in each direction of a connection.
     """
 
     def __init__(self, target: int) -> None:
         self._target = target
+        self.delay: Callable[[], float] | None = None
+        self.bytes_per_second = 0
         self._open = asyncio.Event()
         self._open.set()
         self._server: asyncio.Server | None = None
@@ -81,6 +85,10 @@ class Proxy:
         with suppress(OSError):
             while data := await reader.read(1 << 16):
                 await self._open.wait()
+                if self.delay is not None:
+                    await asyncio.sleep(self.delay())
+                if self.bytes_per_second:
+                    await asyncio.sleep(len(data) / self.bytes_per_second)
                 writer.write(data)
                 await writer.drain()
         await self._open.wait()

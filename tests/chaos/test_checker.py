@@ -8,14 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chaos.checker import (
+    DoubleCommit,
+    DuplicateStart,
     Finding,
     Innocent,
+    Leak,
     MoreThanOnce,
     Never,
     OutOfOrder,
     Spared,
     Story,
     Stuck,
+    TooMany,
     Unexpected,
     check,
 )
@@ -144,3 +148,47 @@ def test_a_ledger_is_read_while_it_is_written(tmp_path: Path) -> None:
     with ledger.path.open("ab") as file:
         file.write(b" 1 1\n")
     assert ledger.commits() == {("k", 1)}
+
+
+def test_a_second_start_needs_an_excuse() -> None:
+    """Started again although the first start is open or was done; after a failure it must be."""
+    again = GOOD[:4] + run("start:k2@7", "start:k2@1", "commit:k2@1")
+    assert faults(Story(stored=STORED, events=again)) == [DuplicateStart(("k", 2), (7, 1))]
+    assert check(Story(stored=STORED, events=again, excused={7: "killed"})).faults == []
+    failed = GOOD[:4] + run("start:k2@7", "fail:k2@7", "start:k2@1", "commit:k2@1")
+    assert check(Story(stored=STORED, events=failed)).findings == []
+
+
+def test_more_repeats_than_a_fault_may_cost_are_found() -> None:
+    """An excuse is not a free ticket where the bound is known."""
+    again = handled("k0") + run("start:k1@7", "start:k1@1", "commit:k1@1", "start:k2@7", "start:k2@1", "commit:k2@1")
+    story = Story(stored=STORED, events=again, excused={7: "killed"}, most_repeats=1)
+    assert faults(story) == [TooMany(2, 1)]
+    story.most_repeats = 2
+    assert faults(story) == []
+
+
+def test_a_double_commit_is_found() -> None:
+    """Two settlements of one message that the server has accepted, though it was handled once."""
+    twice = GOOD + run("settle:k0@1", "settle:k1@1", "settle:k1@7")
+    assert faults(Story(stored=STORED, events=twice)) == [DoubleCommit(("k", 1), (1, 7))]
+    assert faults(Story(stored=STORED, events=twice, excused={7: "killed"})) == [DoubleCommit(("k", 1), (1, 7))]
+    assert faults(Story(stored=STORED, events=twice, rewound="FLUSHALL")) == []
+
+
+def test_a_leak_is_found() -> None:
+    """What outlives everybody."""
+    assert faults(Story(stored=STORED, events=GOOD, leaks=["a connection"])) == [Leak("a connection")]
+
+
+def test_a_verdict_names_the_messages() -> None:
+    """Whoever reads it can look for them."""
+    story = Story(stored=STORED, events=handled("k0", "k2", "k9") + run("start:k0@7", "settle:k0@1", "settle:k0@7"))
+    said = str(check(story))
+    for kind in (
+        "Never(message=('k', 1))",
+        "Unexpected(message=('k', 9))",
+        "DuplicateStart(message=('k', 0)",
+        "DoubleCommit(",
+    ):
+        assert kind in said

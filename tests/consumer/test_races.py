@@ -11,7 +11,10 @@ from typing import Any
 
 import anyio
 import pytest
+from redis.exceptions import NoScriptError
+from tenacity import wait_fixed
 
+from rsmq import Broker, Message, RetryPolicy
 from rsmq.connect import Client
 from rsmq.consumer.batch_runner import BatchRunner
 from rsmq.consumer.fetcher import Fetcher
@@ -21,10 +24,11 @@ from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerUnavailable
 from rsmq.handler import build_handler
-from rsmq.message import Message
 from rsmq.settings import Settings
 from rsmq.wire import Wire, pack
 from tests.consumer.test_queue import make_lane, make_message
+from tests.contract.witness import settled, until
+from tests.servers import Server
 
 
 class Gate:
@@ -237,3 +241,50 @@ async def test_a_lane_that_cannot_be_settled_harms_no_other(client: Client, sett
     assert [len(lane.held) for lane in lanes] == [0, 1, 0]
     assert stats["refused"] == 1
     await settler.drained([lanes[0], lanes[2]])
+
+
+async def test_a_settle_that_meets_a_restart_twice_is_sent_again(
+    client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restarted server has forgotten the script, and dies before it gets it: what was done stays noted."""
+
+    class Fails:
+        async def __call__(self, *_args: Any) -> None:
+            raise BrokerUnavailable("away again")
+
+    monkeypatch.setattr("rsmq.consumer.settler.SETTLE_MESSAGES", Fails())
+    lane = make_lane()
+    lane.held, lane.done = {b"1-0"}, [b"1-0"]
+    settler = Settler(client, settings, "me", "group", lambda _lane: None, Counter())
+    settler.note(lane)
+    (batch,) = settler.take()
+    assert lane.done == []
+    await settler.confirm(batch, NoScriptError("forgotten"))
+    assert (lane.done, settler.take() != []) == ([b"1-0"], True)
+
+
+async def test_a_wait_that_a_failover_brought_back_ends(server: Server, prefix: str) -> None:
+    """The lost master had confirmed the start of a retry, the new one still lists its wait: nothing waits for ever."""
+    broker = Broker(Settings(url=server.url, prefix=prefix, preflight="warn"))
+    done: list[int] = []
+
+    @broker.handler("t", group="g", partitions=1, retry=RetryPolicy(max_attempts=2, wait=wait_fixed(0.01)))
+    async def handle(_order: dict[str, int], message: Message) -> None:
+        if message.attempt == 1 and not done:
+            raise ValueError("once")
+        done.append(message.attempt)
+
+    retry = broker.keys.retry("t", 0, "g")
+    async with broker.running():
+        await broker.publish("t", {"n": 1}, key="k")
+        await until(lambda: done == [2], "it is handled")
+        await settled(broker, "t")
+        assert broker.worker is not None
+        (consumer,) = broker.worker.consumers
+        await until(lambda: consumer.lanes[0].retry_at == float("inf"), "nobody looks for retries any more")
+        ((entry_id, _),) = await broker.client.execute_command("XRANGE", broker.keys.stream("t", 0), "-", "+")
+        with server.client() as operator:
+            operator.zadd(retry, {entry_id + b"|1": 1})  # what was lost with the master
+            reader, _, _ = operator.hget(broker.keys.lease("t", 0, "g"), "reader").partition(b" ")
+            operator.client_kill_filter(_id=reader.decode())  # its connection ended with it
+        await settled(broker, "t")

@@ -219,6 +219,19 @@ async def test_start(place: Partition, epoch: str) -> None:
         assert await place.parked() == {}
 
 
+async def test_start_of_what_is_pending_no_more(place: Partition) -> None:
+    """What was settled is not started. What waits for a retry was not: somebody has deleted our consumer."""
+    settled, waits = await place.deliver(2)
+    await place.park(waits, 1, 0, keep=True)
+    await place.settle([settled])
+    await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
+    assert await place.start(settled, 1) == [b"NOT_PENDING"]
+    assert await place.start(waits, 1, SHARED) == [b"NOT_PENDING"]
+    assert await place.start(waits, 1) == [b"OK"]
+    assert await place.pending() == {waits: (ME, 2)}
+    assert await place.parked() == {}
+
+
 # -- park_message and unpark_messages
 
 
@@ -245,6 +258,18 @@ async def test_park_in_its_place(place: Partition) -> None:
     assert await place.pending() == {entry_id: (ME, 1)}
 
 
+@pytest.mark.parametrize("keep", [False, True])
+async def test_park_what_is_pending_no_more(place: Partition, keep: bool) -> None:
+    """Somebody has deleted our consumer: what fails is tried again all the same, and once."""
+    (entry_id,) = await place.deliver(1)
+    await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
+    assert await place.park(entry_id, 1, 0, epoch=SHARED, keep=keep) == [b"NOT_PENDING"]
+    for _ in range(2):
+        await place.park(entry_id, 1, 0, keep=keep)
+        assert list(await place.parked()) == [entry_id + b"|1"]
+        assert await place.pending() == ({entry_id: (ME, 1)} if keep else {})
+
+
 @pytest.mark.parametrize("epoch", [EPOCH, SHARED])
 async def test_unpark(place: Partition, epoch: str) -> None:
     """What is due comes back under its id with its attempts and its body; asked twice it comes once."""
@@ -258,6 +283,18 @@ async def test_unpark(place: Partition, epoch: str) -> None:
     assert await place.pending() == {due: (ME, 3)}
     assert list(await place.parked()) == [later + b"|1"]
     assert (await place.unpark(epoch=epoch))[2:] == []
+
+
+@pytest.mark.parametrize("epoch", [EPOCH, SHARED])
+async def test_unpark_leaves_alone_what_was_started_since(place: Partition, epoch: str) -> None:
+    """A failover can bring back the wait that a start had ended: it is dropped, the attempt stays charged."""
+    mine, others = (await place.deliver(1))[0], (await place.deliver(1, to=OTHER))[0]
+    for entry_id, owner in ((mine, ME), (others, OTHER)):
+        await place.call("XCLAIM", place.stream, GROUP, owner, 0, entry_id, "RETRYCOUNT", 2, "JUSTID")
+        await place.call("ZADD", place.retry, 1, entry_id + b"|1")
+    assert await place.unpark(epoch=epoch) == [b"OK", -1]
+    assert await place.pending() == {mine: (ME, 2), others: (OTHER, 2)}
+    assert await place.parked() == {}
 
 
 async def test_unpark_in_pages(place: Partition) -> None:

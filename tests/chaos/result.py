@@ -1,0 +1,90 @@
+"""What a run of a scenario has shown, kept over runs, and the page that is made from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.chaos.catalogue import ELSEWHERE, Scenario
+
+DOCS = Path(__file__).parents[2] / "docs"
+KEPT, PAGE = DOCS / "chaos.json", DOCS / "chaos.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run. `verdict`: clean, broken, failed (a check of the scenario itself), or skipped. Times in seconds."""
+
+    title: str
+    server: str
+    seed: int
+    verdict: str
+    said: str = ""
+    handled: int = 0
+    duplicates: int = 0
+    restarted: int = 0
+    unknown: int = 0
+    lost: int = 0
+    recovery: float = 0.0
+    took: float = 0.0
+
+    @property
+    def cell(self) -> str:
+        """In the table: verdict, messages handled twice, seconds until work went on."""
+        if self.verdict == "skipped":
+            return "skipped"
+        recovery = f" · {self.recovery:.1f} s" if self.recovery else ""
+        lost = f" · {self.lost} lost" if self.lost else ""
+        return f"{self.verdict} · {self.duplicates}{recovery}{lost}"
+
+
+def keep(results: Iterable[Result]) -> list[Result]:
+    """Add results to those of earlier runs, in place of older ones of the same scenario and server."""
+    known = {(each.title, each.server): each for each in read()}
+    known.update({(each.title, each.server): each for each in results})
+    rows = sorted(known.values(), key=lambda each: (each.title, each.server))
+    KEPT.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n", encoding="utf-8")
+    return rows
+
+
+def read() -> list[Result]:
+    """What earlier runs have kept."""
+    return [Result(**row) for row in json.loads(KEPT.read_text(encoding="utf-8"))] if KEPT.exists() else []
+
+
+def page(scenarios: Sequence[Scenario], results: Sequence[Result]) -> str:
+    """The page, as Markdown."""
+    servers = list(dict.fromkeys(each.server for each in sorted(results, key=lambda each: each.server, reverse=True)))
+    by_place = {(each.title, each.server): each for each in results}
+    lines = [TOP, "| # | scenario | what is done | also checked |" + "".join(f" {each} |" for each in servers)]
+    lines.append("|---|---|---|---|" + "---|" * len(servers))
+    for one in scenarios:
+        for title, _ in one.titles():
+            cells = [by_place[title, each].cell if (title, each) in by_place else "" for each in servers]
+            lines.append(f"| {one.number} | {title} | {one.injection} | {one.bound} | {' | '.join(cells)} |")
+    lines += ["", "## Played by other tests", "", "| # | what | tests |", "|---|---|---|"]
+    lines += [f"| {one.number} | {one.name} | {', '.join(f'`{test}`' for test in one.tests)} |" for one in ELSEWHERE]
+    broken = [each for each in results if each.verdict in ("broken", "failed")]
+    lines += ["", "## Not clean", ""] + [f"- {each.title}, {each.server}: {each.said}" for each in broken]
+    lines += [] if broken else ["Nothing."]
+    return "\n".join(lines) + "\n"
+
+
+TOP = """# The faults that rsmq is put through
+
+Real publishers, real worker processes, a real server; what was published and what handlers did is written to a file
+outside the server. When the fault is over the backlog is drained, everybody is asked to stop, and a checker reads the
+file. `make chaos` plays all of it and writes this page; `python -m tests.chaos --help` says how to play one.
+
+A run is **clean** when nothing confirmed was lost, nothing came from nowhere, messages of a key were handled in order,
+no settlement was accepted twice, no handler was started twice without a fault that explains it, the dead letters were
+exactly the poison, nothing was stuck, and nobody left a member, a descriptor or an endless key behind. The checker is
+tested with bad runs of each kind (`tests/chaos/test_checker.py`).
+
+Behind the verdict: how many messages were handled twice because of the fault (at least once: a handler that is killed
+after its work runs again), the longest time until work went on, and how many messages were lost of those that the
+server's own promise leaves out. Times were taken beside other work on a machine with two cores: they show the order of
+magnitude.
+"""
