@@ -95,6 +95,9 @@ RECEIVE_LETTERS: Final = Script("receive_letters")
 OPEN_SESSION: Final = Script("open_session")
 CLOSE_SESSION: Final = Script("close_session")
 CLEAR_INBOX: Final = Script("clear_inbox")
+MEASURE_PARTITION: Final = Script("measure_partition")
+MEASURE_SHARE: Final = Script("measure_share")
+MEASURE_MEMBERS: Final = Script("measure_members")
 
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"
