@@ -17,8 +17,8 @@ LAYERS = [
     ("Redis", "address slot client cluster connect wire fleet script topic group stream embedded keeper preflight"),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
-    ("wholes", "broker worker inspector observer snapshot trend supervisor testing portal"),
-    ("edges", "cli pipeline demo bench __main__ __init__"),
+    ("wholes", "broker checkup worker inspector observer snapshot trend supervisor testing portal"),
+    ("edges", "cli dashboard pipeline demo bench __main__ __init__"),
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}
 REDIS, PARTS = 1, 2

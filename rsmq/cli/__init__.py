@@ -14,6 +14,7 @@ import typer
 
 from rsmq.cli import device, dlq, group, member, pipeline, topic
 from rsmq.cli.bench import bench
+from rsmq.cli.dashboard import dashboard
 from rsmq.cli.doctor import doctor
 from rsmq.cli.printer import complain
 from rsmq.cli.publish import publish
@@ -39,6 +40,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay PT5S""",
     tail: "rsmq tail orders -n 20 --follow",
     top: "rsmq top orders --every PT0.5S",
+    dashboard: "rsmq dashboard --port 8642",
     doctor: "rsmq doctor --url redis://localhost:6379/0",
     bench: "rsmq bench --messages 20000 --payload 1000",
 }
