@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -14,8 +15,8 @@ import typer
 
 from rsmq.cli.option import Json, Url
 from rsmq.cli.printer import dump, say
+from rsmq.cli.session import ask, settings_for
 from rsmq.errors import ConfigError
-from rsmq.settings import Settings
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EXTRA = "`rsmq dashboard` needs the extra `dashboard`: pip install 'rsmq[dashboard]'"
@@ -43,6 +44,7 @@ def dashboard(
     names = {*LOOPBACK, *(name or ())} | ({host} if host not in ("0.0.0.0", "::") else set())
     if host in ("0.0.0.0", "::") and not name:
         raise ConfigError(f"on {host} it may be called by any name: say which with --name dashboard.example.com")
+    ask(url, lambda session: session.topics.names())  # a server that is away is told before anything starts
     app, server = load(url, names, token, allow_changes=allow_changes)
     listener = listen(host, port)
     place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
@@ -61,9 +63,8 @@ def load(url: str | None, names: set[str], token: str | None, *, allow_changes: 
         made, server = import_module("rsmq.dashboard"), import_module("uvicorn")
     except ModuleNotFoundError as error:
         raise ConfigError(f"{EXTRA} ({error})") from None
-    settings = Settings() if url is None else Settings(url=url)
     rules = made.Rules(hosts=frozenset(names), token=token)
-    return made.create_app(settings, rules=rules, allow_changes=allow_changes), server
+    return made.create_app(settings_for(url), rules=rules, allow_changes=allow_changes), server
 
 
 def token_for(host: str, path: Path | None) -> str | None:
@@ -94,4 +95,5 @@ def run(app: Any, server: Any, listener: socket.socket) -> None:
     """Serve until a signal."""
     logging.getLogger("rsmq").setLevel(logging.ERROR)
     config = server.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
-    anyio.run(lambda: server.Server(config).serve(sockets=[listener]))
+    with contextlib.suppress(KeyboardInterrupt):
+        anyio.run(lambda: server.Server(config).serve(sockets=[listener]))

@@ -122,7 +122,9 @@ async def confirmed(question: str, word: str) -> bool:
         with ui.row():
             ui.button("cancel", on_click=lambda: dialog.submit(False)).props("flat")
             ui.button(word, on_click=lambda: dialog.submit(True), color="negative")
-    return bool(await dialog)
+    answer = await dialog
+    dialog.delete()
+    return bool(answer)
 
 
 def row_of(letter: DeadLetter) -> Row:

@@ -66,6 +66,9 @@ class Watcher:
                 if not self.trouble:
                     log.warning("the queues cannot be seen: %s", error)
                 self.trouble = str(error)
+            except Exception as error:
+                log.exception("the watcher met a defect")
+                self.trouble = f"{type(error).__name__}: {error}"
             await anyio.sleep(EVERY)
 
     async def look(self) -> None:

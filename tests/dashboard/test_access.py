@@ -76,12 +76,20 @@ def test_other_sites_get_nothing(visitor: httpx.Client) -> None:
         assert (named.status_code, named.headers["x-frame-options"]) == (200, "DENY")
 
 
-@pytest.mark.parametrize("args", [("--host", "0.0.0.0"), ("--token-file", "short"), ("--host", "192.0.2.1")])
-def test_wrong_use_is_explained(scene: Cli, args: tuple[str, ...]) -> None:
-    """One line and exit code 2: no name for every address, a guessable token, an address of somebody else."""
+WRONG = [
+    (2, ("--host", "0.0.0.0")),
+    (2, ("--token-file", "short")),
+    (2, ("--host", "192.0.2.1")),
+    (1, ("--url", "redis://127.0.0.1:1/0")),
+]
+
+
+@pytest.mark.parametrize(("code", "args"), WRONG)
+def test_wrong_use_is_explained(scene: Cli, code: int, args: tuple[str, ...]) -> None:
+    """One line: no name for every address, a guessable token, an address of somebody else, a server that is away."""
     (scene.directory / "short").write_text("1234")
-    result = scene("dashboard", "--port", "0", *args)
-    assert result.returncode == 2, result.stderr
+    result = scene("dashboard", "--port", "0", *args, RSMQ_UNAVAILABLE_TIMEOUT="PT0.1S")
+    assert result.returncode == code, result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
