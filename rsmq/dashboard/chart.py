@@ -36,12 +36,12 @@ class Chart:
 def options(title: str, names: Iterable[str]) -> dict[str, Any]:
     """As ECharts wants it. The tooltip is drawn, not written as markup."""
     return {
-        "title": {"text": title, "textStyle": {"fontSize": 13, "fontWeight": "normal"}},
+        "title": {"text": title, "left": 8, "textStyle": {"fontSize": 13, "fontWeight": "normal"}},
         "animation": False,
         "grid": {"left": 8, "right": 16, "top": 36, "bottom": 8, "containLabel": True},
-        "legend": {"right": 8},
+        "legend": {"right": 8, "top": 0},
         "tooltip": {"trigger": "axis", "renderMode": "richText"},
-        "xAxis": {"type": "time"},
+        "xAxis": {"type": "time", "axisLabel": {"hideOverlap": True}},
         "yAxis": {"type": "value", "min": 0, "minInterval": 1},
         "series": [{"name": name, "type": "line", "showSymbol": False, "data": []} for name in names],
     }

@@ -27,7 +27,7 @@ HEADERS: Final = (
     (b"x-frame-options", b"DENY"),
     (b"content-security-policy", b"frame-ancestors 'none'; base-uri 'self'; form-action 'self'; object-src 'none'"),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # no-referrer would send our own form with the origin `null`
 )
 FORM: Final = """<!doctype html><html lang="en"><title>rsmq dashboard</title>
 <body style="font-family: sans-serif; margin: 4rem auto; max-width: 24rem"><h1>rsmq dashboard</h1>

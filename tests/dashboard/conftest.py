@@ -6,12 +6,13 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli, Running
+from tests.servers import Server
 
 pytest.importorskip("nicegui", reason="needs the extra `dashboard`")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -34,11 +35,15 @@ async def bill(order: dict) -> None:
 """
 
 Start = Callable[..., Running]
+Feed = Callable[..., None]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[sync_api.Browser]:
-    """Headless, the one that is installed: none is downloaded."""
+    """Headless, the one that is installed: none is downloaded.
+
+    Not longer than a module: as long as it is open it holds this thread's event loop, and no async test can run.
+    """
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"there is no browser here: install one of {', '.join(BROWSERS)}")
@@ -53,8 +58,23 @@ def scene(tmp_path_factory: pytest.TempPathFactory, server_url: str) -> Cli:
     """Commands in a directory with an `app`, under a prefix of their own."""
     directory: Path = tmp_path_factory.mktemp("dashboard")
     (directory / "app.py").write_text(MODULE)
-    prefix = f"t{uuid.uuid4().hex[:12]}"
+    prefix = "rsmq" if SCREENSHOTS else f"t{uuid.uuid4().hex[:12]}"
     return Cli(directory, {"RSMQ_URL": server_url, "RSMQ_PREFIX": prefix})
+
+
+@pytest.fixture(scope="module")
+def feed(scene: Cli, server: Server) -> Iterator[Feed]:
+    """Publish as any client may: payloads into a partition, in one write, without starting a process."""
+    prefix = scene.environment["RSMQ_PREFIX"]
+
+    def publish(topic: str, payloads: Iterable[str], **fields: str) -> None:
+        pipe = redis.pipeline(transaction=False)
+        for payload in payloads:
+            pipe.xadd(f"{prefix}:{{{topic}.0}}", {"data": payload, **fields})
+        pipe.execute()
+
+    with server.client() as redis:
+        yield publish
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +121,7 @@ def picture(page: sync_api.Page) -> Callable[[str], None]:
 
     def keep(name: str) -> None:
         if SCREENSHOTS:
+            page.wait_for_timeout(500)  # a dialog comes in slowly
             page.screenshot(path=Path(SCREENSHOTS) / f"dashboard-{name}.png")
 
     return keep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -46,18 +46,17 @@ def test_the_token_opens_it(place: str, page: Page, scene: Cli) -> None:
 
 
 @pytest.fixture
-def visitor(place: str) -> httpx.Client:
+def visitor(place: str) -> Iterator[httpx.Client]:
     """One who knows the token."""
-    client = httpx.Client(base_url=place)
-    assert client.post("/login", data={"token": TOKEN}).status_code == 303
-    return client
+    with httpx.Client(base_url=place) as client:
+        assert client.post("/login", data={"token": TOKEN}).status_code == 303
+        yield client
 
 
 def test_sockets_and_files_need_the_token_too(place: str, visitor: httpx.Client) -> None:
     """Nothing is behind the form that can be had without it."""
-    with visitor:
-        sid = visitor.get("/_nicegui_ws/socket.io/", params={"EIO": "4", "transport": "polling"})
-        assert sid.status_code == 200
+    sid = visitor.get("/_nicegui_ws/socket.io/", params={"EIO": "4", "transport": "polling"})
+    assert sid.status_code == 200
     with httpx.Client(base_url=place) as stranger:
         polling = stranger.get("/_nicegui_ws/socket.io/", params={"EIO": "4", "transport": "polling"})
         socket = stranger.get("/_nicegui_ws/socket.io/?EIO=4&transport=websocket", headers=HANDSHAKE)
@@ -66,14 +65,13 @@ def test_sockets_and_files_need_the_token_too(place: str, visitor: httpx.Client)
 
 def test_other_sites_get_nothing(visitor: httpx.Client) -> None:
     """A page of another site has the visitor's network, and perhaps the cookie: its name gives it away."""
-    with visitor:
-        foreign = {"Origin": "http://evil.example"}
-        path = "/_nicegui_ws/socket.io/?EIO=4&transport="
-        assert visitor.get(f"{path}websocket", headers=HANDSHAKE | foreign).status_code == 403
-        assert visitor.post(f"{path}polling", headers=foreign).status_code == 403
-        assert visitor.get("/", headers={"Host": "evil.example"}).status_code == 421
-        named = visitor.get("/", headers={"Host": "queue.example.com"})
-        assert (named.status_code, named.headers["x-frame-options"]) == (200, "DENY")
+    foreign = {"Origin": "http://evil.example"}
+    path = "/_nicegui_ws/socket.io/?EIO=4&transport="
+    assert visitor.get(f"{path}websocket", headers=HANDSHAKE | foreign).status_code == 403
+    assert visitor.post(f"{path}polling", headers=foreign).status_code == 403
+    assert visitor.get("/", headers={"Host": "evil.example"}).status_code == 421
+    named = visitor.get("/", headers={"Host": "queue.example.com"})
+    assert (named.status_code, named.headers["x-frame-options"]) == (200, "DENY")
 
 
 WRONG = [
