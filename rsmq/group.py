@@ -6,7 +6,7 @@ from datetime import datetime
 
 from rsmq.clock import now_ms
 from rsmq.connect import Client
-from rsmq.errors import ConfigError
+from rsmq.errors import BrokerError, ConfigError
 from rsmq.keys import Keys
 from rsmq.script import RESET_GROUP
 from rsmq.stream import Partitioned, start_id
@@ -48,3 +48,26 @@ async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str
         await RESET_GROUP(client, names, (group, place))
     await client.execute_command("HDEL", keys.group(topic.name, group), "distribution")
     await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
+
+
+async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: str) -> None:
+    """Forget a group with its place, its retries and its dead letters. Its members must have stopped before.
+
+    The group's own entry goes last, so that an interrupted delete can be repeated.
+    """
+    for partition in range(topic.partitions):
+        at = (topic.name, partition, group)
+        names = (keys.lease(*at), keys.retry(*at), keys.dlq(*at))
+        await client.execute_command("UNLINK", *names)
+        try:
+            await client.execute_command("XGROUP", "DESTROY", keys.stream(topic.name, partition), group)
+        except BrokerError as error:
+            if not is_missing_stream(error):
+                raise
+    await client.execute_command("UNLINK", keys.group(topic.name, group), keys.members(topic.name, group))
+    await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
+
+
+def is_missing_stream(error: BrokerError) -> bool:
+    """XGROUP wants a stream that exists."""
+    return "requires the key to exist" in str(error) or "no such key" in str(error).lower()

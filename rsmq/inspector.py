@@ -6,7 +6,7 @@ Nothing here consumes, claims or writes; every question is a few pipelines, so i
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -20,9 +20,11 @@ from rsmq.embedded import EmbeddedServer
 from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
 from rsmq.novelty import newer_commands
+from rsmq.observer import Observer
 from rsmq.preflight import Finding, findings_of, gather_facts
 from rsmq.script import Value
 from rsmq.settings import Settings
+from rsmq.snapshot import Snapshot
 from rsmq.stream import as_dict, is_missing, pipelined
 from rsmq.topic import Topic, Topics
 
@@ -132,6 +134,10 @@ class Inspector:
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
         self._client, self._keys, self._settings = client, keys, settings
         self._topics = Topics(client, keys, settings)
+
+    async def snapshot(self, topics: Collection[str] | None = None) -> Snapshot:
+        """Everything at once, in a few numbers a partition: what is looked at again and again."""
+        return await Observer(self._client, self._keys, self._settings).look(topics)
 
     # -- topics ---------------------------------------------------------------------------------------------------
 

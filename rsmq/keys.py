@@ -118,6 +118,10 @@ class Keys:
         """String with TTL: a member's heartbeat, its info as JSON."""
         return f"{self.prefix}:{{{topic}}}:{group}:alive:nodes:{member}"
 
+    def vitals(self, topic: str, group: str, member: str) -> str:
+        """String with TTL: how a member does, as JSON, beside its heartbeat because it may go missing."""
+        return f"{self.prefix}:{{{topic}}}:{group}:alive:vitals:{member}"
+
     def presence(self, member: str) -> str:
         """Channel: only this member listens, so nobody listening means that its process is gone."""
         return f"{self.prefix}:presence:{member}"

@@ -97,6 +97,9 @@ CLOSE_SESSION: Final = Script("close_session")
 LEAD_SCHEDULE: Final = Script("lead_schedule")
 PUBLISH_TICK: Final = Script("publish_tick")
 CLEAR_INBOX: Final = Script("clear_inbox")
+MEASURE_PARTITION: Final = Script("measure_partition")
+MEASURE_SHARE: Final = Script("measure_share")
+MEASURE_MEMBERS: Final = Script("measure_members")
 
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"

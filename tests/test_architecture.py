@@ -24,8 +24,11 @@ LAYERS = [
     ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),
-    ("wholes", "broker router ticker worker inspector supervisor testing portal"),
-    ("edges", "cli pipeline telemetry demo bench asgi __main__ __init__"),
+    (
+        "wholes",
+        "broker router ticker checkup worker inspector observer snapshot trend supervisor testing portal",
+    ),
+    ("edges", "cli dashboard pipeline telemetry demo bench asgi __main__ __init__"),
 ]
 LAYER_OF = {name: number for number, (_, names) in enumerate(LAYERS) for name in names.split()}
 REDIS, PARTS = 1, 2

@@ -14,12 +14,14 @@ import typer
 
 from rsmq.cli import device, dlq, group, member, pipeline, topic
 from rsmq.cli.bench import bench
+from rsmq.cli.dashboard import dashboard
 from rsmq.cli.doctor import doctor
 from rsmq.cli.exporter import exporter
 from rsmq.cli.printer import complain
 from rsmq.cli.publish import publish
 from rsmq.cli.server import server
 from rsmq.cli.tail import tail
+from rsmq.cli.top import top
 from rsmq.cli.worker import worker
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector import installed
@@ -28,7 +30,7 @@ app = typer.Typer(
     help="A message queue on Redis Streams: run workers, publish, look, repair.",
     epilog="Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -38,6 +40,8 @@ COMMANDS: dict[Callable[..., None], str] = {
     server: "rsmq server",
     publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay PT5S""",
     tail: "rsmq tail orders -n 20 --follow",
+    top: "rsmq top orders --every PT0.5S",
+    dashboard: "rsmq dashboard --port 8642",
     doctor: "rsmq doctor --url redis://localhost:6379/0",
     exporter: "rsmq exporter --listen 127.0.0.1:9101",
     bench: "rsmq bench --messages 20000 --payload 1000",

@@ -10,10 +10,11 @@ from rsmq.cli.option import AnyTopic, GroupName, Json, TopicName, Url, Yes, noun
 from rsmq.cli.printer import confirm, dump, say, span, tabulate
 from rsmq.cli.session import Session, ask
 from rsmq.cli.value import parse_place
-from rsmq.group import reset_group, set_paused
+from rsmq.errors import RsmqError
+from rsmq.group import delete_group, reset_group, set_paused
 from rsmq.inspector import GroupState, ShareState
 
-app = noun("Groups: list, show, reset, pause, resume.")
+app = noun("Groups: list, show, reset, pause, resume, delete.")
 
 
 @app.command("list", epilog="Example: rsmq group list orders")
@@ -84,6 +85,32 @@ def reset(
 
     after = ask(url, act)
     dump(after) if as_json else say(f"{group} of {topic} starts again at {to}: {lag(after)} messages before it")
+
+
+@app.command("delete", epilog="Example: rsmq group delete orders billing --yes")
+def delete(topic: TopicName, group: GroupName, yes: Yes = False, url: Url = None, as_json: Json = False) -> None:
+    """Forget a group that is not needed any more, with its retries and dead letters: it holds nothing back then."""
+
+    async def look(session: Session) -> GroupState:
+        state = await session.group(topic, group)
+        members = await session.inspector.members(topic, group)
+        living = [member.id for member in members if member.heard_ago is not None]
+        if living:
+            raise RsmqError(f"group {group!r} of {topic!r} is being served: stop {', '.join(living)} first")
+        return state
+
+    state = ask(url, look)
+    confirm(
+        f"Forget group {group} of {topic}, {lag(state)} messages before it, with {state.parked} parked and "
+        f"{state.dead_letters} dead letters?",
+        is_agreed=yes,
+    )
+
+    async def act(session: Session) -> None:
+        await delete_group(session.client, session.keys, await session.topic(topic), group)
+
+    ask(url, act)
+    dump({"topic": topic, "deleted": group}) if as_json else say(f"deleted {group} of {topic}")
 
 
 @app.command("pause", epilog="Example: rsmq group pause orders billing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from rsmq.stream import EARLIEST, LATEST, STREAM_ID
 
 SPAN = TypeAdapter(timedelta)
+RATE = re.compile(r"\d{1,9}(\.\d{1,6})?")
+RATES = {"s": timedelta(seconds=1), "min": timedelta(minutes=1), "h": timedelta(hours=1)}
 
 
 def parse_span(text: str) -> timedelta:
@@ -33,6 +36,14 @@ def parse_moment(text: str) -> datetime:
     if moment.tzinfo is None:
         raise typer.BadParameter(f"{text!r} has no time zone: end it with Z or with one such as +01:00")
     return moment
+
+
+def parse_rate(text: str) -> timedelta:
+    """`50/s` as the span between two; a bare number is no rate."""
+    number, _, unit = text.partition("/")
+    if unit not in RATES or not RATE.fullmatch(number) or float(number) == 0:
+        raise typer.BadParameter(f"{text!r} is no rate: write 50/s, 10/min or 1/h")
+    return RATES[unit] / float(number)
 
 
 def parse_place(text: str) -> str | datetime:

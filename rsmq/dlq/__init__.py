@@ -2,5 +2,6 @@
 
 from rsmq.dlq.letter import DeadLetter
 from rsmq.dlq.letters import DeadLetters
+from rsmq.dlq.selection import Selection, read_fields
 
-__all__ = ["DeadLetter", "DeadLetters"]
+__all__ = ["DeadLetter", "DeadLetters", "Selection", "read_fields"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from rsmq.clock import to_ms
+import anyio
+
+from rsmq.clock import monotonic, to_ms
 from rsmq.connect import Client
 from rsmq.dlq.letter import DeadLetter, split_id
+from rsmq.dlq.selection import Selection
 from rsmq.keys import Keys
 from rsmq.message import unpack_fields
 from rsmq.script import OK, REPLAY_DEAD_LETTER
@@ -18,6 +21,19 @@ from rsmq.stream import Partitioned, pipelined
 
 PAGE: Final = 20
 """Entries read at a time and partition: a dead letter may weigh a megabyte."""
+
+
+class Pace:
+    """Lets one pass in each span, from the first on; after a delay those that are late pass at once."""
+
+    def __init__(self, every: timedelta) -> None:
+        self._every, self._next = every.total_seconds(), monotonic()
+
+    async def wait(self) -> None:
+        """Until it is the next one's turn."""
+        if self._every > 0:
+            await anyio.sleep(max(0.0, self._next - monotonic()))
+            self._next += self._every
 
 
 class DeadLetters:
@@ -36,10 +52,20 @@ class DeadLetters:
                 raise length
         return sum(lengths)
 
-    async def iterate(self, topic: Partitioned, group: str) -> AsyncIterator[DeadLetter]:
-        """All of them, oldest first over all partitions, read page by page."""
+    async def select(self, topic: Partitioned, group: str, wanted: Selection) -> AsyncIterator[DeadLetter]:
+        """Those that exist now and are meant, oldest first over all partitions."""
+        lasts = [await self._last(topic.name, number, group) for number in range(topic.partitions)]
+        async for letter in self.iterate(topic, group, lasts):
+            if wanted.matches(letter):
+                yield letter
+
+    async def iterate(
+        self, topic: Partitioned, group: str, lasts: Sequence[str] | None = None
+    ) -> AsyncIterator[DeadLetter]:
+        """All of them, oldest first over all partitions, read page by page; of each partition up to its last id."""
         heads: list[tuple[tuple[int, int], int, DeadLetter]] = []
-        sources = [self._of_partition(topic.name, number, group) for number in range(topic.partitions)]
+        ends = ["+"] * topic.partitions if lasts is None else lasts
+        sources = [self._of_partition(topic.name, number, group, ends[number]) for number in range(topic.partitions)]
         for number, source in enumerate(sources):
             await self._push(heads, number, source)
         while heads:
@@ -55,22 +81,30 @@ class DeadLetters:
             return DeadLetter.read(topic.name, partition, group, found, fields)
         return None
 
-    async def replay(self, topic: Partitioned, group: str, ids: Iterable[str] | None = None) -> int:
-        """Publish dead letters again, for this group only, and return how many.
+    async def replay(
+        self, topic: Partitioned, group: str, ids: Iterable[str] | None = None, *, every: timedelta = timedelta(0)
+    ) -> int:
+        """Publish dead letters again, for this group only, at most one in `every`, and return how many.
 
         Without `ids` all that exist now: what fails again meanwhile stays. Each moves in one script; only an entry too
         wide for one is added and then deleted, and may come twice if this process dies in between.
         """
-        replayed = 0
-        if ids is not None:
-            for wanted in ids:
-                partition, stream_id = split_id(wanted)
-                replayed += await self._replay_one(topic.name, partition, group, stream_id)
-            return replayed
-        for partition in range(topic.partitions):
-            last = await self._last(topic.name, partition, group)
-            async for letter in self._of_partition(topic.name, partition, group, last):
-                replayed += await self._replay_one(topic.name, partition, group, split_id(letter.id)[1])
+        if ids is None:
+            return await self.replay_selected(topic, group, Selection(), every=every)
+        replayed, pace = 0, Pace(every)
+        for wanted in ids:
+            await pace.wait()
+            replayed += await self._replay_one(topic.name, group, wanted)
+        return replayed
+
+    async def replay_selected(
+        self, topic: Partitioned, group: str, wanted: Selection, *, every: timedelta = timedelta(0)
+    ) -> int:
+        """The same for those that are meant. Cancelled or broken off it has replayed a part of them, oldest first."""
+        replayed, pace = 0, Pace(every)
+        async for letter in self.select(topic, group, wanted):
+            await pace.wait()
+            replayed += await self._replay_one(topic.name, group, letter.id)
         return replayed
 
     async def purge(self, topic: Partitioned, group: str, older_than: timedelta | None = None) -> int:
@@ -115,8 +149,9 @@ class DeadLetters:
         )
         return newest[0][0].decode() if newest else "0-0"
 
-    async def _replay_one(self, topic: str, partition: int, group: str, stream_id: str) -> int:
+    async def _replay_one(self, topic: str, group: str, letter: str) -> int:
         """1 if it was there."""
+        partition, stream_id = split_id(letter)
         stream, dlq = self._keys.stream(topic, partition), self._keys.dlq(topic, partition, group)
         reply = await REPLAY_DEAD_LETTER(self._client, (stream, dlq), (stream_id, group))
         if reply[0] == b"PACKED":

@@ -22,6 +22,7 @@ from rsmq.clock import monotonic, to_ms
 from rsmq.connect import BlockingClient, Connector
 from rsmq.heartbeat.lease import Lease
 from rsmq.heartbeat.presence import Presence, call
+from rsmq.heartbeat.vitals import Vitals
 from rsmq.keys import Keys
 from rsmq.script import OK, RENEW_LEASE, TOUCH_MESSAGES
 from rsmq.settings import Settings
@@ -73,6 +74,7 @@ class Beat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-beat-{member}", daemon=True)
         self._presence = Presence(connector, settings, keys, member, self._announced, self.fence)
+        self._vitals = Vitals()
         self._is_out = False
         self.landed = monotonic()  # when a beat was last confirmed; read by other threads
 
@@ -204,6 +206,19 @@ class Beat:
                 self._show(client, each, ttl)
             with suppress(InvalidStateError):  # whoever waited was cancelled
                 each.confirmed.set_result(None)
+        self._show_vitals(client, joined, ttl)
+
+    def _show_vitals(self, client: BlockingClient, joined: list[Joined], ttl: int) -> None:
+        """For people only: a server that is out of memory refuses it, and nothing depends on it."""
+        report = self._vitals.report(monotonic())
+        with self._writing:
+            names = [self._keys.vitals(one.topic, one.group, self.member) for one in joined if self._is_in(one)]
+            client.pipelined([("SET", name, report, "PX", ttl) for name in names])
+        if self._loop is not None and not self._loop.is_closed():
+            self._vitals.ask(self._loop, monotonic())
+
+    def _is_in(self, joined: Joined) -> bool:
+        return self._joined.get((joined.topic, joined.group)) is joined
 
     def _send(self, client: BlockingClient, commands: list[tuple[Any, ...]]) -> list[Any]:
         """One write for all. A server that has forgotten the script gets its source once."""
@@ -221,7 +236,7 @@ class Beat:
         The key before the set: whoever is in the set without a key is dead to the others.
         """
         with self._writing:
-            if self._joined.get((joined.topic, joined.group)) is joined:
+            if self._is_in(joined):
                 client.execute_command("SET", self._alive(joined), joined.info, "PX", ttl)
                 client.execute_command("SADD", self._keys.members(joined.topic, joined.group), self.member)
                 client.execute_command("PUBLISH", self._keys.changes(joined.topic, joined.group), "")
@@ -257,7 +272,8 @@ class Beat:
         try:
             with self._writing:
                 client.execute_command("SREM", self._keys.members(topic, group), self.member)
-                client.execute_command("DEL", self._keys.alive(topic, group, self.member))
+                shown = self._keys.alive(topic, group, self.member), self._keys.vitals(topic, group, self.member)
+                client.execute_command("DEL", *shown)
                 client.execute_command("PUBLISH", self._keys.changes(topic, group), "")
         except (RedisError, OSError) as error:
             log.warning("%s leaves without goodbye: %s", self.member, error)

@@ -110,6 +110,10 @@ WRONG = [
     (["publish", "a:b", "1"], "topic name 'a:b' is not allowed"),
     (["publish", "orders", "--id", "x"], "one id cannot be given to many lines"),
     (["publish", "orders", "1", "--delay", "PT1S", "--at", "2999-01-01T00:00:00Z"], "give delay or at, not both"),
+    (["dlq", "replay", "orders", "billing", "--all", "--key", "k"], "one of the three"),
+    (["dlq", "replay", "orders", "billing", "--where", "n"], "write field=value"),
+    (["dlq", "replay", "orders", "billing", "--all", "--rate", "50"], "write 50/s, 10/min or 1/h"),
+    (["dlq", "list", "orders", "--reason", "malformed"], "name a topic and a group"),
     (["topic", "set", "orders"], "say what to set"),
     (["group", "reset", "orders", "billing", "--to", "yesterday", "--yes"], "use earliest, latest, a stream id"),
     (["dlq", "replay", "orders", "billing"], "give ids, or --all"),
@@ -275,6 +279,55 @@ def test_dead_letters(cli: Cli, dead: str) -> None:
     assert cli.json("dlq", "purge", "orders", "billing", "--yes") == {"purged": 0}
     assert cli.ok("dlq", "list") == "there are no dead letters\n"
     assert len(cli.ok("tail", "orders").splitlines()) == 2
+
+
+def test_dead_letters_are_chosen(cli: Cli, dead: str) -> None:
+    """What is meant is listed, shown by a dry run, and replayed at a rate; what is not meant stays."""
+    place = ("orders", "billing")
+    assert [each["id"] for each in cli.json("dlq", "list", *place, "--reason", "malformed", "--key", "k")] == [dead]
+    assert cli.json("dlq", "list", *place, "--until", "2020-01-01T00:00:00Z") == []
+    assert "no such dead letters" in cli.ok("dlq", "list", *place, "--error", "surely not in any error")
+    assert cli.json("dlq", "replay", *place, "--where", "n=1", "--dry-run") == {"would_replay": 0, "ids": []}
+    rehearsed = cli.ok("dlq", "replay", *place, "--reason", "malformed", "--dry-run")
+    assert dead in rehearsed
+    assert "1 dead letters of billing of orders would be replayed" in rehearsed
+    assert cli.json("dlq", "replay", *place, "--reason", "attempts") == {"replayed": 0}
+    assert cli.json("dlq", "replay", *place, "--since", "2020-01-01T00:00:00Z", "--rate", "50/s") == {"replayed": 1}
+    assert cli.json("dlq", "list") == []
+
+
+def test_group_delete(cli: Cli, app: Path, start: Start) -> None:
+    """A group that is served stays; afterwards nothing of it is left, and it holds nothing back."""
+    worker = start("worker", "app:broker")
+    worker.expect(" serves ")
+    refused = cli("group", "delete", "orders", "billing", "--yes")
+    assert (refused.returncode, "is being served" in refused.stderr) == (1, True)
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    cli.ok("publish", "orders", "1")
+    assert cli("group", "delete", "orders", "billing").returncode == 2
+    assert cli.ok("group", "delete", "orders", "billing", "--yes") == "deleted billing of orders\n"
+    assert cli.json("group", "list") == []
+    assert cli("topic", "why-not-trimmed", "orders").returncode == 0
+
+
+def test_shell_completion(cli: Cli) -> None:
+    """The shell is told what can follow, down to the options."""
+    script = cli("--show-completion", SHELL="/bin/bash").stdout
+    words = {"_RSMQ_COMPLETE": "complete_bash", "COMP_WORDS": "rsmq dlq re", "COMP_CWORD": "2"}
+    assert cli(**words).stdout.split() == ["replay"]
+    options = cli(**words | {"COMP_WORDS": "rsmq dlq replay --r", "COMP_CWORD": "3"}).stdout.split()
+    assert options == ["--reason", "--rate"]
+    assert script == "" or "_RSMQ_COMPLETE" in script  # a shell is found by the process above, if there is one
+
+
+def test_doctor_looks_at_the_queues(cli: Cli, dead: str) -> None:
+    """What waits with nobody to do it is a warning with its mend; --strict makes it a negative answer."""
+    cli.ok("publish", "orders", "1")
+    text = cli.ok("doctor", "--over", "PT0S")
+    assert "nobody serves group billing of orders, 1 messages wait: start `rsmq worker`" in text
+    assert "`rsmq dlq list orders billing`" in text
+    assert cli("doctor", "--over", "PT0S", "--strict").returncode == 1
 
 
 def test_doctor_is_content(cli: Cli) -> None:

@@ -1,0 +1,99 @@
+"""`rsmq dashboard`: the web dashboard, for as long as this command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from rsmq.cli.option import Json, Url
+from rsmq.cli.printer import dump, say
+from rsmq.cli.session import ask, settings_for
+from rsmq.errors import ConfigError
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+EXTRA = "`rsmq dashboard` needs the extra `dashboard`: pip install 'rsmq[dashboard]'"
+
+
+def dashboard(
+    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8642,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A host name it may be called by, beside its own. May be repeated.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that a visitor must know.", show_default=False)
+    ] = None,
+    allow_changes: Annotated[bool, typer.Option("--allow-changes", help="Let visitors replay and purge.")] = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Show topics, groups, members, messages, dead letters and devices in a browser, until Ctrl-C.
+
+    It listens on this machine only and changes nothing, unless it is told to. On any other address a visitor must know
+    the token: the one in --token-file, otherwise one that is made and printed.
+    """
+    token = token_for(host, token_file)
+    names = {*LOOPBACK, *(name or ())} | ({host} if host not in ("0.0.0.0", "::") else set())
+    if host in ("0.0.0.0", "::") and not name:
+        raise ConfigError(f"on {host} it may be called by any name: say which with --name dashboard.example.com")
+    ask(url, lambda session: session.topics.names())  # a server that is away is told before anything starts
+    app, server = load(url, names, token, allow_changes=allow_changes)
+    listener = listen(host, port)
+    place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+    if as_json:
+        dump({"url": place, "token": token if token_file is None else None}, is_line=True)
+    else:
+        say(f"{place}{'' if allow_changes else ' (read-only)'}; Ctrl-C ends it")
+        if token is not None and token_file is None:
+            say(f"token: {token}")
+    run(app, server, listener)
+
+
+def load(url: str | None, names: set[str], token: str | None, *, allow_changes: bool) -> tuple[Any, Any]:
+    """The application and its server; both are extras."""
+    try:
+        made, server = import_module("rsmq.dashboard"), import_module("uvicorn")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{EXTRA} ({error})") from None
+    rules = made.Rules(hosts=frozenset(names), token=token)
+    return made.create_app(settings_for(url), rules=rules, allow_changes=allow_changes), server
+
+
+def token_for(host: str, path: Path | None) -> str | None:
+    """What a visitor must know; None on this machine, unless a file says otherwise."""
+    if path is None:
+        return None if host in LOOPBACK else secrets.token_urlsafe(24)
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token cannot be read from {path}: {error}") from None
+    if len(token) < 16:
+        raise ConfigError(
+            f"the token in {path} is too short: use 16 characters or more, such as `openssl rand -hex 24`"
+        )
+    return token
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket, so that its port is known before anybody is told. Raises ConfigError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ConfigError(f"it cannot listen on {host} port {port}: {error.strerror or error}") from None
+
+
+def run(app: Any, server: Any, listener: socket.socket) -> None:
+    """Serve until a signal."""
+    logging.getLogger("rsmq").setLevel(logging.ERROR)
+    config = server.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+    with contextlib.suppress(KeyboardInterrupt):
+        anyio.run(lambda: server.Server(config).serve(sockets=[listener]))

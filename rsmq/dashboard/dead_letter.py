@@ -1,0 +1,135 @@
+"""Dead letters: look at them, choose some, and where it is allowed replay or purge them. None is edited."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+from rsmq.dashboard.desk import MOST_LETTERS, PREVIEW, as_text
+from rsmq.dashboard.frame import Frame, Row, clicked, fill, table
+from rsmq.dashboard.message import facts, payload
+from rsmq.dlq import DeadLetter, Selection, read_fields
+from rsmq.errors import RsmqError
+
+Act = Callable[[], Awaitable[int]]
+
+
+def graveyards(frame: Frame) -> None:
+    """How many each group has."""
+    found = table(["group", "topic", "#dead letters"], link="group")
+
+    def rows() -> list[Row]:
+        return [
+            {"group": group.name, "topic": group.topic, "dead letters": group.dead_letters,
+             "url": frame.url("dead-letters", group.topic, group.name)}
+            for group in frame.desk.watcher.board.groups
+            if group.dead_letters
+        ]  # fmt: skip
+
+    frame.live(lambda: fill(found, rows()))
+
+
+class Graveyard:
+    """The dead letters of one group, as far as they are meant by what was typed."""
+
+    def __init__(self, frame: Frame, topic: str, group: str) -> None:
+        self._frame, self._topic, self._group = frame, topic, group
+        with ui.row().classes("items-end"):
+            self._reason = ui.input("reason").classes("w-32")
+            self._error = ui.input("error contains")
+            self._key = ui.input("key").classes("w-32")
+            self._field = ui.input("payload field", placeholder="shop=7")
+            ui.button("show", on_click=self.load).props("flat")
+        self._count = ui.label()
+        self._table = table(["id", "at", "reason", "#attempts", "key", "error"])
+        self._table.on("rowClick", self._open)
+        if frame.desk.allow_changes:
+            with ui.row():
+                ui.button("replay all of these", on_click=self._replay_selected)
+                ui.button("purge the group's", on_click=self._purge, color="negative")
+
+    async def load(self) -> None:
+        """Read and show those that are meant."""
+        try:
+            letters, is_more = await self._frame.desk.dead_letters(self._topic, self._group, self._wanted())
+        except RsmqError as error:
+            ui.notify(str(error), type="negative")
+            return
+        more = f", the oldest {MOST_LETTERS} are shown" if is_more else ""
+        self._count.text = f"{len(letters)} dead letters{more}"
+        fill(self._table, [row_of(letter) for letter in letters])
+
+    def _wanted(self) -> Selection:
+        return Selection(
+            reasons=tuple((self._reason.value or "").split()),
+            error=self._error.value or None,
+            key=self._key.value or None,
+            where=read_fields([self._field.value] if self._field.value else []),
+        )
+
+    async def _open(self, event: GenericEventArguments) -> None:
+        letter = await self._frame.desk.dead_letter(self._topic, self._group, clicked(event))
+        if letter is None:
+            ui.notify("it is not there any more")
+            return
+        with ui.dialog(value=True) as dialog, ui.card().classes("max-w-3xl"):
+            facts(
+                {
+                    "id": letter.id, "reason": letter.reason, "error": letter.error,
+                    "attempts": str(letter.attempts), "origin": letter.origin, "member": letter.member,
+                    "message id": letter.message_id, "key": letter.key or "",
+                    "headers": "\n".join(f"{name}: {value}" for name, value in letter.headers.items()),
+                }
+            )  # fmt: skip
+            payload(as_text(letter.data))
+            with ui.row():
+                ui.button("close", on_click=dialog.close).props("flat")
+                if self._frame.desk.allow_changes:
+
+                    async def replay() -> None:
+                        dialog.close()
+                        await self._do(
+                            lambda: self._frame.desk.replay(self._topic, self._group, [letter.id]), "replayed"
+                        )
+
+                    ui.button("replay", on_click=replay)
+
+    async def _replay_selected(self) -> None:
+        wanted = self._wanted()
+        which = "all dead letters" if wanted.is_all else "all dead letters that are chosen above"
+        if await confirmed(f"Replay {which} of {self._group} of {self._topic}, to this group only?", "replay"):
+            await self._do(lambda: self._frame.desk.replay_selected(self._topic, self._group, wanted), "replayed")
+
+    async def _purge(self) -> None:
+        text = f"Delete all dead letters of {self._group} of {self._topic} for good, also those that are not shown?"
+        if await confirmed(text, "delete"):
+            await self._do(lambda: self._frame.desk.purge(self._topic, self._group), "deleted")
+
+    async def _do(self, act: Act, word: str) -> None:
+        try:
+            ui.notify(f"{word} {await act()}")
+        except RsmqError as error:
+            ui.notify(str(error), type="negative")
+        await self.load()
+
+
+async def confirmed(question: str, word: str) -> bool:
+    """Ask; anything but the word is no."""
+    with ui.dialog(value=True) as dialog, ui.card():
+        ui.label(question)
+        with ui.row():
+            ui.button("cancel", on_click=lambda: dialog.submit(False)).props("flat")
+            ui.button(word, on_click=lambda: dialog.submit(True), color="negative")
+    answer = await dialog
+    dialog.delete()
+    return bool(answer)
+
+
+def row_of(letter: DeadLetter) -> Row:
+    """A line of the table."""
+    return {
+        "id": letter.id, "at": letter.at.strftime("%Y-%m-%d %H:%M:%S"), "reason": letter.reason,
+        "attempts": letter.attempts, "key": (letter.key or "")[:PREVIEW], "error": letter.error[:PREVIEW],
+    }  # fmt: skip

@@ -1,0 +1,85 @@
+"""The dashboard inside somebody else's application."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.cli.conftest import Cli
+from tests.servers import free_port, wait_until
+
+OWN = """
+from contextlib import asynccontextmanager
+from fastapi import FastAPI
+from rsmq.dashboard import mount
+from rsmq.errors import ConfigError
+
+@asynccontextmanager
+async def lifespan(app):
+    app.state.word = "mine"
+    yield
+
+app = FastAPI(lifespan=lifespan)
+
+@app.get("/own")
+def own():
+    return app.state.word
+
+mount(app, "/queues")
+try:
+    mount(app, "/again")
+except ConfigError as error:
+    second = str(error)
+
+@app.get("/second")
+def again():
+    return second
+"""
+
+
+@pytest.fixture
+def place(scene: Cli) -> Iterator[str]:
+    """The address of the application."""
+    (scene.directory / "own.py").write_text(OWN)
+    port = free_port()
+    with (scene.directory / "own.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "own:app", "--port", str(port)], cwd=scene.directory,
+            env=scene.environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(url), "it answers")
+        yield url
+        process.terminate()
+        process.wait(30)
+
+
+def answers(url: str) -> bool:
+    """Whether somebody listens."""
+    try:
+        return httpx.get(f"{url}/own").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
+def test_it_lives_below_its_path(place: str, page: Page, scene: Cli) -> None:
+    """Links stay below it, and the rest of the application is what it was, its lifespan too."""
+    scene.ok("publish", "orders", "1")
+    assert httpx.get(f"{place}/own").json() == "mine"
+    assert "mount it once" in httpx.get(f"{place}/second").json()
+    assert httpx.get(f"{place}/own", headers={"Host": "evil.example"}).status_code == 200
+    assert httpx.get(f"{place}/queues/", headers={"Host": "evil.example"}).status_code == 421
+    page.goto(f"{place}/queues/")
+    page.get_by_role("link", name="orders", exact=True).click()
+    expect(page.get_by_text("Topic orders", exact=True)).to_be_visible()
+    assert page.url == f"{place}/queues/topic/orders"
+    page.get_by_role("link", name="messages").click()
+    expect(page.get_by_text("Messages of orders", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Overview").click()
+    expect(page.get_by_text("Overview", exact=True).first).to_be_visible()
+    assert page.url == f"{place}/queues/"

@@ -1,0 +1,173 @@
+"""What a person does with the dashboard: looks, sees it move, reads a dead letter, replays it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.cli.conftest import Cli, Running
+from tests.servers import wait_until
+
+Picture = Callable[[str], None]
+HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{ window.hacked=1 }}'
+PAGES = {
+    "": "Overview",
+    "members": "Members",
+    "dead-letters": "Dead letters",
+    "dead-letters/orders/billing": "Dead letters of billing of orders",
+    "devices": "Devices",
+    "topic/orders": "Topic orders",
+    "group/orders/billing": "Group billing of orders",
+    "messages/orders": "Messages of orders",
+}
+
+
+@pytest.fixture(scope="module")
+def worker(start: Callable[..., Running]) -> Running:
+    """Serves `orders`."""
+    running = start("worker", "app:broker")
+    running.expect(" takes ", 4)
+    return running
+
+
+@pytest.fixture(scope="module")
+def place(open_dashboard: Callable[..., str], worker: Running) -> str:
+    """The address of a dashboard that may change things."""
+    return open_dashboard("--allow-changes")
+
+
+def row(page: Page, text: str) -> Any:
+    """The line of a table with a text."""
+    return page.locator("tbody tr", has_text=text).first
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_load(place: str, page: Page, path: str) -> None:
+    """Every page has its title, and its socket lives."""
+    with page.expect_websocket():
+        page.goto(place + path)
+    expect(page.get_by_text(PAGES[path], exact=True).first).to_be_visible()
+    assert page.title() == f"{PAGES[path]} · rsmq"
+
+
+def test_charts_move_while_messages_flow(place: str, page: Page, feed: Callable[..., None], picture: Picture) -> None:
+    """Publishing shows as a rate, as a line that changes, and in the topic's row, without a reload."""
+    page.goto(place)
+    line = page.locator(".nicegui-echart svg").first
+    expect(row(page, "billing")).to_contain_text("running")
+    before = line.inner_html()
+    total = page.locator('[data-total="in"]')
+    seen: set[str] = set()
+
+    def moves() -> bool:
+        feed("orders", [json.dumps({"n": n}) for n in range(20)])
+        page.wait_for_timeout(100)  # lets the browser work
+        seen.add(total.inner_text())
+        return len(seen - {"–", "0"}) > 2
+
+    wait_until(moves, "the rate is shown, and changes")
+    assert line.inner_html() != before
+    expect(row(page, "orders")).to_contain_text(re.compile(r"\d+[02468]0"))
+    picture("overview")
+    row(page, "orders").get_by_role("link", name="orders").click()
+    expect(page.get_by_text("Topic orders", exact=True)).to_be_visible()
+    row(page, "billing").get_by_role("link", name="billing").click()
+    expect(page.get_by_text("Partitions", exact=True)).to_be_visible()
+    expect(page.locator("tbody tr", has_text="4/4")).to_be_visible()
+    picture("group")
+
+
+def test_a_message_is_browsed_as_text(
+    place: str, page: Page, scene: Cli, feed: Callable[..., None], picture: Picture
+) -> None:
+    """Newest first, a page at a time; a payload, key and header with markup stay text."""
+    scene.ok("topic", "set", "pages", "--partitions", "1")
+    feed("pages", [json.dumps({"n": n}) for n in range(60)])
+    feed("pages", [HACK], key=HACK, h=json.dumps({"h": HACK}))
+    page.goto(f"{place}messages/pages")
+    expect(row(page, "onerror")).to_be_visible()
+    row(page, "onerror").click()
+    dialog = page.locator("[data-payload]")
+    expect(dialog).to_have_text(HACK)
+    picture("message")
+    page.get_by_role("button", name="close").click()
+    page.get_by_role("button", name="older").click()
+    expect(row(page, '{"n": 35}')).to_be_visible()
+    page.get_by_role("button", name="older").click()
+    expect(row(page, '{"n": 10}')).to_be_visible()
+    expect(page.get_by_role("button", name="older")).to_be_disabled()
+    page.get_by_role("button", name="newer").click()
+    expect(row(page, '{"n": 35}')).to_be_visible()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+    assert len(scene.ok("tail", "pages", "-n", "100").splitlines()) == 61
+
+
+def test_a_dead_letter_is_replayed_by_clicking(
+    place: str, page: Page, scene: Cli, feed: Callable[..., None], worker: Running, picture: Picture
+) -> None:
+    """It is found by its error, read as text, replayed, handled, and gone; its neighbour stays."""
+    feed("orders", [json.dumps({"bad": HACK})], key="k-1")
+    feed("orders", [json.dumps({"bad": "the other"})], key="k-2")
+    page.goto(f"{place}dead-letters")
+    expect(row(page, "billing")).to_contain_text("2")
+    row(page, "billing").get_by_role("link", name="billing").click()
+    expect(page.get_by_text("2 dead letters", exact=True)).to_be_visible()
+    picture("dead-letters")
+    page.get_by_label("error contains").fill("ONERROR")
+    page.get_by_role("button", name="show").click()
+    expect(page.get_by_text("1 dead letters", exact=True)).to_be_visible()
+    row(page, "onerror").click()
+    expect(page.locator("[data-payload]")).to_contain_text("<img src=x onerror=")
+    assert page.evaluate("window.hacked") is None
+    (scene.directory / "mended").touch()
+    page.get_by_role("button", name="replay", exact=True).click()
+    expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
+    worker.expect("billed at last")
+    (left,) = scene.json("dlq", "list", "orders", "billing")
+    assert left["key"] == "k-2"
+
+
+def test_a_purge_is_confirmed(place: str, page: Page, scene: Cli, feed: Callable[..., None]) -> None:
+    """Cancelled it deletes nothing, confirmed all of the group."""
+    (scene.directory / "mended").unlink(missing_ok=True)
+    feed("orders", [json.dumps({"bad": "one"})])
+    wait_until(lambda: scene.json("dlq", "list"), "it is dead")
+    page.goto(f"{place}dead-letters/orders/billing")
+    expect(page.locator("tbody tr").first).to_contain_text("rejected")
+    page.get_by_role("button", name="purge the group's").click()
+    page.get_by_role("button", name="cancel").click()
+    expect(page.get_by_role("button", name="cancel")).to_be_hidden()
+    assert scene.json("dlq", "list")
+    page.get_by_role("button", name="purge the group's").click()
+    page.get_by_role("button", name="delete", exact=True).click()
+    expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
+    assert scene.json("dlq", "list") == []
+
+
+def test_devices(place: str, page: Page, scene: Cli, picture: Picture) -> None:
+    """Backlog and name are shown as text; one can be asked for."""
+    scene.ok("device", "send", "phone-1", "hello")
+    scene.ok("device", "send", HACK, "hello")
+    page.goto(f"{place}devices")
+    expect(page.get_by_text("2 devices", exact=True)).to_be_visible()
+    expect(row(page, "onerror")).to_be_visible()
+    page.get_by_label("device id").fill("phone-1")
+    page.get_by_role("button", name="show").click()
+    expect(page.get_by_text("1 devices", exact=True)).to_be_visible()
+    assert page.evaluate("window.hacked") is None
+    picture("devices")
+
+
+def test_what_does_not_exist(place: str, page: Page) -> None:
+    """A topic that is not there is a sentence."""
+    page.goto(f"{place}messages/nothing")
+    expect(page.get_by_text("there is no topic 'nothing'")).to_be_visible()
+    page.goto(f"{place}messages/%3Cimg%20src=x%20onerror=hack()%3E")
+    expect(page.get_by_text("is not allowed")).to_be_visible()
+    assert page.locator("img[src=x]").count() == 0

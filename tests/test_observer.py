@@ -1,0 +1,162 @@
+"""Snapshots of a real server: what is where, at which price, and what a stranger may have written."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker, Reject, Retry, Settings
+from rsmq.connect import Client
+from rsmq.keys import Keys
+from rsmq.observer import Observer, member_point
+from rsmq.topic import Topics
+
+
+class Counting:
+    """A client that counts what goes through it, and how large the answers are."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.commands = 0
+        self.exchanges = 0
+        self.largest = 0
+
+    async def execute_command(self, *command: Any) -> Any:
+        self.commands += 1
+        self.exchanges += 1
+        return await self._client.execute_command(*command)
+
+    async def pipelined(self, commands: list[Any]) -> list[Any]:
+        self.commands += len(commands)
+        self.exchanges += 1
+        replies = await self._client.pipelined(commands)
+        self.largest = max(self.largest, *(len(repr(reply)) for reply in replies), 0) if replies else self.largest
+        return replies
+
+
+@pytest.fixture
+def observer(client: Client, keys: Keys, settings: Settings) -> Observer:
+    """What is tested."""
+    return Observer(client, keys, settings)
+
+
+async def test_nothing_is_an_answer(observer: Observer, client: Client, keys: Keys, settings: Settings) -> None:
+    """No topic, a topic without streams, and one that does not exist."""
+    assert (await observer.look()).topics == ()
+    assert (await observer.look(["nothing"])).topics == ()
+    await Topics(client, keys, settings).ensure("orders", 2)
+    (topic,) = (await observer.look()).topics
+    assert [(each.added, each.length, each.delayed) for each in topic.streams] == [(0, 0, 0), (0, 0, 0)]
+
+
+async def test_what_is_where(observer: Observer, settings: Settings) -> None:
+    """In hand, parked, dead, delayed and not delivered are counted where they are, with owner, member and age."""
+    broker, go, started = Broker(settings), anyio.Event(), anyio.Event()
+
+    @broker.handler("orders", group="billing", partitions=1, ordering="none")
+    async def bill(order: dict[str, int]) -> None:
+        if order["n"] == 1:
+            raise Retry(after=timedelta(hours=1))
+        if order["n"] == 2:
+            raise Reject("no")
+        started.set()
+        await go.wait()
+
+    async with broker.running():
+        await broker.publish_many("orders", [{"n": n} for n in (1, 2, 3)])
+        await broker.publish("orders", {"n": 9}, delay=timedelta(hours=1))
+        with anyio.fail_after(30):
+            await started.wait()
+            while True:
+                (topic,) = (await observer.look()).topics
+                share = topic.groups[0].shares[0]
+                member = topic.groups[0].members[0]
+                if share.pending == share.parked == share.dead_letters == 1 and member.loop_lag is not None:
+                    break
+                await anyio.sleep(0.02)
+        assert broker.worker is not None
+        assert share.in_hand == {broker.worker.member: 1}
+        assert share.owner == member.id == broker.worker.member
+        assert (share.lag, share.read) == (0, 3)
+        assert share.oldest is not None
+        assert timedelta(0) <= share.oldest < timedelta(minutes=5)
+        assert (topic.streams[0].added, topic.streams[0].delayed) == (3, 1)
+        assert (member.handler, member.concurrency) == ("bill", 64)
+        assert member.heard_ago is not None
+        go.set()
+    (topic,) = (await observer.look()).topics
+    assert (topic.groups[0].members, topic.groups[0].shares[0].owner) == ((), "")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+async def test_the_price_is_a_few_numbers_a_partition(
+    client: Client, keys: Keys, settings: Settings, count: int
+) -> None:
+    """1 + topics + partitions + groups + partitions of each group, in four exchanges; however many messages, however
+    large, wait there."""
+    partitions = 3
+    for number in range(count):
+        await Topics(client, keys, settings).ensure(f"t{number}", partitions)
+        for partition in range(partitions):
+            stream = keys.stream(f"t{number}", partition)
+            for group in ("a", "b"):
+                await client.execute_command("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
+            for _ in range(5):
+                await client.execute_command("XADD", stream, "*", "data", b"x" * 100_000)
+            await client.execute_command("XREADGROUP", "GROUP", "a", "m", "COUNT", 2, "STREAMS", stream, ">")
+    counting = Counting(client)
+    snapshot = await Observer(counting, keys, settings).look()  # type: ignore[arg-type]
+    assert counting.commands == 1 + count + count * partitions + 2 * count + 2 * count * partitions
+    assert counting.exchanges == 4
+    assert counting.largest < 1000
+    assert [share.pending for share in snapshot.topics[0].groups[0].shares] == [2] * partitions
+    assert [share.lag for share in snapshot.topics[0].groups[1].shares] == [5] * partitions
+
+
+async def test_looking_changes_nothing(observer: Observer, client: Client, keys: Keys, settings: Settings) -> None:
+    """A look creates no key and moves no group."""
+    async with Broker(settings) as broker:
+        await broker.publish("orders", {"n": 1})
+    stream = keys.stream("orders", 0)
+    await client.execute_command("XGROUP", "CREATE", stream, "a", "0", "MKSTREAM")
+    before = sorted(await client.execute_command("KEYS", f"{keys.prefix}:*"))
+    await observer.look()
+    assert sorted(await client.execute_command("KEYS", f"{keys.prefix}:*")) == before
+
+
+async def test_the_oldest_is_the_oldest_of_all_kinds(observer: Observer, client: Client, keys: Keys) -> None:
+    """A parked message may be older than anything pending; a reset group does not know its lag."""
+    await client.execute_command("SADD", keys.topics, "orders")
+    await client.execute_command("HSET", keys.topic("orders"), "partitions", 1)
+    stream = keys.stream("orders", 0)
+    seconds, _ = await client.execute_command("TIME")
+    ids = [f"{(int(seconds) - age) * 1000}-0" for age in (400, 300, 200, 100)]
+    for entry in ids:
+        await client.execute_command("XADD", stream, entry, "data", "x")
+    await client.execute_command("XGROUP", "CREATE", stream, "a", ids[2])
+
+    async def age() -> float:
+        (share,) = (await observer.look()).topics[0].groups[0].shares
+        assert share.oldest is not None
+        return share.oldest.total_seconds()
+
+    assert 90 < await age() < 199
+    await client.execute_command("ZADD", keys.retry("orders", 0, "a"), 1, f"{ids[1]}|1")
+    assert 290 < await age() < 399
+    (share,) = (await observer.look()).topics[0].groups[0].shares
+    assert (share.lag, share.read) == (None, None)
+
+
+def test_a_foreign_member_is_shown() -> None:
+    """Whatever a heartbeat and its vitals hold, it is not an error."""
+    for info, vitals in (
+        (b"", b""),
+        (b"[1]", b"[]"),
+        (b"\xff", b"{"),
+        (b'{"concurrency":"x"}', b'{"loop_lag_ms":"x"}'),
+    ):
+        point = member_point((b"\xff", info, -2, vitals), timedelta(seconds=6))
+        assert (point.concurrency, point.heard_ago, point.loop_lag) == (0, None, None)
