@@ -26,7 +26,10 @@ class Event:
 
 
 class Pen:
-    """Writes a ledger. One write a line with O_APPEND: lines of several processes never mix, their order is real."""
+    """Writes a ledger. One write a line with O_APPEND: lines of several processes never mix, their order is real.
+
+    A process that is killed in its write may leave half a line: the newline in front keeps that to itself.
+    """
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
@@ -34,7 +37,7 @@ class Pen:
     def note(self, what: What, topic: str = "", group: str = "", message_id: str = "", attempt: int = 0) -> None:
         """Add an event of this process."""
         event = Event(what, os.getpid(), time.monotonic(), topic, group, message_id, attempt)
-        os.write(self._file, json.dumps(asdict(event)).encode() + b"\n")
+        os.write(self._file, b"\n" + json.dumps(asdict(event)).encode() + b"\n")
 
 
 class Ledger:
@@ -53,7 +56,7 @@ class Ledger:
             whole, newline, _ = file.read().rpartition(b"\n")
         if newline:
             self._position += len(whole) + 1
-            self._events += [Event(**json.loads(line)) for line in whole.split(b"\n")]
+            self._events += [event for line in whole.split(b"\n") if (event := read_event(line)) is not None]
         return self._events
 
     def commits(self) -> int:
@@ -63,3 +66,11 @@ class Ledger:
     def pids(self, what: What) -> set[int]:
         """The processes that noted something."""
         return {event.pid for event in self.events() if event.what == what}
+
+
+def read_event(line: bytes) -> Event | None:
+    """The event of a line; None for an empty one, or half of one: its writer was killed before it had said it."""
+    if not line.endswith(b"}"):
+        return None
+    event: Event = Event(**json.loads(line))
+    return event

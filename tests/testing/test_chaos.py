@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rsmq import ConfigError
 from rsmq.testing import Chaos, Event, MoreThanOnce, Never, OutOfOrder, Stuck
+from rsmq.testing.ledger import Ledger, Pen
 from rsmq.testing.verdict import Stored, Story, Where, judge
 
 TARGET = "tests.testing.application:broker"
@@ -49,6 +52,19 @@ async def test_a_wrong_target(target: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         async with Chaos(target):
             pass
+
+
+def test_a_ledger_of_killed_writers(tmp_path: Path) -> None:
+    """Half a line of a process that was killed while it wrote does not spoil the line of the next one."""
+    ledger = Ledger(tmp_path / "ledger")
+    Pen(str(ledger.path)).note("start", "t", "g", "a")
+    whole = ledger.path.read_bytes()
+    for length in range(1, len(whole)):
+        ledger.path.write_bytes(whole + whole[:length])
+        Pen(str(ledger.path)).note("commit", "t", "g", "b")
+        seen = [(each.what, each.message_id) for each in Ledger(ledger.path).events()]
+        assert seen in ([("start", "a"), ("commit", "b")], [("start", "a"), ("start", "a"), ("commit", "b")])
+    assert ledger.commits() == 1
 
 
 # -- the verdict, without any process
