@@ -87,8 +87,10 @@ class Consumer:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, then drain, release, leave."""
-        await self._beat.join(self.topic.name, self.handler.group, self._info(), self.membership.notice)
         try:
+            if not await self._join():
+                self.started.set()
+                return
             async with anyio.create_task_group() as outer:
                 await outer.start(self.membership.run)
                 await outer.start(self._settler.run)
@@ -111,6 +113,20 @@ class Consumer:
                     await self._let_go()
                 with anyio.move_on_after(2):
                     await self._beat.leave(self.topic.name, self.handler.group)
+
+    async def _join(self) -> bool:
+        """Become a member, however long the server is away. False: told to stop before, so there is nothing to end."""
+        is_member = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_when_stopping, tasks.cancel_scope)
+            await self._beat.join(self.topic.name, self.handler.group, self._info(), self.membership.notice)
+            is_member = True
+            tasks.cancel_scope.cancel()
+        return is_member
+
+    async def _end_when_stopping(self, scope: anyio.CancelScope) -> None:
+        await self._stopping.wait()
+        scope.cancel()
 
     async def _let_go(self) -> None:
         """Cancelled instead of stopped: settle what is done and give the leases back, so that nobody waits for them."""
