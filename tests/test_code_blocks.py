@@ -27,8 +27,8 @@ from rsmq import Settings
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-FRAGMENTS = {"devices.md", "pipeline.md"}
-"""Their blocks are cut out of larger programs, which are tests of their own: they have to parse."""
+FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md"}
+"""Their blocks are parts of larger programs, which are tests of their own (`test_pages.py`): they have to parse."""
 FOREIGN = re.compile(r"^``` \{ \.python \.foreign \}\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
