@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import rsmq.consumer.consumer
-from rsmq.consumer.settler import Batch, Settler
+from rsmq.consumer.lane import Lane
+from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError
+from rsmq.script import STALE_EPOCH
 from tests.chaos.ledger import Pen
 
 
@@ -21,14 +23,13 @@ class Notary(Settler):
     """Partition and stream id -> message."""
     pen: ClassVar[Pen]
 
-    async def confirm(self, batch: Batch, reply: Any) -> None:
+    def _confirm(self, lane: Lane, ids: list[bytes], answer: Any) -> None:
         """As the settler does, and note it."""
-        before = self._stats["settled"]
-        await super().confirm(batch, reply)
-        if isinstance(reply, BrokerError):
+        super()._confirm(lane, ids, answer)
+        if isinstance(answer, BrokerError) or answer[0] == STALE_EPOCH:
             return
-        known = [self.names.pop((batch[0].partition, entry_id), None) for entry_id in batch[1]]
-        if self._stats["settled"] - before == len(known):
+        known = [self.names.pop((lane.partition, entry_id), None) for entry_id in ids]
+        if answer[1] == len(ids):
             self.pen.note_all("settle", [name for name in known if name is not None])
 
 

@@ -86,5 +86,5 @@ tested with bad runs of each kind (`tests/chaos/test_checker.py`).
 Behind the verdict: how many messages were handled twice because of the fault (at least once: a handler that is killed
 after its work runs again), the longest time until work went on, and how many messages were lost of those that the
 server's own promise leaves out. Times were taken beside other work on a machine with two cores: they show the order of
-magnitude.
+magnitude. An empty cell: not played there, or not since what it checks was changed.
 """

@@ -111,7 +111,11 @@ async def nap(stage: Stage) -> Verdict:
         for _ in range(2):
             await paused(scene.busiest(), 0.35 * scene.job.lease)
             await scene.handles(100)
-    return await scene.verdict()
+    verdict = await scene.verdict()
+    assert not verdict.repeats, verdict
+    settled = sum(event.what == "settle" for event in scene.ledger.events())
+    assert settled > verdict.handled / 2, f"the notary has seen {settled} settlements of {verdict.handled}"
+    return verdict
 
 
 @scenario("7, 8", injection="SIGSTOP for two leases", bound="what it does when awake is refused", variants=BOTH,
