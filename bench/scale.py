@@ -385,14 +385,19 @@ WHY: Final[dict[str, tuple[str, ...]]] = {
         "itself: the commands grow with the members, the answers with their square.",
     ),
     "topics": (
-        "A handler has a connection that reads, one that settles, and its own tasks; the heartbeat "
-        "is one for the process. "
-        "Many topics with little traffic are better one topic with a field.",
+        "The idle commands are in proportion to the handlers: each renews its lease, looks for its "
+        "group's members and asks "
+        "for delayed messages, about thirty commands a second. At a thousand they fill the loop of "
+        "one process: all else "
+        "then waits in line, which is what grows. Spread so many handlers over processes, or make "
+        "them one topic with a field.",
     ),
     "pending": (
         "Pages of pending entries are read from a cursor, so what waits behind costs nothing. A "
         "message that somebody may "
-        "have started is charged an attempt before it starts, by a call of its own.",
+        "have started is charged an attempt before it starts, by a call of its own. The longest "
+        "call is wall-clock time: on a "
+        "busy machine it holds the neighbours' turns.",
     ),
     "delayed": (
         "They move in pages of 200 a partition, so that no call is long, and pages follow each other without a pause.",

@@ -159,8 +159,8 @@ class Client(redis.asyncio.Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         with translated(self.url):
             try:
-                with anyio.fail_after(self.timeout):
-                    async with self._gate:
+                async with self._gate:
+                    with anyio.fail_after(self.timeout):
                         return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
                 if type(error).__name__ in ("ReadOnlyError", "MasterDownError") or str(error).startswith(MOVED_ON):
@@ -175,8 +175,8 @@ class Client(redis.asyncio.Redis):
         if not commands:
             return []
         with translated(self.url):
-            with anyio.fail_after(self.timeout):
-                async with self._gate, self.pipeline(transaction=False) as pipe:
+            async with self._gate, self.pipeline(transaction=False) as pipe:
+                with anyio.fail_after(self.timeout):
                     for command in commands:
                         if asking:
                             pipe.execute_command("ASKING")

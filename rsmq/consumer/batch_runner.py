@@ -48,16 +48,20 @@ class BatchRunner(Runner):
         while True:
             while not self.queue.ready:
                 await self._sleep()
-            parts = self._take_parts()
-            if parts:
-                await self._handle_parts(slot, parts)
-            else:
-                heads: list[Message] = []
-                batch = await self._started(await self._gather(heads))
-                await self._handle(slot, batch, heads)
+            await self._work_once(slot)
             if monotonic() - turn > TURN:
                 await asyncio.sleep(0)
                 turn = monotonic()
+
+    async def _work_once(self, slot: Slot) -> None:
+        """One batch. In a frame of its own: whoever sleeps with its last batch at hand keeps it in memory."""
+        parts = self._take_parts()
+        if parts:
+            await self._handle_parts(slot, parts)
+        else:
+            heads: list[Message] = []
+            batch = await self._started(await self._gather(heads))
+            await self._handle(slot, batch, heads)
 
     # -- stretches ------------------------------------------------------------------------------------------------
 

@@ -262,7 +262,9 @@ class Fetcher:
 
     def _offer_stretch(self, lane: Lane, rows: list[Row]) -> bool:
         size = size_of_plain(rows)
-        if size is None or size > LARGEST_PAYLOAD or not self._queue.offer_stretch(lane, rows):
+        if size is None or (size > LARGEST_PAYLOAD and max([len(entry[1]) for _, entry in rows]) > LARGEST_PAYLOAD):
+            return False  # or one of them is too large to be handled
+        if not self._queue.offer_stretch(lane, rows):
             return False
         self._note_size(size, len(rows))
         return True

@@ -5,6 +5,7 @@ Thirty starts and some ten thousand messages in every run; `CHAOS=long`: 500 sta
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -15,9 +16,9 @@ import anyio
 import pytest
 
 from bench.footprint import Footprint
-from rsmq import Broker, Settings
+from rsmq import Broker, Message, Settings
 from rsmq.stream import consumers_of
-from tests.contract.witness import until
+from tests.contract.witness import settled, until
 from tests.servers import Server
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")]
@@ -133,3 +134,20 @@ async def test_memory_does_not_grow_with_messages(make_broker: Callable[..., Bro
     assert end.rss < 1.05 * middle.rss, [look.rss >> 10 for look in looks]
     assert end.objects < middle.objects + 1000, [look.objects for look in looks]
     assert (end.files, end.threads) == (middle.files, middle.threads)
+
+
+async def test_an_idle_worker_holds_no_batch(make_broker: Callable[..., Broker], no_task_left: None) -> None:
+    """Its many workers sleep with empty hands: what they had last is not kept until there is something else."""
+    broker, done = make_broker(), [0]
+
+    @broker.handler("t", group="g", partitions=2, batch=100)
+    async def handle(messages: list[Message]) -> None:
+        done[0] += len(messages)
+        await anyio.sleep(0.01)  # so that many of them work at the same time
+
+    async with broker.running():
+        await broker.publish_many("t", [{"n": n} for n in range(5000)])
+        await until(lambda: done[0] >= 5000, "all are handled")
+        await settled(broker, "t")
+        gc.collect()
+        assert sum(type(each) is Message for each in gc.get_objects()) < 100
