@@ -115,7 +115,7 @@ async def poison_that_kills(stage: Stage, do: str) -> Verdict:
                 await scene.publish_poison(f"k{n % 7}", do=do)
             else:
                 await scene.publish(f"k{n % 7}", seconds=0.005)
-        await scene.until_settled()
+        await scene.until_settled(240)  # ten processes have to start and die, one after the other
     dead = [hand for hand in scene.crew.hands if hand.exit_code not in (None, 0)]
     scene.excuse("crashed", *dead)
     return await scene.verdict()
