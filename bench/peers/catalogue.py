@@ -67,7 +67,7 @@ CATALOGUE = (
     Entry(
         "rsmq",
         "rsmq",
-        "8 partitions, order by key, defaults; fast path: publish_many",
+        "8 partitions, order by key, defaults, garbage collector as in `rsmq worker`; fast path: publish_many",
         count=FAST,
         recovery="default",
     ),

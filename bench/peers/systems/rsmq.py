@@ -1,4 +1,5 @@
-"""rsmq with its defaults: eight partitions, order by key, leases, fenced settles. Variants: `typed`, `batch`."""
+"""rsmq with its defaults: eight partitions, order by key, leases, fenced settles; a worker as `rsmq worker` sets it
+up. Variants: `typed`, `batch`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pydantic import BaseModel
 
 from bench.peers.system import Payload, System, main, run_loop
 from rsmq import Broker, Settings
+from rsmq.cli.collector import relax
 
 
 class Order(BaseModel):
@@ -56,6 +58,7 @@ class Rsmq(System):
             async def handle_one(order: dict) -> None:  # type: ignore[type-arg]
                 await self.handle(order)
 
+        relax()  # as `rsmq worker` does
         run_loop(self._work(broker))
 
     async def _work(self, broker: Broker) -> None:
