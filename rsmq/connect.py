@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -11,7 +12,14 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 from redis.retry import Retry
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential,
+    wait_random,
+)
 
 from rsmq.address import check_url, is_cluster, redact, refuse_plain_password, split_sentinel, split_url
 from rsmq.client import ACCEPTED, BlockingClient, Client, Packer, translate, translated
@@ -24,6 +32,8 @@ __all__ = [
     "BlockingClient", "Client", "Connector", "check_url", "redact", "retrying", "split_sentinel", "split_url",
     "translate", "translated",
 ]  # fmt: skip
+
+log = logging.getLogger("rsmq.connect")
 
 
 class Connector:
@@ -87,7 +97,7 @@ class Connector:
         """A client that has been seen to work; waits for an unavailable server up to `unavailable_timeout`."""
         client = self.client()
         try:
-            async for attempt in retrying(self.settings):
+            async for attempt in retrying(self.settings).copy(before_sleep=tell):
                 with attempt:
                     await client.execute_command("PING")
             ACCEPTED.add(self.url)
@@ -101,6 +111,12 @@ def driver_info() -> DriverInfo:
     """What the server is told about its client. Left to redis-py, every connection made reads the installed package's
     metadata again: 10 ms of CPU each."""
     return DriverInfo()
+
+
+def tell(state: RetryCallState) -> None:
+    """Say once that a start waits: without a word it would look like a worker that serves."""
+    if state.attempt_number == 1 and state.outcome is not None:
+        log.info("waiting for the server: %s", state.outcome.exception())
 
 
 def retrying(settings: Settings) -> AsyncRetrying:
