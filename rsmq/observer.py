@@ -68,7 +68,7 @@ class Observer:
     def _members(self, topic: str, group: str) -> tuple[Value, ...]:
         keys = self._keys
         stems = (keys.alive(topic, group, ""), keys.vitals(topic, group, ""))
-        return MEASURE_MEMBERS.full_command((keys.group(topic, group), keys.members(topic, group)), stems)
+        return MEASURE_MEMBERS.full_command((keys.group(topic, group), keys.members(topic, group), *stems), ())
 
     async def _groups(
         self, groups: Sequence[tuple[str, str]], rows: Mapping[Place, Row]
