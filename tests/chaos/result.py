@@ -68,8 +68,8 @@ def page(scenarios: Sequence[Scenario], results: Sequence[Result]) -> str:
     lines += [f"| {one.number} | {one.name} | {', '.join(f'`{test}`' for test in one.tests)} |" for one in ELSEWHERE]
     broken = [each for each in results if each.verdict in ("broken", "failed")]
     lines += ["", "## Not clean", ""] + [f"- {each.title}, {each.server}: {each.said}" for each in broken]
-    lines += [] if broken else ["Nothing."]
-    return "\n".join(lines) + "\n"
+    lines += [] if broken else ["Nothing of what the table shows."]
+    return "\n".join(lines) + "\n" + OPEN
 
 
 TOP = """# The faults that rsmq is put through
@@ -86,5 +86,21 @@ tested with bad runs of each kind (`tests/chaos/test_checker.py`).
 Behind the verdict: how many messages were handled twice because of the fault (at least once: a handler that is killed
 after its work runs again), the longest time until work went on, and how many messages were lost of those that the
 server's own promise leaves out. Times were taken beside other work on a machine with two cores: they show the order of
-magnitude. An empty cell: not played there, or not since what it checks was changed.
+magnitude. An empty cell: not played there, or not since what it checks was changed, or its run was not clean and not
+repeated since the cause was mended: the table is put together from many runs, and most of its cells are older than the
+last changes of the code. A whole run on one state of the code is still to be made.
+"""
+
+OPEN = """
+## Open
+
+- Ten minutes of `mix` have not ended clean yet. The one run that was made published faster than its workers could
+  follow and was cut off with a backlog, which counts as lost. Since then it is held to 200 messages a second; two minutes
+  ended clean, ten were not played again.
+- `poison that kills exit` on redis-8.2 was broken when last played: the time that it allows was too short for all the
+  processes that it starts. It has more time now and was not played again.
+- `reset storm` and `power loss always` on redis-8.2 were not clean, with a version of the code that committed twice
+  after DELCONSUMER by hand, since mended; not played again.
+- Nobody notices undelivered entries that somebody else trims, nor what a worker had in hand if its consumer is deleted
+  by hand and it then dies.
 """
