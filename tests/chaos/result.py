@@ -95,8 +95,8 @@ OPEN = """
 ## Open
 
 - Ten minutes of `mix` have not ended clean yet. The one run that was made published faster than its workers could
-  follow and was cut off with a backlog, which counts as lost. Since then it is held to 200 messages a second; two minutes
-  ended clean, ten were not played again.
+  follow and was cut off with a backlog, which counts as lost. Since then it is held to 200 messages a second; two
+  minutes ended clean, ten were not played again.
 - `poison that kills exit` on redis-8.2 was broken when last played: the time that it allows was too short for all the
   processes that it starts. It has more time now and was not played again.
 - `reset storm` and `power loss always` on redis-8.2 were not clean, with a version of the code that committed twice
