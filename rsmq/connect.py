@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -49,6 +50,8 @@ class Connector:
         self._command_seconds = settings.command_timeout.total_seconds()
         is_guided = self.url.startswith("redis+sentinel:")
         self._guide = Guide(self.url, self._connect_seconds) if is_guided else None
+        # what a system's OpenSSL allows may be older than what anybody should speak
+        self._tls = {"ssl_min_version": ssl.TLSVersion.TLSv1_2} if self.url.startswith("rediss") else {}
 
     def client(self) -> Client:
         """An asyncio client with a pool. Time-outs are anyio's: redis-py's swallow cancellations on Python 3.11."""
@@ -60,6 +63,7 @@ class Connector:
             "socket_connect_timeout": self._connect_seconds,
             "driver_info": driver_info(),
             "retry": AsyncRetry(NoBackoff(), 0),
+            **self._tls,
         }
         if self.is_cluster:
             return ClusterClient(self.url, self._command_seconds, options)
@@ -78,6 +82,7 @@ class Connector:
             "retry": Retry(NoBackoff(), 0),
             "command_packer": Packer(),
             "driver_info": driver_info(),
+            **self._tls,
         }
         if self.is_cluster:
             return BlockingCluster(self.url, options)
