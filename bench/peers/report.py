@@ -34,6 +34,7 @@ def write(output: Path) -> None:
     plan, drawing = about["plan"], output.with_suffix(".svg")
     picture.draw(drawing, [(each.entry.title, each.cpu or 0.0, each.entry.environment) for each in measured])
     rounds = f"the median of {plan['rounds']} rounds, with minimum … maximum" if plan["rounds"] > 1 else "of one round"
+    remarks = [*about.get("remarks", ()), *missing(systems)]  # the first written into the JSON by whoever saw the run
     text = PAGE.read_text().format(
         picture=drawing.name,
         payload=PAYLOAD_BYTES,
@@ -45,7 +46,7 @@ def write(output: Path) -> None:
         publish=markdown(PUBLISH, publish_rows(measured)),
         recovery=markdown(RECOVERY, recovery_rows(measured), text=(5,)),
         systems=markdown(SYSTEMS, system_rows(systems), text=(1, 2, 4)),
-        missing="".join(f"- {line}\n" for line in missing(systems)) or "- nothing\n",
+        missing="".join(f"- {line}\n" for line in remarks) or "- nothing\n",
         machine=conditions(about),
     )
     output.write_text(text)
