@@ -157,7 +157,9 @@ async def test_members_share_a_rate(make: Callable[..., Broker]) -> None:
         await publish(brokers[0], keys=40, each=2)
         await until(lambda: len(one.seen) == len(other.seen) == 4, "each handles its share")
         gates_of = [each.queue.ready for each in found]
-        assert all(isinstance(gate, Gate) and gate.waiting and not gate for gate in gates_of)
+        await until(lambda: all(isinstance(gate, Gate) and gate.waiting for gate in gates_of), "the rest waits")
+        assert not any(gates_of)
+        assert len(one.seen) == len(other.seen) == 4
 
 
 @pytest.mark.parametrize(
