@@ -14,8 +14,9 @@ import anyio
 
 from rsmq.clock import monotonic
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.pool import Slot
 from rsmq.consumer.queue import Queue
-from rsmq.consumer.runner import TURN, Abandoned, Runner, Slot
+from rsmq.consumer.runner import TURN, Abandoned, Runner
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.stretch import Part, Rest, Stretch, ended, failed
 from rsmq.errors import Malformed

@@ -17,10 +17,11 @@ from rsmq.consumer.fetcher import Fetcher
 from rsmq.consumer.gate import Gate
 from rsmq.consumer.intake import Intake
 from rsmq.consumer.lane import START, Lane
+from rsmq.consumer.pool import Slot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.rebalancer import Rebalancer
 from rsmq.consumer.reclaimer import Reclaimer
-from rsmq.consumer.runner import Runner, Slot
+from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.sharer import Sharer
 from rsmq.consumer.unparker import Unparker

@@ -1,4 +1,4 @@
-"""Running handlers: a pool of tasks, woken lazily, so that a handler which does not suspend costs no task switch.
+"""Running handlers: one message a call.
 
 Nothing here is awaited per message but the handler itself; what failed takes the slow road through the settler.
 """
@@ -10,10 +10,9 @@ import logging
 from collections import Counter
 from typing import Final
 
-import anyio
-
 from rsmq.clock import monotonic
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.pool import Pool, Slot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError, HandlerTimeout
@@ -35,104 +34,19 @@ class Abandoned(Exception):
         self.reason = reason
 
 
-class Slot:
-    """One worker task: what it runs, since when, and why it was cancelled (`timeout`, `lost` or `stop`)."""
-
-    __slots__ = ("messages", "reason", "started", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.messages: tuple[Message, ...] | list[Message] = ()
-        self.started = 0.0
-        self.reason: str | None = None
-
-    def cancel(self, reason: str) -> None:
-        """Cancel the handler that runs in it; asked again, it cancels again (a handler may swallow the first)."""
-        self.reason = reason
-        assert self.task is not None
-        self.task.cancel()
-
-    def end(self) -> str | None:
-        """Forget the run; returns why it was cancelled. The task itself lives on."""
-        reason, self.reason, self.messages = self.reason, None, ()
-        if reason is not None and self.task is not None:
-            while self.task.cancelling():
-                self.task.uncancel()
-        return reason
-
-
-class Runner:
+class Runner(Pool):
     """Runs one message per handler call, up to `concurrency` at once, in key order where asked.
 
     Invariant: no handler starts past its lease's local deadline, read from the clock at every start.
     """
 
     def __init__(self, handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> None:
-        self.handler, self.queue, self._settler, self._stats = handler, queue, settler, stats
+        super().__init__(queue, handler.concurrency, handler.timeout)
+        self.handler, self._settler, self._stats = handler, settler, stats
         self._call = call
         self.is_starved = False
         self.space = asyncio.Event()
         self._low = 0
-        self._slots: list[Slot] = []
-        self._idle: list[asyncio.Future[None]] = []
-        self._tasks: anyio.abc.TaskGroup | None = None
-
-    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Hold the pool and watch over time-outs until cancelled."""
-        async with anyio.create_task_group() as self._tasks:
-            task_status.started()
-            if self.handler.timeout is not None:
-                self._tasks.start_soon(self._watch, self.handler.timeout.total_seconds())
-            await anyio.sleep_forever()
-
-    async def _watch(self, seconds: float) -> None:
-        """One sweep over start times for all handlers: a timer for each would cost more than most of them."""
-        while True:
-            await asyncio.sleep(min(1.0, max(0.02, seconds / 10)))
-            self._cancel_late(monotonic() - seconds)
-
-    def _cancel_late(self, limit: float) -> None:
-        for slot in self._slots:
-            if slot.messages and slot.started < limit:
-                slot.cancel("timeout")
-
-    # -- the pool -------------------------------------------------------------------------------------------------
-
-    async def kick(self) -> None:
-        """Let the pool work on what is ready: one worker first, more only if that one was not enough."""
-        if self.queue.ready:
-            self._wake(1)
-            await asyncio.sleep(0)
-            while self.queue.ready and self._wake(len(self.queue.ready)):
-                await asyncio.sleep(0)
-
-    def kick_soon(self) -> None:
-        """The same from a callback."""
-        self._wake(len(self.queue.ready))
-
-    def _wake(self, count: int) -> int:
-        woken = 0
-        while woken < count and self._idle:
-            waiter = self._idle.pop()
-            if not waiter.done():
-                waiter.set_result(None)
-                woken += 1
-        while woken < count and len(self._slots) < self.handler.concurrency and self._tasks is not None:
-            slot = Slot()
-            self._slots.append(slot)
-            self._tasks.start_soon(self._work, slot)
-            woken += 1
-        return woken
-
-    async def _sleep(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._idle.append(waiter)
-        try:
-            await waiter
-        except BaseException:  # cancelled: the end of a batch's linger. Whoever wakes a waiter has taken it out
-            if waiter in self._idle:
-                self._idle.remove(waiter)
-            raise
 
     async def wait_for_space(self, low: int) -> None:
         """Wait until at most `low` messages are in hand."""
@@ -302,19 +216,6 @@ class Runner:
         message.is_redelivered = True
         self.queue.resume(message, lane)
         self.kick_soon()
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The pool as it is now. May be asked from another thread."""
-        return tuple(self._slots)
-
-    # -- lanes that go --------------------------------------------------------------------------------------------
-
-    def cancel_lane(self, lane: Lane, reason: str) -> None:
-        """Cancel what runs for a lane: its lease is lost, or the grace of a stop is over."""
-        for slot in self._slots:
-            if any(message.origin is lane for message in slot.messages):
-                slot.cancel(reason)
 
     def __repr__(self) -> str:
         busy = sum(1 for slot in self._slots if slot.messages)

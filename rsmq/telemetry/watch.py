@@ -10,7 +10,7 @@ from types import FrameType
 from rsmq.broker import Broker
 from rsmq.clock import monotonic
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.runner import Slot
+from rsmq.consumer.pool import Slot
 from rsmq.telemetry.health import Facts
 from rsmq.telemetry.pulse import Pulse
 
