@@ -25,7 +25,9 @@ from rsmq.topic import Topics
 log = logging.getLogger("rsmq.audit")
 
 EVERY: Final = 5.0
-"""Seconds between two audits of everything."""
+"""Seconds between two looks at what is in hand."""
+SELDOM: Final = 30.0
+"""Seconds between two counts of a partition's entries; the first is made when it is taken."""
 SOON: Final = 0.5
 """Seconds after which one is made early, when a settlement has found something that was not pending."""
 PAGE: Final = 500
@@ -34,11 +36,15 @@ PAGE: Final = 500
 
 @dataclass(slots=True)
 class Findings:
-    """Of one lane. `suspects` were not pending when last asked; `restored` have been made so and are still in hand."""
+    """Of one lane. `suspects` were not pending when last asked; `restored` have been made so and are still in hand.
+
+    `due` (monotonic): when to count its entries again; `delivered`: how far the group was when that was done.
+    """
 
     suspects: set[bytes] = field(default_factory=set)
     restored: set[bytes] = field(default_factory=set)
     delivered: bytes | None = None
+    due: float = 0.0
 
 
 class Auditor:
@@ -46,7 +52,7 @@ class Auditor:
 
     What is in hand and not pending is made pending again, so that it outlives us; entries that others have removed are
     counted, and said aloud. A message counts as not pending when two looks say so: one may meet a settlement on its
-    way. Costs one call per partition and audit, and one per 500 messages in hand.
+    way. Costs a call for 500 messages in hand every 5 s, and one for each partition every 30 s.
     """
 
     def __init__(self, client: Client, keys: Keys, topics: Topics, consumers: Callable[[], Sequence[Consumer]]) -> None:
@@ -60,12 +66,13 @@ class Auditor:
         due = 0.0
         while True:
             is_surprised = self._is_surprised()
-            if is_surprised or monotonic() >= due:
-                due = monotonic() + (SOON if is_surprised else EVERY)  # a suspicion needs a second look
-                try:
-                    await self.look()
-                except BrokerError as error:
-                    log.debug("the audit waits: %s", error)
+            try:
+                if is_surprised or monotonic() >= due:
+                    due = monotonic() + (SOON if is_surprised else EVERY)  # a suspicion needs a second look
+                    await self.restore()
+                await self.count(monotonic())
+            except BrokerError as error:
+                log.debug("the audit waits: %s", error)
             await anyio.sleep(SOON)
 
     def _is_surprised(self) -> bool:
@@ -73,14 +80,23 @@ class Auditor:
         before, self._surprises = self._surprises, sum(each.stats["not_pending"] for each in self._consumers())
         return self._surprises > before
 
-    async def look(self) -> None:
-        """Once, at every lane that we own."""
+    def _owned(self) -> list[tuple[Consumer, Lane, Findings]]:
+        """Every lane that has an owner: us."""
         owned = [(each, lane) for each in self._consumers() for lane in each.lanes.values() if lane.epoch]
-        self._findings = {lane: self._findings.get(lane, Findings()) for _, lane in owned}
-        for consumer, lane in owned:
-            if lane.lease.is_held():
-                await self._restore(consumer, lane, self._findings[lane])
-                await self._count(consumer, lane, self._findings[lane])
+        self._findings = {lane: self._findings.get(lane) or Findings() for _, lane in owned}
+        return [(each, lane, self._findings[lane]) for each, lane in owned if lane.lease.is_held()]
+
+    async def restore(self) -> None:
+        """Make pending again what is in hand and, for the second time, is found not to be."""
+        for consumer, lane, findings in self._owned():
+            await self._restore(consumer, lane, findings)
+
+    async def count(self, now: float = float("inf")) -> None:
+        """Count what others have removed, where it is due; without a time everywhere."""
+        for consumer, lane, findings in self._owned():
+            if findings.due <= now:
+                findings.due = monotonic() + SELDOM
+                await self._count(consumer, lane, findings)
 
     async def _restore(self, consumer: Consumer, lane: Lane, findings: Findings) -> None:
         consumer.settle_again(lane, findings.restored - lane.held)  # its settlement and our restoring may have crossed

@@ -69,11 +69,11 @@ async def test_a_deleted_consumer_is_made_good(place: Place, caplog: pytest.LogC
     async with place.broker.running():
         await place.publish(20)
         audit = place.auditor()
-        await audit.look()
+        await audit.restore()
         await place.delete_consumer()
-        await audit.look()
+        await audit.restore()
         assert await place.pending() == 0, "one look may meet a settlement on its way"
-        await audit.look()
+        await audit.restore()
         assert await place.pending() == 20
         assert place.stats["restored"] == 20
         assert "20 messages in hand" in caplog.text
@@ -89,7 +89,7 @@ async def test_what_was_settled_meanwhile_is_settled_again(place: Place) -> None
         await place.publish(5)
         audit = place.auditor()
         await place.delete_consumer()
-        await audit.look()
+        await audit.restore()
         ask = audit._ask
 
         async def late(lane: Any, ids: Any, *, restore: bool) -> set[bytes]:
@@ -99,9 +99,9 @@ async def test_what_was_settled_meanwhile_is_settled_again(place: Place) -> None
             return await ask(lane, ids, restore=restore)
 
         audit._ask = late  # type: ignore[method-assign]
-        await audit.look()
+        await audit.restore()
         assert await place.pending() == 5
-        await audit.look()
+        await audit.restore()
         await settled(place.broker, "orders")
     assert len(place.seen) == 5
 
@@ -113,19 +113,19 @@ async def test_entries_that_others_delete_are_named(place: Place, caplog: pytest
         await place.publish(10)
         await settled(place.broker, "orders")
         audit = place.auditor()
-        await audit.look()
+        await audit.count()
         await place.call("XTRIM", place.stream, "MAXLEN", 4)
-        await audit.look()
+        await audit.count()
         assert place.stats["deleted"] == 6
         assert [each.levelname for each in caplog.records if each.name == "rsmq.audit"] == ["WARNING"]
         entry = await place.call("XADD", place.stream, "*", "data", "{}")
         await place.call("XDEL", place.stream, entry)
-        await audit.look()
+        await audit.count()
         assert place.stats["deleted"] == 7
         assert "will never see" in caplog.text
         await place.broker.topics.change("orders", max_length=100, on_full="trim")
         await place.call("XTRIM", place.stream, "MAXLEN", 0)
-        await audit.look()
+        await audit.count()
         assert place.stats["deleted"] == 7
 
 
