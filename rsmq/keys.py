@@ -16,7 +16,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 LONGEST_DEVICE: Final = 256
 UNSAFE: Final = re.compile(r"[{}%\x00-\x1f\x7f]")
 ENCODED: Final = re.compile(r"%([0-9A-F]{2})")
-RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks")
+RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks", "removed")
 """A group named so would share keys with its partition: group `dedup` has its lease where message id `lease` goes."""
 
 
@@ -81,6 +81,10 @@ class Keys:
     def marks(self, topic: str, partition: int) -> str:
         """ZSET: entries ever added -> stream id, so that retention can count without reading bodies."""
         return f"{self.stream(topic, partition)}:marks"
+
+    def removed(self, topic: str, partition: int) -> str:
+        """Hash: `own`, entries that retention has removed; `seen|group`, those removed by others that it knows of."""
+        return f"{self.stream(topic, partition)}:removed"
 
     def archived(self, topic: str, partition: int) -> str:
         """Hash: name of an archive -> the newest stream id that it has committed, of all up to which nothing lacks."""

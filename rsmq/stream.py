@@ -146,6 +146,7 @@ async def trim(
         if not groups:
             return Trimmed(b"NO_GROUPS")
         script_keys = [keys.stream(topic, partition), keys.marks(topic, partition), keys.archived(topic, partition)]
+        script_keys.append(keys.removed(topic, partition))
         script_keys += [keys.retry(topic, partition, group) for group in groups]
         word, *rest = await TRIM_PARTITION(
             client, script_keys, (keep_age_ms, keep_length, int(exact), archive, *groups)

@@ -206,6 +206,7 @@ class Topics:
         for partition in range(topic.partitions):
             yield self._keys.delayed(topic.name, partition)
             yield self._keys.marks(topic.name, partition)
+            yield self._keys.removed(topic.name, partition)
             yield self._keys.archived(topic.name, partition)
             yield self._keys.jobs(topic.name, partition)
             yield self._keys.every(topic.name, partition)

@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from rsmq.connect import Client, Connector, retrying
+from rsmq.consumer.auditor import Auditor
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.delayer import Delayer
 from rsmq.consumer.execution import build_call
@@ -84,6 +85,7 @@ class Worker:
                 upkeep.start_soon(self._delayer().run)
                 upkeep.start_soon(self._retention().run)
                 upkeep.start_soon(Vigil(self._client).run)
+                upkeep.start_soon(self._auditor().run)
                 async with anyio.create_task_group() as serving:
                     serving.start_soon(self._ticker.run)
                     for consumer in self.consumers:
@@ -131,6 +133,9 @@ class Worker:
 
     def _retention(self) -> Retention:
         return Retention(self._client, self._keys, self._settings, self._topics, lambda: self.consumers)
+
+    def _auditor(self) -> Auditor:
+        return Auditor(self._client, self._keys, self._topics, lambda: self.consumers)
 
     @property
     def is_serving(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import anyio
@@ -42,7 +42,7 @@ class Consumer:
     """Serves one handler. Nesting is the shutdown order: leases and settling outlive fetching and running.
 
     `stats` counts what happened: settled, retried, buried, redelivered, handed_back, refused, not_pending, lost_body,
-    reads; and of leases: taken, released, lost.
+    restored, deleted, reads; and of leases: taken, released, lost.
     """
 
     def __init__(
@@ -288,6 +288,12 @@ class Consumer:
             return False
         await self._settler.drained([lane])
         return True
+
+    def settle_again(self, lane: Lane, ids: Collection[bytes]) -> None:
+        """Acknowledge what was settled before, which is harmless: the auditor has made it pending meanwhile."""
+        if ids and not lane.done:
+            self._settler.note(lane)
+        lane.done.extend(ids)
 
     async def resume_lane(self, lane: Lane) -> None:
         """Keep a lane after all: what was handed back is taken over again."""

@@ -1,5 +1,5 @@
 -- PURPOSE  Remove what every group has settled and nobody needs for a replay.
--- KEYS     1 stream  2 marks zset  3 archived hash  4.. retry zset of each group, in the order of ARGV
+-- KEYS     1 stream  2 marks zset  3 archived hash  4 removed hash  5.. retry zset of each group, in the order of ARGV
 -- ARGV     1 keep_age_ms:int  2 keep_length:int  3 exact:0|1  4 archive:off|required  5.. group names
 -- RETURNS  {'OK', trimmed:int, floor} or {'GROUPS_CHANGED'} or {'NO_GROUPS'} or {'TOO_MANY_PARKED', group}
 -- WHY      The floor is the oldest entry that any group still needs: not delivered, pending, or parked for a retry;
@@ -26,7 +26,7 @@ end
 
 local known, groups = {}, redis.call('XINFO', 'GROUPS', KEYS[1])
 if #groups == 0 then return { 'NO_GROUPS' } end
-for i = 5, #ARGV do known[ARGV[i]] = KEYS[i - 1] end
+for i = 5, #ARGV do known[ARGV[i]] = KEYS[i] end
 local stream = dict(redis.call('XINFO', 'STREAM', KEYS[1]))
 local floor = after(stream['last-generated-id'])
 for _, row in ipairs(groups) do
@@ -79,6 +79,9 @@ else
   if less(floor, cut) then cut = floor end
 end
 local trimmed = redis.call('XTRIM', KEYS[1], 'MINID', ARGV[3] == '1' and '=' or '~', cut)
+if trimmed > 0 then -- whoever counts what is gone must not take it for somebody else's deed
+  redis.call('HSET', KEYS[4], 'own', string.format('%.0f', (redis.call('HMGET', KEYS[4], 'own')[1] or 0) + trimmed))
+end
 local stale = added - redis.call('XLEN', KEYS[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. stale)
 return { 'OK', trimmed, floor }

@@ -13,6 +13,7 @@ from rsmq.telemetry.metric import (
     BEAT_AGE,
     BURIED,
     BUSY,
+    DELETED,
     HANDED_BACK,
     IN_HAND,
     INFO,
@@ -27,6 +28,7 @@ from rsmq.telemetry.metric import (
     READS,
     REDELIVERED,
     REFUSED,
+    RESTORED,
     RETRIED,
     SERVING,
     SETTLED,
@@ -38,7 +40,8 @@ from rsmq.telemetry.metric import (
 
 COUNTED: Final[dict[str, Metric]] = {
     "settled": SETTLED, "retried": RETRIED, "buried": BURIED, "redelivered": REDELIVERED, "handed_back": HANDED_BACK,
-    "lost_body": LOST_BODIES, "refused": REFUSED, "not_pending": NOT_PENDING, "reads": READS,
+    "lost_body": LOST_BODIES, "restored": RESTORED, "deleted": DELETED, "refused": REFUSED,
+    "not_pending": NOT_PENDING, "reads": READS,
 }  # fmt: skip
 MOVES: Final = ("taken", "released", "lost")
 

@@ -48,6 +48,10 @@ BURIED = Metric("rsmq_messages_dead_lettered_total", "counter", GROUP, "Messages
 REDELIVERED = Metric("rsmq_messages_redelivered_total", "counter", GROUP, "Messages taken over: pending or retried.")
 HANDED_BACK = Metric("rsmq_messages_handed_back_total", "counter", GROUP, "Messages returned unhandled by a stop.")
 LOST_BODIES = Metric("rsmq_messages_lost_body_total", "counter", GROUP, "Pending messages whose entry was deleted.")
+RESTORED = Metric(
+    "rsmq_messages_restored_total", "counter", GROUP, "Messages in hand made pending again: their consumer was deleted."
+)
+DELETED = Metric("rsmq_entries_deleted_total", "counter", GROUP, "Entries that somebody else has deleted.")
 REFUSED = Metric("rsmq_settles_refused_total", "counter", GROUP, "Settles refused because the lease had moved on.")
 NOT_PENDING = Metric("rsmq_settles_not_pending_total", "counter", GROUP, "Settles of what was settled before.")
 READS = Metric("rsmq_reads_total", "counter", GROUP, "Reads that brought messages.")
@@ -68,9 +72,9 @@ PUBLISHED = Metric("rsmq_messages_published_total", "counter", ("topic",), "Mess
 UNPUBLISHED = Metric("rsmq_publish_failures_total", "counter", ("topic",), "Messages whose publish ended in an error.")
 
 WORKER = (
-    INFO, SERVING, SETTLED, RETRIED, BURIED, REDELIVERED, HANDED_BACK, LOST_BODIES, REFUSED, NOT_PENDING, READS,
-    LEASE_MOVES, OWNED, IN_HAND, SHELVED, BUSY, LIMIT, LONGEST, SECONDS, FAILED, READ_AGE, BEAT_AGE, LOOP_LAG, BLOCKED,
-    PUBLISHED, UNPUBLISHED,
+    INFO, SERVING, SETTLED, RETRIED, BURIED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED, DELETED, REFUSED,
+    NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_HAND, SHELVED, BUSY, LIMIT, LONGEST, SECONDS, FAILED, READ_AGE, BEAT_AGE,
+    LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED,
 )  # fmt: skip
 
 # -- of the groups, from the server, by `rsmq exporter`

@@ -86,6 +86,11 @@ def load() -> list[Scenario]:
 ELSEWHERE = [
     Elsewhere("21", "a payload over the limit is refused before it is sent", (
         "tests/contract/test_bounds.py::test_too_large_is_refused_before_sending",)),
+    Elsewhere("47", "sentinel: the master is lost, the pool leaves a stale one", (
+        "tests/sentinel/test_failover.py::test_a_master_is_lost",)),
+    Elsewhere("48", "sentinel: the master is cut off with its clients", (
+        "tests/sentinel/test_failover.py::test_a_master_is_cut_off",
+        "tests/sentinel/test_failover.py::test_a_cut_off_master_is_left")),
     Elsewhere("49", "cluster: a master is killed or stands still, slots move, a worker is killed", (
         "tests/cluster/test_faults.py",)),
     Elsewhere("51", "inbox: reconnect while a batch is written, two sessions, take-over in an acknowledgement", (

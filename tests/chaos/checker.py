@@ -15,9 +15,10 @@ Name = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Lost: published with success, never handled, and no dead letter."""
+    """Lost: published with success, never handled, and no dead letter. `why`: what takes it from any promise."""
 
     message: Name
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class Stuck:
     what: str
 
 
+Excusable = Never | MoreThanOnce | DuplicateStart | DoubleCommit
 Repeat = MoreThanOnce | DuplicateStart | DoubleCommit
 Finding = Never | Repeat | TooMany | OutOfOrder | Unexpected | Innocent | Spared | Stuck | Leak
 
@@ -111,6 +113,7 @@ class Story:
     `stored`: publish has returned; `unknown`: it may be stored. `poison`: what must become a dead letter. `excused`:
     pid -> the fault that was done to it; every duplicate must have been handled by such a process at least once.
     `rewound`: why the server may have forgotten settlements. `most_repeats`: how many messages the fault may repeat.
+    `given_up`: messages that somebody has taken behind everybody's back, and how: nobody can promise anything.
     """
 
     stored: set[Name] = field(default_factory=set)
@@ -120,6 +123,7 @@ class Story:
     events: list[Event] = field(default_factory=list)
     excused: dict[int, str] = field(default_factory=dict)
     rewound: str = ""
+    given_up: dict[Name, str] = field(default_factory=dict)
     most_repeats: int | None = None
     holds: list[str] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
@@ -128,7 +132,7 @@ class Story:
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found. `faults` must be empty; excused duplicates are only counted."""
+    """What was found. `faults` must be empty; excused duplicates and losses are only counted."""
 
     findings: list[Finding]
     handled: int
@@ -136,7 +140,7 @@ class Verdict:
     @property
     def faults(self) -> list[Finding]:
         """Broken promises."""
-        return [each for each in self.findings if not (isinstance(each, Repeat) and each.why)]
+        return [each for each in self.findings if not (isinstance(each, Excusable) and each.why)]
 
     @property
     def repeats(self) -> list[MoreThanOnce]:
@@ -151,7 +155,7 @@ class Verdict:
     def __str__(self) -> str:
         counts: dict[str, int] = defaultdict(int)
         for each in self.findings:
-            why = f" ({each.why})" if isinstance(each, Repeat) and each.why else ""
+            why = f" ({each.why})" if isinstance(each, Excusable) and each.why else ""
             counts[type(each).__name__ + why] += 1
         found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         return f"{self.handled} handled; {found or 'nothing to report'}" + "".join(f"\n  {e}" for e in self.faults[:20])
@@ -162,7 +166,8 @@ def check(story: Story) -> Verdict:
     commits = [event for event in story.events if event.what == "commit"]
     handled = {(event.key, event.n) for event in commits}
     findings: list[Finding] = []
-    findings += [Never(name) for name in sorted(story.stored - handled - {name for name, _ in story.dead})]
+    lost = sorted(story.stored - handled - {name for name, _ in story.dead})
+    findings += [Never(name, story.given_up.get(name, "")) for name in lost]
     findings += [Unexpected(name) for name in sorted(handled - story.stored - story.unknown)]
     twice = repeats(commits, story.excused)
     findings += twice

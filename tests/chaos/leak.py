@@ -8,7 +8,7 @@ from typing import Any
 
 from rsmq import Broker
 
-ENDLESS = re.compile(r":topics$|:topic:\{|\}$|\}:(marks|delayed|archived|jobs)$|\}:crew(:(lease|retry|dlq))?$")
+ENDLESS = re.compile(r":topics$|:topic:\{|\}$|\}:(marks|removed|delayed|archived|jobs)$|\}:crew(:(lease|retry|dlq))?$")
 """Keys that stay: topics, partitions, groups, leases (they hold the epoch) and dead letters."""
 
 

@@ -37,7 +37,7 @@ class Event:
 
 
 class Pen:
-    """Writes a ledger. One write a line with O_APPEND: lines of several processes never mix, their order is real."""
+    """Writes a ledger. One write a call with O_APPEND: lines of several processes never mix, their order is real."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
@@ -49,11 +49,19 @@ class Pen:
     def note_all(self, what: What, names: Iterable[tuple[str, int]], attempt: int = 0) -> None:
         """Add one event for each of several messages, in one write."""
         pid, at = os.getpid(), time.monotonic()
-        os.write(self._file, b"".join(Event(what, pid, at, key, n, attempt).line() for key, n in names))
+        lines = b"".join(Event(what, pid, at, key, n, attempt).line() for key, n in names)
+        # the line end in front sets it apart from what a process that was killed in its write has left
+        if lines and os.write(self._file, b"\n" + lines) != len(lines) + 1:
+            raise OSError("the ledger takes no more: the disk is full")
 
 
 class Ledger:
-    """Reads a ledger while others write it; what was asked often is kept, so that a long run stays cheap to watch."""
+    """Reads a ledger while others write it; what was asked often is kept, so that a long run stays cheap to watch.
+
+    A process that was killed in its write leaves half a line: it had not begun what it wanted to note, or had not told
+    anybody that it was done, so the line counts for nothing. Only the last line of a process can be one: when the same
+    process goes on, the file is damaged, and reading it raises ValueError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,6 +71,7 @@ class Ledger:
         self._open: dict[tuple[str, int], int] = {}
         self._pids: dict[str, set[int]] = defaultdict(set)
         self._position = 0
+        self.torn: list[str] = []
 
     def events(self) -> list[Event]:
         """Everything so far, in the order in which it was written."""
@@ -72,8 +81,19 @@ class Ledger:
         if newline:
             self._position += len(whole) + 1
             for line in whole.decode().split("\n"):
-                self._add(Event.read(line))
+                if line:
+                    self._read(line)
         return self._events
+
+    def _read(self, line: str) -> None:
+        try:
+            event = Event.read(line)
+        except ValueError:
+            self.torn.append(line)
+            return
+        if any(each.split()[1:2] == [str(event.pid)] for each in self.torn):
+            raise ValueError(f"the ledger is damaged: {self.torn} are torn, but process {event.pid} has gone on")
+        self._add(event)
 
     def _add(self, event: Event) -> None:
         self._events.append(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,15 @@ def test_a_good_run_has_no_findings() -> None:
 def test_a_lost_message_is_found() -> None:
     """Published, never handled; started only does not count."""
     assert faults(Story(stored=STORED, events=[*handled("k0", "k1"), *run("start:k2")])) == [Never(("k", 2))]
+
+
+def test_what_others_took_is_named_and_no_fault() -> None:
+    """Trimmed by somebody else: still in the findings, with its reason; what came through is not."""
+    story = Story(stored=STORED, events=handled("k0", "k1"), given_up={("k", 1): "trimmed", ("k", 2): "trimmed"})
+    verdict = check(story)
+    assert verdict.findings == [Never(("k", 2), "trimmed")]
+    assert verdict.faults == []
+    assert "1 Never (trimmed)" in str(verdict)
 
 
 def test_a_message_of_unknown_outcome_may_be_missing_or_there() -> None:
@@ -150,6 +160,20 @@ def test_a_ledger_is_read_while_it_is_written(tmp_path: Path) -> None:
     assert ledger.commits() == {("k", 1)}
 
 
+def test_the_last_words_of_the_killed_count_for_nothing(tmp_path: Path) -> None:
+    """Half a line of a killed process is put aside; half a line of one that goes on means a damaged file."""
+    ledger, pen = Ledger(tmp_path / "ledger"), Pen(tmp_path / "ledger")
+    with ledger.path.open("ab") as file:
+        file.write(b"\ntry 1 2.0 k 1 0\ntry 1 2.0 k")
+    pen.note("start", "k", 7, 1)
+    assert [(event.what, event.n) for event in ledger.events()] == [("try", 1), ("start", 7)]
+    assert ledger.torn == ["try 1 2.0 k"]
+    with ledger.path.open("ab") as file:
+        file.write(b"\ntry 1 3.0 k 2 0\n")
+    with pytest.raises(ValueError, match="damaged"):
+        ledger.events()
+
+
 def test_a_second_start_needs_an_excuse() -> None:
     """Started again although the first start is open or was done; after a failure it must be."""
     again = GOOD[:4] + run("start:k2@7", "start:k2@1", "commit:k2@1")
@@ -186,7 +210,7 @@ def test_a_verdict_names_the_messages() -> None:
     story = Story(stored=STORED, events=handled("k0", "k2", "k9") + run("start:k0@7", "settle:k0@1", "settle:k0@7"))
     said = str(check(story))
     for kind in (
-        "Never(message=('k', 1))",
+        "Never(message=('k', 1)",
         "Unexpected(message=('k', 9))",
         "DuplicateStart(message=('k', 0)",
         "DoubleCommit(",

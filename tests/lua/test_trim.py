@@ -19,6 +19,7 @@ class Partition:
     def __init__(self, client: Client, keys: Keys) -> None:
         self.client, self.keys = client, keys
         self.stream, self.marks = keys.stream("orders", 3), keys.marks("orders", 3)
+        self.removed = keys.removed("orders", 3)
 
     async def call(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
@@ -43,7 +44,7 @@ class Partition:
         return self.keys.retry("orders", 3, group)
 
     async def trim(self, *groups: str, keep_length: int = 0, keep_age_ms: int = 0, archive: str = "off") -> Any:
-        keys = (self.stream, self.marks, self.keys.archived("orders", 3), *map(self.retry, groups))
+        keys = (self.stream, self.marks, self.keys.archived("orders", 3), self.removed, *map(self.retry, groups))
         return await TRIM_PARTITION(self.client, keys, (keep_age_ms, keep_length, 1, archive, *groups))
 
     async def left(self) -> list[bytes]:

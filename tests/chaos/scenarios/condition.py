@@ -73,7 +73,7 @@ async def out_of_memory(stage: Stage) -> Verdict:
 
 
 @scenario("42", injection="the eviction policy becomes allkeys-lru under load, without need to evict", servers=ONE,
-          bound="nothing changes; new workers are refused at their start")  # fmt: skip
+          bound="nothing changes; each worker says it in a critical line; new ones are refused")  # fmt: skip
 async def wrong_eviction_policy(stage: Stage) -> Verdict:
     """A server that may delete messages is not served."""
     server = await stage.server()
@@ -86,6 +86,8 @@ async def wrong_eviction_policy(stage: Stage) -> Verdict:
             newcomer.close()
             assert "noeviction" in scene.crew.log(), "it does not say why"
             await scene.handles(200)
+            told = "maxmemory-policy has become allkeys-lru"
+            await scene.until(lambda: scene.crew.log(10**8).count(told) == 2, "each worker says so, once", 20)
     verdict = await scene.verdict()
     assert not verdict.findings, verdict
     return verdict
