@@ -174,7 +174,7 @@ async def test_a_device_that_comes_and_goes(
         for name in names:
             assert [n for by, n in phone.order if by == name] == list(range(each)), f"the order of {name}"
         assert producers["a"].wait(30) == 0
-        device = await brokers[0].devices.find("phone")
+        device = await patient(brokers[0].devices.find)("phone")
         assert device is not None
         assert (device.backlog, device.dropped, device.expired) == (0, 0, 0)
         assert device.seq == each * len(names), "nothing was stored twice"
@@ -252,7 +252,7 @@ async def test_inboxes_are_bounded(make_broker: Callable[..., Broker]) -> None:
     async with make_broker(inbox_limit=10) as broker:
         await broker.send_many(("phone", {"n": n}) for n in range(25))
         await expect(broker, "phone", list(range(15, 25)))
-        device = await broker.devices.find("phone")
+        device = await patient(broker.devices.find)("phone")
         assert device is not None
         assert (device.dropped, device.backlog) == (15, 0)
 
