@@ -24,13 +24,15 @@ CONNECTION: ContextVar[object] = ContextVar("CONNECTION")
 class Watcher(Server):
     """One sentinel. It writes down what it knows into its configuration. `options` are more lines of that."""
 
-    def __init__(self, port: int, *options: str, quorum: int = 2, password: str = "") -> None:
+    def __init__(
+        self, port: int, *options: str, quorum: int = 2, password: str = "", down_after_ms: int = DOWN_AFTER_MS
+    ) -> None:
         super().__init__(tcp=True, password=password)
         lines = (
             *options, *([f"requirepass {password}"] if password else []),
             f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}",
             f"sentinel monitor {NAME} 127.0.0.1 {port} {quorum}",
-            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}",
+            f"sentinel down-after-milliseconds {NAME} {down_after_ms}",
             f"sentinel failover-timeout {NAME} 4000", f"sentinel parallel-syncs {NAME} 2",
         )  # fmt: skip
         (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
