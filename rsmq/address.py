@@ -9,14 +9,16 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from rsmq.errors import ConfigError
 
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+cluster")
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 FORMS = {"db": "[0-9]{1,4}", "ssl_cert_reqs": "none|optional|required", "ssl_check_hostname": "true|false"}
 """Of the options that are no path."""
 PLAIN = ("redis", "redis+sentinel", "redis+cluster")
 """Schemes whose bytes anybody on the way can read."""
 PASSWORD = re.compile(r"((?:password|passwd|token|secret)=)[^&]*", re.IGNORECASE)
-LISTS = ("redis+sentinel", "redis+cluster", "rediss+cluster")
+LISTS = ("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 """Schemes that may name several hosts."""
+SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
+"""Who the sentinels are told that we are. The user and password of the URL are for the master."""
 TLS_OPTIONS = (
     "db",
     "ssl_ca_certs",
@@ -42,7 +44,7 @@ def check_url(url: str) -> str:
     """Return the URL, or raise ConfigError that says which form it should have."""
     try:
         parts = split_url(url)
-        if parts.scheme == "redis+sentinel":
+        if is_sentinel(url):
             split_sentinel(url)
         elif is_cluster(url):
             urlsplit(node_url(url, split_cluster(url)[0]))  # the credentials, too
@@ -55,20 +57,32 @@ def check_url(url: str) -> str:
     if parts.scheme not in SCHEMES:
         raise ConfigError(
             f"RSMQ_URL {redact(url)!r} is not understood: use redis://host:6379/0, rediss://, unix:///path/to.sock, "
-            f"redis+sentinel://host1,host2/master-name, redis+cluster://host1:6379,host2 or rediss+cluster://"
+            f"redis+sentinel://host1,host2/master-name, redis+cluster://host1:6379,host2, rediss+sentinel:// or "
+            f"rediss+cluster://"
         )
-    options = TLS_OPTIONS if parts.scheme.startswith("rediss") else ("db",)
-    allowed = [option for option in options if option != "db" or not is_cluster(url)]
     options_of = parse_qs(parts.query, keep_blank_values=True)
     for option in options_of:
         # redis-py would let it override what we pin: the protocol, the time-outs, the shape of replies
-        if option not in allowed:
+        if option not in (allowed := options_for(url)):
             raise ConfigError(f"RSMQ_URL may not have the option {option!r}, only {', '.join(allowed) or 'none'}")
     for option, form in FORMS.items():
         for value in options_of.get(option, ()):
             if not re.fullmatch(form, value, re.ASCII):
                 raise ConfigError(f"RSMQ_URL has {option}={value!r}: use {form.replace('|', ', ')}")
     return url
+
+
+def options_for(url: str) -> list[str]:
+    """What may stand in the query of such a URL."""
+    options = TLS_OPTIONS if url.startswith("rediss") else ("db",)
+    if is_sentinel(url):
+        return [*options, *SENTINEL_OPTIONS]
+    return [option for option in options if option != "db" or not is_cluster(url)]
+
+
+def is_sentinel(url: str) -> bool:
+    """Whether it names sentinels."""
+    return url.startswith(("redis+sentinel:", "rediss+sentinel:"))
 
 
 def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
@@ -84,6 +98,26 @@ def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]
         options |= {"username": unquote(username) or None, "password": unquote(password)}
     nodes = [urlsplit(f"//{host}") for host in hosts.split(",")]
     return [(node.hostname or "localhost", node.port or 26379) for node in nodes], master, options
+
+
+def sentinel_options(url: str) -> dict[str, Any]:
+    """Who its sentinels are told that we are, as client options."""
+    query = parse_qs(split_url(url).query)
+    return {name.removeprefix("sentinel_"): query[name][0] for name in SENTINEL_OPTIONS if name in query}
+
+
+def tls_options(url: str) -> dict[str, Any]:
+    """The TLS options of a `rediss+sentinel://` URL as client options: redis-py reads those of other URLs itself."""
+    query = parse_qs(split_url(url).query)
+    options: dict[str, Any] = {name: query[name][0] for name in TLS_OPTIONS if name != "db" and name in query}
+    if "ssl_check_hostname" in options:
+        options["ssl_check_hostname"] = options["ssl_check_hostname"] == "true"
+    return options
+
+
+def has_password(url: str) -> bool:
+    """Whether a password stands in it, for the server or for the sentinels."""
+    return bool(split_url(url).netloc.rpartition("@")[0].partition(":")[2] or sentinel_options(url).get("password"))
 
 
 def is_cluster(url: str) -> bool:
@@ -103,7 +137,7 @@ def split_cluster(url: str) -> list[tuple[str, int]]:
 def refuse_plain_password(url: str) -> None:
     """Raise ConfigError for a password that would travel unencrypted to another machine: whoever listens has it."""
     parts = split_url(url)
-    if parts.scheme not in PLAIN or ":" not in parts.netloc.rpartition("@")[0]:
+    if parts.scheme not in PLAIN or not has_password(url):
         return
     hosts = {
         "redis+sentinel": lambda: [host for host, _ in split_sentinel(url)[0]],
@@ -112,8 +146,8 @@ def refuse_plain_password(url: str) -> None:
     for host in hosts:
         if not is_loopback(host):
             raise ConfigError(
-                f"RSMQ_URL would send its password to {host} unencrypted: use rediss:// (or rediss+cluster://), or set "
-                f"RSMQ_ALLOW_INSECURE=true where nobody else listens to the network"
+                f"RSMQ_URL would send its password to {host} unencrypted: use rediss:// (or rediss+cluster://, "
+                f"rediss+sentinel://), or set RSMQ_ALLOW_INSECURE=true where nobody else listens to the network"
             )
 
 
@@ -140,8 +174,8 @@ def redact(url: str) -> str:
     Also one that is none: with a slash too few, or a password whose `/`, `#` or `?` is not encoded, the password does
     not stand where the standard says. So everything between the user's name and the last `@` goes.
     """
-    front, at, rest = url.rpartition("@")
-    if at:
-        scheme, slashes, credentials = front.rpartition("//") if "://" not in front else front.partition("://")
-        url = f"{scheme}{slashes}{credentials.partition(':')[0] if slashes else ''}:***@{rest}"
-    return PASSWORD.sub(r"\1***", url)
+    front, at, rest = PASSWORD.sub(r"\1***", url).rpartition("@")  # first: one in the query may hold an @
+    if not at:
+        return rest
+    scheme, slashes, credentials = front.rpartition("//") if "://" not in front else front.partition("://")
+    return f"{scheme}{slashes}{credentials.partition(':')[0] if slashes else ''}:***@{rest}"

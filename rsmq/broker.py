@@ -55,6 +55,7 @@ class Broker(Router):
         self._office: PostOffice | None = None
         self._worker: Worker | None = None
         self._portal = Portal()
+        self.declared: Callable[[str], int | None] = self.partitions_of
         self.make_producer: Callable[[Client, Keys, Settings, Topics], Producer] = Producer
 
     # -- registering ----------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ class Broker(Router):
             async for attempt in retrying(self.settings):
                 with attempt:
                     await require(self._client, self.settings, self.keys, publishes_only=not self.handlers)
-            self._topics = Topics(self._client, self.keys, self.settings)
+            self._topics = Topics(self._client, self.keys, self.settings, self.declared)
             self._producer = self.make_producer(self._client, self.keys, self.settings, self._topics)
             self._office = PostOffice(self._client, self.keys, self.settings, new_member_id())
             tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -300,7 +301,7 @@ class Broker(Router):
     def _twin(self) -> Broker:
         """Another broker that publishes alike."""
         twin = Broker(self.settings)
-        twin.make_producer = self.make_producer
+        twin.make_producer, twin.declared = self.make_producer, self.declared
         return twin
 
     @property

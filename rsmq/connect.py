@@ -22,7 +22,7 @@ from tenacity import (
     wait_random,
 )
 
-from rsmq.address import check_url, is_cluster, redact, refuse_plain_password, split_sentinel, split_url
+from rsmq.address import check_url, is_cluster, is_sentinel, redact, refuse_plain_password, split_sentinel, split_url
 from rsmq.client import ACCEPTED, BlockingClient, Client, Packer, translate, translated
 from rsmq.cluster import BlockingCluster, ClusterClient
 from rsmq.errors import BrokerUnavailable
@@ -48,10 +48,9 @@ class Connector:
         self.is_cluster = is_cluster(self.url)
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._command_seconds = settings.command_timeout.total_seconds()
-        is_guided = self.url.startswith("redis+sentinel:")
-        self._guide = Guide(self.url, self._connect_seconds) if is_guided else None
         # what a system's OpenSSL allows may be older than what anybody should speak
         self._tls = {"ssl_min_version": ssl.TLSVersion.TLSv1_2} if self.url.startswith("rediss") else {}
+        self._guide = Guide(self.url, self._connect_seconds, self._tls) if is_sentinel(self.url) else None
 
     def client(self) -> Client:
         """An asyncio client with a pool. Time-outs are anyio's: redis-py's swallow cancellations on Python 3.11."""

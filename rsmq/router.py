@@ -139,5 +139,10 @@ class Router:
         if self._is_included:
             raise ConfigError(f"{what} comes too late, its router is included already: include the router after it")
 
+    def partitions_of(self, topic: str) -> int | None:
+        """How many a handler of the topic asks for, if any does: whoever publishes first creates it."""
+        asked = (each.partitions for each in self.handlers if each.topic == topic)
+        return next((partitions for partitions in asked if partitions is not None), None)
+
     def __repr__(self) -> str:
         return f"<Router {len(self.handlers)} handlers>"

@@ -16,15 +16,20 @@ from weakref import WeakSet
 
 import anyio
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.asyncio.sentinel import SentinelManagedConnection
+from redis.backoff import NoBackoff
+from redis.connection import SSLConnection
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.sentinel import SentinelManagedConnection as BlockingManagedConnection
 
-from rsmq.address import split_sentinel
+from rsmq.address import sentinel_options, split_sentinel, tls_options
 from rsmq.client import BlockingClient, Client
 
 log = logging.getLogger("rsmq.sentinel")
@@ -69,15 +74,15 @@ class Knowledge:
 class Watchers(AsyncSentinel):
     """All sentinels of one master, for the loop."""
 
-    def __init__(self, knowledge: Knowledge, hosts: list[Address], seconds: float, **options: Any) -> None:
+    def __init__(self, knowledge: Knowledge, hosts: list[Address], seconds: float, access: dict[str, Any]) -> None:
         # no `socket_timeout`: on Python 3.11 it swallows cancellations
-        timeouts = {"socket_timeout": None, "socket_connect_timeout": seconds}
-        super().__init__(hosts, sentinel_kwargs=timeouts, **options)  # type: ignore[no-untyped-call]
+        patience = {"socket_timeout": None, "socket_connect_timeout": seconds, "retry": AsyncRetry(NoBackoff(), 0)}
+        super().__init__(hosts, sentinel_kwargs=patience | access)  # type: ignore[no-untyped-call]
         self.knowledge, self._seconds = knowledge, seconds
 
     async def discover_master(self, service_name: str) -> Address:
-        """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
-        states, since = list[Any](), self.knowledge.epoch
+        """The address. Raises what `absence` says while no sentinel knows a master that is up."""
+        states, since, errors = list[Any](), self.knowledge.epoch, list[Exception]()
         with anyio.move_on_after(self._seconds) as limit:
 
             async def ask(sentinel: Any) -> None:
@@ -85,6 +90,7 @@ class Watchers(AsyncSentinel):
                     state = (await sentinel.sentinel_masters()).get(service_name)
                 except (RedisError, OSError) as error:
                     log.debug("a sentinel does not answer: %s", error)
+                    errors.append(error)
                     return
                 if state and self.check_master_state(state, service_name):
                     states.append(state)
@@ -94,7 +100,7 @@ class Watchers(AsyncSentinel):
                 for sentinel in self.sentinels:
                     tasks.start_soon(ask, sentinel)
         if not states:
-            raise MasterNotFoundError(f"No master found for {service_name!r}")
+            raise absence(service_name, errors)
         return self.knowledge.learn(states, len(self.sentinels), since)
 
 
@@ -104,14 +110,15 @@ class BlockingWatchers(Sentinel):
     knowledge: Knowledge
 
     def discover_master(self, service_name: str) -> Address:
-        """The address. Raises MasterNotFoundError while no sentinel knows a master that is up."""
-        states, since = list[Any](), self.knowledge.epoch
+        """The address. Raises what `absence` says while no sentinel knows a master that is up."""
+        states, since, errors = list[Any](), self.knowledge.epoch, list[Exception]()
         silent: list[Any] = []
         for sentinel in list(self.sentinels):
             try:
                 masters: Any = sentinel.sentinel_masters()
-            except (RedisError, OSError):
+            except (RedisError, OSError) as error:
                 silent.append(sentinel)
+                errors.append(error)
                 continue
             state = masters.get(service_name)
             if state and self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
@@ -120,8 +127,19 @@ class BlockingWatchers(Sentinel):
                 break
         self.sentinels = [each for each in self.sentinels if each not in silent] + silent
         if not states:
-            raise MasterNotFoundError(f"No master found for {service_name!r}")
+            raise absence(service_name, errors)
         return self.knowledge.learn(states, len(self.sentinels), since)
+
+
+def absence(name: str, errors: list[Exception]) -> RedisError:
+    """Why there is no master: a refusal of the sentinels will not pass by itself, anything else may."""
+    for error in errors:
+        cause = error.__cause__ if isinstance(error.__cause__, RedisError) else error
+        if isinstance(cause, AuthenticationError | NoPermissionError):
+            return AuthenticationError(
+                f"a sentinel: {cause}; give sentinel_username and sentinel_password in its query"
+            )
+    return MasterNotFoundError(f"No master found for {name!r}" + "".join(f" ({error})" for error in errors[:1]))
 
 
 MOVED: Final = "the master has moved meanwhile"
@@ -135,6 +153,10 @@ class Guided(SentinelManagedConnection):
         if not self.connection_pool.sentinel_manager.knowledge.is_master(self):
             await self.disconnect(nowait=True)
             raise RedisConnectionError(MOVED)
+
+
+class GuidedTls(Guided, AsyncSSLConnection):
+    """The same by TLS."""
 
 
 class BlockingGuided(BlockingManagedConnection):
@@ -155,11 +177,15 @@ class BlockingGuided(BlockingManagedConnection):
             raise RedisConnectionError(MOVED)
 
 
+class BlockingGuidedTls(BlockingGuided, SSLConnection):
+    """The same by TLS."""
+
+
 class Pool(AsyncSentinelPool):
     """Knows every connection that it has made, also those that a `Wire` keeps for itself."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, connection_class=Guided, **options)  # type: ignore[no-untyped-call]
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
         self._made: WeakSet[AbstractConnection] = WeakSet()
         self._closing = set[asyncio.Task[None]]()
 
@@ -182,9 +208,13 @@ class Pool(AsyncSentinelPool):
 class Guide:
     """Makes the clients of one Sentinel-managed master, and moves them when it changes."""
 
-    def __init__(self, url: str, seconds: float) -> None:
+    def __init__(self, url: str, seconds: float, tls: dict[str, Any]) -> None:
+        """`tls`: what every TLS connection has besides the options of the URL; empty for none."""
         self._hosts, self._name, self._options = split_sentinel(url)
-        self._seconds = seconds
+        self._seconds, self._is_tls = seconds, bool(tls)
+        tls = tls_options(url) | tls
+        self._options |= tls
+        self._access = sentinel_options(url) | ({"ssl": True, **tls} if tls else {})
         self._pools: WeakSet[Pool] = WeakSet()
         self._blocking_pools: WeakSet[SentinelConnectionPool] = WeakSet()
         self._knowledge = Knowledge(self._moved)
@@ -192,10 +222,9 @@ class Guide:
 
     def client(self, options: dict[str, Any]) -> Client:
         """An asyncio client."""
-        watchers = Watchers(self._knowledge, self._hosts, self._seconds, **self._options)
-        client = watchers.master_for(
-            self._name, redis_class=Client, connection_pool_class=Pool, **{**self._options, **options}
-        )
+        watchers = Watchers(self._knowledge, self._hosts, self._seconds, self._access)
+        options = {**self._options, **options, "connection_class": GuidedTls if self._is_tls else Guided}
+        client = watchers.master_for(self._name, redis_class=Client, connection_pool_class=Pool, **options)
         assert isinstance(client, Client)
         assert isinstance(client.connection_pool, Pool)
         self._pools.add(client.connection_pool)
@@ -203,9 +232,12 @@ class Guide:
 
     def blocking_client(self, options: dict[str, Any], timeout: float) -> BlockingClient:
         """A client for a thread."""
-        watchers = BlockingWatchers(self._hosts, sentinel_kwargs={"socket_timeout": timeout}, **self._options)  # type: ignore[no-untyped-call]
+        # no retry of redis-py: with its pauses a heartbeat would stand for seconds before a sentinel that is down
+        patience = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+        watchers = BlockingWatchers(self._hosts, sentinel_kwargs=patience | self._access)  # type: ignore[no-untyped-call]
         watchers.knowledge = self._knowledge
-        options = {**self._options, **options, "connection_class": BlockingGuided}
+        options |= {"connection_class": BlockingGuidedTls if self._is_tls else BlockingGuided}
+        options = self._options | options
         client = watchers.master_for(self._name, redis_class=BlockingClient, **options)  # type: ignore[no-untyped-call]
         assert isinstance(client, BlockingClient)
         pool = client.connection_pool
@@ -216,7 +248,7 @@ class Guide:
     async def watch(self) -> None:
         """Listen to the sentinels until cancelled; after each announcement leave every other server."""
         self._loop = asyncio.get_running_loop()
-        watchers = Watchers(self._knowledge, self._hosts, self._seconds, **self._options)
+        watchers = Watchers(self._knowledge, self._hosts, self._seconds, self._access)
         try:
             async with anyio.create_task_group() as tasks:
                 for sentinel in watchers.sentinels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -43,15 +43,20 @@ class Topic:
 
 
 class Topics:
-    """The topics under one prefix. A topic exists when its hash has `partitions`: that field never changes."""
+    """The topics under one prefix. A topic exists when its hash has `partitions`: that field never changes.
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
-        self._client, self._keys, self._settings = client, keys, settings
+    `declared`: the partitions that a handler of this process asks for, if any does.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, declared: Callable[[str], int | None] = lambda _: None
+    ) -> None:
+        self._client, self._keys, self._settings, self._declared = client, keys, settings, declared
         self._known: dict[str, tuple[float, Topic]] = {}
         self._lock = anyio.Lock()
 
     async def ensure(self, name: str, partitions: int | None = None) -> Topic:
-        """Return the topic, created with the defaults of the settings on first use.
+        """Return the topic, created on first use.
 
         Raises ConfigError when it exists with another number of partitions than asked for.
         """
@@ -60,13 +65,21 @@ class Topics:
             raise ConfigError(f"topic {name!r} cannot have {partitions} partitions: use 1 to {MOST_PARTITIONS}")
         topic = await self.find(name)
         if topic is None:
-            topic = await self._create(name, self._settings.partitions if partitions is None else partitions)
+            topic = await self._create(name, self._size(name) if partitions is None else partitions)
         if partitions is not None and topic.partitions != partitions:
             raise ConfigError(
                 f"topic {name!r} has {topic.partitions} partitions, not {partitions}, and this cannot be changed (keys "
                 f"would move): leave `partitions` out, say {topic.partitions}, or publish to a new topic"
             )
         return topic
+
+    def _size(self, name: str) -> int:
+        """Partitions of a topic that nobody has said a number for: what its handler needs, else what it had before the
+        server lost it (a failover, FLUSHALL), else the default."""
+        declared, entry = self._declared(name), self._known.get(name)
+        if declared is not None:
+            return declared
+        return self._settings.partitions if entry is None else entry[1].partitions
 
     async def find(self, name: str) -> Topic | None:
         """The topic, or None if it does not exist."""

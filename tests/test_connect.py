@@ -22,7 +22,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from rsmq.address import node_url, split_cluster
+from rsmq.address import node_url, sentinel_options, split_cluster, tls_options
 from rsmq.connect import Client, Connector, check_url, redact, split_sentinel, translate, translated
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, RsmqError, ScriptError
 from rsmq.settings import Settings
@@ -220,7 +220,8 @@ def test_noscript_passes() -> None:
 @pytest.mark.parametrize(
     "scheme",
     ["redis://h", "rediss://h:6380/1", "unix:///run/s.sock?db=2", "redis://u:p@h?db=3",
-     "redis+cluster://u:p@h1:7000,h2", "rediss+cluster://h?ssl_cert_reqs=none"],
+     "redis+cluster://u:p@h1:7000,h2", "rediss+cluster://h?ssl_cert_reqs=none",
+     "redis+sentinel://u:p@h1,h2/m?sentinel_username=u&sentinel_password=q&db=2", "rediss+sentinel://h/m?ssl_ca_certs=x"],
 )  # fmt: skip
 def test_good_urls(scheme: str) -> None:
     """The forms of RSMQ_URL."""
@@ -245,6 +246,9 @@ def test_bad_urls(url: str) -> None:
         ("redis+cluster://h?db=1", "may not have the option 'db', only none"),
         ("rediss+cluster://h?db=1", "may not have the option 'db', only ssl_ca_certs"),
         ("redis+sentinel://h1,h2", "needs the master's name"),
+        ("rediss+sentinel://h1,h2", "needs the master's name"),
+        ("redis+sentinel://h/m?ssl_ca_certs=x", "may not have the option 'ssl_ca_certs'"),
+        ("redis://h?sentinel_password=x", "may not have the option 'sentinel_password'"),
         ("redis://h?decode_responses=true", "may not have the option 'decode_responses'"),
         ("redis://h?socket_timeout=1", "may not have the option 'socket_timeout'"),
         ("redis://h?ssl_ca_certs=x", "may not have the option 'ssl_ca_certs'"),
@@ -268,6 +272,9 @@ def test_sentinel_url() -> None:
     assert hosts == [("h1", 1234), ("h2", 26379), ("::1", 5)]
     assert master == "main"
     assert options == {"db": 3, "username": "u", "password": "p@ss"}
+    asks = "rediss+sentinel://u:p@h/main?sentinel_username=w&sentinel_password=q%40&ssl_ca_certs=x&ssl_check_hostname=false"
+    assert sentinel_options(asks) == {"username": "w", "password": "q@"}
+    assert tls_options(asks) == {"ssl_ca_certs": "x", "ssl_check_hostname": False}
 
 
 def test_cluster_url() -> None:

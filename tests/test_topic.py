@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rsmq import Broker
 from rsmq.connect import Client
 from rsmq.errors import ConfigError
 from rsmq.keys import Keys
@@ -120,6 +121,36 @@ async def test_lookup_asks_once(topics: Topics, client: Client, keys: Keys) -> N
     await client.execute_command("DEL", keys.topic("orders"))
     assert topics.cached("orders") is topic
     assert await topics.lookup("orders") is topic
+
+
+async def test_what_the_server_has_lost_is_made_as_it_was(topics: Topics, client: Client, keys: Keys) -> None:
+    """After a failover or FLUSHALL: another number of partitions would end its workers, and part its keys."""
+    await topics.ensure("orders", 3)
+    await client.execute_command("DEL", keys.topic("orders"))
+    assert (await topics.ensure("orders")).partitions == 3
+    await topics.delete("orders")
+    assert (await topics.ensure("orders")).partitions == 8, "who deletes it here begins anew"
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_whoever_publishes_first_makes_it_as_its_handler_says(
+    settings: Settings, client: Client, keys: Keys, is_sync: bool
+) -> None:
+    """A service that publishes before any worker has started does not shut its workers out."""
+    broker = Broker(settings)
+
+    @broker.handler("orders", group="g", partitions=3)
+    async def handle(order: dict[str, int]) -> None:
+        """Never called: no worker runs."""
+
+    if is_sync:
+        await anyio.to_thread.run_sync(broker.publish_sync, "orders", {"n": 1})
+        broker._portal.close()
+    else:
+        async with broker:
+            await broker.publish("orders", {"n": 1})
+            await broker.publish("others", {"n": 1})
+    assert await client.execute_command("HGET", keys.topic("orders"), "partitions") == b"3"
 
 
 async def test_delete_removes_every_key_of_the_topic_and_no_other(

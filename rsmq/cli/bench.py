@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rsmq.address import is_cluster
+from rsmq.address import is_cluster, is_sentinel
 from rsmq.bench.advice import Advice, advise
 from rsmq.bench.latency import Latency
 from rsmq.bench.load import Load
@@ -53,7 +53,7 @@ async def measure(url: str | None, messages: int, payload: int) -> tuple[dict[st
     """The best of the rounds, and latencies, under a progress bar."""
     async with connected(url) as session:
         address = session.client.url
-        if is_cluster(address) or address.startswith("redis+sentinel:"):
+        if is_cluster(address) or is_sentinel(address):
             raise ConfigError("bench measures one server: give the URL of one node, such as redis://host:6379/0")
         load = Load(address, "", messages, payload)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

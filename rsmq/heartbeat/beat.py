@@ -30,6 +30,10 @@ from rsmq.settings import Settings
 log = logging.getLogger("rsmq.heartbeat")
 
 TOUCH_CHUNK = 500
+PAUSES = 5
+LONGEST_PAUSE = 0.2
+"""Seconds. After a beat that failed the next comes sooner: its time-out has taken a third of the lease already, and
+what is left must do for a connection and all its answers."""
 
 
 @dataclass(slots=True)
@@ -168,7 +172,7 @@ class Beat:
                 (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
                 self._is_out = True
                 client.disconnect()  # it may lead to a master that is none any more
-                self._ending.wait(min(interval, 0.2))
+                self._ending.wait(min(interval / PAUSES, LONGEST_PAUSE))
             except Exception:
                 log.exception("the heartbeat of %s met a defect", self.member)
                 self._ending.wait(interval)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote, urlunsplit
 
-from rsmq.address import check_url, redact, split_url
+from rsmq.address import check_url, has_password, redact, split_url
 from rsmq.errors import ConfigError
 from rsmq.keys import check_name
 from rsmq.pipeline.given import Bounds, Given, is_index, json_object
@@ -159,7 +159,7 @@ def access_of(options: Given) -> Access:
         )
     if url is not None:
         check_url(url)
-        if split_url(url).netloc.rpartition("@")[0].partition(":")[2]:
+        if has_password(url):
             raise ConfigError(
                 f"the url {redact(url)} holds a password, and options are sent to every executor and logged: leave it "
                 f"out and give passwordEnv or passwordFile"

@@ -156,7 +156,7 @@ async def test_a_reset_replays_the_topic(broker: Broker, witness: Witness, place
         await witness.sees(numbers(100))
         witness.seen.clear()
         moment = datetime.now(UTC) - timedelta(hours=1)
-        await broker.reset_group("t", "g", "earliest" if place == "earliest" else moment)
+        await patient(broker.reset_group)("t", "g", "earliest" if place == "earliest" else moment)
         # what its worker has read before it hears of the new epoch is settled by nobody, and comes again
         await witness.sees(numbers(100), again=True)
         await settled(broker, "t")
@@ -170,7 +170,7 @@ async def test_a_paused_group_waits(broker: Broker, witness: Witness) -> None:
     async with broker.running():
         await broker.publish("t", {"n": 0})
         await witness.sees([("g", 0), ("other", 0)])
-        await broker.pause_group("t", "g")
+        await patient(broker.pause_group)("t", "g")
         assert broker.worker is not None
         consumer = next(each for each in broker.worker.consumers if each.handler.group == "g")
         await until(lambda: consumer.membership.paused, "the pause is noticed")
@@ -178,7 +178,7 @@ async def test_a_paused_group_waits(broker: Broker, witness: Witness) -> None:
         await broker.publish_many("t", [{"n": n} for n in range(1, 50)])
         await witness.sees(numbers(49, "other", start=1))
         assert not {what for what in witness.seen if what[0] == "g"} - {("g", 0)}
-        await broker.resume_group("t", "g")
+        await patient(broker.resume_group)("t", "g")
         await witness.sees(numbers(50))
 
 

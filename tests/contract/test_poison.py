@@ -15,7 +15,7 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, Retry, RetryPolicy
-from tests.contract.witness import Witness, ask, dead, dies, lanes, patient, settled, until
+from tests.contract.witness import Witness, add, ask, dead, dies, lanes, patient, settled, until
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.02))
 
@@ -178,7 +178,7 @@ async def test_what_cannot_be_read_is_isolated(broker: Broker, witness: Witness,
         stream = broker.keys.stream("t", 0)
         for n, fields in enumerate(BAD.values()):
             await broker.publish("t", {"n": f"mate {n}"}, key="k")
-            await ask(broker, "XADD", stream, "*", *fields)
+            await add(broker, stream, *fields)
         async with broker.running():
             await witness.sees(f"mate {n}" for n in range(len(BAD)))
             letters = await dies(broker, "t", "g", len(BAD))
@@ -200,8 +200,8 @@ async def test_odd_entries_that_can_be_read_are_handled(broker: Broker) -> None:
 
     async with broker.running():
         stream = broker.keys.stream("t", 0)
-        await ask(broker, "XADD", stream, "1-7", "data", b"\xff")
-        await ask(broker, "XADD", stream, "*", "key", b"\xfe", "shop", "7", "data", "x", "id", b"\xfd")
+        await add(broker, stream, "data", b"\xff", at="1-7")
+        await add(broker, stream, "key", b"\xfe", "shop", "7", "data", "x", "id", b"\xfd", at="1-8")
         await until(lambda: len(got) == 2, "both come")
         await settled(broker, "t")
     assert (got[0].data, got[0].key, got[0].id, got[0].headers) == (b"\xff", None, "1-7", {})
@@ -244,7 +244,11 @@ async def test_a_dead_letter_gets_another_life(broker: Broker, witness: Witness)
         is_mended.set()
         found = await patient(broker.topics.find)("t")
         assert found is not None
-        assert await broker.dead_letters.replay(found, "g") == 5
+        replay = patient(broker.dead_letters.replay)
+        replayed = await replay(found, "g")
+        assert replayed == 5 or replay.statistics["attempt_number"] > 1, (
+            "the rest was replayed before an answer was lost"
+        )
         await witness.sees([(group, n) for group in ("g", "other") for n in range(5)])
         await settled(broker, "t")
         assert await dead(broker, "t", "g") == []
@@ -266,7 +270,7 @@ async def test_a_foreign_key_in_the_way_kills_nobody(make_broker: Callable[..., 
         await ask(broker, "SET", key, "foreign")
         for n in range(20):
             await broker.publish("t", {"n": n})
-        await ask(broker, "XADD", broker.keys.stream("t", 0), "*", "no", "data")
+        await add(broker, broker.keys.stream("t", 0), "no", "data")
         await witness.sees(range(1, 20))
         await ask(broker, "DEL", key)
         letters = await dies(broker, "t", "g", 2)

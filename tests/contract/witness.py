@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from rsmq import Broker, BrokerUnavailable
+from rsmq import Broker, BrokerError, BrokerUnavailable
 from rsmq.consumer.retention import why_not_trimmed
 
 PATIENCE = 40.0
@@ -60,6 +60,19 @@ class Witness:
 async def ask(broker: Broker, *command: Any) -> Any:
     """One command of a test's own, behind rsmq's back."""
     return await broker.client.execute_command(*command)
+
+
+async def add(broker: Broker, stream: str, *fields: Any, at: str = "") -> None:
+    """An entry of another client, once. Its id is given: an XADD whose answer was lost may then be repeated."""
+    if not at:
+        newest = await ask(broker, "XREVRANGE", stream, "+", "-", "COUNT", 1)
+        time, _, number = (newest[0][0] if newest else b"0-0").decode().partition("-")
+        at = f"{time}-{int(number) + 1}"
+    try:
+        await ask(broker, "XADD", stream, at, *fields)
+    except BrokerError as error:
+        if "equal or smaller" not in str(error):
+            raise  # else it was ours
 
 
 @patient

@@ -405,7 +405,7 @@ def test_a_setting_holds_or_is_refused(name: str, text: str) -> None:
     st.one_of(
         TEXTS,
         st.from_regex(
-            r"(redis|rediss|unix|redis\+sentinel|redis\+cluster)://[a-z:@\[\]0-9,/?=&#%_.-]{0,40}", fullmatch=True
+            r"(redis|rediss|unix|rediss?\+sentinel|rediss?\+cluster)://[a-z:@\[\]0-9,/?=&#%_.-]{0,40}", fullmatch=True
         ),
     )
 )

@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.matrix.cell import DEBIAN, KINDS, Result, executable, run, version
+from tests.matrix.cell import DEBIAN, FAULTS, KINDS, Result, executable, run, version
 from tests.matrix.page import PAGE, remember, write
 from tests.matrix.way import WAYS
 
 SERVERS = [DEBIAN, *KINDS]
+ROWS = [*WAYS, *FAULTS]
 
 
 def main() -> int:
     """Run the cells one after the other, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", action="append", choices=SERVERS)
-    parser.add_argument("--way", action="append", choices=list(WAYS))
+    parser.add_argument("--way", action="append", choices=ROWS)
     options, arguments = parser.parse_known_args()
-    cells = [(server, way) for way in options.way or WAYS for server in options.server or SERVERS]
+    cells = [(server, way) for way in options.way or ROWS for server in options.server or SERVERS]
     results = measure(cells, [each for each in arguments if each != "--"])
     Console().print(f"written: {PAGE}")
     return int(any(each.failed or each.trouble for each in results))
@@ -54,7 +55,7 @@ def note(result: Result) -> None:
     """Write the page anew after every cell: a run that is broken off has not been for nothing."""
     found = {server: executable(server) for server in SERVERS}
     versions = {server: version(path) if path else f"{server} (not here)" for server, path in found.items()}
-    order = {(server, way): at for at, (way, server) in enumerate((way, server) for way in WAYS for server in SERVERS)}
+    order = {(server, way): at for at, (way, server) in enumerate((way, server) for way in ROWS for server in SERVERS)}
     write(sorted(remember(result, versions), key=lambda each: order[each.server, each.way]), versions)
 
 

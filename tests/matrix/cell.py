@@ -23,6 +23,11 @@ ELSEWHERE: Final = ("test_guarantees", "test_conditions")
 """They ask no server, or one of their own: the way does not matter ..."""
 ELSEWHERE_BUT: Final = ("test_conditions", "tcp")
 """... but the server does, once."""
+FAULTS: Final = {
+    "Redis Cluster: faults under load": "tests/cluster/test_faults.py",
+    "Sentinel: failover under load": "tests/sentinel/test_failover.py",
+}
+"""What is asked of a cluster and of Sentinel besides the contract, in its long form."""
 PLACES: Final = ("/usr/bin/redis-server", "/usr/local/bin/redis-server")
 
 
@@ -69,10 +74,10 @@ def run(server: str, way: str, arguments: list[str]) -> Result:
         return result
     with TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "tests/contract", f"--junitxml={report}", "-p", "no:cacheprovider"]
-        command += ["-n", "2", "--dist", "loadgroup"]  # each with a stage of its own
-        command += [f"--ignore=tests/contract/{name}.py" for name in ELSEWHERE if (name, way) != ELSEWHERE_BUT]
-        environment = os.environ | {WAY: way, "SERVER_BINARY": str(program)}
+        command = [sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider", *suite(way)]
+        environment = (
+            os.environ | {"SERVER_BINARY": str(program)} | ({"CHAOS": "long"} if way in FAULTS else {WAY: way})
+        )
         log = ROOT / ".matrix" / f"{server} {way}.log".replace(" ", "-").replace(":", "")
         log.parent.mkdir(exist_ok=True)
         try:
@@ -86,6 +91,14 @@ def run(server: str, way: str, arguments: list[str]) -> Result:
         except (OSError, ElementTree.ParseError) as error:
             result.trouble = f"no report: {error}"
     return result
+
+
+def suite(way: str) -> list[str]:
+    """What pytest is to run."""
+    if way in FAULTS:
+        return [FAULTS[way]]
+    ignored = (f"--ignore=tests/contract/{name}.py" for name in ELSEWHERE if (name, way) != ELSEWHERE_BUT)
+    return ["tests/contract", "-n", "2", "--dist", "loadgroup", *ignored]  # each with a stage of its own
 
 
 def read(result: Result, report: Path) -> None:

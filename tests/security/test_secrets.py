@@ -30,7 +30,9 @@ BODY = "body-of-a-patient"
     [
         "redis://u:{}@h:1/0", "redis://:{}@h", "rediss://u:{}@h", "unix://u:{}@/run/s.sock", "redis+sentinel://u:{}@h1,h2/m",
         "redis+cluster://u:{}@h1,h2", "redis:/u:{}@h", "redis//u:{}@h", "u:{}@h:6379", "http://u:{}@h", "redis://u:{}@h:port",
-        "redis://h?password={}", "redis://u:{}@h?db=x", "redis://u:{}@[::1", "redis://u:{}@",
+        "redis://h?password={}",
+        "redis+sentinel://u:x@h/m?sentinel_password={}", "redis+sentinel://h/m?sentinel_password={}",
+        "redis://u:{}@h?db=x", "redis://u:{}@[::1", "redis://u:{}@",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("password", ["geheim", SECRET, "a@geheim", "geheim@b", "geheim:x"])
@@ -86,6 +88,7 @@ async def test_nothing_that_is_shown_has_the_password(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     "url",
     ["redis://u:p@db.example.org", "redis://:p@10.0.0.1:6379/1", "redis+sentinel://u:p@127.0.0.1,10.0.0.2/main",
+     "redis+sentinel://10.0.0.2/main?sentinel_password=:p@",
      "redis+cluster://u:p@localhost:7000,db.example.org:7000", "redis://u:p@[2001:db8::1]:6379"],
 )  # fmt: skip
 def test_a_password_is_not_sent_in_the_clear(url: str) -> None:
@@ -99,7 +102,8 @@ def test_a_password_is_not_sent_in_the_clear(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     ["redis://u:p@localhost", "redis://:p@127.0.0.1:6379", "redis://:p@[::1]", "unix://u:p@/run/s.sock", "rediss://u:p@db",
-     "redis://db.example.org", "redis://user@db", "rediss+cluster://u:p@db", "redis+sentinel://u:p@localhost/m"],
+     "redis://db.example.org", "redis://user@db", "rediss+cluster://u:p@db", "redis+sentinel://u:p@localhost/m",
+     "rediss+sentinel://u:p@db/m?sentinel_password=q"],
 )  # fmt: skip
 def test_what_nobody_can_listen_to_is_allowed(url: str) -> None:
     """This machine, TLS, or no password at all."""

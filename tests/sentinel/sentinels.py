@@ -22,14 +22,17 @@ CONNECTION: ContextVar[object] = ContextVar("CONNECTION")
 
 
 class Watcher(Server):
-    """One sentinel. It writes down what it knows into its configuration."""
+    """One sentinel. It writes down what it knows into its configuration. `options` are more lines of that."""
 
-    def __init__(self, port: int, quorum: int = 2) -> None:
-        super().__init__(tcp=True)
+    def __init__(
+        self, port: int, *options: str, quorum: int = 2, password: str = "", down_after_ms: int = DOWN_AFTER_MS
+    ) -> None:
+        super().__init__(tcp=True, password=password)
         lines = (
+            *options, *([f"requirepass {password}"] if password else []),
             f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}",
             f"sentinel monitor {NAME} 127.0.0.1 {port} {quorum}",
-            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}",
+            f"sentinel down-after-milliseconds {NAME} {down_after_ms}",
             f"sentinel failover-timeout {NAME} 4000", f"sentinel parallel-syncs {NAME} 2",
         )  # fmt: skip
         (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
@@ -52,7 +55,10 @@ class Watcher(Server):
 
 
 class Sentinels:
-    """One master (`master`, if it runs already and is known under another port), two replicas, three sentinels."""
+    """One master (`master`, if it runs already and is known under another port), two replicas, three sentinels.
+
+    `_server`, `_watcher` and `_known` are there to be replaced.
+    """
 
     def __init__(self, master: Server | None = None, *, known_as: int = 0) -> None:
         self._given, self._known_as = master, known_as
@@ -79,12 +85,12 @@ class Sentinels:
         try:
             self.members += [self._given or self._stack.enter_context(self._server())]
             self.members += [self._stack.enter_context(self._server()) for _ in range(2)]
-            known = self._known_as or self.first.port
+            known = self._known()
             for replica in self.members[1:]:
                 with replica.client() as client:
                     client.execute_command("REPLICAOF", "127.0.0.1", known)
             wait_until(lambda: self._replicas(self.first) == 2, "the replicas are in sync")
-            self.watchers += [self._stack.enter_context(Watcher(known)) for _ in range(3)]
+            self.watchers += [self._stack.enter_context(self._watcher(known)) for _ in range(3)]
             wait_until(lambda: all(each.knows() == (2, 2) for each in self.watchers), "the sentinels know all")
         except BaseException:
             self._stack.close()
@@ -93,6 +99,13 @@ class Sentinels:
 
     def _server(self) -> Server:
         return Server("--repl-diskless-sync-delay", "0", tcp=True, aof=True)
+
+    def _watcher(self, known: int) -> Watcher:
+        return Watcher(known)
+
+    def _known(self) -> int:
+        """The port of the master that all are told."""
+        return self._known_as or self.first.port
 
     def is_whole(self) -> bool:
         """Whether the sentinels agree about the master, and both others are in sync with it."""

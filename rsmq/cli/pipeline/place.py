@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import overload
 
-from rsmq.address import redact, split_url
+from rsmq.address import has_password, redact
 from rsmq.embedded import embedded
 from rsmq.errors import ConfigError
 from rsmq.keys import NAME
@@ -25,7 +25,7 @@ def connection(
     if settings.url is None:
         with embedded() as address:
             yield options | {"url": address}
-    elif not split_url(settings.url).netloc.rpartition("@")[0].partition(":")[2]:
+    elif not has_password(settings.url):
         yield options | {"url": settings.url}
     elif (master or "local").startswith("local") or url is None:
         os.environ["RSMQ_URL"] = settings.url  # inherited by Spark's own processes on this machine
