@@ -100,13 +100,18 @@ class Rebalancer:
             reader = self._keeper.reader(partition)
             if not reader:
                 continue
-            lease = await self._leases.take(
-                self._topic.name, partition, self._handler.group, reader=reader, absent=self._membership.absent
-            )
-            if lease is not None:
-                lane = Lane(self._keys, self._topic.name, partition, self._handler.group, lease)
-                self._beat.watch(lease, self._on_lost(lane))
-                await self._keeper.open_lane(lane)
+            # shielded: a stop in between would not hear that the lease was granted, and nobody would give it back
+            with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):
+                await self._take_one(partition, reader)
+
+    async def _take_one(self, partition: int, reader: str) -> None:
+        lease = await self._leases.take(
+            self._topic.name, partition, self._handler.group, reader=reader, absent=self._membership.absent
+        )
+        if lease is not None:
+            lane = Lane(self._keys, self._topic.name, partition, self._handler.group, lease)
+            self._beat.watch(lease, self._on_lost(lane))
+            await self._keeper.open_lane(lane)
 
     def _on_lost(self, lane: Lane) -> Callable[[Lease], None]:
         return lambda _: self._keeper.drop_lane(lane)
@@ -129,4 +134,5 @@ class Rebalancer:
         """Give back the lease of a lane that is drained."""
         self._keeper.drop_lane(lane)
         self._beat.forget(lane.lease)
-        await self._leases.release(lane.lease)
+        with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):  # nobody knows of it now
+            await self._leases.release(lane.lease)
