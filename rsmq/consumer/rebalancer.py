@@ -65,6 +65,7 @@ class Rebalancer:
         """Follow the membership until cancelled."""
         task_status.started()
         tick = self._settings.presence_interval.total_seconds()
+        longest = self._settings.heartbeat_interval.total_seconds()  # what changes meanwhile is told
         async with anyio.create_task_group() as tasks:
             while True:
                 self._drop_lost()
@@ -77,7 +78,8 @@ class Rebalancer:
                     if partition not in mine and partition not in self._leaving:
                         self._leaving.add(partition)
                         tasks.start_soon(self._hand_over, lane)
-                await self._membership.wait(tick)
+                is_settled = mine == self._lanes.keys()
+                await self._membership.wait(longest if is_settled else tick)
 
     def _assigned(self) -> set[int]:
         salt = f"{self._topic.name}/{self._handler.group}"

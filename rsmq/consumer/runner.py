@@ -72,6 +72,7 @@ class Runner:
         self._call = call
         self.is_starved = False
         self.space = asyncio.Event()
+        self.retries = asyncio.Event()  # a lane may have got a time to look for retries at
         self._low = 0
         self._slots: list[Slot] = []
         self._idle: list[asyncio.Future[None]] = []
@@ -288,6 +289,7 @@ class Runner:
         is_parked = await self._settler.park(message, lane, decision.delay, keep_pending=has_key)
         if not (is_parked and has_key):
             lane.retry_at = min(lane.retry_at, monotonic() + decision.delay.total_seconds())
+            self.retries.set()
             self.queue.finish(message, lane)
             return
         self.queue.park(message, lane)
