@@ -102,6 +102,7 @@ CLEAR_INBOX: Final = Script("clear_inbox")
 MEASURE_PARTITION: Final = Script("measure_partition")
 MEASURE_SHARE: Final = Script("measure_share")
 MEASURE_MEMBERS: Final = Script("measure_members")
+LOOK_AT_MEMBERS: Final = Script("look_at_members")
 
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"

@@ -20,6 +20,7 @@ from rsmq.consumer.auditor import Auditor
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.delayer import Delayer
 from rsmq.consumer.execution import build_call
+from rsmq.consumer.lookout import Lookout
 from rsmq.consumer.retention import Retention
 from rsmq.errors import ConfigError
 from rsmq.group import join_group
@@ -84,6 +85,7 @@ class Worker:
             async with anyio.create_task_group() as upkeep:
                 upkeep.start_soon(self._delayer().run)
                 upkeep.start_soon(self._retention().run)
+                upkeep.start_soon(Lookout(self._settings, lambda: self.consumers).run)
                 upkeep.start_soon(Vigil(self._client).run)
                 upkeep.start_soon(self._auditor().run)
                 async with anyio.create_task_group() as serving:

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from typing import Final
 
 import anyio
 
@@ -36,6 +37,9 @@ from rsmq.stream import ensure_groups
 from rsmq.topic import Topic, Topics
 
 log = logging.getLogger("rsmq.consumer")
+
+PAUSE_LOOK: Final = 5.0
+"""Seconds between two looks whether the group is paused, if nobody tells."""
 
 
 class Consumer:
@@ -163,7 +167,7 @@ class Consumer:
 
     async def _watch_pause(self) -> None:
         while True:
-            await self.membership.wait(1.0)
+            await self.membership.wait(PAUSE_LOOK)
             if self.membership.paused != self._intake.is_paused:
                 self._intake.is_paused = self.membership.paused
                 log.info(

@@ -24,12 +24,15 @@ log = logging.getLogger("rsmq.delay")
 
 MOST_AT_ONCE: Final = 200
 LONGEST_PAUSE: Final = 1.0
+PAGE: Final = 32
+"""Partitions asked for with one command."""
 
 Place = tuple[str, int]
 
 
 class Delayer:
-    """Looks into the partitions it is told to, every `delay_resolution`, with one write for all of a node.
+    """Looks into the partitions it is told to, every `delay_resolution`, with one write for all of a node; where there
+    is one server, only into those of which some neighbour has delayed messages.
 
     Several delayers may look into the same partition: the script moves each message once. It looks even when nothing
     was scheduled a moment ago, because a message delayed by 200 ms may arrive at any time.
@@ -62,7 +65,7 @@ class Delayer:
     async def _look(self) -> bool:
         """Move what is due; True if more is. The one boundary of this role: an outage is waited out here."""
         try:
-            moved = await self.release(list(self._partitions()))
+            moved = await self.release(await self._filled(list(self._partitions())))
         except BrokerError as error:
             self._failures += 1
             (log.warning if self._failures == 1 else log.debug)("delayed messages wait: %s", error)
@@ -70,6 +73,18 @@ class Delayer:
             return False
         self._failures = 0
         return any(count >= MOST_AT_ONCE for count in moved)
+
+    async def _filled(self, places: Sequence[Place]) -> Sequence[Place]:
+        """Those partitions that may have delayed messages: most have none, and many can be asked for with one command.
+
+        On a cluster they are in slots of their own, so that each must be asked for itself.
+        """
+        if self._client.is_cluster or len(places) < 2:
+            return places
+        pages = [places[at : at + PAGE] for at in range(0, len(places), PAGE)]
+        names = [[self._keys.delayed(*place) for place in page] for page in pages]
+        counts = await self._fleet.exchange([(page[0], pack(("EXISTS", *page))) for page in names])
+        return [place for page, count in zip(pages, counts, strict=True) if count for place in page]
 
     async def release(self, places: Sequence[Place]) -> list[int]:
         """Move what is due in these partitions and return how many each had."""

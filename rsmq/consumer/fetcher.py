@@ -141,6 +141,7 @@ class Fetcher:
         for lane in self._lanes.values():
             lane.cursor = START
             lane.retry_at = 0.0  # a lost master may have confirmed what its replica has never heard of
+        self._runner.retries.set()
         self._finish_cycle()
 
     # -- one cycle ------------------------------------------------------------------------------------------------

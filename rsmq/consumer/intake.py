@@ -126,6 +126,7 @@ class Intake:
 
     async def interrupt(self) -> None:
         """The lanes have changed: let every reader look at them now."""
+        self._runner.retries.set()
         if self._tasks is not None:
             for partition in self._lanes:
                 self._reader(partition)

@@ -65,6 +65,7 @@ class Rebalancer:
         """Follow the membership until cancelled."""
         task_status.started()
         tick = self._settings.presence_interval.total_seconds()
+        longest = self._settings.heartbeat_interval.total_seconds()  # what changes meanwhile is told
         async with anyio.create_task_group() as tasks:
             while True:
                 self._drop_lost()
@@ -77,7 +78,8 @@ class Rebalancer:
                     if partition not in mine and partition not in self._leaving:
                         self._leaving.add(partition)
                         tasks.start_soon(self._hand_over, lane)
-                await self._membership.wait(tick)
+                is_settled = mine == self._lanes.keys()
+                await self._membership.wait(longest if is_settled else tick)
 
     def _assigned(self) -> set[int]:
         salt = f"{self._topic.name}/{self._handler.group}"
@@ -100,13 +102,18 @@ class Rebalancer:
             reader = self._keeper.reader(partition)
             if not reader:
                 continue
-            lease = await self._leases.take(
-                self._topic.name, partition, self._handler.group, reader=reader, absent=self._membership.absent
-            )
-            if lease is not None:
-                lane = Lane(self._keys, self._topic.name, partition, self._handler.group, lease)
-                self._beat.watch(lease, self._on_lost(lane))
-                await self._keeper.open_lane(lane)
+            # shielded: a stop in between would not hear that the lease was granted, and nobody would give it back
+            with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):
+                await self._take_one(partition, reader)
+
+    async def _take_one(self, partition: int, reader: str) -> None:
+        lease = await self._leases.take(
+            self._topic.name, partition, self._handler.group, reader=reader, absent=self._membership.absent
+        )
+        if lease is not None:
+            lane = Lane(self._keys, self._topic.name, partition, self._handler.group, lease)
+            self._beat.watch(lease, self._on_lost(lane))
+            await self._keeper.open_lane(lane)
 
     def _on_lost(self, lane: Lane) -> Callable[[Lease], None]:
         return lambda _: self._keeper.drop_lane(lane)
@@ -129,4 +136,5 @@ class Rebalancer:
         """Give back the lease of a lane that is drained."""
         self._keeper.drop_lane(lane)
         self._beat.forget(lane.lease)
-        await self._leases.release(lane.lease)
+        with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):  # nobody knows of it now
+            await self._leases.release(lane.lease)

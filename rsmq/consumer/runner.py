@@ -46,6 +46,7 @@ class Runner(Pool):
         self._call = call
         self.is_starved = False
         self.space = asyncio.Event()
+        self.retries = asyncio.Event()  # a lane may have got a time to look for retries at
         self._low = 0
 
     async def wait_for_space(self, low: int) -> None:
@@ -202,6 +203,7 @@ class Runner(Pool):
         is_parked = await self._settler.park(message, lane, decision.delay, keep_pending=has_key)
         if not (is_parked and has_key):
             lane.retry_at = min(lane.retry_at, monotonic() + decision.delay.total_seconds())
+            self.retries.set()
             self.queue.finish(message, lane)
             return
         self.queue.park(message, lane)

@@ -19,6 +19,9 @@ log = logging.getLogger("rsmq.retry")
 
 SHARED_LOOK = 0.5
 """Seconds between looks when other members park messages of the same partition too."""
+RARELY = 2.0
+"""Seconds between looks at lanes that know of no retry."""
+NEVER = float("inf")
 
 
 class Unparker:
@@ -38,12 +41,20 @@ class Unparker:
         task_status.started()
         tick = self._settings.delay_resolution.total_seconds()
         while True:
+            await self._wait()
             await anyio.sleep(tick)
             try:
                 await self._look()
             except BrokerError as error:
                 log.debug("retries wait: %s", error)
                 await anyio.sleep(0.5)
+
+    async def _wait(self) -> None:
+        """While no lane knows of a retry: until one may, or once in a while all the same."""
+        self._runner.retries.clear()
+        if not any(lane.retry_at < NEVER for lane in self._lanes.values()):
+            with anyio.move_on_after(RARELY):
+                await self._runner.retries.wait()
 
     async def _look(self) -> None:
         now = monotonic()

@@ -13,6 +13,7 @@ from rsmq.errors import BrokerError
 from rsmq.heartbeat.liveness import Liveness
 from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
+from rsmq.script import LOOK_AT_MEMBERS
 from rsmq.settings import Settings
 
 log = logging.getLogger("rsmq.membership")
@@ -50,7 +51,7 @@ class Membership:
         await self._look()
         task_status.started()
         while True:
-            with anyio.move_on_after(self._presence_interval if self._watches_presence else self._interval):
+            with anyio.move_on_after(self._presence_interval if self._watched else self._interval):
                 await self._noticed.wait()
             if self._noticed.is_set():
                 self._look_at = 0.0
@@ -60,6 +61,16 @@ class Membership:
     def notice(self) -> None:
         """Something was announced: look at everything now."""
         self._noticed.set()
+
+    @property
+    def _watched(self) -> list[str]:
+        """Whose presence is watched."""
+        return [member for member in self._members if member != self._member] if self._watches_presence else []
+
+    def rouse(self) -> None:
+        """End every `wait`: something of ours has changed."""
+        for event in self._waiters:
+            event.set()
 
     async def wait(self, timeout: float) -> None:
         """Until the view changes, at most `timeout` seconds."""
@@ -72,42 +83,38 @@ class Membership:
             self._waiters.discard(event)
 
     async def _look(self) -> None:
-        was_noticed = self._look_at == 0.0
+        was_noticed, was_paused = self._look_at == 0.0, self.paused
         try:
             if monotonic() >= self._look_at:
                 await self._look_at_members()
                 self._look_at = monotonic() + self._interval
-            if self._watches_presence:
-                await self._look_at_presence()
+            if self._watched:
+                await self._look_at_presence(self._watched)
             self._was_out = False
         except BrokerError as error:
             (log.debug if self._was_out else log.warning)("the members of %s cannot be seen: %s", self._group, error)
             self._was_out = True
             self._liveness.failed()
-        self._judge(was_noticed)
+        self._judge(was_noticed or self.paused != was_paused)
 
-    def _judge(self, was_noticed: bool) -> None:
+    def _judge(self, has_news: bool) -> None:
         now = monotonic()
         live, absent = self._liveness.live(now), self._liveness.absent(now)
-        if was_noticed or (live, absent) != (self.live, self.absent):
+        if has_news or (live, absent) != (self.live, self.absent):
             if live != self.live:
                 log.info("%s/%s is served by %s", self._topic, self._group, ", ".join(live))
             self.live, self.absent = live, absent
-            for event in self._waiters:
-                event.set()
+            self.rouse()
 
     async def _look_at_members(self) -> None:
-        members = await self._client.execute_command("SMEMBERS", self._keys.members(self._topic, self._group))
-        self._members = sorted(member.decode() for member in members)
-        names = [self._keys.alive(self._topic, self._group, member) for member in self._members]
-        infos = await self._client.execute_command("MGET", *names) if names else []
-        alive = [member for member, info in zip(self._members, infos, strict=True) if info is not None]
         place = self._keys.members(self._topic, self._group)
-        seconds, micros = await self._client.node_for(place).execute_command("TIME")  # last: a jump before it is found
+        names = (place, self._keys.group(self._topic, self._group), self._keys.alive(self._topic, self._group, ""))
+        seconds, micros, paused, *found = await LOOK_AT_MEMBERS(self._client.node_for(place), names)
         now = monotonic()
+        self._members = sorted(member.decode() for member in found[::2])
+        alive = [member.decode() for member, is_there in zip(found[::2], found[1::2], strict=True) if is_there]
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_members(now, self._members, alive)
-        paused = await self._client.execute_command("HGET", self._keys.group(self._topic, self._group), "paused")
         self.paused = paused == b"1"
         await self._prune()
 
@@ -117,10 +124,7 @@ class Membership:
         if gone:
             await self._client.execute_command("SREM", self._keys.members(self._topic, self._group), *gone)
 
-    async def _look_at_presence(self) -> None:
-        others = [member for member in self._members if member != self._member]
-        if not others:
-            return
+    async def _look_at_presence(self, others: list[str]) -> None:
         counts = await listeners(self._client, [self._keys.presence(member) for member in others])
         self._liveness.saw_listeners(monotonic(), dict(zip(others, counts, strict=True)))
 

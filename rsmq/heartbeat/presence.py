@@ -17,13 +17,14 @@ from redis.exceptions import RedisError
 
 from rsmq.clock import monotonic
 from rsmq.connect import Client, Connector
+from rsmq.heartbeat.bell import Bell
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 
 log = logging.getLogger("rsmq.presence")
 
-LISTEN = 0.2
-"""Longest wait for a message before looking at what else is to do, in seconds."""
+ANSWER = 0.2
+"""Longest wait for an answer, or for the rest of a message, before looking at what else is to do, in seconds."""
 PING_EVERY = 1.0
 
 
@@ -81,28 +82,46 @@ class Presence:
         self._is_unseen = threading.Event()
         self._fuse: threading.Timer | None = None
         self._ending = threading.Event()
+        self._bell: Bell | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
 
     def start(self) -> None:
         """Subscribe, and stay so."""
+        self._bell = Bell()
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread."""
         self._ending.set()
+        self._wake()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def listen(self, channel: str) -> Future[None]:
         """Also listen to a channel; the future is done when the server has confirmed it."""
         with self._lock:
-            return self._wanted.setdefault(channel, Future())
+            future = self._wanted.setdefault(channel, Future())
+        self._wake()
+        return future
 
     def renew(self) -> None:
         """The server answers others that nobody listens: subscribe again, to the server that they ask."""
         self._is_unseen.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """After whatever the thread looks at before it waits."""
+        if self._bell is not None:
+            self._bell.ring()
 
     def _run(self) -> None:
+        assert self._bell is not None
+        try:
+            self._stay(self._bell)
+        finally:
+            self._bell.take_down()
+
+    def _stay(self, bell: Bell) -> None:
         while not self._ending.is_set():
             client = self._connector.blocking_client()
             try:
@@ -111,7 +130,7 @@ class Presence:
                 self._subscribe(pubsub)
                 self._is_unseen.clear()
                 self._mended()
-                self._listen(pubsub)
+                self._listen(pubsub, bell)
             except (RedisError, OSError) as error:
                 self._broken(error)
                 self._ending.wait(0.05)
@@ -158,22 +177,23 @@ class Presence:
         if others:
             pubsub.subscribe(*others)
         while not self._subscribed.issuperset(wanted):
-            self._take(pubsub.get_message(timeout=LISTEN))
+            self._take(pubsub.get_message(timeout=ANSWER))
             if self._ending.is_set():
                 return
 
-    def _listen(self, pubsub: Any) -> None:
+    def _listen(self, pubsub: Any, bell: Bell) -> None:
         pinged = heard = monotonic()
         while not self._ending.is_set():
             if self._is_unseen.is_set():
                 raise OSError("the server does not know the subscription")
             self._subscribe(pubsub)
-            message = pubsub.get_message(timeout=LISTEN)
+            is_there = bell.wait(pubsub.connection, max(0.0, pinged + PING_EVERY - monotonic()))
+            message = pubsub.get_message(timeout=ANSWER) if is_there else None
             now = monotonic()
             if message is not None:
                 heard = now
                 self._take(message)
-            elif now - pinged > PING_EVERY:
+            elif now - pinged >= PING_EVERY:
                 if heard < pinged - 3 * PING_EVERY:
                     raise OSError("no answer on the subscription")
                 pubsub.ping()

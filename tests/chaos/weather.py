@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,11 @@ class Weather:
             yield
         finally:
             self._memory[8:] = struct.pack("q", 0)
+
+    @property
+    def synced(self) -> float:
+        """Seconds since something was last made durable."""
+        return max(0.0, time.time() - self._synced.stat().st_mtime)
 
     def drop_unsynced(self, directory: Path) -> int:
         """Cut every file to what was made durable, as a power loss does. Returns how many bytes were lost."""

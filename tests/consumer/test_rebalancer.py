@@ -1,0 +1,103 @@
+"""The rebalancer: a worker that is told to stop while a lease changes hands leaves none behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker
+from rsmq.heartbeat import lease as leases
+from rsmq.script import RELEASE_LEASE, TAKE_LEASE, Script
+from rsmq.settings import Settings
+from tests.contract.witness import until
+
+AIR = 0.1
+"""Seconds that an answer is on its way: longer than the stop needs to reach the rebalancer."""
+
+
+class Slow:
+    """A script whose n-th answer is still on its way when somebody says `now`."""
+
+    def __init__(self, script: Script, number: int, now: Callable[[], object]) -> None:
+        self._script, self._left, self._now = script, number, now
+
+    async def __call__(self, *args: Any) -> Any:
+        self._left -= 1
+        if self._left:
+            return await self._script(*args)
+        reply = await self._script(*args)
+        self._now()
+        await asyncio.sleep(AIR)
+        return reply
+
+
+@pytest.fixture
+def make(settings: Settings) -> Callable[[], Broker]:
+    """Members of one group, whose leases would outlive the test by far."""
+    patient = settings.model_copy(update={"lease_ttl": timedelta(hours=1), "preflight": "warn"})
+
+    def member() -> Broker:
+        broker = Broker(patient)
+
+        @broker.handler("t", group="g")
+        async def handle(order: dict[str, int]) -> None: ...
+
+        return broker
+
+    return member
+
+
+def held(broker: Broker) -> int:
+    """How many partitions a member has, also while it begins or ends."""
+    return sum(len(each.lanes) for each in broker.worker.consumers) if broker.worker else 0
+
+
+async def owners(broker: Broker) -> set[bytes]:
+    """Who holds a lease, as the server has it."""
+    keys = [broker.keys.lease("t", partition, "g") for partition in range(8)]
+    return {await broker.client.execute_command("HGET", key, "owner") or b"" for key in keys}
+
+
+@pytest.mark.parametrize("number", [1, 5, 8])
+@pytest.mark.parametrize("way", ["stop", "cancel"])
+async def test_a_worker_that_ends_while_it_takes_a_lease(
+    make: Callable[[], Broker], monkeypatch: pytest.MonkeyPatch, number: int, way: str
+) -> None:
+    """The server has granted it and the answer is on its way: it is given back, so that another can have it at once."""
+    broker = make()
+    async with broker:
+        with anyio.CancelScope() as scope:
+            end = broker.stop if way == "stop" else scope.cancel
+            monkeypatch.setattr(leases, "TAKE_LEASE", Slow(TAKE_LEASE, number, end))
+            await broker.run()
+        assert await owners(broker) == {b""}
+    async with make().running() as other:
+        await until(lambda: held(other) == 8, "another worker has all partitions")
+
+
+async def test_a_worker_that_is_cancelled_while_it_gives_one_back(
+    make: Callable[[], Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition is being handed over to a member that has joined: it is given back all the same."""
+    first, second, scope = make(), make(), anyio.CancelScope()
+
+    async def run() -> None:
+        with scope:
+            await first.run()
+
+    async def release(*args: Any) -> Any:
+        scope.cancel()
+        await asyncio.sleep(AIR)  # the line is busy
+        return await RELEASE_LEASE(*args)
+
+    async with first, anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await until(lambda: held(first) == 8, "the first has all")
+        monkeypatch.setattr(leases, "RELEASE_LEASE", release)
+        async with second.running():
+            await until(lambda: held(second) == 8, "the second has all")
