@@ -61,6 +61,7 @@ class Handler:
     partitions: int | None
     execution: Execution
     rate: Rate | None
+    group_concurrency: int | None
     signature: Signature
     decode: Decoder
     invoke: Callable[[Message], Any]
@@ -97,6 +98,7 @@ def build_handler(
     partitions: int | None = None,
     execution: Execution | None = None,
     rate: Rate | None = None,
+    group_concurrency: int | None = None,
 ) -> Handler:
     """A checked handler. Raises ConfigError that says what to write instead.
 
@@ -128,6 +130,7 @@ def build_handler(
             function, title, execution, is_async=signature.is_async, has_dependencies=called is not function
         ),
         rate=None if rate is None else _rate(title, rate, is_batch=batch is not None),
+        group_concurrency=None if group_concurrency is None else _whole(title, group_concurrency, distribution),
         signature=signature,
         decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
         invoke=_refuse_shape if batch is not None else signature.single_call(),
@@ -202,6 +205,16 @@ def _rate(title: str, rate: Any, *, is_batch: bool) -> Rate:
     if is_batch:
         raise ConfigError(f"handler {title}: rate counts single messages: leave batch out, or use concurrency")
     return rate
+
+
+def _whole(title: str, calls: Any, distribution: Distribution) -> int:
+    """The limit over the whole group: it goes by who owns what."""
+    if distribution == "shared":
+        raise ConfigError(
+            f"handler {title}: under distribution='shared' a limit over the group cannot hold: leave group_concurrency "
+            f"out, or let partitions have owners with distribution='hash'"
+        )
+    return _count(title, "group_concurrency", calls)
 
 
 def _execution(

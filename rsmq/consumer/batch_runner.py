@@ -47,6 +47,8 @@ class BatchRunner(Runner):
         turn = monotonic()
         while True:
             while not self.queue.ready:
+                if self.turnstile is not None:
+                    self.turnstile.leave()
                 await self._sleep()
             await self._work_once(slot)
             if monotonic() - turn > TURN:

@@ -16,6 +16,7 @@ from rsmq.clock import monotonic
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
+from rsmq.consumer.turnstile import Turnstile
 from rsmq.errors import BrokerError, HandlerTimeout
 from rsmq.handler import Call, Handler
 from rsmq.message import Message
@@ -72,6 +73,7 @@ class Runner:
         self._call = call
         self.is_starved = False
         self.space = asyncio.Event()
+        self.turnstile: Turnstile | None = None
         self._low = 0
         self._slots: list[Slot] = []
         self._idle: list[asyncio.Future[None]] = []
@@ -198,6 +200,8 @@ class Runner:
                 if now - turn > TURN:
                     await asyncio.sleep(0)
                     turn = monotonic()
+            if self.turnstile is not None:
+                self.turnstile.leave()
             await self._sleep()
             turn = monotonic()
 
