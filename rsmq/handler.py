@@ -275,5 +275,26 @@ def compose(middlewares: Sequence[Middleware], innermost: Call) -> Call:
     return innermost
 
 
+class Wrapping:
+    """A middleware that makes the call around the next one itself, once: it can leave out what most messages need not.
+
+    What it makes may have an attribute `plain`: see `plain_call`.
+    """
+
+    def wrap(self, call_next: Call) -> Call:
+        """The call around the next one."""
+        raise NotImplementedError
+
+    def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
+        """As any other middleware."""
+        return self.wrap(call_next)(work)
+
+
+def plain_call(call: Call) -> Call:
+    """What a call does for plain messages: itself, or what it leaves them to."""
+    inner: Call = getattr(call, "plain", call)
+    return inner
+
+
 def _around(middleware: Middleware, call_next: Call) -> Call:
-    return lambda work: middleware(work, call_next)
+    return middleware.wrap(call_next) if isinstance(middleware, Wrapping) else lambda work: middleware(work, call_next)
