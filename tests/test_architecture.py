@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parents[1] / "rsmq"
 LAYERS = [
     (
         "words: pure, no I/O",
-        "errors message partition retry clock settings keys payload signature complaint dependency schedule rate",
+        "errors message partition retry clock override settings keys payload signature complaint dependency schedule "
+        "rate",
     ),
     (
         "Redis",
