@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 
@@ -17,6 +17,7 @@ from rsmq.errors import ConfigError
 from rsmq.group import reset_group, set_paused
 from rsmq.handler import Middleware
 from rsmq.keys import Keys
+from rsmq.override import Overrides
 from rsmq.persistence import Devices, Feed, PostOffice, Session
 from rsmq.portal import Portal
 from rsmq.preflight import require
@@ -41,7 +42,7 @@ class Broker(Router):
     constructor and the decorators do is local: a wrong name or signature fails here, before anything is touched.
     """
 
-    def __init__(self, settings: Settings | None = None, **overrides: Any) -> None:
+    def __init__(self, settings: Settings | None = None, **overrides: Unpack[Overrides]) -> None:
         super().__init__()
         self.settings = Settings(**overrides) if settings is None else settings
         self.keys = Keys(self.settings.prefix)

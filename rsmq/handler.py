@@ -61,6 +61,7 @@ class Handler:
     partitions: int | None
     execution: Execution
     rate: Rate | None
+    group_concurrency: int | None
     signature: Signature
     decode: Decoder
     invoke: Callable[[Message], Any]
@@ -97,6 +98,7 @@ def build_handler(
     partitions: int | None = None,
     execution: Execution | None = None,
     rate: Rate | None = None,
+    group_concurrency: int | None = None,
 ) -> Handler:
     """A checked handler. Raises ConfigError that says what to write instead.
 
@@ -128,6 +130,7 @@ def build_handler(
             function, title, execution, is_async=signature.is_async, has_dependencies=called is not function
         ),
         rate=None if rate is None else _rate(title, rate, is_batch=batch is not None),
+        group_concurrency=None if group_concurrency is None else _whole(title, group_concurrency, distribution),
         signature=signature,
         decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
         invoke=_refuse_shape if batch is not None else signature.single_call(),
@@ -204,6 +207,16 @@ def _rate(title: str, rate: Any, *, is_batch: bool) -> Rate:
     return rate
 
 
+def _whole(title: str, calls: Any, distribution: Distribution) -> int:
+    """The limit over the whole group: it goes by who owns what."""
+    if distribution == "shared":
+        raise ConfigError(
+            f"handler {title}: under distribution='shared' a limit over the group cannot hold: leave group_concurrency "
+            f"out, or let partitions have owners with distribution='hash'"
+        )
+    return _count(title, "group_concurrency", calls)
+
+
 def _execution(
     function: Any, title: str, execution: Any, *, is_async: bool, has_dependencies: bool = False
 ) -> Execution:
@@ -262,5 +275,26 @@ def compose(middlewares: Sequence[Middleware], innermost: Call) -> Call:
     return innermost
 
 
+class Wrapping:
+    """A middleware that makes the call around the next one itself, once: it can leave out what most messages need not.
+
+    What it makes may have an attribute `plain`: see `plain_call`.
+    """
+
+    def wrap(self, call_next: Call) -> Call:
+        """The call around the next one."""
+        raise NotImplementedError
+
+    def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
+        """As any other middleware."""
+        return self.wrap(call_next)(work)
+
+
+def plain_call(call: Call) -> Call:
+    """What a call does for plain messages: itself, or what it leaves them to."""
+    inner: Call = getattr(call, "plain", call)
+    return inner
+
+
 def _around(middleware: Middleware, call_next: Call) -> Call:
-    return lambda work: middleware(work, call_next)
+    return middleware.wrap(call_next) if isinstance(middleware, Wrapping) else lambda work: middleware(work, call_next)

@@ -95,7 +95,8 @@ class Keys:
         return f"{self.stream(topic, partition)}:jobs"
 
     def every(self, topic: str, partition: int) -> str:
-        """Hash: `last|name` of each schedule that publishes here, `owner|name` and `until|name` of who leads it."""
+        """Hash: `last|name` and `rule|name` of each schedule that publishes here, `owner|name` and `until|name` of who
+        leads it."""
         return f"{self.stream(topic, partition)}:every"
 
     def lease(self, topic: str, partition: int, group: str) -> str:

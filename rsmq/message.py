@@ -100,8 +100,8 @@ class Message:
         self._check_rare_fields(fields)
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether there is nothing but data, id and perhaps a key, in our own publisher's order."""
+    def is_plain(self) -> bool:
+        """Whether there is nothing but data, id and perhaps a key, in our own publisher's order: so no headers."""
         entry = self._entry
         return entry[0] == b"data" and (
             (len(entry) == 4 and entry[2] == b"id") or (len(entry) == 6 and entry[2] == b"id" and entry[4] == b"key")
@@ -143,13 +143,13 @@ class Message:
     @property
     def type(self) -> str:
         """The content type."""
-        raw = None if self._is_plain else self._fields.get(b"type")
+        raw = None if self.is_plain else self._fields.get(b"type")
         return JSON if raw is None else raw.decode(errors="backslashreplace")
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers; unknown fields of the entry are among them. A new dict at each call."""
-        if self._is_plain:
+        if self.is_plain:
             return {}
         fields = self._fields
         headers = read_headers(fields[b"h"]) if b"h" in fields else {}

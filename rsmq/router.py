@@ -48,19 +48,21 @@ class Router:
         partitions: int | None = None,
         execution: Execution | None = None,
         rate: Rate | None = None,
+        group_concurrency: int | None = None,
     ) -> Callable[[F], F]:
         """Register a function for the messages of `topic` in `group`; it is returned unchanged.
 
         The payload is decoded by the annotation of the first parameter (a pydantic model, dataclass, dict, str, bytes);
         a parameter annotated `Message` gets the message. With `batch` both are lists. Defaults: order per key, 5
-        attempts with exponential back-off, no time-out, no rate limit, from the earliest message.
+        attempts with exponential back-off, no time-out, no rate limit, from the earliest message. `concurrency` is how
+        many calls run at once in one member, `group_concurrency` in all of them together (default: no limit).
         """
 
         def register(function: F) -> F:
             handler = build_handler(
                 function, self.prefix + topic, group=group, concurrency=concurrency, ordering=ordering,
                 distribution=distribution, retry=retry, timeout=timeout, batch=batch, linger=linger, start=start,
-                partitions=partitions, execution=execution, rate=rate,
+                partitions=partitions, execution=execution, rate=rate, group_concurrency=group_concurrency,
             )  # fmt: skip
             self._add(handler)
             return function

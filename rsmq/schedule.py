@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal, Protocol, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from pydantic import BaseModel
+
 from rsmq.clock import epoch_ms, from_epoch_ms, to_ms
 from rsmq.errors import ConfigError
 from rsmq.keys import check_name
@@ -31,6 +33,32 @@ class Times(Protocol):
     def until(self, ms: int) -> int:
         """The last one at or before `ms`."""
         ...
+
+
+class Rule(BaseModel):
+    """When a schedule ticks, as it stands in the server for those who look."""
+
+    every_ms: int | None = None
+    cron: str | None = None
+    timezone: str | None = None
+
+    @property
+    def times(self) -> Times | None:
+        """The times; None if they cannot be told here: no extra `cron`, or a time zone of the worker's own."""
+        if self.every_ms:
+            return Interval(self.every_ms)
+        try:
+            return None if self.cron is None else _times("", self.cron, _zone("", self.timezone))
+        except ConfigError:
+            return None
+
+
+def rule_of(times: Times) -> str:
+    """The rule behind some times, as JSON."""
+    if isinstance(times, Interval):
+        return Rule(every_ms=times.span_ms).model_dump_json(exclude_none=True)
+    assert isinstance(times, Cron)
+    return Rule(cron=times.expression, timezone=str(times.zone)).model_dump_json(exclude_none=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, Unpack
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rsmq.errors import ConfigError
+from rsmq.override import Overrides
 
 PREFIX = "RSMQ_"
 LONGEST = timedelta(days=36_500)
@@ -115,7 +116,7 @@ class Settings(BaseSettings):
 
     preflight: Literal["refuse", "warn"] = Field("refuse", description="What to do about a server that loses messages.")
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: Unpack[Overrides]) -> None:
         refuse_unknown_names(os.environ)
         try:
             super().__init__(**values)

@@ -18,7 +18,7 @@ from rsmq.errors import BrokerError
 from rsmq.keys import Keys
 from rsmq.message import encode_payload, entry_fields
 from rsmq.partition import partition_for
-from rsmq.schedule import Every, due
+from rsmq.schedule import Every, due, rule_of
 from rsmq.script import LEAD_SCHEDULE, OK, PUBLISH_TICK
 from rsmq.settings import Settings
 from rsmq.topic import Topic, Topics
@@ -80,8 +80,8 @@ class Ticker:
         """Publish what is due, if this process leads; returns the seconds until the next look."""
         topic = await self._topics.lookup(every.topic)
         partition = partition_for(every.name if every.key is None else every.key, topic.partitions)
-        place = self._keys.every(topic.name, partition)
-        word, first, *rest = await LEAD_SCHEDULE(self._client, (place,), (every.name, self._member, self._ttl_ms))
+        place, rule = self._keys.every(topic.name, partition), rule_of(every.times)
+        word, first, *rest = await LEAD_SCHEDULE(self._client, (place,), (every.name, self._member, self._ttl_ms, rule))
         if word != OK:
             self.led.discard(every.name)
             return float(min(first, self._ttl_ms)) / 1000

@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parents[1] / "rsmq"
 LAYERS = [
     (
         "words: pure, no I/O",
-        "errors message partition retry clock settings keys payload signature complaint dependency schedule rate",
+        "errors message partition retry clock override settings keys payload signature complaint dependency schedule "
+        "rate",
     ),
     (
         "Redis",
@@ -26,7 +27,7 @@ LAYERS = [
     ("the data path", "consumer"),
     (
         "wholes",
-        "broker router ticker checkup worker inspector observer snapshot trend supervisor testing portal",
+        "broker router ticker timetable checkup worker inspector observer snapshot trend supervisor testing portal",
     ),
     ("edges", "cli dashboard pipeline telemetry demo bench asgi __main__ __init__"),
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal, get_type_hints
 
 import pytest
 
 from rsmq.errors import ConfigError
+from rsmq.override import Overrides
 from rsmq.settings import Settings
 
 
@@ -130,3 +132,20 @@ def test_every_mistake_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_repr_keeps_the_password() -> None:
     """Settings end up in logs, the URL's password must not."""
     assert "geheim" not in repr(Settings(url="redis://u:geheim@localhost"))
+
+
+def test_a_type_checker_knows_every_setting() -> None:
+    """The names and types that `Settings(...)` and `Broker(...)` are typed with are those of the fields."""
+    other = {
+        "Duration": timedelta | str,
+        "Duration | None": timedelta | str | None,
+        "ByteSize": int | str,
+        "int": int,
+        "str": str,
+    }
+    fields = {name: Settings.__annotations__[name] for name in Settings.model_fields}
+    typed = get_type_hints(Overrides)
+    assert list(typed) == list(fields)
+    for name, annotation in fields.items():
+        expected = other[annotation] if annotation in other else eval(annotation, {"Literal": Literal})
+        assert typed[name] == expected, name

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli import device, dlq, group, member, pipeline, topic
+from rsmq.cli import device, dlq, group, member, pipeline, schedule, topic
 from rsmq.cli.bench import bench
 from rsmq.cli.dashboard import dashboard
 from rsmq.cli.doctor import doctor
@@ -48,7 +48,10 @@ COMMANDS: dict[Callable[..., None], str] = {
 }
 for command, example in COMMANDS.items():
     app.command(epilog=f"Example: {example}")(command)
-NOUNS = {"topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "pipeline": pipeline}
+NOUNS = {
+    "topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "schedule": schedule,
+    "pipeline": pipeline,
+}  # fmt: skip
 for name, noun in NOUNS.items():
     app.add_typer(noun.app, name=name)
 

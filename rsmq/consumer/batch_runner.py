@@ -20,7 +20,7 @@ from rsmq.consumer.runner import TURN, Abandoned, Runner
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.stretch import Part, Rest, Stretch, ended, failed
 from rsmq.errors import Malformed
-from rsmq.handler import Call, Handler, batch_outcomes
+from rsmq.handler import Call, Handler, batch_outcomes, plain_call
 from rsmq.message import Message
 from rsmq.retry import Bury, Park, Reason, decide
 
@@ -39,7 +39,9 @@ class BatchRunner(Runner):
 
     def __init__(self, handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> None:
         super().__init__(handler, call, queue, settler, stats)
-        is_direct = call is handler.invoke_batch and handler.execution == "inline"  # nothing around it sees messages
+        is_direct = (
+            plain_call(call) is handler.invoke_batch and handler.execution == "inline"
+        )  # nothing around it sees messages
         self._payload_call = handler.signature.payload_call() if is_direct else None
         queue.takes_stretches = self._payload_call is not None
 
@@ -48,6 +50,8 @@ class BatchRunner(Runner):
         turn = monotonic()
         while True:
             while not self.queue.ready:
+                if self.turnstile is not None:
+                    self.turnstile.leave()
                 await self._sleep()
             await self._work_once(slot)
             if monotonic() - turn > TURN:

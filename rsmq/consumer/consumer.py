@@ -25,6 +25,7 @@ from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.sharer import Sharer
+from rsmq.consumer.turnstile import GatedTurnstile, Turnstile, shares
 from rsmq.consumer.unparker import Unparker
 from rsmq.errors import BrokerError
 from rsmq.handler import Call, Handler
@@ -70,13 +71,32 @@ class Consumer:
         self._settler = Settler(client, settings, member, handler.group, self.drop_lane, self.stats)
         runner = Runner if handler.batch is None else BatchRunner
         self._runner = runner(handler, call, self.queue, self._settler, self.stats)
-        if handler.rate is not None:
-            self.queue.ready = Gate(handler.rate, lambda: len(self.membership.live), self._runner.kick_soon)
+        self._limit()
         self._reclaimer = Reclaimer(client, settings, member, self.queue, self._runner, self._settler, self.stats)
         self._intake = Intake(client, self.lanes, self._runner, self._reader_of)
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
+
+    def _limit(self) -> None:
+        """A rate or a limit over the group: what may start is decided where it waits."""
+        handler, runner, members = self.handler, self._runner, lambda: len(self.membership.live)
+        if handler.group_concurrency is not None:
+            gate = () if handler.rate is None else (handler.rate, members, runner.kick_soon)
+            kind = GatedTurnstile if gate else Turnstile
+            self.queue.ready = runner.turnstile = kind(lambda: self.most_calls, *gate)
+            self.queue.takes_stretches = False  # who takes one would have to hold a place
+        elif handler.rate is not None:
+            self.queue.ready = Gate(handler.rate, members, runner.kick_soon)
+
+    @property
+    def most_calls(self) -> int:
+        """How many calls of the handler may run here at once."""
+        handler = self.handler
+        if handler.group_concurrency is None:
+            return handler.concurrency
+        share = shares(handler.group_concurrency, self.membership.live, f"{self.topic.name}/{handler.group}")
+        return min(handler.concurrency, share.get(self.member, 0))
 
     def _reader_of(self, lanes: Mapping[int, Lane], partition: int | None, intake: Intake) -> Fetcher:
         place = "" if partition is None else self._keys.stream(self.topic.name, partition)
@@ -168,6 +188,8 @@ class Consumer:
     async def _watch_pause(self) -> None:
         while True:
             await self.membership.wait(PAUSE_LOOK)
+            if self._runner.turnstile is not None:
+                self._runner.kick_soon()  # its share may have grown
             if self.membership.paused != self._intake.is_paused:
                 self._intake.is_paused = self.membership.paused
                 log.info(

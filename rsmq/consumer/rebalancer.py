@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import anyio
 
 from rsmq.complaint import Complaints
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.turnstile import shares
 from rsmq.errors import BrokerError
 from rsmq.handler import Handler
 from rsmq.heartbeat.assignment import assign
@@ -83,8 +84,15 @@ class Rebalancer:
 
     def _assigned(self) -> set[int]:
         salt = f"{self._topic.name}/{self._handler.group}"
-        owners = assign(self._topic.partitions, self._membership.live, salt)
+        owners = assign(self._topic.partitions, self._owners(salt), salt)
         return {partition for partition, owner in owners.items() if owner == self._member}
+
+    def _owners(self, salt: str) -> Sequence[str]:
+        """Who may own partitions: all that live, but nobody who may not run a single call."""
+        live, limit = self._membership.live, self._handler.group_concurrency
+        if limit is None or limit >= len(live):
+            return live
+        return [member for member, calls in shares(limit, live, salt).items() if calls]
 
     def _drop_lost(self) -> None:
         for lane in list(self._lanes.values()):

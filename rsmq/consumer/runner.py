@@ -15,6 +15,7 @@ from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import Pool, Slot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
+from rsmq.consumer.turnstile import Turnstile
 from rsmq.errors import BrokerError, HandlerTimeout
 from rsmq.handler import Call, Handler
 from rsmq.message import Message
@@ -47,6 +48,7 @@ class Runner(Pool):
         self.is_starved = False
         self.space = asyncio.Event()
         self.retries = asyncio.Event()  # a lane may have got a time to look for retries at
+        self.turnstile: Turnstile | None = None
         self._low = 0
 
     async def wait_for_space(self, low: int) -> None:
@@ -113,6 +115,8 @@ class Runner(Pool):
                 if now - turn > TURN:
                     await asyncio.sleep(0)
                     turn = monotonic()
+            if self.turnstile is not None:
+                self.turnstile.leave()
             await self._sleep()
             turn = monotonic()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from rsmq.dashboard.desk import MOST_LETTERS, PREVIEW, as_text
-from rsmq.dashboard.frame import Frame, Row, clicked, fill, table
-from rsmq.dashboard.message import facts, payload
+from rsmq.dashboard.frame import Frame, Row, clicked, confirmed, fill, table
+from rsmq.dashboard.message import facts, moment_input, moment_of, payload
 from rsmq.dlq import DeadLetter, Selection, read_fields
 from rsmq.errors import RsmqError
 
@@ -41,12 +42,14 @@ class Graveyard:
             self._error = ui.input("error contains")
             self._key = ui.input("key").classes("w-32")
             self._field = ui.input("payload field", placeholder="shop=7")
+            self._since, self._until = moment_input("died since (UTC)"), moment_input("died before (UTC)")
             ui.button("show", on_click=self.load).props("flat")
         self._count = ui.label()
         self._table = table(["id", "at", "reason", "#attempts", "key", "error"])
         self._table.on("rowClick", self._open)
         if frame.desk.allow_changes:
-            with ui.row():
+            with ui.row().classes("items-end"):
+                self._rate = ui.number("replay at most a second", min=0, placeholder="no limit").classes("w-48")
                 ui.button("replay all of these", on_click=self._replay_selected)
                 ui.button("purge the group's", on_click=self._purge, color="negative")
 
@@ -65,6 +68,8 @@ class Graveyard:
         return Selection(
             reasons=tuple((self._reason.value or "").split()),
             error=self._error.value or None,
+            since=moment_of(self._since),
+            until=moment_of(self._until),
             key=self._key.value or None,
             where=read_fields([self._field.value] if self._field.value else []),
         )
@@ -97,10 +102,17 @@ class Graveyard:
                     ui.button("replay", on_click=replay)
 
     async def _replay_selected(self) -> None:
-        wanted = self._wanted()
+        try:
+            wanted, rate = self._wanted(), self._rate.value or 0
+        except RsmqError as error:
+            ui.notify(str(error), type="negative")
+            return
+        every = timedelta(seconds=1 / rate if rate > 0 else 0)
+        pace = f", at most {rate:g} a second: it goes on when this page is closed" if every else ""
         which = "all dead letters" if wanted.is_all else "all dead letters that are chosen above"
-        if await confirmed(f"Replay {which} of {self._group} of {self._topic}, to this group only?", "replay"):
-            await self._do(lambda: self._frame.desk.replay_selected(self._topic, self._group, wanted), "replayed")
+        if await confirmed(f"Replay {which} of {self._group} of {self._topic}, to this group only{pace}?", "replay"):
+            desk = self._frame.desk
+            await self._do(lambda: desk.replay_selected(self._topic, self._group, wanted, every), "replayed")
 
     async def _purge(self) -> None:
         text = f"Delete all dead letters of {self._group} of {self._topic} for good, also those that are not shown?"
@@ -108,23 +120,14 @@ class Graveyard:
             await self._do(lambda: self._frame.desk.purge(self._topic, self._group), "deleted")
 
     async def _do(self, act: Act, word: str) -> None:
+        failed = False
         try:
-            ui.notify(f"{word} {await act()}")
+            text = f"{word} {await act()}"
         except RsmqError as error:
-            ui.notify(str(error), type="negative")
-        await self.load()
-
-
-async def confirmed(question: str, word: str) -> bool:
-    """Ask; anything but the word is no."""
-    with ui.dialog(value=True) as dialog, ui.card():
-        ui.label(question)
-        with ui.row():
-            ui.button("cancel", on_click=lambda: dialog.submit(False)).props("flat")
-            ui.button(word, on_click=lambda: dialog.submit(True), color="negative")
-    answer = await dialog
-    dialog.delete()
-    return bool(answer)
+            text, failed = str(error), True
+        if self._table.client.has_socket_connection:  # it may have taken long, and the page be closed
+            ui.notify(text, type="negative" if failed else None)
+            await self.load()
 
 
 def row_of(letter: DeadLetter) -> Row:

@@ -1,9 +1,10 @@
-"""What the pages may ask, with an upper bound for each answer, and the two things that they may do."""
+"""What the pages may ask, with an upper bound for each answer, and the few things that they may do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from rsmq.clock import from_epoch_ms
@@ -14,14 +15,17 @@ from rsmq.errors import Malformed, RsmqError
 from rsmq.keys import Keys
 from rsmq.message import Message, Place
 from rsmq.observer import Observer
-from rsmq.persistence import Device, Devices
+from rsmq.partition import partition_for
+from rsmq.persistence import Device, Devices, Letter
 from rsmq.settings import Settings
 from rsmq.topic import Topic, Topics
 
 MOST_MESSAGES: Final = 25
 MOST_LETTERS: Final = 200
 MOST_SCANNED: Final = 20_000
+SCANNED: Final = 500
 MOST_DEVICES: Final = 100
+MOST_WAITING: Final = 10
 PREVIEW: Final = 200
 LONGEST: Final = 20_000
 """Characters of a payload that a page shows."""
@@ -61,12 +65,24 @@ class Desk:
             raise Refused(f"there is no topic {name!r}")
         return found
 
-    async def messages(self, topic: str, partition: int, before: str = "+") -> list[Entry]:
-        """The newest of a partition before an id, newest first, at most MOST_MESSAGES. Consumes nothing."""
-        end = before if before == "+" else f"({before}"
+    async def messages(self, topic: str, partition: int, before: str = "+", key: str = "") -> list[Entry]:
+        """The newest of a partition before an id, newest first, at most MOST_MESSAGES; of a key, if one is given, as
+        far as it is among the MOST_SCANNED newest. Consumes nothing."""
         stream = self._keys.stream((await self.topic(topic)).name, partition)
-        found = await self._client.execute_command("XREVRANGE", stream, end, "-", "COUNT", MOST_MESSAGES)
-        return [read_entry(Place(topic, partition, ""), entry_id, fields) for entry_id, fields in found]
+        place, entries = Place(topic, partition, ""), list[Entry]()
+        for _ in range(MOST_SCANNED // SCANNED if key else 1):
+            end = before if before == "+" else f"({before}"
+            count = SCANNED if key else MOST_MESSAGES
+            found = await self._client.execute_command("XREVRANGE", stream, end, "-", "COUNT", count)
+            entries += [each for row in found if (each := read_entry(place, *row)) and key in ("", each.key)]
+            if len(found) < count or len(entries) >= MOST_MESSAGES:
+                break
+            before = found[-1][0].decode()
+        return entries[:MOST_MESSAGES]
+
+    async def partition_of(self, topic: str, key: str) -> int:
+        """Where the messages of a key are."""
+        return partition_for(key, (await self.topic(topic)).partitions)
 
     async def dead_letters(self, topic: str, group: str, wanted: Selection) -> tuple[list[DeadLetter], bool]:
         """The oldest that are meant, at most MOST_LETTERS, and whether there may be more."""
@@ -98,6 +114,10 @@ class Desk:
         """One of them."""
         return await self._devices.find(client_id)
 
+    async def letters(self, client_id: str) -> list[Letter]:
+        """The oldest that wait in an inbox, at most MOST_WAITING."""
+        return await self._devices.peek(client_id, count=MOST_WAITING)
+
     # -- changes --------------------------------------------------------------------------------------------------
 
     async def replay(self, topic: str, group: str, ids: Sequence[str]) -> int:
@@ -105,15 +125,20 @@ class Desk:
         self._check_changes()
         return await self._letters.replay(await self.topic(topic), group, ids)
 
-    async def replay_selected(self, topic: str, group: str, wanted: Selection) -> int:
-        """All that are meant, also those that are not shown."""
+    async def replay_selected(self, topic: str, group: str, wanted: Selection, every: timedelta) -> int:
+        """All that are meant, also those that are not shown, at most one in `every`."""
         self._check_changes()
-        return await self._letters.replay_selected(await self.topic(topic), group, wanted)
+        return await self._letters.replay_selected(await self.topic(topic), group, wanted, every=every)
 
     async def purge(self, topic: str, group: str) -> int:
         """Delete all dead letters of a group for good."""
         self._check_changes()
         return await self._letters.purge(await self.topic(topic), group)
+
+    async def purge_device(self, client_id: str) -> int:
+        """Delete all that waits in an inbox for good."""
+        self._check_changes()
+        return await self._devices.purge(client_id)
 
     def _check_changes(self) -> None:
         """Whatever a page shows or does not show: here it is decided."""

@@ -113,6 +113,18 @@ def clicked(event: GenericEventArguments) -> str:
     return str(row.get("id", "")) if isinstance(row, dict) else ""
 
 
+async def confirmed(question: str, word: str) -> bool:
+    """Ask; anything but the word is no."""
+    with ui.dialog(value=True) as dialog, ui.card():
+        ui.label(question)
+        with ui.row():
+            ui.button("cancel", on_click=lambda: dialog.submit(False)).props("flat")
+            ui.button(word, on_click=lambda: dialog.submit(True), color="negative")
+    answer = await dialog
+    dialog.delete()
+    return bool(answer)
+
+
 def number(value: int | None) -> str:
     """Unknown is a question mark."""
     return "?" if value is None else f"{value:,}".replace(",", " ")

@@ -22,6 +22,7 @@ from rsmq.demo.flight import read_departures
 from rsmq.demo.screen import Picture, show_verdict
 from rsmq.demo.show import TOPIC, Plan, Show
 from rsmq.demo.verdict import Verdict
+from rsmq.override import Overrides
 from rsmq.settings import Settings
 
 PACE = 4000
@@ -47,8 +48,10 @@ def demo(
     with console.status("reading the flights"):
         departures = read_departures(None if everything else flights)
     plan = Plan(departures, 0 if everything else len(departures) / PACE, kill)
-    given = {} if url is None else {"url": url}
-    settings = Settings(**given, prefix=f"demo-{secrets.token_hex(4)}", partitions=partitions)
+    given: Overrides = {"prefix": f"demo-{secrets.token_hex(4)}", "partitions": partitions}
+    if url is not None:
+        given["url"] = url
+    settings = Settings(**given)
     directory = Path(tempfile.mkdtemp(prefix="rsmq-demo-"))
     verdict = anyio.run(perform, settings, plan, processes, directory, console, keep)
     show_verdict(console, verdict, str(directory / "workers.log"))

@@ -1,6 +1,6 @@
 -- PURPOSE  Become or stay the one who publishes the ticks of a schedule, or give that up.
 -- KEYS     1 schedules hash
--- ARGV     1 name of the schedule  2 owner  3 ttl_ms:int, 0 gives it up
+-- ARGV     1 name of the schedule  2 owner  3 ttl_ms:int, 0 gives it up  4 its rule, for who looks:json
 -- RETURNS  {'OK', last tick:ms, now:ms} or {'HELD', remaining_ms}
 -- WHY      So that one process a tick does the work. That a tick is published once does not depend on it: see
 --          publish_tick. A new schedule begins now. No lease is longer than its ttl, whatever the clock has done.
@@ -14,6 +14,7 @@ if ttl == 0 then
   return { 'OK', tonumber(found[3] or now), now }
 end
 if found[1] and found[1] ~= owner and left > 0 and left <= ttl then return { 'HELD', left } end
-redis.call('HSET', KEYS[1], 'owner|' .. name, owner, 'until|' .. name, string.format('%.0f', now + ttl))
+redis.call('HSET', KEYS[1], 'owner|' .. name, owner, 'until|' .. name, string.format('%.0f', now + ttl), 'rule|' .. name,
+  ARGV[4])
 if not found[3] then redis.call('HSET', KEYS[1], 'last|' .. name, string.format('%.0f', now)) end
 return { 'OK', tonumber(found[3] or now), now }

@@ -81,6 +81,6 @@ def of_consumer(consumer: Consumer) -> Iterator[Sample]:
     yield Sample(IN_HAND, place, consumer.queue.in_hand)
     yield Sample(SHELVED, place, consumer.queue.shelved)
     yield Sample(BUSY, place, len(started))
-    yield Sample(LIMIT, place, consumer.handler.concurrency)
+    yield Sample(LIMIT, place, consumer.most_calls)
     yield Sample(LONGEST, place, now - min(started, default=now))
     yield Sample(READ_AGE, place, now - min(turned, default=now))

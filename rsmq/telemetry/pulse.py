@@ -1,6 +1,6 @@
-"""The pulse of an event loop: how late it runs its timers, and, while it is blocked, what blocks it.
+"""The pulse of an event loop: how late it is, and, while it is blocked, what blocks it.
 
-A task ticks in the loop; a thread looks whether it did. Only when a tick is late does the thread look at the stack.
+A thread asks the loop a few times a second. Only when the answer is late does it look at the stack.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
@@ -19,13 +20,14 @@ import anyio
 import anyio.abc
 
 from rsmq.clock import monotonic
+from rsmq.heartbeat.vitals import Vitals
 from rsmq.telemetry.histogram import Histogram
 
 log = logging.getLogger("rsmq.pulse")
 
 TICK: Final = 0.25
 LATE: Final = 1.0
-"""Seconds after which a tick that is missing counts as a block, is logged and makes a worker unready."""
+"""Seconds after which an answer that is missing counts as a block, is logged and makes a worker unready."""
 DEEPEST: Final = 60
 LOOP_FRAMES: Final = ("_run", "_run_once", "run_forever", "run_until_complete", "_run_coro")
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -45,7 +47,7 @@ Blame = Callable[["asyncio.Task[object] | None", list[FrameType]], str]
 
 
 class Pulse:
-    """Ticks, and watches the ticks. `late` is right also while the loop is blocked, from any thread.
+    """Asks, and watches the answers. `late` is right also while the loop is blocked, from any thread.
 
     Code that holds the interpreter lock for long stops the thread, too: nothing in this process can see that.
     """
@@ -53,15 +55,15 @@ class Pulse:
     def __init__(self, blame: Blame) -> None:
         self.lag = Histogram(BOUNDS)
         self._blame = blame
-        self._ticked = monotonic()
+        self._vitals = Vitals(self.lag.observe)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
         self._ending = threading.Event()
 
     @property
     def late(self) -> float:
-        """Seconds since the next tick was due; 0 if it is not due yet."""
-        return max(0.0, monotonic() - self._ticked - TICK)
+        """Seconds for which the loop has not answered; 0 if it is not asked just now."""
+        return self._vitals.waited(monotonic())
 
     def look(self) -> Block | None:
         """What blocks the loop now; None while nothing does."""
@@ -69,25 +71,24 @@ class Pulse:
         return self._look(late) if late >= LATE else None
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Tick until cancelled."""
+        """Ask until cancelled."""
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
-        self._ticked = monotonic()
+        self._vitals = Vitals(self.lag.observe)
         self._ending.clear()
-        watcher = threading.Thread(target=self._watch, name="rsmq-pulse", daemon=True)
+        watcher = threading.Thread(target=self._watch, args=(self._loop,), name="rsmq-pulse", daemon=True)
         watcher.start()
         task_status.started()
         try:
-            while True:
-                await asyncio.sleep(TICK)
-                self.lag.observe(self.late)
-                self._ticked = monotonic()
+            await anyio.sleep_forever()
         finally:
             self._ending.set()
             watcher.join(1)
 
-    def _watch(self) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         longest = 0.0
         while not self._ending.wait(TICK):
+            with suppress(RuntimeError):  # closed meanwhile
+                self._vitals.ask(loop, monotonic())
             block = self.look()
             if block is not None:
                 if not longest:

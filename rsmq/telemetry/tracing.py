@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from rsmq.broker import Broker
 from rsmq.connect import Client
 from rsmq.errors import ConfigError
-from rsmq.handler import Call
+from rsmq.handler import Call, Wrapping, plain_call
 from rsmq.inspector import installed
 from rsmq.keys import Keys
 from rsmq.message import Message
@@ -85,10 +85,14 @@ class Choice:
         """Whether a publish gets a span."""
         if self.is_all:
             return True
-        if not context.get_current():
+        if not get_current():
             return random() < self.share
         here = get_current_span().get_span_context()
         return here.trace_flags.sampled if here.is_valid else random() < self.share
+
+
+untraced: Final = Producer.publish
+get_current: Final = context.get_current
 
 
 class TracedProducer(Producer):
@@ -106,6 +110,7 @@ class TracedProducer(Producer):
     ) -> None:
         super().__init__(client, keys, settings, topics)
         self._choice, self._tracer, self._carriage = choice, tracer, carriage
+        self._share = choice.share
 
     def publish(
         self,
@@ -120,7 +125,13 @@ class TracedProducer(Producer):
         wait_replicas: int = 0,
     ) -> Coroutine[Any, Any, str]:
         """As without traces. All is written out, and nothing awaited: what is not chosen must cost nothing."""
-        chosen = self._publish if self._choice.of_publish() else super().publish
+        if random() >= self._share and not get_current():
+            return untraced(
+                self, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
+                wait_replicas=wait_replicas,
+            )  # fmt: skip
+        is_chosen = not get_current() or self._choice.of_publish()  # outside of any span the die is cast
+        chosen = self._publish if is_chosen else super().publish
         return chosen(
             topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
             wait_replicas=wait_replicas,
@@ -193,7 +204,7 @@ class Published:
         self._span.end()
 
 
-class TracedHandling:
+class TracedHandling(Wrapping):
     """The middleware: a span around every handler call.
 
     One message: a child of its publisher's span, so that a trace runs through; each attempt is a span of its own. What
@@ -205,15 +216,24 @@ class TracedHandling:
         self._choice, self._tracer, self._carriage = choice, tracer, carriage
         self._known: dict[tuple[str, str, int], tuple[str, dict[str, str]]] = {}
 
-    def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
-        """Handle inside of a span."""
-        if isinstance(work, Message):
-            headers = work.headers
-            return call_next(work) if not headers and not self._choice.is_all else self._one(work, headers, call_next)
-        return self._batch(work, call_next)
+    def wrap(self, call_next: Call) -> Call:
+        """Handle inside of a span. What carries no context is left to the next call, unless all is traced."""
 
-    async def _one(self, work: Message, headers: Headers, call_next: Call) -> Any:
-        parent, origin = self._carriage.extract(headers)
+        def call_all(work: Any) -> Awaitable[Any]:
+            return self._one(work, call_next) if isinstance(work, Message) else self._batch(work, call_next)
+
+        def call(work: Any) -> Awaitable[Any]:
+            if type(work) is Message and work.is_plain:
+                return call_next(work)
+            return call_all(work)
+
+        if self._choice.is_all:
+            return call_all
+        call.plain = plain_call(call_next)  # type: ignore[attr-defined]
+        return call
+
+    async def _one(self, work: Message, call_next: Call) -> Any:
+        parent, origin = self._carriage.extract(work.headers)
         if not origin.is_valid and not self._choice.is_all:
             return await call_next(work)
         if origin.is_valid and not origin.trace_flags.sampled:
@@ -252,9 +272,8 @@ class TracedHandling:
         """To the span that published each message, each span once."""
         found: dict[int, Link] = {}
         for message in batch:
-            headers = message.headers
-            if headers:
-                _, origin = self._carriage.extract(headers)
+            if not message.is_plain:
+                _, origin = self._carriage.extract(message.headers)
                 if origin.is_valid and len(found) < MOST_LINKS:
                     found.setdefault(origin.span_id, Link(origin))
         return list(found.values())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.curve import write_page
 from bench.peers import report
+from bench.telemetry import write
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -24,3 +25,11 @@ def test_the_page_of_growth(tmp_path: Path) -> None:
     told = json.loads((DOCS / "growth.json").read_text())
     write_page(told["curves"], told["facts"], tmp_path / "growth.md")
     assert (tmp_path / "growth.md").read_text() == (DOCS / "growth.md").read_text()
+
+
+def test_the_page_of_telemetry(tmp_path: Path) -> None:
+    """Its table comes from docs/telemetry.json: `python -m bench.telemetry --write` writes both."""
+    shutil.copy(DOCS / "telemetry.md", tmp_path)
+    write(json.loads((DOCS / "telemetry.json").read_text()), tmp_path)
+    for name in ("telemetry.md", "telemetry.json"):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,9 @@ class Cli:
 class Running:
     """A command that goes on. Its output, both streams together, is collected line by line."""
 
-    def __init__(self, cli: Cli, *args: str) -> None:
+    def __init__(self, cli: Cli, *args: str, before: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rsmq", *args], cwd=cli.directory, env=cli.environment, text=True,
+            [*before, sys.executable, "-m", "rsmq", *args], cwd=cli.directory, env=cli.environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self.lines: list[str] = []
@@ -128,8 +128,8 @@ def start(cli: Cli) -> Iterator[Callable[..., Running]]:
     """Start a command that goes on; it is gone after the test."""
     running: list[Running] = []
 
-    def launch(*args: str) -> Running:
-        running.append(Running(cli, *args))
+    def launch(*args: str, before: Sequence[str] = ()) -> Running:
+        running.append(Running(cli, *args, before=before))
         return running[-1]
 
     yield launch

@@ -119,6 +119,11 @@ def test_a_dead_letter_is_replayed_by_clicking(
     row(page, "billing").get_by_role("link", name="billing").click()
     expect(page.get_by_text("2 dead letters", exact=True)).to_be_visible()
     picture("dead-letters")
+    page.get_by_label("died before (UTC)").fill("2020-01-01T00:00:00")
+    page.get_by_role("button", name="show").click()
+    expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
+    page.get_by_label("died before (UTC)").fill("")
+    page.get_by_label("died since (UTC)").fill("2020-01-01T00:00:00")
     page.get_by_label("error contains").fill("ONERROR")
     page.get_by_role("button", name="show").click()
     expect(page.get_by_text("1 dead letters", exact=True)).to_be_visible()
@@ -131,6 +136,25 @@ def test_a_dead_letter_is_replayed_by_clicking(
     worker.expect("billed at last")
     (left,) = scene.json("dlq", "list", "orders", "billing")
     assert left["key"] == "k-2"
+
+
+def test_a_selection_is_replayed_at_a_rate(
+    place: str, page: Page, scene: Cli, feed: Callable[..., None], worker: Running
+) -> None:
+    """Those of a key, not faster than was typed; the question says so."""
+    (scene.directory / "mended").unlink(missing_ok=True)
+    scene.ok("dlq", "purge", "orders", "billing", "--yes")
+    feed("orders", [json.dumps({"bad": "slow"})] * 2, key="paced")
+    wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 2, "they are dead")
+    (scene.directory / "mended").touch()
+    page.goto(f"{place}dead-letters/orders/billing")
+    page.get_by_label("key").fill("paced")
+    page.get_by_label("replay at most a second").fill("20")
+    page.get_by_role("button", name="replay all of these").click()
+    expect(page.get_by_text("at most 20 a second")).to_be_visible()
+    page.get_by_role("button", name="replay", exact=True).click()
+    expect(page.get_by_text("replayed 2")).to_be_visible()
+    assert scene.json("dlq", "list", "orders", "billing") == []
 
 
 def test_a_purge_is_confirmed(place: str, page: Page, scene: Cli, feed: Callable[..., None]) -> None:
@@ -160,8 +184,39 @@ def test_devices(place: str, page: Page, scene: Cli, picture: Picture) -> None:
     page.get_by_label("device id").fill("phone-1")
     page.get_by_role("button", name="show").click()
     expect(page.get_by_text("1 devices", exact=True)).to_be_visible()
+    row(page, "phone-1").click()
+    expect(page.locator("[data-payload]")).to_have_text("hello")
     assert page.evaluate("window.hacked") is None
     picture("devices")
+    page.get_by_role("button", name="purge the inbox").click()
+    page.get_by_role("button", name="cancel").click()
+    expect(page.get_by_role("button", name="cancel")).to_be_hidden()
+    assert scene.json("device", "show", "phone-1")["backlog"] == 1
+    row(page, "phone-1").click()
+    page.get_by_role("button", name="purge the inbox").click()
+    expect(page.get_by_text("all letters that wait for device 'phone-1' for good")).to_be_visible()
+    page.get_by_role("button", name="delete", exact=True).click()
+    expect(row(page, "phone-1")).to_contain_text("0")
+    expect(page.get_by_text("deleted 1")).to_be_visible()
+    assert scene.json("device", "show", "phone-1")["backlog"] == 0
+
+
+def test_messages_of_a_key_and_before_a_time(place: str, page: Page, scene: Cli) -> None:
+    """A key leads to its partition and to what it has there; a time leads to what was stored before it."""
+    scene.ok("topic", "set", "keyed", "--partitions", "4")
+    scene.ok("publish", "keyed", "-", "--key", "c-42", stdin="mine\n")
+    scene.ok("publish", "keyed", "-", "--key", "other", stdin="theirs\n" * 3)
+    page.goto(f"{place}messages/keyed")
+    page.get_by_label("key").fill("c-42")
+    page.get_by_role("button", name="show").click()
+    expect(row(page, "mine")).to_be_visible()
+    expect(page.locator("tbody tr", has_text="theirs")).to_have_count(0)
+    page.get_by_label("stored before (UTC)").fill("2020-01-01T00:00:00")
+    page.get_by_role("button", name="show").click()
+    expect(page.get_by_text("No data available")).to_be_visible()
+    page.get_by_label("stored before (UTC)").fill("2999-01-01T00:00:00")
+    page.get_by_role("button", name="show").click()
+    expect(row(page, "mine")).to_be_visible()
 
 
 def test_what_does_not_exist(place: str, page: Page) -> None:

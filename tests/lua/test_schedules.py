@@ -9,11 +9,12 @@ from rsmq.keys import Keys
 from rsmq.script import LEAD_SCHEDULE, OK, PUBLISH_TICK
 
 TTL = 6000
+RULE = '{"every_ms":1000}'
 
 
 async def lead(client: Client, keys: Keys, owner: str, ttl: int = TTL) -> Any:
     """Of schedule `clock`."""
-    return await LEAD_SCHEDULE(client, (keys.every("t", 0),), ("clock", owner, ttl))
+    return await LEAD_SCHEDULE(client, (keys.every("t", 0),), ("clock", owner, ttl, RULE))
 
 
 async def publish(client: Client, keys: Keys, tick: int, *fields: str, limit: int = 0, on_full: str = "reject") -> Any:
@@ -42,6 +43,7 @@ async def test_a_new_schedule_begins_now(client: Client, keys: Keys) -> None:
     assert again[:2] == [OK, last]
     found = await state(client, keys)
     assert (found[b"owner|clock"], int(found[b"last|clock"])) == (b"a", last)
+    assert found[b"rule|clock"].decode() == RULE
     assert TTL - 1000 < int(found[b"until|clock"]) - now <= TTL + 1000
 
 

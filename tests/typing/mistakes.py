@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rsmq import Broker, Rate
+from rsmq import Broker, Rate, Settings
 
 broker = Broker()
 broker.handler("orders", group="g", ordering="random")  # type: ignore[arg-type]  # there is no such order
@@ -17,3 +17,6 @@ broker.every(3600, "ticks")  # type: ignore[arg-type]  # a bare number is no tim
 broker.publish_sync("orders", {}, delay=5)  # type: ignore[arg-type]  # a bare number is no time
 broker.publish_sync("orders", {}, kye="k")  # type: ignore[call-arg]  # there is no such option
 Rate(1, per=timedelta(seconds=1), over="all")  # type: ignore[arg-type]  # over the group, or each member
+Broker(lease_tll="PT6S")  # type: ignore[call-arg]  # there is no such setting
+Broker(lease_ttl=6)  # type: ignore[arg-type]  # a bare number is no time
+Settings(partitions="8", on_full="drop")  # type: ignore[arg-type]  # a count is a number; full topics refuse or trim
