@@ -27,6 +27,7 @@ from rsmq.pipeline.store import Ends, Store
 from rsmq.pipeline.survey import as_numbers
 
 REPLAYS: Final = "_rsmq/replays"
+IDENTITY: Final = ["topic", "partition", "offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,12 @@ class Replay:
         """Count what would be replayed. Changes nothing. Raises RsmqError."""
         with spoken():
             is_begun = self._store.folder.exists(self._record)
-            rows = self._rows(self._upto())
             size = F.length("value") + F.coalesce(F.length("key"), F.lit(0))
-            found = rows.groupBy("topic").agg(
-                F.count("*"), F.sum(size), F.approx_count_distinct("key"), F.min("id_ms"), F.max("id_ms")
+            rows = self._rows(self._upto()).select(*IDENTITY, "id_ms", "key", size.alias("size"))
+            found = (
+                self._once(rows)
+                .groupBy("topic")
+                .agg(F.count("*"), F.sum("size"), F.approx_count_distinct("key"), F.min("id_ms"), F.max("id_ms"))
             )
             shares = [
                 Share(topic, count, weight, keys, moment(first), moment(last))
@@ -130,7 +133,7 @@ class Replay:
             upto = self._upto()
             folder.write(self._record, json.dumps({"filters": self._order.filters, "upto": upto}))
             if plan.messages:
-                self._write(self._rows(upto), upto)
+                self._write(self._once(self._rows(upto)), upto)
             folder.write(self._finished, json.dumps({"messages": plan.messages}))
 
     def _upto(self) -> Ends:
@@ -145,11 +148,11 @@ class Replay:
         return upto
 
     def _rows(self, upto: Ends) -> DataFrame:
-        """The messages of the job, each once."""
+        """The messages of the job, each as often as it is in the archive."""
         order = self._order
         days = [None if moment is None else moment.astimezone(UTC).date() for moment in (order.since, order.until)]
         parts = self._store.parts(self._topics(), *days)
-        rows = self._store.read(parts).where(is_within(upto)).dropDuplicates(["topic", "partition", "offset"])
+        rows = self._store.read(parts).where(is_within(upto))
         if order.since is not None:
             rows = rows.where(F.col("id_ms") >= round(order.since.timestamp() * 1000))
         if order.until is not None:
@@ -157,6 +160,11 @@ class Replay:
         if order.keys:
             rows = rows.where(F.col("key").isin([bytearray(key.encode()) for key in order.keys]))
         return rows if order.where is None else filtered(rows, order.where)
+
+    def _once(self, rows: DataFrame) -> DataFrame:
+        """Each message once. What a single query has archived is there once: only then nothing has to be compared."""
+        is_shared = any(self._store.writers(topic) > 1 for topic in self._order.topics)
+        return rows.dropDuplicates(IDENTITY) if is_shared else rows
 
     def _topics(self) -> list[str]:
         known = self._store.topics()

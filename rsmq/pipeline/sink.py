@@ -123,6 +123,8 @@ class Sink(ABC):
         origins: list[int | None] = (
             batch.column("partition").to_pylist() if "partition" in batch.schema.names else [None] * count
         )
+        if keys is None and all(origin is not None and 0 <= origin < partitions for origin in {*origins}):
+            return origins  # type: ignore[return-value]  # none of them is None
         rows = zip(keys or [None] * count, ids or [None] * count, origins, self._turns(batch), strict=True)
         return [choose(key, message_id, origin, turn, partitions) for key, message_id, origin, turn in rows]
 
