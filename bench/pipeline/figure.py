@@ -95,9 +95,15 @@ def show(figures: Sequence[Figure], count: int) -> None:
 def keep(figures: Sequence[Figure], count: int, folder: Path) -> None:
     """The JSON, and the page that it makes."""
     facts: dict[str, Any] = {
-        "day": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine(), "python": platform.python_version(), "pyspark": version("pyspark"),
-        "redis": version("redis"), "messages": count, "partitions": PARTITIONS, "pipeline": PIPELINE,
-    }  # fmt: skip
+        "day": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": machine(),
+        "python": platform.python_version(),
+        "pyspark": version("pyspark"),
+        "redis": version("redis"),
+        "messages": count,
+        "partitions": PARTITIONS,
+        "pipeline": PIPELINE,
+    }
     told = {"facts": facts, "figures": [asdict(figure) for figure in figures]}
     (folder / "pipeline-benchmarks.json").write_text(json.dumps(told, indent=1) + "\n")
     write_page(folder)
