@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -183,32 +180,14 @@ class Replay:
             .repartitionById(tasks, (number % tasks).cast("int"))
             .sortWithinPartitions("id_ms", "id_seq", "topic", "partition")
         )
-        if self._order.rate is not None:
-            ordered = ordered.mapInArrow(Throttle(self._order.rate / tasks), ordered.schema)
+        pace = {} if self._order.rate is None else {"ratePerTask": f"{self._order.rate / tasks:.9f}"}
         (
             ordered.write.format("rsmq")
-            .options(**self._connection)
+            .options(**self._connection, **pace)
             .options(topic=self._order.target, idempotence="marker", jobId=self._order.name)
             .mode("append")
             .save()
         )
-
-
-class Throttle:
-    """Lets rows through at a rate, per second and task."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        size = max(1, min(500, round(self._rate / 4)))  # about four times a second
-        due = time.monotonic()
-        for batch in batches:
-            for at in range(0, batch.num_rows, size):
-                part = batch.slice(at, size)
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = max(due, time.monotonic() - 1) + part.num_rows / self._rate
-                yield part
 
 
 def is_within(upto: Ends) -> Column:
