@@ -15,7 +15,7 @@ from rsmq.keys import Keys
 from rsmq.settings import Settings
 from tests.servers import Server
 
-TOGETHER = {"tests/pipeline": "spark", "tests/cluster/test_pipeline.py": "spark", "tests/cluster": "cluster"}
+TOGETHER = {"tests/pipeline": "spark", "tests/cluster": "cluster"}
 """Where one expensive fixture serves many files: these stay in one process when the tests run in several."""
 
 

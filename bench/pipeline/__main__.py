@@ -1,4 +1,4 @@
-"""`python -m bench.pipeline [--count N] [--only WORD] [--json] [--docs FOLDER]`: measure, show, and write the page."""
+"""`python -m bench.pipeline [--count N] [--only WORD] [--json] [--docs FOLDER]`: measure, show, write the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.pipeline.figure import WARM, Figure, keep, measure, show
+from bench.pipeline.figure import WARM, Figure, keep, measure, show, write_page
 from bench.pipeline.work import Work
 from bench.server import server
 from rsmq.pipeline.session import open_session
@@ -37,6 +37,7 @@ def lines(work: Work, count: int) -> list[Line]:
         ("read: Arrow, discarded", lambda n: work.discard(topic[n]), PLAIN, 0),
         ("read: archive", lambda n: work.archive(topic[n], n), PLAIN, 0),
         (PIPED, work.pipelined, "", 0),
+        ("write: redis-py pipeline in foreachPartition", work.by_hand, PIPED, 0),
         ("write: none", lambda n: work.sink(n, "none"), PIPED, 0),
         ("write: id", lambda n: work.sink(n, "id"), PIPED, 0),
         ("write: marker", lambda n: work.sink(n, "marker"), PIPED, 170_000),
@@ -72,7 +73,11 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="WORD", help="only lines with this word; writes no page")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its JSON go")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page of the JSON again")
     options = parser.parse_args()
+    if options.page:
+        write_page(options.docs)
+        return
     folder = Path(tempfile.mkdtemp(prefix="rsmq-bench-"))
     try:
         with server() as url:

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -16,16 +17,18 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.pipeline.meter import Meter
-from bench.pipeline.work import PARTITIONS
 
+PARTITIONS: Final = 8
+PIPELINE: Final = 100
+"""XADDs in a pipeline of the bare client."""
 WARM: Final = 2
 """The part of all messages before each measurement: the JVM then has compiled most of what it will."""
 COLUMNS: Final = ("", "messages/s", "per CPU second", "of it in the JVM", "× base", "goal")
 PAGE: Final = """# What the pipeline costs
 
-Measured with `python -m bench.pipeline` on {machine}, Python {python}, pyspark {pyspark}: {count:,} messages of
-176 bytes in {partitions} partitions, the server with its append-only file (everysec) on the same machine. This page is
-generated.
+Measured with `python -m bench.pipeline` on {day}: {machine}, Python {python}, pyspark {pyspark}, redis-py {redis};
+{messages:,} messages of 176 bytes in {partitions} partitions, the server with its append-only file (everysec) on the
+same machine. This page is generated.
 
 Messages per CPU second of everything on the client's side: driver, JVM and Python workers; the server's work is not in
 it. Each line is preceded by the same with half of the messages, so that what has to be started and compiled mostly is.
@@ -33,9 +36,10 @@ it. Each line is preceded by the same with half of the messages, so that what ha
 
 {table}
 
-`archive` and `replay` are the whole commands, without Spark's own start: `replay` counts first, then reads the archive,
-sorts it and publishes each message once. The plain ways write no headers, keep no offsets, and repeat nothing that
-fails.
+`{plain}` and `{piped}` are the bare libraries in one process: they write no headers, keep no offsets, and repeat
+nothing that fails. A pipeline holds {pipeline} XADDs; in `foreachPartition` Spark's tasks make the same pipelines of
+their rows, as one would write it by hand. `archive` and `replay` are the whole commands, without Spark's own start:
+`replay` counts first, then reads the archive, sorts it and publishes each message once.
 """
 
 
@@ -89,15 +93,30 @@ def show(figures: Sequence[Figure], count: int) -> None:
 
 
 def keep(figures: Sequence[Figure], count: int, folder: Path) -> None:
-    """The page and the JSON beside it."""
-    facts: dict[str, Any] = {"machine": machine(), "python": platform.python_version(), "pyspark": version("pyspark")}
-    told = {"facts": facts | {"messages": count}, "figures": [asdict(figure) for figure in figures]}
+    """The JSON, and the page that it makes."""
+    facts: dict[str, Any] = {
+        "day": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": machine(),
+        "python": platform.python_version(),
+        "pyspark": version("pyspark"),
+        "redis": version("redis"),
+        "messages": count,
+        "partitions": PARTITIONS,
+        "pipeline": PIPELINE,
+    }
+    told = {"facts": facts, "figures": [asdict(figure) for figure in figures]}
     (folder / "pipeline-benchmarks.json").write_text(json.dumps(told, indent=1) + "\n")
+    write_page(folder)
+
+
+def write_page(folder: Path) -> None:
+    """The page of the JSON beside it."""
+    told = json.loads((folder / "pipeline-benchmarks.json").read_text())
+    figures = [Figure(**each) for each in told["figures"]]
     lines = [COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)), *rows(figures)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     plain, piped = (next((f.base for f in figures if f.title.startswith(kind) and f.base), "") for kind in ("r", "w"))
-    page = PAGE.format(**facts, count=count, partitions=PARTITIONS, table=table, plain=plain, piped=piped)
-    (folder / "pipeline-benchmarks.md").write_text(page)
+    (folder / "pipeline-benchmarks.md").write_text(PAGE.format(**told["facts"], table=table, plain=plain, piped=piped))
 
 
 def machine() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from bench.pipeline.figure import PARTITIONS, PIPELINE
 from rsmq.keys import Keys
 from rsmq.pipeline.archive import Order as ArchiveOrder
 from rsmq.pipeline.archive import archive
@@ -22,7 +24,6 @@ from rsmq.pipeline.replay import Replay
 from rsmq.pipeline.source import RsmqSource
 
 KEYS: Final = Keys("bench")
-PARTITIONS: Final = 8
 LETTERS_EACH: Final = 10
 PAYLOAD: Final = "x" * 140
 
@@ -141,15 +142,24 @@ class Work:
         self.write(letters, target="inbox")
 
     def pipelined(self, count: int) -> None:
-        """The bare client: XADD in pipelines of 100."""
+        """The bare client: XADD in pipelines."""
         self.client.flushall()
         self.make("target")
-        for start in range(0, count, 100):
-            with self.client.pipeline(transaction=False) as pipe:
-                for number in range(start, start + 100):
-                    fields = {"data": f'{{"n":{number},"x":"{PAYLOAD}"}}', "id": f"m{number}"}
-                    pipe.xadd(KEYS.stream("target", number % PARTITIONS), fields)
-                pipe.execute()
+        rows = ((f'{{"n":{number},"x":"{PAYLOAD}"}}', f"m{number}", number % PARTITIONS) for number in range(count))
+        pipe_rows(self.client, rows)
+        self.check("target", count)
+
+    def by_hand(self, count: int) -> None:
+        """The same from Spark's tasks."""
+        self.client.flushall()
+        self.make("target")
+        url = self.url
+
+        def put(rows: Iterator[Any]) -> None:
+            with redis.Redis.from_url(url, protocol=2) as client:
+                pipe_rows(client, rows)
+
+        self.messages(count).select("value", "id", "partition").foreachPartition(put)
         self.check("target", count)
 
     def replay(self, topic: str, count: int) -> None:
@@ -161,6 +171,15 @@ class Work:
         job = Replay(self.spark, order, {"url": self.url, "prefix": KEYS.prefix})
         job.run(job.plan())
         self.check("target", count)
+
+
+def pipe_rows(client: Any, rows: Iterator[Any]) -> None:
+    """Rows of (value, id, partition) into the topic `target`."""
+    while some := list(islice(rows, PIPELINE)):
+        with client.pipeline(transaction=False) as pipe:
+            for value, message_id, partition in some:
+                pipe.xadd(KEYS.stream("target", partition), {"data": value, "id": message_id})
+            pipe.execute()
 
 
 def expect(found: int, count: int) -> None:

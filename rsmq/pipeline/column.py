@@ -8,7 +8,7 @@ content `type`. Whatever else an entry holds (it is malformed, or meant for one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,6 +64,16 @@ Rest = tuple[list[Header] | None, bytes | None, bytes | None]
 """Headers, message id and content type."""
 
 
+class Split(NamedTuple):
+    """Entries by part, a value an entry; None where no entry has any."""
+
+    keys: Sequence[bytes | None] | None
+    values: Sequence[bytes | None]
+    headers: Sequence[list[Header] | None] | None = None
+    ids: Sequence[bytes | None] | None = None
+    types: Sequence[bytes | None] | None = None
+
+
 class Columns:
     """Turns replies about one stream into batches, with the schema that Spark expects, type by type."""
 
@@ -74,12 +84,12 @@ class Columns:
     def batch(self, entries: list[Entry]) -> pa.RecordBatch:
         """One row an entry, in order."""
         count = len(entries)
-        keys, values, rest = split_entries(entries, with_rest=self._include_headers)
+        found = split_entries([fields for _, fields in entries], with_rest=self._include_headers)
         offsets = binaries([entry_id for entry_id, _ in entries], pa.string())
         ms, seq = numbers(offsets)
         columns = [
-            binaries(keys, pa.binary()),
-            binaries(values, pa.binary()),
+            present(found.keys, count, pa.binary()),
+            binaries(found.values, pa.binary()),
             repeated(self._topic, count, pa.string()),
             repeated(self._partition, count, pa.int32()),
             offsets,
@@ -88,23 +98,42 @@ class Columns:
             moments(ms),
         ]
         if self._include_headers:
-            headers, ids, types = zip(*rest, strict=True)
             columns += [
-                headers_array(headers, self._schema.field("headers").type),
-                binaries(ids, pa.string()),
-                binaries(types, pa.string()),
+                headers_array(found.headers, count, self._schema.field("headers").type),
+                present(found.ids, count, pa.string()),
+                present(found.types, count, pa.string()),
             ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def split_entries(
-    entries: list[Entry], *, with_rest: bool
-) -> tuple[list[bytes | None], list[bytes | None], list[Rest]]:
-    """Key, value and (if wanted) the rest of each entry."""
+def split_entries(rows: Sequence[list[bytes]], *, with_rest: bool) -> Split:
+    """Key, value and (if wanted) the rest of entries, given by their fields."""
+    return split_plain(rows, with_rest=with_rest) or split_any(rows, with_rest=with_rest)
+
+
+def split_plain(rows: Sequence[list[bytes]], *, with_rest: bool) -> Split | None:
+    """The same by slices, where all entries have one layout of our own publisher's: data, id and perhaps key."""
+    has_keys = len(rows[0]) == 6
+    is_plain = (
+        {*map(len, rows)} == {6 if has_keys else 4}
+        and {fields[0] for fields in rows} == {b"data"}
+        and {fields[2] for fields in rows} == {b"id"}
+        and (not has_keys or {fields[4] for fields in rows} == {b"key"})
+    )
+    if not is_plain:
+        return None
+    values, keys = [fields[1] for fields in rows], [fields[5] for fields in rows] if has_keys else None
+    if not with_rest:
+        return Split(keys, values)
+    ids = [fields[3] for fields in rows]
+    return Split(keys, values, ids=ids) if b"".join(ids).isascii() else None
+
+
+def split_any(rows: Sequence[list[bytes]], *, with_rest: bool) -> Split:
+    """The same entry by entry, for whatever else a stream holds."""
     keys, values, rest = list[bytes | None](), list[bytes | None](), list[Rest]()
-    for _, fields in entries:
+    for fields in rows:
         size = len(fields)
-        # our own publisher's layouts need no dict: data, id and perhaps key, in this order
         is_plain = size in (4, 6) and fields[0] == b"data" and fields[2] == b"id"
         if is_plain and (size == 4 or fields[4] == b"key"):
             values.append(fields[1])
@@ -117,7 +146,7 @@ def split_entries(
             keys.append(found.get(b"key"))
             if with_rest:
                 rest.append(read_rest(fields))
-    return keys, values, rest
+    return Split(keys, values, *zip(*rest, strict=True)) if with_rest else Split(keys, values)
 
 
 def read_rest(fields: list[bytes]) -> Rest:
@@ -151,10 +180,15 @@ def text_of(found: dict[bytes, bytes], name: bytes) -> bytes | None:
     return text
 
 
-def headers_array(rows: Sequence[list[Header] | None], kind: pa.DataType) -> pa.Array:
+def present(values: Sequence[bytes | None] | None, count: int, kind: pa.DataType) -> pa.Array:
+    """A column of bytes or text, or of as many nulls."""
+    return pa.nulls(count, kind) if values is None else binaries(values, kind)
+
+
+def headers_array(rows: Sequence[list[Header] | None] | None, count: int, kind: pa.DataType) -> pa.Array:
     """An array of lists of (key, value), null where a message has none."""
-    if not any(rows):
-        return pa.nulls(len(rows), kind)
+    if rows is None or not any(rows):
+        return pa.nulls(count, kind)
     flat = [header for row in rows if row for header in row]
     struct = pa.StructArray.from_arrays(
         [binaries([key.encode() for key, _ in flat], pa.string()), binaries([value for _, value in flat], pa.binary())],

@@ -71,6 +71,15 @@ class Given:
             raise ConfigError(f"{name}={text!r} is not possible: use a whole number from 1")
         return int(text)
 
+    def rate(self, name: str) -> float | None:
+        """A number above 0."""
+        text = self.text(name)
+        if text is None:
+            return None
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or float(text) == 0:
+            raise ConfigError(f"{name}={text!r} is not possible: use messages a second, such as 100 or 0.5")
+        return float(text)
+
     def flag(self, name: str, default: bool) -> bool:
         """`true` or `false`."""
         text = self.text(name)

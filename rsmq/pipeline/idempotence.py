@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rsmq.clock import to_ms
 from rsmq.errors import ConfigError
 from rsmq.pipeline.link import Link
 from rsmq.pipeline.option import WriteOptions
-from rsmq.pipeline.row import numbers, parts
+from rsmq.pipeline.row import numbers, parts, positions
 from rsmq.pipeline.sink import Append, Batch, Sink, Texts
 from rsmq.script import PUBLISH_MARKED, PUBLISH_UNSEEN, RESTORE_MESSAGES, Value
 from rsmq.topic import Topic
@@ -70,17 +70,17 @@ class Mark(Sink):
 
     def _positions(self, topic: str, source: str, rows: pa.RecordBatch) -> list[str]:
         """Where each row comes from, as text of fixed width. Raises ConfigError unless they rise."""
-        ms, seq = numbers(rows, "id_ms"), numbers(rows, "id_seq")
-        positions = [f"{one:020d}-{other:020d}" for one, other in zip(ms, seq, strict=True)]
+        column = positions(rows)
+        found: list[str] = column.to_pylist()
         before = self._latest.get((topic, source), "")
-        if positions[0] <= before or any(one >= other for one, other in pairwise(positions)):
+        if found[0] <= before or not pc.all(pc.less(column[:-1], column[1:])).as_py():
             raise ConfigError(
                 f"idempotence=marker: the rows {f'of {source} ' if source else ''}are out of order. Bring each source "
                 f"into one task, .repartition('topic', 'partition'), and sort it there, "
                 f".sortWithinPartitions('topic', 'partition', 'id_ms', 'id_seq')"
             )
-        self._latest[topic, source] = positions[-1]
-        return positions
+        self._latest[topic, source] = found[-1]
+        return found
 
     def _turns(self, batch: pa.RecordBatch) -> Iterable[int]:
         """By position: a row that comes again goes where its mark is."""

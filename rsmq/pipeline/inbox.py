@@ -22,7 +22,7 @@ from rsmq.message import JSON
 from rsmq.persistence.letter import seal
 from rsmq.pipeline.link import Link
 from rsmq.pipeline.option import WriteOptions
-from rsmq.pipeline.row import headers_of, numbers, pairs, texts
+from rsmq.pipeline.row import headers_of, pairs, positions, texts
 from rsmq.pipeline.sink import Written
 from rsmq.script import ADD_LETTERS, Value
 
@@ -112,8 +112,7 @@ class Inbox:
             start = self._count
             self._count += len(devices)
             return [f"{number:016d}" for number in range(start, self._count)]
-        ms, seq = numbers(batch, "id_ms"), numbers(batch, "id_seq")
-        found = [f"{one:020d}-{other:020d}" for one, other in zip(ms, seq, strict=True)]
+        found: list[str] = positions(batch).to_pylist()
         for place in zip(devices, found, strict=True):
             if place <= self._last:
                 raise ConfigError(

@@ -28,7 +28,7 @@ READ: Final = (
     *ACCESS, "subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders", "fetchSize",
 )  # fmt: skip
-WRITE: Final = (*ACCESS, "topic", "target", "idempotence", "jobId", "dedupeWindow", "expiry")
+WRITE: Final = (*ACCESS, "topic", "target", "idempotence", "jobId", "dedupeWindow", "expiry", "ratePerTask")
 OF_SPARK: Final = ("checkpointlocation", "queryname", "outputmode")
 """What Spark itself puts among the options of a streaming write."""
 
@@ -92,7 +92,10 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a write was asked for. `topic` None: each row names its own. `expiry` None: letters live as inboxes do."""
+    """What a write was asked for. `topic` None: each row names its own. `expiry` None: letters live as inboxes do.
+
+    `rate` in messages a second and task, None: as fast as it goes.
+    """
 
     access: Access
     topic: str | None
@@ -101,6 +104,7 @@ class WriteOptions:
     job_id: str | None = None
     dedupe_window: timedelta = timedelta(hours=1)
     expiry: timedelta | None = None
+    rate: float | None = None
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -136,6 +140,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         raise ConfigError(f"target=inbox goes with idempotence=none or marker, not {idempotence}")
     if options.text("expiry") is not None and target != "inbox":
         raise ConfigError('"expiry" belongs to target=inbox: messages of a topic live as long as its retention says')
+    if options.text("ratePerTask") is not None and target != "topic":
+        raise ConfigError('"ratePerTask" belongs to target=topic: letters wait in their inboxes anyway')
     topic = options.text("topic")
     return WriteOptions(
         access=access_of(options),
@@ -145,6 +151,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         job_id=None if job is None else check_name("job", job),
         dedupe_window=options.duration("dedupeWindow") or timedelta(hours=1),
         expiry=options.duration("expiry"),
+        rate=options.rate("ratePerTask"),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while Spark works: one bar on stderr, nothing where stderr is no terminal."""
+"""What a person sees while Spark works: one bar on stderr. None where stderr is no terminal, and none with --json."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Bar:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Bar]:
+def bar(title: str, is_quiet: bool = False) -> Iterator[Bar]:
     """A bar for the length of the block."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
                TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=console, transient=True, disable=is_quiet or not sys.stderr.isatty()) as progress:
         yield Bar(progress, title)
 
 
 @contextmanager
-def watched(spark: SparkSession, title: str) -> Iterator[Bar]:
+def watched(spark: SparkSession, title: str, is_quiet: bool = False) -> Iterator[Bar]:
     """A bar that follows the tasks of whatever Spark runs in the block."""
-    with bar(title) as shown:
-        if not sys.stderr.isatty():
+    with bar(title, is_quiet) as shown:
+        if is_quiet or not sys.stderr.isatty():
             yield shown
             return
         is_over = threading.Event()

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -27,6 +24,7 @@ from rsmq.pipeline.store import Ends, Store
 from rsmq.pipeline.survey import as_numbers
 
 REPLAYS: Final = "_rsmq/replays"
+IDENTITY: Final = ["topic", "partition", "offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +107,12 @@ class Replay:
         """Count what would be replayed. Changes nothing. Raises RsmqError."""
         with spoken():
             is_begun = self._store.folder.exists(self._record)
-            rows = self._rows(self._upto())
             size = F.length("value") + F.coalesce(F.length("key"), F.lit(0))
-            found = rows.groupBy("topic").agg(
-                F.count("*"), F.sum(size), F.approx_count_distinct("key"), F.min("id_ms"), F.max("id_ms")
+            rows = self._rows(self._upto()).select(*IDENTITY, "id_ms", "key", size.alias("size"))
+            found = (
+                self._once(rows)
+                .groupBy("topic")
+                .agg(F.count("*"), F.sum("size"), F.approx_count_distinct("key"), F.min("id_ms"), F.max("id_ms"))
             )
             shares = [
                 Share(topic, count, weight, keys, moment(first), moment(last))
@@ -130,7 +130,7 @@ class Replay:
             upto = self._upto()
             folder.write(self._record, json.dumps({"filters": self._order.filters, "upto": upto}))
             if plan.messages:
-                self._write(self._rows(upto), upto)
+                self._write(self._once(self._rows(upto)), upto)
             folder.write(self._finished, json.dumps({"messages": plan.messages}))
 
     def _upto(self) -> Ends:
@@ -145,11 +145,11 @@ class Replay:
         return upto
 
     def _rows(self, upto: Ends) -> DataFrame:
-        """The messages of the job, each once."""
+        """The messages of the job, each as often as it is in the archive."""
         order = self._order
         days = [None if moment is None else moment.astimezone(UTC).date() for moment in (order.since, order.until)]
         parts = self._store.parts(self._topics(), *days)
-        rows = self._store.read(parts).where(is_within(upto)).dropDuplicates(["topic", "partition", "offset"])
+        rows = self._store.read(parts).where(is_within(upto))
         if order.since is not None:
             rows = rows.where(F.col("id_ms") >= round(order.since.timestamp() * 1000))
         if order.until is not None:
@@ -157,6 +157,11 @@ class Replay:
         if order.keys:
             rows = rows.where(F.col("key").isin([bytearray(key.encode()) for key in order.keys]))
         return rows if order.where is None else filtered(rows, order.where)
+
+    def _once(self, rows: DataFrame) -> DataFrame:
+        """Each message once. What a single query has archived is there once: only then nothing has to be compared."""
+        is_shared = any(self._store.writers(topic) > 1 for topic in self._order.topics)
+        return rows.dropDuplicates(IDENTITY) if is_shared else rows
 
     def _topics(self) -> list[str]:
         known = self._store.topics()
@@ -175,32 +180,14 @@ class Replay:
             .repartitionById(tasks, (number % tasks).cast("int"))
             .sortWithinPartitions("id_ms", "id_seq", "topic", "partition")
         )
-        if self._order.rate is not None:
-            ordered = ordered.mapInArrow(Throttle(self._order.rate / tasks), ordered.schema)
+        pace = {} if self._order.rate is None else {"ratePerTask": f"{self._order.rate / tasks:.9f}"}
         (
             ordered.write.format("rsmq")
-            .options(**self._connection)
+            .options(**self._connection, **pace)
             .options(topic=self._order.target, idempotence="marker", jobId=self._order.name)
             .mode("append")
             .save()
         )
-
-
-class Throttle:
-    """Lets rows through at a rate, per second and task."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        size = max(1, min(500, round(self._rate / 4)))  # about four times a second
-        due = time.monotonic()
-        for batch in batches:
-            for at in range(0, batch.num_rows, size):
-                part = batch.slice(at, size)
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = max(due, time.monotonic() - 1) + part.num_rows / self._rate
-                yield part
 
 
 def is_within(upto: Ends) -> Column:

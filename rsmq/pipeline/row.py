@@ -22,9 +22,12 @@ from pyspark.sql.types import (
 
 from rsmq.errors import ConfigError
 from rsmq.message import KNOWN_FIELDS, unpack_fields, write_headers
+from rsmq.pipeline.array import binaries
 from rsmq.pipeline.column import PACKED
 from rsmq.script import Value
 
+DIGITS: Final = 20
+DASH: Final = binaries([b"-"], pa.string())[0]
 NUMBERS: Final = (ByteType, ShortType, IntegerType, LongType)
 EXPECTED: Final[dict[str, tuple[type[DataType], ...]]] = {
     "device": (StringType,),
@@ -101,12 +104,23 @@ def texts(batch: pa.RecordBatch, column: str) -> list[Any] | None:
 
 
 def numbers(batch: pa.RecordBatch, column: str) -> list[int]:
-    """A column of numbers. Raises ConfigError for a null: it says nothing about where the row comes from."""
+    """A column of numbers. Raises ConfigError for a null."""
+    found: list[int] = whole(batch, column).to_pylist()
+    return found
+
+
+def whole(batch: pa.RecordBatch, column: str) -> pa.Array:
+    """A column. Raises ConfigError for a null: it says nothing about where the row comes from."""
     array = batch.column(column)
     if array.null_count:
         raise ConfigError(f"column {column!r} is null in a row: fill it, or filter such rows")
-    found: list[int] = array.to_pylist()
-    return found
+    return array
+
+
+def positions(batch: pa.RecordBatch) -> pa.Array:
+    """`id_ms` and `id_seq` of each row as text of fixed width, which compares as they do. Raises ConfigError."""
+    numbers_of = (whole(batch, name).cast(pa.string()) for name in ("id_ms", "id_seq"))
+    return pc.binary_join_element_wise(*(pc.utf8_lpad(each, DIGITS, "0") for each in numbers_of), DASH)
 
 
 def entries_of(batch: pa.RecordBatch, keys: list[Any] | None, ids: list[Any] | None) -> list[Sequence[Value]]:

@@ -19,11 +19,11 @@ from rsmq.errors import ConfigError, TooLarge, TopicFull
 from rsmq.partition import partition_for
 from rsmq.pipeline.link import Link
 from rsmq.pipeline.option import WriteOptions
+from rsmq.pipeline.pace import Pace
 from rsmq.pipeline.row import entries_of, parts, texts
 from rsmq.script import PUBLISH_MESSAGES, Script, Value
 from rsmq.topic import Topic
 
-MOST_MESSAGES: Final = 500
 MOST_BYTES: Final = 4 << 20
 LONGEST_ID: Final = 256
 
@@ -71,6 +71,7 @@ class Sink(ABC):
     def __init__(self, link: Link, options: WriteOptions, topic_named: Callable[[str], Topic]) -> None:
         self._link, self._options, self._topic_named = link, options, topic_named
         self._limit = int(link.settings.payload_limit)
+        self._pace = Pace(options.rate)
         self._topics: dict[str, Topic] = {}
         self._batches: dict[Pair, Batch] = {}
         self.written = Written()
@@ -102,7 +103,7 @@ class Sink(ABC):
         keys, ids = texts(batch, "key"), texts(batch, "id")
         entries = entries_of(batch, keys, ids)
         targets = self._targets(topic, batch, keys, ids)
-        most = min(MOST_MESSAGES, max(1, MOST_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        most = min(self._pace.most, max(1, MOST_BYTES * batch.num_rows // max(1, batch.nbytes)))
         filling = {target: self._batch(topic, target, source) for target in set(targets)}
         for number, (target, entry) in enumerate(zip(targets, entries, strict=True)):
             mine = filling[target]
@@ -123,6 +124,8 @@ class Sink(ABC):
         origins: list[int | None] = (
             batch.column("partition").to_pylist() if "partition" in batch.schema.names else [None] * count
         )
+        if keys is None and all(origin is not None and 0 <= origin < partitions for origin in {*origins}):
+            return origins  # type: ignore[return-value]  # none of them is None
         rows = zip(keys or [None] * count, ids or [None] * count, origins, self._turns(batch), strict=True)
         return [choose(key, message_id, origin, turn, partitions) for key, message_id, origin, turn in rows]
 
@@ -136,8 +139,11 @@ class Sink(ABC):
             stream = self._link.keys.stream(batch.topic.name, batch.partition)
             keys, head = self._head(batch)
             limits: list[Value] = [batch.topic.max_length, batch.topic.on_full]
+            before = self.written.stored
+            self._pace.wait()
             reply = self._link.run(self.script, [stream, *keys], [*limits, *head, *batch.args])
             self._read(batch, reply)
+            self._pace.spend(self.written.stored - before)
             batch.clear()
 
     def _head(self, batch: Batch) -> tuple[list[str], list[Value]]:

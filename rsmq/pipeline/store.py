@@ -126,6 +126,10 @@ class Store:
                     known.update({n: newest(each, known.get(n, each)) for n, each in ids.items()})
         return merged
 
+    def writers(self, topic: str) -> int:
+        """How many queries have archived a topic. What one of them has written is here once, two may overlap."""
+        return sum(topic in batch.offsets for batch in self.batches())
+
     def _records(self) -> Iterator[tuple[str, int]]:
         for item in self.folder.list(BATCHES):
             query, _, number = item.name.removesuffix(".json").rpartition("-")

@@ -1,6 +1,8 @@
 """A job on a Spark of several JVMs, one of which dies: `python cluster_job.py MASTER URL PREFIX SOURCE TARGET FLAG`.
 
-Copies a topic exactly once. The first task that has written its rows makes the file FLAG and kills the JVM above it.
+Copies a topic exactly once. The first task that has taken all its rows, and sent most of them, makes the file FLAG and
+kills the JVM above it. With a TARGET that is a path the topic is archived there, and the first task that has read half
+of its rows does so.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from rsmq.pipeline.archive import Order, archive
 from rsmq.pipeline.source import RsmqSource
+from rsmq.pipeline.stream import StreamReader
 from rsmq.pipeline.writer import Writer
 
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -33,8 +37,8 @@ SETTINGS = {
 }
 
 
-def deadly_source(flag: str) -> type[RsmqSource]:
-    """The source with such a sink. Made in a function, so that it travels to the executors whole."""
+def deadly_source(flag: str, name_of_source: str) -> type[RsmqSource]:
+    """The source under this name, deadly once. Made in a function, so that it travels to the executors whole."""
 
     def executor() -> int:
         """The JVM above this process."""
@@ -43,37 +47,62 @@ def deadly_source(flag: str) -> type[RsmqSource]:
             process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
         return process
 
+    def die() -> None:
+        with suppress(FileExistsError):  # once: a stage that is run again counts its attempts from 0
+            Path(flag).touch(exist_ok=False)
+            os.kill(executor(), signal.SIGKILL)
+
     class DeadlyWriter(Writer):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-            written = super().write(iterator)
-            with suppress(FileExistsError):  # once: a stage that is run again counts its attempts from 0
-                Path(flag).touch(exist_ok=False)
-                os.kill(executor(), signal.SIGKILL)
-            return written
+            def until_death() -> Iterator[pa.RecordBatch]:
+                yield from iterator
+                die()  # what has not filled a batch has not been sent
+
+            return super().write(until_death())
+
+    class DeadlyReader(StreamReader):
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(super().read(partition)):
+                if number == 1:
+                    die()
+                yield batch
 
     class DeadlySource(RsmqSource):
         @classmethod
         def name(cls) -> str:
-            return "rsmq_deadly"
+            return name_of_source
 
         def writer(self, schema: StructType, overwrite: bool) -> Writer:
             return DeadlyWriter(super().writer(schema, overwrite)._options)
+
+        def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+            return DeadlyReader(super().streamReader(schema)._options)
 
     return DeadlySource
 
 
 def main(master: str, url: str, prefix: str, source: str, target: str, flag: str) -> None:
-    """Copy it: a task reads a partition in order and writes it, which is all that a mark needs."""
+    """Copy or archive it."""
     builder = SparkSession.builder.master(master)
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    spark.dataSource.register(deadly_source(flag))
-    place = {"url": url, "prefix": prefix}
+    (archived if "/" in target else copied)(spark, {"url": url, "prefix": prefix}, source, target, flag)
+    spark.stop()
+
+
+def copied(spark: SparkSession, place: dict[str, str], source: str, target: str, flag: str) -> None:
+    """A task reads a partition in order and writes it, which is all that a mark needs."""
+    spark.dataSource.register(deadly_source(flag, "rsmq_deadly"))
     rows = spark.read.format("rsmq_deadly").options(**place, subscribe=source, includeHeaders="true").load()
     options = {**place, "topic": target, "idempotence": "marker", "jobId": "copy"}
     rows.write.format("rsmq_deadly").options(**options).mode("append").save()
-    spark.stop()
+
+
+def archived(spark: SparkSession, place: dict[str, str], source: str, target: str, flag: str) -> None:
+    """In two batches."""
+    spark.dataSource.register(deadly_source(flag, "rsmq"))
+    archive(spark, Order({**place, "subscribe": source}, target, batch=1200))
 
 
 if __name__ == "__main__":

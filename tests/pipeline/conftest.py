@@ -86,6 +86,10 @@ class Store:
         found: Any = self.client.xrange(self.keys.stream(topic, partition))
         return [(entry_id.decode(), fields) for entry_id, fields in found]
 
+    def count(self, topic: str, partitions: int = 2) -> int:
+        """How many entries a topic has."""
+        return sum(int(self.client.xlen(self.keys.stream(topic, part))) for part in range(partitions))  # type: ignore[arg-type]
+
     def ids(self, topic: str, partitions: int = 2) -> list[str]:
         """The message ids, partition by partition."""
         return [fields[b"id"].decode() for part in range(partitions) for _, fields in self.entries(topic, part)]

@@ -1,4 +1,4 @@
-"""How Spark reaches the server: secrets, TLS, rights, and a server that is away. No Spark is started."""
+"""How Spark reaches the server: secrets, TLS, rights, and a server that is away."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from typing import Any
 import anyio.to_thread
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.keys import Keys
+from rsmq.pipeline.failure import spoken
 from rsmq.pipeline.option import write_options
 from rsmq.pipeline.source import RsmqSource
 from rsmq.pipeline.writer import write_rows
@@ -33,6 +35,18 @@ def rows(options: dict[str, str]) -> list[dict[str, Any]]:
     source = RsmqSource(options)
     reader = source.reader(source.schema())
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def read_by_spark(spark: SparkSession, options: dict[str, str]) -> int:
+    """How many rows a batch read by real Spark has: options, secrets and all travel to its workers."""
+    return spark.read.format("rsmq").options(**options).load().where("value IS NOT NULL").count()
+
+
+def write_by_spark(spark: SparkSession, options: dict[str, str], count: int) -> None:
+    """A batch write by real Spark, of so many messages."""
+    known = {name: text for name, text in options.items() if not name.startswith("subscribe")}
+    rows = spark.range(count).selectExpr("CAST(id AS STRING) AS value")
+    rows.write.format("rsmq").options(**known).mode("append").save()
 
 
 @pytest.fixture
@@ -62,8 +76,10 @@ def test_a_password(
         assert "wrong one" not in str(caught.value)
 
 
-def test_a_user_who_may_only_read(store: Store, place: dict[str, str], server: Server, prefix: str, topic: str) -> None:
-    """The rights on the page are enough for reads of every kind, and for nothing else."""
+def test_a_user_who_may_only_read(
+    spark: SparkSession, store: Store, place: dict[str, str], server: Server, prefix: str, topic: str, tmp_path: Path
+) -> None:
+    """The rights on the page are enough for reads of every kind, and for nothing else; by real Spark, too."""
     store.fill(topic, 100)
     (line,) = re.findall(r"^ACL SETUSER rsmq-reader (.*?)(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
     user = f"u-{prefix}"
@@ -77,6 +93,13 @@ def test_a_user_who_may_only_read(store: Store, place: dict[str, str], server: S
             assert len(rows({**options, "endingTimestamp": "2100-01-01T00:00:00Z"})) == 100
             with pytest.raises(ConfigError, match=r"ACL does not allow this.*docs/keys\.md"):
                 write({**options, "topic": topic}, ["x"])
+        (tmp_path / "secret").write_text("secret\n")
+        options = {name: text for name, text in options.items() if name != "passwordEnv"}
+        options["passwordFile"] = str(tmp_path / "secret")
+        assert read_by_spark(spark, {**options, "minPartitions": "3"}) == 100
+        with pytest.raises(ConfigError, match=r"ACL does not allow this.*docs/keys\.md"), spoken():
+            write_by_spark(spark, {**options, "topic": topic}, 1)
+        assert store.count(topic) == 100
     finally:
         store.client.execute_command("ACL", "DELUSER", user)
 
@@ -158,14 +181,15 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 async def test_tls(
-    server: Server, store: Store, place: dict[str, str], topic: str, certificate: tuple[Path, Path]
+    spark: SparkSession, server: Server, store: Store, place: dict[str, str], topic: str, certificate: tuple[Path, Path]
 ) -> None:
-    """`rediss://` with a certificate of one's own works as the rest does; one that nobody trusts is refused."""
+    """`rediss://` with a certificate of one's own works by real Spark; one that nobody trusts is refused."""
     store.fill(topic, 30)
     async with tls_line(server, *certificate) as port:
         options = {**place, "url": f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}", "subscribe": topic}
-        assert len(await anyio.to_thread.run_sync(rows, options)) == 30
-        assert await anyio.to_thread.run_sync(write, {**options, "topic": topic}, ["x"]) == 1
+        assert await anyio.to_thread.run_sync(read_by_spark, spark, options) == 30
+        await anyio.to_thread.run_sync(write_by_spark, spark, {**options, "topic": topic}, 5)
+        assert store.count(topic) == 35
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RSMQ_UNAVAILABLE_TIMEOUT", "PT0.1S")
             with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):

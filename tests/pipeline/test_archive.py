@@ -239,21 +239,3 @@ def test_two_compactions_of_one_day(vault: Vault, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RsmqError, match="another compaction has done orders"):
         compact(vault.spark, str(vault.path), until=today)
     assert vault.archived("orders") == list(range(20))
-
-
-def test_for_ever_until_told_to_stop(vault: Vault) -> None:
-    """With `every` it goes on with what comes; stopped, it has told retention of all that it has."""
-    vault.add("orders", range(5))
-    seen: list[int] = []
-    source = vault.connection | {"subscribePattern": "ord.*"}
-
-    def look(done: Any) -> None:
-        if not seen:
-            vault.add("orders", range(5, 8))
-        seen.append(done.messages)
-
-    order = Order(source, str(vault.path), every=timedelta(milliseconds=100))
-    done = archive(vault.spark, order, look, lambda: bool(seen) and seen[-1] == 8)
-    assert done.messages == 8
-    assert vault.archived("orders") == list(range(8))
-    assert vault.position("orders", 1) == vault.last_id("orders", 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from rsmq.cli.pipeline.option import parse_size
 from rsmq.cli.pipeline.place import absolute, connection, selection
 from rsmq.errors import ConfigError
 from rsmq.settings import Settings
+from tests.pipeline.terminal import Terminal
 from tests.pipeline.vault import Vault
+from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., str]
@@ -33,44 +37,98 @@ def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
 
 
 @pytest.fixture
-def run(vault: Vault, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Run:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """Where commands show their bars."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with Terminal() as running:
+        yield running
+
+
+@pytest.fixture
+def run(
+    vault: Vault,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal,
+) -> Run:
     """`rsmq pipeline ...` within the session of the tests: what it prints; it must succeed."""
     monkeypatch.setenv("RSMQ_URL", settings.url or "")
     monkeypatch.setenv("RSMQ_PREFIX", settings.prefix)
 
     def invoke(*words: str) -> str:
-        done = CliRunner().invoke(app, ["pipeline", *words], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", terminal.file)
+            app(["pipeline", *words], standalone_mode=False)
+        return capsys.readouterr().out
 
     return invoke
 
 
-def test_a_day_of_an_operator(vault: Vault, run: Run, tmp_path: Path) -> None:
-    """Archive, compact, count, replay, replay again, report: each says in a line what it did, or in JSON."""
+def test_a_day_of_an_operator(vault: Vault, run: Run, terminal: Terminal, tmp_path: Path) -> None:
+    """Archive, compact, count, replay, replay again, report: each says in a line what it did, or in JSON.
+
+    Each shows a bar on a terminal, and none with --json.
+    """
     path = str(vault.path)
     vault.add("orders", range(30))
     assert run("archive", "orders", "--to", path) == f"archived 30 messages to file:{path} (1 batch)\n"
+    shown = terminal.shown()
+    assert "archiving orders" in shown
+    assert "30 messages" in shown
     vault.add("orders", range(30, 40))
     done = json.loads(run("archive", "ord.*", "--to", path, "--json"))
     assert (done["messages"], done["batches"]) == (10, 1)
+    assert terminal.shown() == ""
     assert "nothing to do up to" in run("compact", path)
+    assert "compacting" in terminal.shown()
     today = datetime.now(UTC).date().isoformat()
     (day,) = json.loads(run("compact", path, "--until", today, "--json"))["days"]
     assert (day["topic"], day["messages"], day["files_after"]) == ("orders", 40, 1)
     replay = ("replay", "orders", "--from", path, "--to", "copy", "--key", "k1")
     assert run(*replay, "--dry-run").splitlines()[-1] == "nothing was published (--dry-run)"
+    assert "counting" in terminal.shown()
     assert not vault.server.exists(vault.keys.topic("copy"))
     plan = json.loads(run(*replay, "--json"))
+    assert terminal.shown() == ""
     assert (plan["messages"], plan["is_dry_run"], plan["is_finished"]) == (10, False, False)
     assert run(*replay).splitlines()[-1].startswith(f"job {plan['job']} has done this before")
     out = tmp_path / "page.html"
     assert run("report", "--from", path, "--out", str(out)) == f"40 messages, 0 groups, 0 dead letters: {out}\n"
+    assert "counting" in terminal.shown()
     facts = json.loads(run("report", "orders", "--out", str(out), "--json"))
     assert sum(volume["messages"] for volume in facts["history"]["volumes"]) == 40
 
 
-def test_send(vault: Vault, run: Run, tmp_path: Path) -> None:
+def test_for_ever_until_told_to_stop(vault: Vault, run: Run) -> None:
+    """With --every it goes on with what comes; at SIGTERM it ends in order, and has told retention how far it is."""
+    vault.add("orders", range(5))
+
+    def is_archived() -> bool:
+        return all(vault.position("orders", number) == vault.last_id("orders", number) for number in (0, 1))
+
+    def tell() -> None:
+        try:
+            wait_until(is_archived, "the first batch is there", 60)
+            vault.add("orders", range(5, 8))
+            wait_until(is_archived, "the second one, too", 60)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # should the command have ended too early
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(tell)
+            line = run("archive", "ord.*", "--to", str(vault.path), "--every", "PT0.1S")
+            told.result()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert line.startswith("archived 8 messages")
+    assert vault.archived("orders") == list(range(8))
+
+
+def test_send(vault: Vault, run: Run, terminal: Terminal, tmp_path: Path) -> None:
     """A dry run shows some of what would be sent; control characters of a file do not reach the terminal."""
     path = tmp_path / "audience.jsonl"
     path.write_text('{"id": "a", "text": "\\u001b[31m"}\n{"id": "b", "text": "x"}\n')
@@ -79,6 +137,7 @@ def test_send(vault: Vault, run: Run, tmp_path: Path) -> None:
     assert "would send 2 messages to greetings" in shown
     assert "\x1b" not in shown
     assert "sent 2 messages" in run(*words)
+    assert "sending 2 rows" in terminal.shown()
     assert json.loads(run(*words, "--json"))["rows"] == 2
     assert sum(len(part) for part in vault.entries("greetings", 8)) == 2
     assert CliRunner().invoke(app, ["pipeline", *words, "--expiry", "PT1H"]).exit_code == 2

@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from rsmq.settings import Settings
 from tests.pipeline.conftest import Store
 from tests.pipeline.fleet import environment, spark_home
+from tests.pipeline.vault import Vault
 
 JOB = Path(__file__).with_name("cluster_job.py")
 
 
-@pytest.mark.spark_cluster
-@pytest.mark.timeout(240)
-def test_an_executor_is_killed(place: dict[str, str], store: Store, topic: str, tmp_path: Path) -> None:
-    """Its tasks run again elsewhere: every message is copied exactly once, in order."""
-    copy, flag = f"{topic}-copy", tmp_path / "killed"
-    store.fill(topic, 2000)
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def run(place: dict[str, str], tmp_path: Path) -> Callable[[str, str], None]:
+    """`run(topic, target)`: the job, on two executors, of which one dies; it must end well."""
+
+    def job(topic: str, target: str) -> None:
+        flag = tmp_path / "killed"
+        command = [sys.executable, str(JOB), "local-cluster[2,1,1024]", place["url"], place["prefix"], topic, target]
+        variables = environment(spark_home(tmp_path / "spark"))
+        done = subprocess.run(
+            [*command, str(flag)], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=230, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert flag.exists(), "no executor was killed"
+        assert len(list((tmp_path / "spark" / "work").glob("app-*/*"))) >= 2, "there was one executor only"
+
+    return job
+
+
+def test_an_executor_is_killed(run: Callable[[str, str], None], store: Store, topic: str) -> None:
+    """In the middle of writing: its tasks run again elsewhere, every message is copied exactly once, in order."""
+    copy = f"{topic}-copy"
+    store.fill(topic, 2100)
     store.make(copy, 2)
-    command = [sys.executable, str(JOB), "local-cluster[2,1,1024]", place["url"], place["prefix"], topic, copy]
-    command.append(str(flag))
-    variables = environment(spark_home(tmp_path / "spark"))
-    done = subprocess.run(
-        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=230, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert flag.exists(), "no executor was killed"
-    assert len(list((tmp_path / "spark" / "work").glob("app-*/*"))) >= 2, "there was one executor only"
+    run(topic, copy)
     for partition in (0, 1):
         copied, original = ([fields for _, fields in store.entries(name, partition)] for name in (copy, topic))
         assert copied == original
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="most of a minute: CHAOS=long, or make chaos")
+def test_an_executor_is_killed_under_an_archive(
+    run: Callable[[str, str], None], store: Store, topic: str, spark: SparkSession, settings: Settings, tmp_path: Path
+) -> None:
+    """In the middle of reading: every message is in the archive exactly once."""
+    store.fill(topic, 2100)
+    run(topic, str(tmp_path / "archive"))
+    assert Vault(spark, tmp_path / "archive", settings).archived(topic) == list(range(2100))

@@ -68,6 +68,32 @@ def test_what_is_not_there_is_null() -> None:
     assert [row["value"] for row in rows] == [b"", None]
 
 
+PLAIN = [b"data", b"1", b"id", b"m1"]
+KEYED = [*PLAIN, b"key", b"k"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [PLAIN, PLAIN],
+        [KEYED, KEYED],
+        [PLAIN, KEYED],
+        [KEYED, PLAIN],
+        [PLAIN, [b"data", b"1", b"id", b"\xff"]],
+        [PLAIN, [b"data", b"1", b"id", "ü".encode()]],
+        [PLAIN, [b"x", b"1", b"id", b"m1"]],
+        [PLAIN, [b"data", b"1", b"x", b"m1"]],
+        [KEYED, [*PLAIN, b"x", b"k"]],
+        [PLAIN, [b"data", b"1"]],
+    ],
+)
+def test_a_batch_of_one_layout_is_as_its_entries(fields: list[list[bytes]]) -> None:
+    """Columns made by slices and columns made entry by entry are the same."""
+    assert batch(*fields).to_pylist() == [
+        batch(each, ids=[b"1718000000000-%d" % n]).to_pylist()[0] for n, each in enumerate(fields)
+    ]
+
+
 def test_ids_beyond_a_bigint_are_cut_off() -> None:
     """One absurd id does not spoil the others; the text stays exact."""
     rows = batch([b"data", b""], [b"data", b""], ids=[b"5-1", b"18446744073709551615-18446744073709551615"]).to_pylist()

@@ -154,6 +154,8 @@ def test_every_option_of_a_write() -> None:
         ({"idempotence": "dedupe", "dedupeWindow": "10"}, "a duration is ISO 8601"),
         ({"idempotence": "dedupe", "dedupeWindow": "-PT1S"}, "a duration is ISO 8601"),
         ({"dedupeWindow": "PT1S"}, "belongs to idempotence=dedupe"),
+        ({"ratePerTask": "0"}, "use messages a second, such as 100 or 0.5"),
+        ({"ratePerTask": "5", "target": "inbox"}, "belongs to target=topic"),
     ],
 )
 def test_a_wrong_option_of_a_write(change: dict[str, str], words: str) -> None:

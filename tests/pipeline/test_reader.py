@@ -213,6 +213,35 @@ def test_trimmed_before_read(reads: Reading, store: Store, topic: str) -> None:
     assert sum(batch.num_rows for batch in lenient.read(other)) == 50
 
 
+def test_spark_counts_what_is_lost(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
+    """Trimmed, or deleted and made again, after Spark has planned: its read fails, with exact counts."""
+    store.fill(topic, 100, partitions=1)
+    planned = plan(reading(subscribe=topic))
+    store.client.xtrim(store.keys.stream(topic, 0), maxlen=50, approximate=False)
+    with (
+        pytest.raises(DataLoss, match=rf"{topic}\.0 after 0-0 .*: expected 100, found 50: trimmed before read"),
+        spoken(),
+    ):
+        planned.count()
+    planned = plan(reading(subscribe=topic, failOnDataLoss="false"))
+    store.client.delete(store.keys.stream(topic, 0))
+    store.fill(topic, 60, partitions=1)
+    assert planned.count() == 0, "nothing of what was promised is there"
+    planned = plan(reading(subscribe=topic))
+    store.client.delete(store.keys.stream(topic, 0))
+    for number in range(70):
+        store.add(topic, 0, {"data": "x"}, f"{number + 1}-0")
+    with pytest.raises(DataLoss, match="expected 60, found 70: the stream was made again or restored"), spoken():
+        planned.count()
+
+
+def plan(frame: DataFrame) -> Any:
+    """The frame planned, ranges and all, and not yet read; `.count()` reads."""
+    rows = frame._jdf.queryExecution().toRdd()
+    assert rows.getNumPartitions() == 1
+    return rows
+
+
 def test_deleted_and_made_again_before_read(reads: Reading, store: Store, topic: str) -> None:
     """More entries than promised cannot be those that were promised."""
     store.fill(topic, 40, partitions=1)

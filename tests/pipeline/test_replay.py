@@ -7,15 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.message import pack_fields
-from rsmq.pipeline import replay as replay_module
 from rsmq.pipeline.compact import compact
-from rsmq.pipeline.replay import Throttle
 from rsmq.settings import Settings
 from tests.pipeline.vault import Fields, Vault
 
@@ -157,25 +154,3 @@ def test_a_damaged_file(vault: Vault) -> None:
     with pytest.raises(RsmqError, match=f"{file.name} cannot be read as Parquet: it is damaged"):
         vault.replay("orders", "copy")
     assert not vault.server.exists(vault.keys.topic("copy"))
-
-
-def test_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand rows at 100 a second take ten seconds, in small steps and in order."""
-    now, naps = [100.0], list[float]()
-
-    class Clock:
-        @staticmethod
-        def monotonic() -> float:
-            return now[0]
-
-        @staticmethod
-        def sleep(seconds: float) -> None:
-            naps.append(seconds)
-            now[0] += seconds
-
-    monkeypatch.setattr(replay_module, "time", Clock)
-    rows = pa.RecordBatch.from_pydict({"n": list(range(500))})
-    parts = list(Throttle(100)(iter([rows, rows])))
-    assert [n for part in parts for n in part.column("n").to_pylist()] == [*range(500), *range(500)]
-    assert now[0] - 100 == pytest.approx(10 - parts[-1].num_rows / 100)
-    assert max(naps) <= 0.5

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ import pytest
 from rsmq.keys import Keys
 from tests.pipeline.conftest import Store
 from tests.pipeline.fleet import Fleet
-from tests.servers import Server
+from tests.servers import Server, wait_until
 
 COUNT = int(os.environ.get("COUNT", "100000"))
+RATE_SECONDS = 20
+"""How long a replay is made to take at least, so that its middle can be met."""
 PASSWORD = "pass word"
 
 pytestmark = [
@@ -44,7 +47,7 @@ def guarded(keys: Keys) -> Iterator[tuple[Server, Store]]:
 def test_two_workers(
     fleet: Fleet, guarded: tuple[Server, Store], keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Archived by `--master`, replayed by `spark-submit`, one worker killed before the last: each message once."""
+    """Archived by `--master`, replayed by `spark-submit`, one worker killed in the middle: each message once."""
     server, store = guarded
     for start in range(0, COUNT, 1000):
         store.fill("orders", min(1000, COUNT - start), start=start)
@@ -68,9 +71,14 @@ def test_two_workers(
     words = ("replay", "orders", "--from", archive, "--to")
     assert run("replay", *submit, *words, "again", *reach)["messages"] == COUNT
     assert fleet.executors() == [2, 2]
-    fleet.kill_worker(0)
-    assert run("replay on one worker", *submit, *words, "once-more", *reach)["messages"] == COUNT
-    assert fleet.executors()[0] == 2
+    slowly = (*words, "once-more", "--rate", str(COUNT / RATE_SECONDS), *reach)
+    with ThreadPoolExecutor(1) as pool:
+        replaying = pool.submit(run, "replay while a worker is killed", *submit, *slowly)
+        wait_until(lambda: store.count("once-more", 8) or replaying.done(), "the last replay has begun", 300)
+        fleet.kill_worker(0)
+        so_far = store.count("once-more", 8)
+        assert replaying.result()["messages"] == COUNT
+    assert so_far < COUNT, "the worker was killed too late"
     for copy in ("again", "once-more"):
         assert sorted(store.ids(copy, 8)) == sorted(store.ids("orders"))
     with capsys.disabled():

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from rsmq.errors import ConfigError
+from rsmq.pipeline.failure import spoken
 from rsmq.pipeline.offset import DataLoss, Range
 from rsmq.pipeline.source import RsmqSource
 from rsmq.pipeline.stream import StreamReader
@@ -248,7 +249,10 @@ class Sink:
 def test_spark_streams_exactly(
     spark: SparkSession, place: dict[str, str], store: Store, topic: str, tmp_path: Path
 ) -> None:
-    """Limited batches over a restart, and over a lost commit: the batch that runs again is the same, nothing lacks."""
+    """Limited batches over a restart, and over a lost commit: the batch that runs again is the same, nothing lacks.
+
+    At last the topic is deleted and made again: the query says so, with both counts.
+    """
     store.fill(topic, 100)
     checkpoint, sink = tmp_path / "checkpoint", Sink()
 
@@ -269,3 +273,10 @@ def test_spark_streams_exactly(
     run()
     assert sink.batches[2] == sink.batches[1]
     assert sink.batches[3:] == [(2, list(range(100, 110)))]
+    had = len(store.entries(topic, 0))
+    store.client.delete(store.keys.topic(topic), *(store.keys.stream(topic, number) for number in (0, 1)))
+    store.make(topic, created_ms=2)
+    add(store, topic, 0, *range(7))
+    words = f"{topic}.0 was deleted and made again: {had} entries had been read of the old one, the new one has had 7"
+    with pytest.raises(DataLoss, match=words), spoken():
+        run()

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
+import rsmq.pipeline.pace
 from rsmq.errors import ConfigError, TooLarge, TopicFull
 from rsmq.message import Message, Place
 from rsmq.partition import partition_for
@@ -220,6 +221,32 @@ def test_columns_that_a_write_needs(options: dict[str, str], words: str) -> None
         RsmqSource(given).writer(schema, overwrite=False)
     with pytest.raises(ConfigError, match="never overwritten"):
         RsmqSource({"url": "redis://h/0", "topic": "t"}).writer(schema, overwrite=True)
+
+
+def test_the_rate(write: Write, store: Store, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 rows at 100 a second take four seconds, evenly; run again, what is there costs no time."""
+    now, naps = [100.0], list[float]()
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            naps.append(seconds)
+            now[0] += seconds
+
+    monkeypatch.setattr(rsmq.pipeline.pace, "time", Clock)
+    store.make(topic, 2)
+    options = {"topic": topic, "idempotence": "marker", "jobId": "j", "ratePerTask": "100"}
+    keys = [f"k{number % 10}" for number in range(400)]
+    assert write(numbered(range(400), key=keys), **options).stored == 400
+    assert now[0] - 100 == pytest.approx(4, abs=0.5)
+    assert max(naps) <= 0.5
+    before = now[0]
+    assert write(numbered(range(400), key=keys), **options).skipped == 400
+    assert now[0] == before
 
 
 # -- real Spark -------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def archive(
     with connection(url, password_env, password_file, master) as options, spark(master) as session:
         part, show = load("archive"), load("progress")
         order = part.Order(options | selection(topics), absolute(to), name, every, batch, absolute(checkpoint))
-        with stopping() as is_stopping, show.bar(f"archiving {topics}") as bar:
+        with stopping() as is_stopping, show.bar(f"archiving {topics}", as_json) as bar:
 
             def on_progress(done: Any) -> None:
                 bar.show(done.batches, note=f"{done.messages} messages")

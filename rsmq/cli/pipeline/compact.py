@@ -31,7 +31,7 @@ def compact(
 ) -> None:
     """Rewrite each day as few files, sorted, each message once. Safe to cut off and to run again."""
     last = until or datetime.now(UTC).date() - timedelta(days=1)
-    with spark(master) as session, load("progress").bar("compacting") as bar:
+    with spark(master) as session, load("progress").bar("compacting", as_json) as bar:
 
         def on_progress(done: int, total: int) -> None:
             bar.show(done, total, f"{done} of {total} days")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -31,6 +32,8 @@ def load(name: str) -> Any:
 @contextmanager
 def spark(master: str | None) -> Iterator[Any]:
     """A session of Spark: the one there is, or a new one for the length of the block."""
+    # of a package that we do not use; under spark-submit it would stand in front of what --json prints
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     opener = load("session")
     is_ours = opener.SparkSession.getActiveSession() is None
     session = opener.open_session(master, "rsmq pipeline")

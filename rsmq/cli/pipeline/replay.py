@@ -38,12 +38,12 @@ def replay(
         part, show = load("replay"), load("progress")
         order = part.Order(absolute(source), names(topics), to, since, until, tuple(key or ()), where, rate, job)
         work = part.Replay(session, order, options)
-        with show.watched(session, "counting"):
+        with show.watched(session, "counting", as_json):
             plan = work.plan()
         if not as_json:
             describe(plan)
         if not dry_run:
-            with show.watched(session, f"replaying to {to}"):
+            with show.watched(session, f"replaying to {to}", as_json):
                 work.run(plan)
     if as_json:
         dump(asdict(plan) | {"messages": plan.messages, "is_dry_run": dry_run})

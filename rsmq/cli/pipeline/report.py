@@ -32,7 +32,7 @@ def report(
     with connection(url, password_env, password_file, master) as options, spark(master) as session:
         part, show = load("report"), load("progress")
         order = part.Order(names(topics), options, absolute(source), since, until)
-        with show.watched(session, "counting"):
+        with show.watched(session, "counting", as_json):
             facts = part.collect(session, order)
         page = part.write(facts, out)
     if as_json:

@@ -48,10 +48,10 @@ def send(
         part, show = load("send"), load("progress")
         order = part.Order(absolute(path), to, key, value, id, device, where, job, expiry)
         work = part.Send(session, order, options)
-        with show.watched(session, "counting"):
+        with show.watched(session, "counting", as_json):
             plan = work.plan()
         if not dry_run:
-            with show.watched(session, f"sending {plan.rows} rows"):
+            with show.watched(session, f"sending {plan.rows} rows", as_json):
                 work.run()
     if as_json:
         dump(asdict(plan) | {"is_dry_run": dry_run})

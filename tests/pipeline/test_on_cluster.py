@@ -1,16 +1,14 @@
-"""Spark's source and sink on a cluster, and while slots move. No Spark is started."""
+"""Spark's source and sink on a Redis Cluster, and while slots move."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pytest
-
-pytest.importorskip("pyspark", reason="the extra is not installed: pip install 'rsmq[spark]'")
-
 import anyio.to_thread
 import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
 
 from rsmq.connect import Client
 from rsmq.keys import Keys
@@ -24,11 +22,17 @@ from tests.cluster.cluster import Cluster
 TOPIC = "orders"
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three masters, three replicas."""
+    with Cluster() as running:
+        yield running
+
+
 @pytest.fixture
-def place(settings: Settings) -> dict[str, str]:
-    """The options that lead to the cluster and the key prefix of the test."""
-    assert settings.url is not None
-    return {"url": settings.url, "prefix": settings.prefix}
+def settings(cluster: Cluster, prefix: str) -> Settings:
+    """Defaults on the cluster instead of the shared server."""
+    return Settings(url=cluster.url, prefix=prefix)
 
 
 async def fill(client: Client, keys: Keys, count: int) -> None:
@@ -106,3 +110,29 @@ async def test_letters_for_devices_on_all_nodes(client: Client, keys: Keys, plac
     assert [(await write(place, [row], target="inbox")).stored for _ in range(2)] == [60, 0]
     for device in devices:
         assert await client.execute_command("ZCARD", keys.inbox(device)) == 1
+
+
+async def test_spark_while_a_slot_moves(
+    spark: SparkSession, cluster: Cluster, client: Client, keys: Keys, place: dict[str, str]
+) -> None:
+    """Real Spark reads and writes a partition that is between two nodes, and once more when it has moved."""
+    await fill(client, keys, 200)
+    stream, expected = keys.stream(TOPIC, 0), [str(number) for number in range(200)]
+
+    def values() -> list[list[str]]:
+        rows = spark.read.format("rsmq").options(**place, subscribe=TOPIC, fetchSize="50").load()
+        found = rows.select("partition", "value").collect()
+        return [[bytes(row.value).decode() for row in found if row.partition == number] for number in range(3)]
+
+    def append(count: int) -> None:
+        columns = ("CAST(200 + id AS STRING) AS value", "0 AS partition", "id + 1 AS id_ms", "0 AS id_seq")
+        options = {**place, "topic": TOPIC, "idempotence": "marker", "jobId": "j"}
+        spark.range(0, count, 1, 1).selectExpr(*columns).write.format("rsmq").options(**options).mode("append").save()
+
+    await anyio.to_thread.run_sync(append, 10)
+    with cluster.moving(stream):
+        assert await anyio.to_thread.run_sync(values) == [expected + [str(n) for n in range(200, 210)]] + [expected] * 2
+        await anyio.to_thread.run_sync(append, 20)
+    assert cluster.owner(stream).ask("XLEN", stream) == 220
+    await anyio.to_thread.run_sync(append, 30)
+    assert await anyio.to_thread.run_sync(values) == [expected + [str(n) for n in range(200, 230)]] + [expected] * 2
