@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -38,10 +40,27 @@ def binary(kind: Kind) -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody uses at this moment, nor the one 10 000 above it, for the bus of a cluster.
+
+    Out of a range from which no outgoing connection gets its port: one could take it before the server is up.
+    """
+    while True:
+        port = random.randrange(12_000, 22_000)
+        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + 10_000))
+            return port
+
+
+def new_directory() -> Path:
+    """For a server's data: in memory if there is room. On a busy disk a sync takes seconds, the log is written only
+    after it, and a server that is killed meanwhile forgets what it had confirmed.
+
+    Not pytest's tmp_path: a unix socket's path may have about 100 bytes.
+    """
+    memory = Path("/dev/shm")
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
+    return Path(tempfile.mkdtemp(prefix="rsmq-", dir=memory if has_room else None))
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
@@ -63,8 +82,7 @@ class Server:
     def __init__(
         self, *args: str, kind: Kind = "valkey-9.1", aof: bool = False, tcp: bool = False, password: str = ""
     ) -> None:
-        # not pytest's tmp_path: a unix socket's path may have about 100 bytes
-        self.directory = Path(tempfile.mkdtemp(prefix="rsmq-"))
+        self.directory = new_directory()
         self.kind: Kind = kind
         self.port = free_port() if tcp else 0
         self._args = args
