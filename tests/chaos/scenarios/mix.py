@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import anyio
+import redis
 
 from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
@@ -144,7 +146,8 @@ class Trouble:
         ask(self._server, "REPLICAOF", "NO", "ONE")
 
     async def on_rewrite(self) -> None:
-        ask(self._server, "BGREWRITEAOF")
+        with suppress(redis.ResponseError):  # one is under way
+            ask(self._server, "BGREWRITEAOF")
 
     async def on_publisher_killed(self) -> None:
         publisher = self._scene.crew.publishers[-1]
