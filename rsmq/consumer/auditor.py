@@ -99,9 +99,9 @@ class Auditor:
                 await self._count(consumer, lane, findings)
 
     async def _restore(self, consumer: Consumer, lane: Lane, findings: Findings) -> None:
-        consumer.settle_again(lane, findings.restored - lane.held)  # its settlement and our restoring may have crossed
+        self._settle_crossed(consumer, lane, findings)
         restored = await self._ask(lane, findings.suspects & in_hand(lane), restore=True)
-        findings.restored = (findings.restored & lane.held) | restored
+        findings.restored |= restored
         findings.suspects = await self._ask(lane, in_hand(lane) - restored, restore=False) & in_hand(lane)
         if restored:
             consumer.stats["restored"] += len(restored)
@@ -109,6 +109,15 @@ class Auditor:
                 "%d messages in hand of %s were not pending any more: somebody has deleted consumer %s of group %s, or "
                 "acknowledged them. They are pending again", len(restored), lane.stream, consumer.member, lane.group,
             )  # fmt: skip
+
+    def _settle_crossed(self, consumer: Consumer, lane: Lane, findings: Findings) -> None:
+        """What has left our hands since it was restored is settled; the two may have crossed on their way.
+
+        Unless the lane is being given away, or has been and is taken over again: then it may have been handed back.
+        """
+        if not lane.is_quiet and lane.cursor is None:
+            consumer.settle_again(lane, findings.restored - lane.held)
+            findings.restored &= lane.held
 
     async def _ask(self, lane: Lane, ids: Iterable[bytes], *, restore: bool) -> set[bytes]:
         """Those of some ids that the server does not have as pending (any more)."""

@@ -106,6 +106,26 @@ async def test_what_was_settled_meanwhile_is_settled_again(place: Place) -> None
     assert len(place.seen) == 5
 
 
+async def test_what_was_handed_back_is_not_settled(place: Place) -> None:
+    """The lane is given away after the restoring: what was not handled stays pending for the next owner."""
+    async with place.broker.running():
+        await place.publish(5)
+        audit = place.auditor()
+        await place.delete_consumer()
+        await audit.restore()
+        await audit.restore()
+        assert place.broker.worker is not None
+        (lane,) = place.broker.worker.consumers[0].lanes.values()
+        lane.is_quiet, held = True, set(lane.held)
+        lane.held.clear()
+        await audit.restore()
+        assert await place.pending() == 5
+        lane.held.update(held)
+        lane.is_quiet = False
+        place.go.set()
+        await settled(place.broker, "orders")
+
+
 async def test_entries_that_others_delete_are_named(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Undelivered ones are a disaster, delivered ones a warning, and the topic's own policy neither."""
     async with place.broker.running():
