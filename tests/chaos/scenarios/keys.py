@@ -81,6 +81,7 @@ async def consumers_are_deleted_and_die(stage: Stage) -> Verdict:
     await scene.until(lambda: _pending(server, scene) >= 2000 - len(scene.ledger.commits()), "all is pending again")
     assert "not pending any more" in scene.crew.log(10**8), "nobody has said so"
     await _replace_all(scene)
+    await scene.heals()
     return await scene.verdict()
 
 
@@ -110,7 +111,6 @@ async def _replace_all(scene: Scene) -> None:
     for hand in scene.crew.living:
         hand.kill()
     await scene.crew.hire(3)
-    await scene.heals()
 
 
 def _delete_consumers(server: Server, scene: Scene) -> None:
