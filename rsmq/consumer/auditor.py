@@ -16,7 +16,7 @@ import anyio.abc
 from rsmq.clock import monotonic
 from rsmq.connect import Client
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.lane import Lane
+from rsmq.consumer.lane import START, Lane
 from rsmq.errors import BrokerError
 from rsmq.keys import Keys
 from rsmq.script import COUNT_REMOVED, OK, RESTORE_PENDING, Value
@@ -51,7 +51,8 @@ class Auditor:
     """Looks after the partitions that this process owns (shared distribution has no owner who could know).
 
     What is in hand and not pending is made pending again, so that it outlives us; entries that others have removed are
-    counted, and said aloud. A message counts as not pending when two looks say so: one may meet a settlement on its
+    counted, and said aloud; what others have read is taken over (the lease was deleted: nobody knew whom to cut off).
+    A message counts as not pending when two looks say so: one may meet a settlement on its
     way. Costs a call for 500 messages in hand every 5 s, and one for each partition every 30 s.
     """
 
@@ -136,7 +137,12 @@ class Auditor:
 
     async def _count(self, consumer: Consumer, lane: Lane, findings: Findings) -> None:
         keys = (lane.stream, self._keys.removed(lane.topic, lane.partition))
-        removed, delivered, first, deleted = await COUNT_REMOVED(self._client, keys, (lane.group,))
+        is_settled = lane.cursor is None
+        args = (lane.group, lane.lease.owner)
+        removed, delivered, first, deleted, astray = await COUNT_REMOVED(self._client, keys, args)
+        if astray and is_settled and lane.cursor is None and not lane.is_quiet:
+            log.warning("%d messages of %s were read by others than its owner: taking them over", astray, lane.stream)
+            lane.cursor = START
         before, findings.delivered = findings.delivered, delivered
         if removed and not await self._is_policy(lane.topic):
             consumer.stats["deleted"] += removed

@@ -11,6 +11,7 @@ import pytest
 from rsmq import Broker, Message
 from rsmq.consumer import auditor
 from rsmq.consumer.auditor import Auditor
+from rsmq.consumer.consumer import Consumer
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 from tests.contract.witness import settled, until
@@ -49,9 +50,13 @@ class Place:
         return Auditor(broker.client, broker.keys, broker.topics, lambda: worker.consumers)
 
     @property
-    def stats(self) -> Any:
+    def consumer(self) -> Consumer:
         assert self.broker.worker is not None
-        return self.broker.worker.consumers[0].stats
+        return self.broker.worker.consumers[0]
+
+    @property
+    def stats(self) -> Any:
+        return self.consumer.stats
 
     async def pending(self) -> int:
         return int((await self.call("XPENDING", self.stream, "billing"))[0])
@@ -123,6 +128,24 @@ async def test_what_was_handed_back_is_not_settled(place: Place) -> None:
         lane.held.update(held)
         lane.is_quiet = False
         place.go.set()
+        await settled(place.broker, "orders")
+
+
+async def test_what_somebody_else_has_read_is_taken_over(place: Place) -> None:
+    """A read of the last owner that nobody has cut off: they are handled, not kept by somebody who is gone."""
+    async with place.broker.running():
+        place.go.set()
+        await place.publish(1)
+        await settled(place.broker, "orders")
+        audit = place.auditor()
+        await place.broker.pause_group("orders", "billing")
+        await until(lambda: all(each.is_paused for each in place.consumer.readers), "it reads nothing")
+        await place.consumer._intake.exclude()
+        await place.broker.publish("orders", {"n": 7})
+        await place.call("XREADGROUP", "GROUP", "billing", "ghost", "STREAMS", place.stream, ">")
+        await place.broker.resume_group("orders", "billing")
+        await audit.count()
+        await until(lambda: len(place.seen) == 2, "it is handled")
         await settled(place.broker, "orders")
 
 

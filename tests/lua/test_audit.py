@@ -50,7 +50,7 @@ async def test_what_is_not_ours_is_left_alone(partition: Partition) -> None:
 
 async def count(client: Client, keys: Keys, group: str = GROUP) -> int:
     """Ask; returns the number only."""
-    reply = await COUNT_REMOVED(client, (keys.stream("orders", 3), keys.removed("orders", 3)), (group,))
+    reply = await COUNT_REMOVED(client, (keys.stream("orders", 3), keys.removed("orders", 3)), (group, ME))
     return int(reply[0])
 
 
@@ -65,6 +65,14 @@ async def test_what_others_remove_is_counted(client: Client, keys: Keys, partiti
     assert await count(client, keys, "audit") == 0
     await partition.call("XTRIM", partition.stream, "MAXLEN", "=", 0)
     assert [await count(client, keys, "audit"), await count(client, keys)] == [4, 4]
+
+
+async def test_what_others_have_read_is_counted(client: Client, keys: Keys, partition: Partition) -> None:
+    """Pending with others than the owner."""
+    await partition.deliver(2)
+    await partition.deliver(3, "other")
+    reply = await COUNT_REMOVED(client, (keys.stream("orders", 3), keys.removed("orders", 3)), (GROUP, ME))
+    assert reply[4] == 3
 
 
 async def test_what_retention_removes_is_not_counted(client: Client, keys: Keys, partition: Partition) -> None:
