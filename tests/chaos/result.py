@@ -96,8 +96,8 @@ OPEN = """
 - `XGROUP DELCONSUMER` and the death of the worker within the seconds in which it would have noticed: what it had in
   hand is lost, and nothing in the server tells of it. With `distribution="shared"` nobody notices at all: there is no
   owner who could know. rsmq itself deletes only consumers that have nothing pending.
-- Ten minutes of `mix` have ended clean with seeds 2 and 3. Seed 1 was not clean: 131 688 messages, two of them out of
-  order, after somebody had deleted a lease (`DEL`, one of the faults). The lease names the reading connection that a
+- Ten minutes of `mix` have ended clean with seeds 2 and 3. Seed 1 was not clean: 131 688 messages, two of them out
+  of order, after somebody had deleted a lease (`DEL`, one of the faults). The lease names the reading connection that a
   new owner cuts off; without it the last owner's blocking read was answered once more, and the new owner read the next
   message of the key before it took over what had been read there. A13 plays the same and has not met it. What was read
   so is taken over within 30 s; that it may come late, and then out of order, is open.
