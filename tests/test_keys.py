@@ -77,7 +77,7 @@ def test_reserved_group_names() -> None:
 
 @given(st.from_regex(r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"), st.integers(0, 1023))
 def test_a_partition_is_one_slot(topic: str, partition: int) -> None:
-    """Stream, delayed, dedup, marks, removed, archived, jobs, every, lease, retry and dlq of a partition share a tag."""
+    """Stream, delayed, dedup, marks, removed, archived, jobs, every, lease, retry and dlq share a tag."""
     values = {**EXAMPLE, "topic": topic, "partition": partition}
     of_partition = [m for m in methods() if "partition" in inspect.signature(getattr(Keys, m)).parameters]
     assert {tag(spell(Keys(), method, **values)) for method in of_partition} == {f"{topic}.{partition}"}
