@@ -41,7 +41,10 @@ def crash(*_: Any, **__: Any) -> Any:
 
 
 def test_everything_once_and_then_only_what_is_new(vault: Vault) -> None:
-    """Two topics go in, in batches; the next run takes what came meanwhile; then there is nothing to do."""
+    """Two topics go in, in batches; the next run takes what came meanwhile; then there is nothing to do.
+
+    What is trimmed before it was archived is counted in the message, and the archive does not go past it in silence.
+    """
     vault.add("orders", range(50))
     vault.add("bills", range(100, 120))
     done = vault.archive("orders", "bills", batch=40)
@@ -52,6 +55,11 @@ def test_everything_once_and_then_only_what_is_new(vault: Vault) -> None:
     assert vault.archived("orders") == list(range(55))
     assert vault.archived("bills") == list(range(100, 120))
     assert [vault.position("orders", number) for number in (0, 1)] == [vault.last_id("orders", n) for n in (0, 1)]
+    vault.add("orders", range(60, 80))
+    vault.server.xtrim(vault.keys.stream("orders", 0), maxlen=4, approximate=False)
+    with pytest.raises(DataLoss, match="expected 10, found 4: trimmed before read"):
+        vault.archive("orders", "bills")
+    assert vault.archived("orders") == list(range(55))
 
 
 def test_cut_off_in_the_middle(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,56 +86,38 @@ def test_cut_off_in_the_middle(vault: Vault, monkeypatch: pytest.MonkeyPatch) ->
     assert vault.position("orders", 0) == vault.last_id("orders", 0)
 
 
-def test_the_last_commit_is_lost_and_the_topic_trimmed(vault: Vault) -> None:
-    """Spark wants to read its last batch again, which is not in the server any more: it is in the archive."""
+def test_sparks_state_is_lost(vault: Vault, caplog: pytest.LogCaptureFixture) -> None:
+    """The last commit, all of it, or the plan of the last batch behind a compaction: nothing hidden, nothing twice."""
+    checkpoint = vault.path / "_rsmq" / "checkpoints" / "archive"
     vault.add("orders", range(20))
     vault.archive("orders")
-    commits = vault.path / "_rsmq" / "checkpoints" / "archive" / "commits"
-    newest = max(int(path.name) for path in commits.glob("[0-9]*"))
-    (commits / str(newest)).unlink()
-    (commits / f".{newest}.crc").unlink()
-    for number in (0, 1):
+    lose(checkpoint / "commits" / "0")
+    for number in (0, 1):  # Spark wants to read its last batch again, which is in the archive only
         vault.server.xtrim(vault.keys.stream("orders", number), maxlen=0, approximate=False)
     vault.add("orders", range(20, 25))
     vault.archive("orders")
     assert vault.archived("orders") == list(range(25))
 
-
-def test_all_of_sparks_state_is_lost(vault: Vault) -> None:
-    """Without a checkpoint a new query goes on where the archive ends."""
-    vault.add("orders", range(20))
-    vault.archive("orders")
-    shutil.rmtree(vault.path / "_rsmq" / "checkpoints")
-    vault.add("orders", range(20, 25))
-    assert vault.archive("orders").messages == 5
-    assert vault.archived("orders") == list(range(25))
+    shutil.rmtree(checkpoint)
+    vault.add("orders", range(25, 35))
+    done = vault.archive("orders", batch=5)
+    assert (done.messages, done.batches) == (10, 2), "a new query goes on where the archive ends"
     assert len(vault.store.batches()) == 2
 
-
-def test_a_checkpoint_that_is_older_than_the_archive(vault: Vault, caplog: pytest.LogCaptureFixture) -> None:
-    """The plan of the last batch is lost as well, behind a compaction: nothing is hidden, nothing is there twice."""
-    vault.add("orders", range(20))
-    vault.archive("orders", batch=10)
     compact(vault.spark, str(vault.path), until=datetime.now(UTC).date())
-    checkpoint = vault.path / "_rsmq" / "checkpoints" / "archive"
-    for name in ("offsets/1", "offsets/.1.crc", "commits/1", "commits/.1.crc"):
-        (checkpoint / name).unlink()
-    vault.add("orders", range(20, 25))
+    lose(checkpoint / "offsets" / "1")
+    lose(checkpoint / "commits" / "1")
+    vault.add("orders", range(35, 40))
     assert vault.archive("orders").messages == 5
-    assert vault.archived("orders") == list(range(25))
+    assert vault.archived("orders") == list(range(40))
     assert "knows batches up to 0, the archive has them up to 1" in caplog.text
     assert vault.position("orders", 0) == vault.last_id("orders", 0)
 
 
-def test_trimmed_before_it_was_archived(vault: Vault) -> None:
-    """What is gone is counted in the message, and the archive does not go past it in silence."""
-    vault.add("orders", range(10))
-    vault.archive("orders")
-    vault.add("orders", range(10, 30))
-    vault.server.xtrim(vault.keys.stream("orders", 0), maxlen=4, approximate=False)
-    with pytest.raises(DataLoss, match="expected 10, found 4: trimmed before read"):
-        vault.archive("orders")
-    assert vault.archived("orders") == list(range(10))
+def lose(path: Path) -> None:
+    """Remove a file of Spark's, and its checksum."""
+    path.unlink()
+    path.with_name(f".{path.name}.crc").unlink()
 
 
 def test_wrong_password(vault: Vault, spark: SparkSession, tmp_path: Path) -> None:
@@ -184,11 +174,15 @@ def test_a_full_disk(spark: SparkSession, settings: Settings, small_disk: Path) 
 
 
 def test_a_day_is_compacted(vault: Vault) -> None:
-    """Many files become one, sorted, and what two archives have both written is there once."""
+    """Many files become one, sorted, and what two archives have both written is there once; replayed before, too."""
     vault.add("orders", range(30))
     vault.archive("orders", batch=10)
     vault.archive("orders", name="second")
     assert len(vault.archived("orders")) == 60
+    assert vault.replay("orders", "copy").messages == 30
+    assert sorted(fields[3] for part in vault.entries("copy", 8) for fields in part) == sorted(
+        b"m%d" % number for number in range(30)
+    )
     today = datetime.now(UTC).date()
     assert compact(vault.spark, str(vault.path), until=today - timedelta(days=1)).days == []
     (day,) = compact(vault.spark, str(vault.path), until=today).days

@@ -95,16 +95,6 @@ def of_key(entries: list[Fields], key: bytes) -> list[bytes]:
     return [each[b"data"] for each in map(canonical, entries) if each.get(b"key") == key]
 
 
-def test_what_two_archives_have_both(vault: Vault) -> None:
-    """Is counted and published once."""
-    vault.add("orders", range(10))
-    vault.archive("orders")
-    vault.archive("orders", name="second")
-    assert len(vault.archived("orders")) == 20
-    assert vault.replay("orders", "copy").messages == 10
-    assert numbers(vault.entries("copy", 8)) == list(range(10))
-
-
 def test_filters(copied: Vault) -> None:
     """By time, by key, by SQL in which payloads are text; a dry run counts the same and changes nothing."""
     rows = copied.store.read(copied.store.parts(["orders"])).where("partition = 0").orderBy("id_ms", "id_seq").collect()
