@@ -73,7 +73,7 @@ class Mark(Sink):
         column = positions(rows)
         found: list[str] = column.to_pylist()
         before = self._latest.get((topic, source), "")
-        if found[0] <= before or not pc.all(pc.less(column[:-1], column[1:])).as_py():
+        if found[0] <= before or not pc.all(pc.less(column[:-1], column[1:]), min_count=0).as_py():
             raise ConfigError(
                 f"idempotence=marker: the rows {f'of {source} ' if source else ''}are out of order. Bring each source "
                 f"into one task, .repartition('topic', 'partition'), and sort it there, "

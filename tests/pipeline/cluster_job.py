@@ -93,6 +93,8 @@ def main(master: str, url: str, prefix: str, source: str, target: str, flag: str
 
 def copied(spark: SparkSession, place: dict[str, str], source: str, target: str, flag: str) -> None:
     """A task reads a partition in order and writes it, which is all that a mark needs."""
+    found = spark.read.format("rsmq").options(**place, subscribe=source).load()
+    assert "id_ms" in found.columns, "wherever rsmq is installed, it is found by its name alone"
     spark.dataSource.register(deadly_source(flag, "rsmq_deadly"))
     rows = spark.read.format("rsmq_deadly").options(**place, subscribe=source, includeHeaders="true").load()
     options = {**place, "topic": target, "idempotence": "marker", "jobId": "copy"}

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rsmq.keys import Keys
 from rsmq.partition import partition_for
+from rsmq.pipeline import register
 from rsmq.pipeline.java import use_java
 from rsmq.settings import Settings
 from tests.servers import Server
@@ -51,6 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         for name, value in {**SETTINGS, "spark.local.dir": str(scratch)}.items():
             builder = builder.config(name, value)
         session = builder.config("spark.sql.warehouse.dir", str(scratch / "warehouse")).getOrCreate()
+        register(session)  # as the commands do; Spark finds the source by itself, too, but starts other workers for it
         yield session
         session.stop()
 

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import pyarrow as pa
 import pytest
+from anyio.from_thread import start_blocking_portal
 from pyspark.sql import SparkSession
 
 from rsmq.errors import BrokerUnavailable, ConfigError
@@ -180,17 +180,17 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-async def test_tls(
+def test_tls(
     spark: SparkSession, server: Server, store: Store, place: dict[str, str], topic: str, certificate: tuple[Path, Path]
 ) -> None:
     """`rediss://` with a certificate of one's own works by real Spark; one that nobody trusts is refused."""
     store.fill(topic, 30)
-    async with tls_line(server, *certificate) as port:
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(tls_line(server, *certificate)) as port:
         options = {**place, "url": f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}", "subscribe": topic}
-        assert await anyio.to_thread.run_sync(read_by_spark, spark, options) == 30
-        await anyio.to_thread.run_sync(write_by_spark, spark, {**options, "topic": topic}, 5)
+        assert read_by_spark(spark, options) == 30
+        write_by_spark(spark, {**options, "topic": topic}, 5)
         assert store.count(topic) == 35
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RSMQ_UNAVAILABLE_TIMEOUT", "PT0.1S")
             with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-                await anyio.to_thread.run_sync(rows, {**options, "url": f"rediss://127.0.0.1:{port}/0"})
+                rows({**options, "url": f"rediss://127.0.0.1:{port}/0"})

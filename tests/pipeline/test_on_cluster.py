@@ -129,10 +129,10 @@ async def test_spark_while_a_slot_moves(
         options = {**place, "topic": TOPIC, "idempotence": "marker", "jobId": "j"}
         spark.range(0, count, 1, 1).selectExpr(*columns).write.format("rsmq").options(**options).mode("append").save()
 
-    await anyio.to_thread.run_sync(append, 10)
+    append(10)
     with cluster.moving(stream):
-        assert await anyio.to_thread.run_sync(values) == [expected + [str(n) for n in range(200, 210)]] + [expected] * 2
-        await anyio.to_thread.run_sync(append, 20)
+        assert values() == [expected + [str(n) for n in range(200, 210)]] + [expected] * 2
+        append(20)
     assert cluster.owner(stream).ask("XLEN", stream) == 220
-    await anyio.to_thread.run_sync(append, 30)
-    assert await anyio.to_thread.run_sync(values) == [expected + [str(n) for n in range(200, 230)]] + [expected] * 2
+    append(30)
+    assert values() == [expected + [str(n) for n in range(200, 230)]] + [expected] * 2

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 import rsmq.pipeline.survey
 from rsmq.errors import ConfigError
-from rsmq.pipeline import register
 from rsmq.pipeline.column import WITH_HEADERS
 from rsmq.pipeline.failure import spoken
 from rsmq.pipeline.offset import DataLoss, Range
@@ -63,7 +62,7 @@ def numbered(store: Store, topic: str) -> str:
 
 
 def test_spark_reads_a_topic(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
-    """Found by its name alone: every message once, in order within a partition, with schema and types as documented."""
+    """Every message once, in order within a partition, with schema and types as documented."""
     store.fill(topic, 300)
     store.add(topic, 0, {"data": b"\x00\xff", "key": "k", "h": '{"trace": "t"}', "type": "a/b", "id": "odd"})
     frame = reading(subscribe=topic, includeHeaders="true")
@@ -85,11 +84,8 @@ def test_spark_reads_a_topic(reading: Callable[..., DataFrame], store: Store, to
     assert abs(odd.timestamp.timestamp() * 1000 - odd.id_ms) < 1
 
 
-def test_spark_says_our_errors(
-    spark: SparkSession, reading: Callable[..., DataFrame], store: Store, topic: str
-) -> None:
-    """What is wrong reaches whoever calls as one of our errors, one line; a source registered by hand works, too."""
-    register(spark)
+def test_spark_says_our_errors(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
+    """What is wrong reaches whoever calls as one of our errors, one line."""
     store.make(topic)
     with (
         pytest.raises(ConfigError, match=f"^there is no topic '{topic}x'. Did you mean {topic}\\?") as caught,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from rsmq.message import pack_fields
 from rsmq.pipeline.compact import compact
 from rsmq.settings import Settings
 from tests.pipeline.vault import Fields, Vault
+from tests.servers import Server
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"where": "no_such_column = 1"}, "--where .* is not understood"),
@@ -27,6 +30,23 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
     """An empty archive beside the shared server."""
     return Vault(spark, tmp_path / "archive", settings)
+
+
+@pytest.fixture(scope="module")
+def finished(spark: SparkSession, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of 30 messages, for those that copy it."""
+    settings = Settings(url=server.url, prefix=f"t{uuid.uuid4().hex[:12]}")
+    vault = Vault(spark, tmp_path_factory.mktemp("finished"), settings)
+    vault.add("orders", range(30))
+    vault.archive("orders")
+    return vault.path
+
+
+@pytest.fixture
+def copied(vault: Vault, finished: Path) -> Vault:
+    """A copy of that."""
+    shutil.copytree(finished, vault.path)
+    return vault
 
 
 def canonical(fields: Fields) -> dict[bytes, bytes]:
@@ -75,32 +95,28 @@ def of_key(entries: list[Fields], key: bytes) -> list[bytes]:
     return [each[b"data"] for each in map(canonical, entries) if each.get(b"key") == key]
 
 
-def test_filters(vault: Vault) -> None:
+def test_filters(copied: Vault) -> None:
     """By time, by key, by SQL in which payloads are text; a dry run counts the same and changes nothing."""
-    vault.add("orders", range(30))
-    vault.archive("orders")
-    middle = vault.raw("XRANGE", vault.keys.stream("orders", 0), "-", "+")[10][0]
-    late = datetime.fromtimestamp(int(middle.partition(b"-")[0]) / 1000, UTC)
-    assert vault.job("orders", "copy", keys=("k1", "k2")).plan().messages == 15
-    assert vault.job("orders", "copy", where="get_json_object(value, '$.n') < 7 AND key <> 'k0'").plan().messages == 5
-    before, after = vault.job("orders", "copy", until=late).plan(), vault.job("orders", "copy", since=late).plan()
+    rows = copied.store.read(copied.store.parts(["orders"])).where("partition = 0").orderBy("id_ms", "id_seq").collect()
+    late = datetime.fromtimestamp(rows[10].id_ms / 1000, UTC)
+    assert copied.job("orders", "copy", keys=("k1", "k2")).plan().messages == 15
+    assert copied.job("orders", "copy", where="get_json_object(value, '$.n') < 7 AND key <> 'k0'").plan().messages == 5
+    before, after = copied.job("orders", "copy", until=late).plan(), copied.job("orders", "copy", since=late).plan()
     assert before.messages + after.messages == 30
-    assert vault.job("orders", "copy", until=late - timedelta(days=1)).plan().messages == 0
-    assert not vault.server.exists(vault.keys.topic("copy"))
-    assert vault.replay("orders", "copy", keys=("k1",)).shares[0].keys == 1
-    assert numbers(vault.entries("copy", 8)) == [number for number in range(30) if number % 4 == 1]
+    assert copied.job("orders", "copy", until=late - timedelta(days=1)).plan().messages == 0
+    assert not copied.server.exists(copied.keys.topic("copy"))
+    assert copied.replay("orders", "copy", keys=("k1",)).shares[0].keys == 1
+    assert numbers(copied.entries("copy", 8)) == [number for number in range(30) if number % 4 == 1]
 
 
-def test_mistakes(vault: Vault) -> None:
+def test_mistakes(copied: Vault) -> None:
     """A filter or name that cannot be is refused before anything is published."""
-    vault.add("orders", range(2))
-    vault.archive("orders")
     for options, message in MISTAKES:
         with pytest.raises(ConfigError, match=message):
-            vault.replay("orders", "copy", **options)
+            copied.replay("orders", "copy", **options)
     with pytest.raises(ConfigError, match="the archive has no topic 'order': it has orders"):
-        vault.replay("order", "copy")
-    assert not vault.server.exists(vault.keys.topic("copy"))
+        copied.replay("order", "copy")
+    assert not copied.server.exists(copied.keys.topic("copy"))
 
 
 def test_cut_off_in_the_middle_into_a_live_topic(vault: Vault) -> None:
@@ -128,29 +144,25 @@ def test_cut_off_in_the_middle_into_a_live_topic(vault: Vault) -> None:
     assert len(numbers(vault.entries("copy"))) == 62
 
 
-def test_a_job_is_done_once(vault: Vault) -> None:
+def test_a_job_is_done_once(copied: Vault) -> None:
     """The same replay under another name publishes again; one name cannot stand for two things."""
-    vault.add("orders", range(10))
-    vault.archive("orders")
-    vault.replay("orders", "copy", job="first")
-    vault.replay("orders", "copy", job="second")
-    assert numbers(vault.entries("copy", 8)) == sorted([*range(10)] * 2)
+    copied.replay("orders", "copy", job="first")
+    copied.replay("orders", "copy", job="second")
+    assert numbers(copied.entries("copy", 8)) == sorted([*range(30)] * 2)
     with pytest.raises(ConfigError, match="job 'first' has replayed something else"):
-        vault.replay("orders", "copy", job="first", keys=("k1",))
+        copied.replay("orders", "copy", job="first", keys=("k1",))
 
 
-def test_a_damaged_file(vault: Vault) -> None:
+def test_a_damaged_file(copied: Vault) -> None:
     """The file is named, and nothing is published."""
-    vault.add("orders", range(20))
-    vault.archive("orders")
-    file = next(vault.path.glob("topic=orders/*/*/*.parquet"))
+    file = next(copied.path.glob("topic=orders/*/*/*.parquet"))
     data = bytearray(file.read_bytes())
     data[4 : len(data) // 2] = os.urandom(len(data) // 2 - 4)
     file.write_bytes(data)
     file.with_name(f".{file.name}.crc").unlink()
     with pytest.raises(RsmqError, match=f"{file.name} cannot be read as Parquet: it is damaged"):
-        vault.replay("orders", "copy")
+        copied.replay("orders", "copy")
     file.write_bytes(b"PAR1")
     with pytest.raises(RsmqError, match=f"{file.name} cannot be read as Parquet: it is damaged"):
-        vault.replay("orders", "copy")
-    assert not vault.server.exists(vault.keys.topic("copy"))
+        copied.replay("orders", "copy")
+    assert not copied.server.exists(copied.keys.topic("copy"))

@@ -11,7 +11,6 @@ import redis
 from pyspark.sql import SparkSession
 
 from rsmq.keys import Keys
-from rsmq.pipeline import register
 from rsmq.pipeline.archive import Done, Order, archive
 from rsmq.pipeline.replay import Order as ReplayOrder
 from rsmq.pipeline.replay import Plan, Replay
@@ -31,7 +30,6 @@ class Vault:
     connection: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        register(self.spark)
         self.connection = {"url": self.settings.url or "", "prefix": self.settings.prefix}
         self.server = redis.Redis.from_url(self.settings.url or "", protocol=2)
         self.keys = Keys(self.settings.prefix)
