@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 
@@ -96,6 +97,8 @@ class Reclaimer:
             return
         if reply[1] >= 0:
             lane.retry_at = min(lane.retry_at, monotonic() + reply[1] / 1000)
+        while lane.lease.is_held() and any(entry_id in lane.held for entry_id, *_ in reply[2:]):
+            await asyncio.sleep(0.002)  # it came back before the reply to its parking: until then it is in hand
         await self._bury_lost(lane, [entry_id for entry_id, _, fields in reply[2:] if not fields])
         await self._take(
             lane, [(entry_id, attempts, 0, fields) for entry_id, attempts, fields in reply[2:] if fields], retried=True

@@ -44,14 +44,14 @@ class Graveyard:
             self._field = ui.input("payload field", placeholder="shop=7")
             self._since, self._until = moment_input("died since (UTC)"), moment_input("died before (UTC)")
             ui.button("show", on_click=self.load).props("flat")
-        self._count = ui.label()
-        self._table = table(["id", "at", "reason", "#attempts", "key", "error"])
-        self._table.on("rowClick", self._open)
         if frame.desk.allow_changes:
             with ui.row().classes("items-end"):
                 self._rate = ui.number("replay at most a second", min=0, placeholder="no limit").classes("w-48")
                 ui.button("replay all of these", on_click=self._replay_selected)
                 ui.button("purge the group's", on_click=self._purge, color="negative")
+        self._count = ui.label()
+        self._table = table(["id", "at", "reason", "#attempts", "key", "error"])
+        self._table.on("rowClick", self._open)
 
     async def load(self) -> None:
         """Read and show those that are meant."""

@@ -20,6 +20,7 @@ from nicegui.events import GenericEventArguments
 from rsmq.dashboard.desk import Desk
 
 EVERY: Final = 1.0
+PAGE: Final = 25
 PAGES: Final = (("Overview", "/"), ("Members", "/members"), ("Dead letters", "/dead-letters"), ("Devices", "/devices"))
 LINK_CELL: Final = '<q-td :props="props"><a class="text-primary" :href="props.row.url">{{ props.value }}</a></q-td>'
 
@@ -89,7 +90,7 @@ def table(columns: Sequence[str], *, link: str | None = None, title: str | None 
             ],
             rows=[],
             row_key="row",
-            pagination=25,
+            pagination=PAGE,
             title=title,
         )
         .classes("w-full")
@@ -105,6 +106,8 @@ def fill(target: ui.table, rows: Sequence[Row]) -> None:
     numbered = [{"row": number, **row} for number, row in enumerate(rows)]
     if target.rows != numbered:
         target.rows = numbered
+        is_one_page = 0 < len(rows) <= PAGE  # without a footer that offers nothing
+        target.props("hide-bottom") if is_one_page else target.props(remove="hide-bottom")
 
 
 def clicked(event: GenericEventArguments) -> str:

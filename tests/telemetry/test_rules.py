@@ -105,6 +105,34 @@ def test_every_figure_is_drawn_or_watched() -> None:
     }  # fmt: skip
 
 
+UNMODELLED = {"definition"}  # of a variable: what Grafana's editor shows
+
+
+def unread(given: object, read: object, place: str = "") -> Iterator[str]:
+    """What is in a document and not in what became of it."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for name, value in given.items():
+            if name in read:
+                yield from unread(value, read[name], f"{place}/{name}")
+            elif name not in UNMODELLED:
+                yield f"{place}/{name}"
+    elif isinstance(given, list) and isinstance(read, list):
+        for at, (one, other) in enumerate(zip(given, read, strict=True)):
+            yield from unread(one, other, f"{place}/{at}")
+
+
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_grafana_knows_every_field(is_spoilt: bool) -> None:
+    """Grafana's model of a dashboard reads all of it, down to the options of the panels; a typo would be left out."""
+    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder").JSONEncoder()
+    document = json.loads(DASHBOARD.read_text())
+    if is_spoilt:
+        document["panels"][1]["fieldConfig"]["defaults"]["unti"] = "s"
+    read = json.loads(encoder.encode(models.Dashboard.from_json(document)))
+    assert list(unread(document, read)) == (["/panels/1/fieldConfig/defaults/unti"] if is_spoilt else [])
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_agrees() -> None:
     """Where Prometheus' own tool is installed: it reads the rules, and they fire when they should."""

@@ -17,6 +17,7 @@ from tenacity import wait_none
 from rsmq import Broker, ConfigError, Message, Retry, RetryPolicy, Settings
 from rsmq.producer import Producer
 from rsmq.telemetry.tracing import trace
+from tests.contract.witness import until
 
 AGAIN = RetryPolicy(max_attempts=2, wait=wait_none())
 
@@ -35,7 +36,7 @@ class Traces:
 
     async def expect(self, name: str, count: int = 1) -> list[ReadableSpan]:
         """Wait for so many."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.named(name)) < count:
                 await asyncio.sleep(0.01)
         return self.named(name)
@@ -237,3 +238,29 @@ async def test_off_is_off(server_url: str, prefix: str, make: Callable[[Traces],
         assert await asyncio.wait_for(seen.get(), 20) == {}
         with pytest.raises(ConfigError, match="connected already"):
             trace(broker, traces.provider)
+
+
+async def test_what_is_not_chosen_keeps_the_short_way_of_batches(
+    server_url: str, prefix: str, make: Callable[[Traces], Broker], traces: Traces
+) -> None:
+    """A batch handler gets payloads of plain messages without a look at each; one with a context is linked as ever."""
+    broker, seen = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
+    trace(broker, traces.provider, share=0)
+
+    @broker.handler("orders", group="audit", batch=100)
+    async def audit(orders: list[int]) -> None:
+        seen.extend(orders)
+
+    async with broker, make(traces) as elsewhere:
+        await broker.publish_many("orders", range(5))
+        await elsewhere.publish("orders", 5)
+        await broker.publish_many("orders", range(6, 9))
+        async with broker.running():
+            assert broker.worker is not None
+            (consumer,) = broker.worker.consumers
+            assert consumer.queue.takes_stretches
+            (batch,) = await traces.expect("process orders")
+            await until(lambda: len(seen) >= 9, "all are handled")
+        assert sorted(seen) == list(range(9))
+        (published,) = traces.named("publish orders")
+        assert [link.context.span_id for link in batch.links] == [published.context and published.context.span_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,24 @@ def test_nobody_pays_for_it(pytester: pytest.Pytester, monkeypatch: pytest.Monke
     )
     result = pytester.runpytest_subprocess(*PLUGINS)
     result.assert_outcomes(passed=1)
+
+
+def test_installed_it_is_there(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the distribution is installed, its entry point is enough: no `-p`, no line in a conftest."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    about = pytester.mkdir("rsmq-0.dist-info")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rsmq\nVersion: 0\n")
+    named = [f"[{group}]\n{name} = {value}\n" for group, each in entries.items() for name, value in each.items()]
+    (about / "entry_points.txt").write_text("".join(named))
+    monkeypatch.setenv("PYTHONPATH", f"{pytester.path}{os.pathsep}{ROOT}")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        shop=SHOP,
+        test_shop="import pytest\nfrom shop import broker\n\n@pytest.mark.anyio\nasync def test_it(rsmq_harness):\n"
+        "    async with rsmq_harness(broker) as test:\n"
+        "        [outcome] = await test.publish_and_handle('orders', {'n': 1})\n        assert outcome.is_done\n",
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_it_loads_once() -> None:
