@@ -16,7 +16,6 @@ from weakref import WeakSet
 
 import anyio
 from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
@@ -31,6 +30,7 @@ from redis.sentinel import SentinelManagedConnection as BlockingManagedConnectio
 
 from rsmq.address import sentinel_options, split_sentinel, tls_options
 from rsmq.client import BlockingClient, Client
+from rsmq.tls import SharedTls
 
 log = logging.getLogger("rsmq.sentinel")
 
@@ -155,7 +155,7 @@ class Guided(SentinelManagedConnection):
             raise RedisConnectionError(MOVED)
 
 
-class GuidedTls(Guided, AsyncSSLConnection):
+class GuidedTls(Guided, SharedTls):
     """The same by TLS."""
 
 
