@@ -35,7 +35,7 @@ bench: $(READY) ## CPU per message beside the bare client and beside other queue
 
 chaos: $(READY) ## Every fault of docs/chaos.md on every server (an hour or more); ONLY="sigkill ..." for some of them
 	@$(BIN)/python -m tests.chaos $(ONLY)
-	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster tests/pipeline)
+	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster tests/pipeline tests/sentinel)
 
 matrix: $(READY) ## The contract over every server and every way to reach it; writes docs/compatibility.md
 	@$(BIN)/python -m tests.matrix

@@ -94,6 +94,7 @@ def once_by_script(client: redis.Redis, _: list[bytes]) -> None:
 
 def once_by_idmp(client: redis.Redis, _: list[bytes]) -> None:
     """The stream remembers ids per producer, as many and as long as XCFGSET allows."""
+    client.xgroup_create("s", "g", "0", mkstream=True)
     client.execute_command("XCFGSET", "s", "IDMP-MAXSIZE", 10_000, "IDMP-DURATION", WINDOW_MS // 1000)
     for at in range(0, COUNT, BATCH):
         numbers = range(at, at + BATCH)

@@ -31,6 +31,7 @@ from redis.exceptions import (
 from rsmq.address import redact
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, ScriptError, SlotMoved, SlotMoving
 from rsmq.slot import Key
+from rsmq.tls import share_contexts
 
 TRANSIENT = {
     "LOADING": "the server is loading its data",
@@ -128,6 +129,7 @@ class Client(redis.asyncio.Redis):
         self.url, self.timeout = url, timeout
         self._gate = asyncio.Semaphore(MOST_AT_ONCE)
         self.response_callbacks.clear()
+        share_contexts(self.connection_pool)
         return self
 
     # -- where things are (`ClusterClient` answers otherwise) -----------------------------------------------------

@@ -16,7 +16,6 @@ from weakref import WeakSet
 
 import anyio
 from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
@@ -31,6 +30,7 @@ from redis.sentinel import SentinelManagedConnection as BlockingManagedConnectio
 
 from rsmq.address import sentinel_options, split_sentinel, tls_options
 from rsmq.client import BlockingClient, Client
+from rsmq.tls import SharedTls
 
 log = logging.getLogger("rsmq.sentinel")
 
@@ -47,8 +47,8 @@ Address = tuple[str, int]
 class Knowledge:
     """What is known of the master, by the newest configuration that any sentinel has named.
 
-    An older one never counts again, unless all sentinels say so who were asked after it was known: then somebody has
-    set them up anew.
+    A configuration names one master. An older one never counts again, nor another master for the same one, unless all
+    sentinels say so who were asked after it was known: then somebody has set them up anew.
     """
 
     def __init__(self, moved: Callable[[Address], None]) -> None:
@@ -58,9 +58,10 @@ class Knowledge:
 
     def learn(self, states: list[Any], sentinels: int, since: int) -> Address:
         """The master, after what some of so many sentinels say who were asked when epoch `since` was known."""
-        epoch, address = max((int(each["config-epoch"]), (str(each["ip"]), int(each["port"]))) for each in states)
-        is_anew = len(states) == sentinels and since == self.epoch
-        if epoch >= self.epoch or is_anew or self.master is None:
+        said = [(int(each["config-epoch"]), (str(each["ip"]), int(each["port"]))) for each in states]
+        epoch, address = max(said)
+        is_anew = len(states) == sentinels and since == self.epoch and len(set(said)) == 1
+        if epoch > self.epoch or is_anew or self.master is None:
             before, self.epoch, self.master = self.master, epoch, address
             if before not in (None, address):
                 self._moved(address)
@@ -69,6 +70,24 @@ class Knowledge:
     def is_master(self, connection: Any) -> bool:
         """Whether a connection leads there."""
         return self.master in (None, (connection.host, connection.port))
+
+
+ADDRESS: Final = "SENTINEL GET-MASTER-ADDR-BY-NAME"
+
+
+def is_moving(state: Any) -> bool:
+    """Whether this sentinel leads a failover. From the promotion on it names the old master under the new
+    configuration, until every replica follows: only the answer to ADDRESS is right by then."""
+    return state is not None and "failover_in_progress" in state["flags"]
+
+
+def moved(state: Any, address: Any) -> Any:
+    """What it says, with the address that it sends clients to. That one is up, whatever is said of the other."""
+    host, port = address
+    host = host.decode() if isinstance(host, bytes) else host
+    if (host, int(port)) == (state["ip"], int(state["port"])):
+        return state
+    return state | {"ip": host, "port": int(port), "is_sdown": False, "is_odown": False}
 
 
 class Watchers(AsyncSentinel):
@@ -88,6 +107,8 @@ class Watchers(AsyncSentinel):
             async def ask(sentinel: Any) -> None:
                 try:
                     state = (await sentinel.sentinel_masters()).get(service_name)
+                    if is_moving(state):
+                        state = moved(state, await sentinel.execute_command(ADDRESS, service_name))
                 except (RedisError, OSError) as error:
                     log.debug("a sentinel does not answer: %s", error)
                     errors.append(error)
@@ -116,11 +137,13 @@ class BlockingWatchers(Sentinel):
         for sentinel in list(self.sentinels):
             try:
                 masters: Any = sentinel.sentinel_masters()
+                state = masters.get(service_name)
+                if is_moving(state):
+                    state = moved(state, sentinel.execute_command(ADDRESS, service_name))
             except (RedisError, OSError) as error:
                 silent.append(sentinel)
                 errors.append(error)
                 continue
-            state = masters.get(service_name)
             if state and self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
                 states.append(state)
             if len(states) > len(self.sentinels) // 2:
@@ -155,7 +178,7 @@ class Guided(SentinelManagedConnection):
             raise RedisConnectionError(MOVED)
 
 
-class GuidedTls(Guided, AsyncSSLConnection):
+class GuidedTls(Guided, SharedTls):
     """The same by TLS."""
 
 

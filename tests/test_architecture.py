@@ -20,7 +20,7 @@ LAYERS = [
     ),
     (
         "Redis",
-        "address flaw slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
+        "address tls flaw slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
         "novelty preflight vigil",
     ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),

@@ -9,6 +9,7 @@ from typing import Protocol
 import anyio
 
 from rsmq.complaint import Complaints
+from rsmq.connect import retrying
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.turnstile import shares
 from rsmq.errors import BrokerError
@@ -141,8 +142,13 @@ class Rebalancer:
             self._leaving.discard(lane.partition)
 
     async def release(self, lane: Lane) -> None:
-        """Give back the lease of a lane that is drained."""
+        """Give back the lease of a lane that is drained.
+
+        Until the server has heard it: the lane is dropped, and nobody else may read there before the lease runs out.
+        """
         self._keeper.drop_lane(lane)
         self._beat.forget(lane.lease)
-        with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):  # nobody knows of it now
-            await self._leases.release(lane.lease)
+        async for attempt in retrying(self._settings):
+            # shielded: nobody knows of it now
+            with attempt, anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):
+                await self._leases.release(lane.lease)

@@ -98,7 +98,8 @@ def suite(way: str) -> list[str]:
     if way in FAULTS:
         return [FAULTS[way]]
     ignored = (f"--ignore=tests/contract/{name}.py" for name in ELSEWHERE if (name, way) != ELSEWHERE_BUT)
-    return ["tests/contract", "-n", "2", "--dist", "loadgroup", *ignored]  # each with a stage of its own
+    # two processes, each with a stage of its own; the limit of a test is for a machine that has nothing else to do
+    return ["tests/contract", "-n", "2", "--dist", "loadgroup", "--timeout=400", *ignored]
 
 
 def read(result: Result, report: Path) -> None:

@@ -99,6 +99,7 @@ async def test_a_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) 
             for _ in range(2):
                 await scene.handles(150)
                 scene.excuse("the master was lost")
+                scene.story.rewound = "the master was lost"  # with it what had been settled a moment before
                 before = await anyio.to_thread.run_sync(sentinels.master_port)
                 victim = next(member for member in sentinels.members if member.port == before)
                 getattr(victim, how)()
@@ -107,9 +108,9 @@ async def test_a_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) 
                 await anyio.to_thread.run_sync(victim.start if how == "kill" else victim.resume)
                 await scene.handles(300)
                 await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
-        verdict = await scene.verdict(seconds=30)
+        verdict = await scene.verdict(seconds=60)
         assert not verdict.faults, verdict
-        assert all(hand.exit_code is None for hand in scene.crew.hands), f"a worker gave up: {scene.crew.log(20_000)}"
+        assert not any(hand.exit_code for hand in scene.crew.hands), f"a worker gave up: {scene.crew.log(20_000)}"
 
 
 @LONG
@@ -121,11 +122,12 @@ async def test_a_master_is_cut_off(tmp_path: Path, bordered: tuple[Sentinels, Bo
         async with scene.load(seconds=0.005):
             await scene.handles(150)
             scene.excuse("the master was cut off")
+            scene.story.rewound = "the master was cut off"
             border.part()
             await switched(sentinels, border.port)
             await scene.handles(200)
             await scene.until(lambda: border.clients == 0, "nobody stays with the old master")
             border.heal()
             await scene.handles(200)
-        verdict = await scene.verdict(seconds=30)
+        verdict = await scene.verdict(seconds=60)
         assert not verdict.faults, verdict
