@@ -187,8 +187,10 @@ class Consumer:
         await announce(self._client, self._keys, self.topic.name, self.handler.group)
 
     async def _watch_pause(self) -> None:
+        seen = 0
         while True:
-            await self.membership.wait(PAUSE_LOOK)
+            await self.membership.wait(PAUSE_LOOK, seen)
+            seen = self.membership.changes
             if self._runner.turnstile is not None:
                 self._runner.kick_soon()  # its share may have grown
             if self.membership.paused != self._intake.is_paused:

@@ -47,7 +47,8 @@ async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
 class Membership:
     """Watches a group: its members' heartbeats, their presence, and whether it is paused.
 
-    `live` always contains this member; leases of members in `absent` may be taken before they run out.
+    `live` always contains this member; leases of members in `absent` may be taken before they run out. `changes` counts
+    how often any of it has changed.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Membership:
         self._waiters: set[asyncio.Event] = set()
         self._look_at = 0.0
         self._was_out = False
+        self.changes = 0
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
         self.paused = False
@@ -100,11 +102,14 @@ class Membership:
 
     def rouse(self) -> None:
         """End every `wait`: something of ours has changed."""
+        self.changes += 1
         for event in self._waiters:
             event.set()
 
-    async def wait(self, timeout: float) -> None:
-        """Until the view changes, at most `timeout` seconds."""
+    async def wait(self, timeout: float, seen: int | None = None) -> None:
+        """Until the view changes, at most `timeout` seconds. `seen`: the `changes` that the caller knows of."""
+        if seen is not None and seen != self.changes:
+            return
         event = asyncio.Event()
         self._waiters.add(event)
         try:
