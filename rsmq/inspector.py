@@ -19,7 +19,7 @@ from rsmq.keys import Keys
 from rsmq.novelty import newer_commands
 from rsmq.observer import Observer
 from rsmq.preflight import findings_of, gather_facts
-from rsmq.script import OUTLINE_PARTITION, Value
+from rsmq.script import Value
 from rsmq.settings import Settings
 from rsmq.snapshot import Snapshot
 from rsmq.state import (
@@ -66,13 +66,18 @@ class Inspector:
         topic = await self._topics.find(name)
         if topic is None:
             return None
-        numbers = range(topic.partitions)
-        names = [(self._keys.stream(name, number), self._keys.delayed(name, number)) for number in numbers]
-        outlines = await self._ask([OUTLINE_PARTITION.full_command(each, ()) for each in names])
-        partitions = tuple(map(partition_state, numbers, outlines))
-        groups = {group.decode() for outline in outlines for group in outline[4:]}
-        length, delayed = (sum(getattr(each, field) for each in partitions) for field in ("length", "delayed"))
-        return TopicState(topic, length, delayed, tuple(sorted(groups)), partitions)
+        streams = self._streams(topic)
+        count = topic.partitions
+        replies = await self._ask(  # no script, which would spare two payloads: a user who may only look runs none
+            [("XINFO", "STREAM", stream) for stream in streams]
+            + [("XINFO", "GROUPS", stream) for stream in streams]
+            + [("ZCARD", self._keys.delayed(name, number)) for number in range(count)]
+        )
+        delayed = replies[2 * count :]
+        partitions = tuple(partition_state(number, replies[number], delayed[number]) for number in range(count))
+        groups = {as_dict(row)["name"].decode() for rows in replies[count : 2 * count] for row in rows or ()}
+        length = sum(partition.length for partition in partitions)
+        return TopicState(topic, length, sum(delayed), tuple(sorted(groups)), partitions)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from rsmq.clock import from_epoch_ms
 from rsmq.preflight import Finding
+from rsmq.stream import as_dict
 from rsmq.topic import Topic
 
 
@@ -111,10 +112,13 @@ class ServerState:
         return any(finding.level == "refuse" for finding in self.findings)
 
 
-def partition_state(partition: int, outline: list[Any]) -> PartitionState:
-    """From the script that outlines a partition."""
-    length, first, last, delayed, *_ = outline
-    return PartitionState(partition, length, first.decode() or None, last.decode() or None, delayed)
+def partition_state(partition: int, reply: list[Any] | None, delayed: int) -> PartitionState:
+    """From XINFO STREAM."""
+    if reply is None:
+        return PartitionState(partition, 0, None, None, delayed)
+    info = as_dict(reply)
+    first, last = (info[name][0].decode() if info[name] else None for name in ("first-entry", "last-entry"))
+    return PartitionState(partition, info["length"], first, last, delayed)
 
 
 def share_state(

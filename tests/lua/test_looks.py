@@ -1,4 +1,4 @@
-"""The scripts that only look: what they answer, and that they change nothing."""
+"""The script that looks at a group: what it answers, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.connect import Client
 from rsmq.keys import Keys
-from rsmq.script import LOOK_AT_MEMBERS, OUTLINE_PARTITION
+from rsmq.script import LOOK_AT_MEMBERS
 
 pytestmark = pytest.mark.anyio
 
@@ -17,11 +17,6 @@ async def look(client: Client, keys: Keys) -> list[Any]:
     """One call of look_at_members."""
     names = (keys.members("t", "g"), keys.group("t", "g"), keys.alive("t", "g", ""))
     return await LOOK_AT_MEMBERS(client, names)
-
-
-async def outline(client: Client, keys: Keys) -> list[Any]:
-    """One call of outline_partition."""
-    return await OUTLINE_PARTITION(client, (keys.stream("t", 0), keys.delayed("t", 0)))
 
 
 async def test_nobody_is_there(client: Client, keys: Keys) -> None:
@@ -43,16 +38,3 @@ async def test_members_and_whose_heartbeat_is_there(client: Client, keys: Keys) 
         assert told == paused
         assert dict(zip(members[::2], members[1::2], strict=True)) == {b"lives": 1, b"is gone": 0}
         await client.execute_command("HSET", keys.group("t", "g"), "paused", "1")
-
-
-async def test_the_outline_of_a_partition(client: Client, keys: Keys) -> None:
-    """Before it exists, empty with a group, and with messages: two ids, and not a byte of a payload."""
-    assert await outline(client, keys) == [0, b"", b"", 0]
-    stream = keys.stream("t", 0)
-    assert await client.execute_command("EXISTS", stream) == 0
-    await client.execute_command("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
-    await client.execute_command("ZADD", keys.delayed("t", 0), 1, "x")
-    assert await outline(client, keys) == [0, b"", b"", 1, b"g"]
-    for number in (1, 2, 3):
-        await client.execute_command("XADD", stream, f"{number}-0", "data", "x" * 1000)
-    assert await outline(client, keys) == [3, b"1-0", b"3-0", 1, b"g"]
