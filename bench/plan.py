@@ -43,6 +43,7 @@ class Plan:
     replay_length: int = 10_000
     load: float = 0.4
     per_core: float = 0.7
+    gateway_bytes: float = 0.0
     node_gib: float = 26.0
 
     @property
@@ -107,6 +108,8 @@ class Plan:
             ("devices, GiB", self.devices_bytes / gib,
              f"{self.devices:,} with three letters of {figure(self.device_bytes)} bytes together, "
              f"{self.connected_share:.0%} connected at {figure(self.session_bytes)} bytes"),
+            ("gateways' memory, GiB", self.devices * self.connected_share * self.gateway_bytes / gib,
+             f"{figure(self.gateway_bytes)} bytes of Python's a session; its connection to the device is not in it"),
             ("masters by memory", self.masters_by_memory, f"{figure(self.node_gib)} GiB of data each"),
             ("**masters**", self.masters, "the larger of both; as many replicas, or twice, for failover"),
             ("partitions of the topic", self.partitions, "four a master"),
@@ -154,5 +157,6 @@ def costs_of(docs: Path, studies: dict[str, Any]) -> dict[str, Any]:
             publish_commands=publish["commands"], consume_commands=consume["commands"],
             entry_bytes=largest["pending"]["server_bytes"], device_bytes=largest["devices"]["server_bytes"],
             session_bytes=largest["devices"]["session_bytes"], letter_us=largest["devices"]["send_us"],
+            gateway_bytes=largest["devices"]["gateway_bytes"],
         )
     )  # fmt: skip

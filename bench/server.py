@@ -91,11 +91,23 @@ class Watch:
         """Bytes more than at the start."""
         return int(self._client.info("memory")["used_memory"] - self._memory)
 
+    def _logged(self) -> list[tuple[int, bytes]]:
+        """What took long: microseconds by the wall, and which command or script it was. The longest first."""
+        rows = self._client.execute_command("SLOWLOG GET", -1)
+        found = [(int(row["duration"]), b" ".join(row["command"].split()[:2])) for row in rows]
+        return sorted((each for each in found if not each[1].startswith(OWN)), reverse=True)
+
     @property
     def longest_us(self) -> int:
         """Microseconds of the longest call, of what kind soever; 0 when none took long."""
-        rows = self._client.execute_command("SLOWLOG GET", -1)
-        return max((int(row["duration"]) for row in rows if not row["command"].startswith(OWN)), default=0)
+        return next((duration for duration, _ in self._logged()), 0)
+
+    @property
+    def usual_us(self) -> int:
+        """Microseconds of the median call of the kind that the longest one is of: that one may have been held up."""
+        logged = self._logged()
+        alike = [duration for duration, kind in logged if kind == logged[0][1]]
+        return alike[len(alike) // 2] if alike else 0
 
     @property
     def calls(self) -> int:

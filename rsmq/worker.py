@@ -18,6 +18,7 @@ import anyio.to_thread
 from rsmq.connect import Client, Connector, retrying
 from rsmq.consumer.auditor import Auditor
 from rsmq.consumer.consumer import Consumer
+from rsmq.consumer.convoy import Convoy
 from rsmq.consumer.delayer import Delayer
 from rsmq.consumer.execution import build_call
 from rsmq.consumer.lookout import Lookout
@@ -70,6 +71,7 @@ class Worker:
         self._handlers, self._middlewares, self._lifespans = handlers, middlewares, lifespans
         self._topics = Topics(client, keys, self._settings)
         self._ticker = Ticker(client, keys, self._settings, self._topics, self.member, schedules)
+        self._convoy = Convoy(client)  # for what many handlers ask at the same time
         self._stops: list[float] = []
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -83,6 +85,7 @@ class Worker:
             for grace in self._stops:
                 self.stop(grace)
             async with anyio.create_task_group() as upkeep:
+                await upkeep.start(self._convoy.run)
                 upkeep.start_soon(self._delayer().run)
                 upkeep.start_soon(self._retention().run)
                 upkeep.start_soon(Lookout(self._settings, lambda: self.consumers).run)
@@ -124,7 +127,9 @@ class Worker:
 
     def _consumer(self, handler: Handler, topic: Topic, beat: Beat) -> Consumer:
         call = build_call(handler, self._middlewares)
-        return Consumer(self._client, self._keys, self._settings, self.member, topic, handler, call, beat)
+        return Consumer(
+            self._client, self._keys, self._settings, self.member, topic, handler, call, beat, self._convoy.ask
+        )
 
     def _delayer(self) -> Delayer:
         def partitions() -> list[tuple[str, int]]:

@@ -31,7 +31,7 @@ from rsmq.errors import BrokerError
 from rsmq.handler import Call, Handler
 from rsmq.heartbeat.beat import Beat
 from rsmq.heartbeat.lease import Leases
-from rsmq.heartbeat.membership import Membership, announce
+from rsmq.heartbeat.membership import Ask, Membership, announce
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups
@@ -60,12 +60,13 @@ class Consumer:
         handler: Handler,
         call: Call,
         beat: Beat,
+        ask: Ask | None = None,
     ) -> None:
         self.topic, self.handler, self.member = topic, handler, member
         self.stats: Counter[str] = Counter()
         self.lanes: dict[int, Lane] = {}
         self._client, self._keys, self._settings, self._beat = client, keys, settings, beat
-        self.membership = Membership(client, keys, settings, member, topic.name, handler.group)
+        self.membership = Membership(client, keys, settings, member, topic.name, handler.group, ask)
         self._leases = Leases(client, keys, settings, member)
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self._settler = Settler(client, settings, member, handler.group, self.drop_lane, self.stats)
@@ -186,8 +187,10 @@ class Consumer:
         await announce(self._client, self._keys, self.topic.name, self.handler.group)
 
     async def _watch_pause(self) -> None:
+        seen = 0
         while True:
-            await self.membership.wait(PAUSE_LOOK)
+            await self.membership.wait(PAUSE_LOOK, seen)
+            seen = self.membership.changes
             if self._runner.turnstile is not None:
                 self._runner.kick_soon()  # its share may have grown
             if self.membership.paused != self._intake.is_paused:

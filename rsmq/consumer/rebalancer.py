@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import anyio
 
@@ -23,6 +23,9 @@ from rsmq.settings import Settings
 from rsmq.topic import Topic
 
 log = logging.getLogger("rsmq.lease")
+
+SETTLED_LOOK: Final = 2.0
+"""Seconds between two looks of a member that has all its partitions: what changes is told."""
 
 
 class LaneKeeper(Protocol):
@@ -67,9 +70,9 @@ class Rebalancer:
         """Follow the membership until cancelled."""
         task_status.started()
         tick = self._settings.presence_interval.total_seconds()
-        longest = self._settings.heartbeat_interval.total_seconds()  # what changes meanwhile is told
         async with anyio.create_task_group() as tasks:
             while True:
+                seen = self._membership.changes
                 self._drop_lost()
                 mine = self._assigned()
                 try:
@@ -81,7 +84,7 @@ class Rebalancer:
                         self._leaving.add(partition)
                         tasks.start_soon(self._hand_over, lane)
                 is_settled = mine == self._lanes.keys()
-                await self._membership.wait(longest if is_settled else tick)
+                await self._membership.wait(SETTLED_LOOK if is_settled else tick, seen)
 
     def _assigned(self) -> set[int]:
         salt = f"{self._topic.name}/{self._handler.group}"

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 import anyio
+import anyio.abc
 
 from rsmq.clock import monotonic
 from rsmq.connect import Client
@@ -13,10 +18,25 @@ from rsmq.errors import BrokerError
 from rsmq.heartbeat.liveness import Liveness
 from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
-from rsmq.script import LOOK_AT_MEMBERS
+from rsmq.script import LOOK_AT_MEMBERS, Script, Value
 from rsmq.settings import Settings
 
 log = logging.getLogger("rsmq.membership")
+
+GRID: Final = 0.05
+"""Seconds to which looks are rounded up, so that those of many groups leave in few writes."""
+
+Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
+
+
+async def _by_itself(client: Client, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    return await script(client, keys, args)
+
+
+def _until_together(seconds: float) -> float:
+    """The span that ends at the next common time after it."""
+    now = monotonic()
+    return math.ceil((now + seconds) / GRID) * GRID - now
 
 
 async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
@@ -27,10 +47,22 @@ async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
 class Membership:
     """Watches a group: its members' heartbeats, their presence, and whether it is paused.
 
-    `live` always contains this member; leases of members in `absent` may be taken before they run out.
+    `live` always contains this member; leases of members in `absent` may be taken before they run out. `changes` counts
+    how often any of it has changed.
     """
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, member: str, topic: str, group: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        settings: Settings,
+        member: str,
+        topic: str,
+        group: str,
+        ask: Ask | None = None,
+    ) -> None:
+        """`ask` carries the looks of many groups together; without it each goes by itself."""
+        self._ask = partial(_by_itself, client) if ask is None else ask
         self._client, self._keys, self._member, self._topic, self._group = client, keys, member, topic, group
         self._interval = settings.heartbeat_interval.total_seconds()
         self._presence_interval = settings.presence_interval.total_seconds()
@@ -42,6 +74,7 @@ class Membership:
         self._waiters: set[asyncio.Event] = set()
         self._look_at = 0.0
         self._was_out = False
+        self.changes = 0
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
         self.paused = False
@@ -51,7 +84,7 @@ class Membership:
         await self._look()
         task_status.started()
         while True:
-            with anyio.move_on_after(self._presence_interval if self._watched else self._interval):
+            with anyio.move_on_after(_until_together(self._presence_interval if self._watched else self._interval)):
                 await self._noticed.wait()
             if self._noticed.is_set():
                 self._look_at = 0.0
@@ -69,11 +102,14 @@ class Membership:
 
     def rouse(self) -> None:
         """End every `wait`: something of ours has changed."""
+        self.changes += 1
         for event in self._waiters:
             event.set()
 
-    async def wait(self, timeout: float) -> None:
-        """Until the view changes, at most `timeout` seconds."""
+    async def wait(self, timeout: float, seen: int | None = None) -> None:
+        """Until the view changes, at most `timeout` seconds. `seen`: the `changes` that the caller knows of."""
+        if seen is not None and seen != self.changes:
+            return
         event = asyncio.Event()
         self._waiters.add(event)
         try:
@@ -109,7 +145,7 @@ class Membership:
     async def _look_at_members(self) -> None:
         place = self._keys.members(self._topic, self._group)
         names = (place, self._keys.group(self._topic, self._group), self._keys.alive(self._topic, self._group, ""))
-        seconds, micros, paused, *found = await LOOK_AT_MEMBERS(self._client.node_for(place), names)
+        seconds, micros, paused, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
         now = monotonic()
         self._members = sorted(member.decode() for member in found[::2])
         alive = [member.decode() for member, is_there in zip(found[::2], found[1::2], strict=True) if is_there]

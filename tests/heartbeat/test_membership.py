@@ -57,6 +57,18 @@ async def test_a_join_is_seen_when_it_is_announced(client: Client, keys: Keys, s
         assert membership.live == ("me", "other")
 
 
+async def test_a_change_is_not_missed(client: Client, keys: Keys, settings: Settings) -> None:
+    """What has changed between somebody's look and his wait ends that wait at once."""
+    slow = settings.model_copy(update={"presence_grace": timedelta(0), "heartbeat": timedelta(hours=1)})
+    async with watching(client, slow) as membership:
+        seen = membership.changes
+        await register(client, keys, "other", timedelta(minutes=1))
+        membership.notice()
+        await until(lambda: membership.live == ("me", "other"), "it is seen")
+        async with asyncio.timeout(30):
+            await membership.wait(3600, seen)
+
+
 async def test_an_announcement_reaches_every_member(client: Client, connector: Connector, settings: Settings) -> None:
     """A pause set by anybody is seen by all without waiting for the next look."""
     slow = settings.model_copy(update={"lease_ttl": timedelta(minutes=10), "presence_grace": timedelta(0)})
