@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socketserver import ThreadingMixIn
+from types import ModuleType
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import httpx
@@ -114,8 +118,8 @@ def test_after_a_fork(server: Server, settings: Settings) -> None:
     assert stored(server, settings, "orders") == 5
 
 
-def test_a_wsgi_application(server: Server, settings: Settings, broker: Broker) -> None:
-    """Flask, with a thread for each request, as its servers do it."""
+def flask_shop(broker: Broker) -> Any:
+    """An application that publishes an order for each request."""
     flask = pytest.importorskip("flask")
     app = flask.Flask("shop")
 
@@ -123,7 +127,33 @@ def test_a_wsgi_application(server: Server, settings: Settings, broker: Broker) 
     def order() -> dict[str, str]:
         return {"id": broker.publish_sync("orders", flask.request.get_json(), key="k")}
 
-    listening = make_server("127.0.0.1", 0, app, server_class=ThreadedServer, handler_class=Silent)
+    return app
+
+
+def django_shop(broker: Broker) -> Any:
+    """The same; its settings are made once for the process."""
+    pytest.importorskip("django")
+    from django.conf import settings
+    from django.core.handlers.wsgi import WSGIHandler
+    from django.http import HttpRequest, JsonResponse
+    from django.urls import path
+
+    def order(request: HttpRequest) -> JsonResponse:
+        return JsonResponse({"id": broker.publish_sync("orders", json.loads(request.body), key="k")})
+
+    urls = ModuleType("urls")
+    urls.urlpatterns = [path("orders", order)]  # type: ignore[attr-defined]
+    if not settings.configured:
+        settings.configure(ROOT_URLCONF=urls, ALLOWED_HOSTS=["*"], SECRET_KEY="of a test")
+    return WSGIHandler()
+
+
+@pytest.mark.parametrize("shop", [flask_shop, django_shop])
+def test_a_wsgi_application(
+    server: Server, settings: Settings, broker: Broker, shop: Callable[[Broker], Callable[..., Any]]
+) -> None:
+    """Flask and Django, with a thread for each request, as their servers do it."""
+    listening = make_server("127.0.0.1", 0, shop(broker), server_class=ThreadedServer, handler_class=Silent)
     serving = threading.Thread(target=listening.serve_forever)
     serving.start()
     try:
