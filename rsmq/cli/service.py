@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Final
 
 import anyio
@@ -26,7 +27,7 @@ SLACK: Final = 15.0
 
 
 class Service:
-    """Obeys signals for one process. Before a broker is served a signal simply ends it.
+    """Obeys signals for one process. Before a broker is served a signal simply ends it; when it has been, none does.
 
     Invariant: whatever the handlers do (block the loop, ignore cancellation), the process ends within the grace and a
     lease once it was told to stop.
@@ -44,7 +45,7 @@ class Service:
         self.enter(respond(self.stage, number))
         if self.stage == Stage.ABORTED:
             os._exit(128 + number)
-        if self._loop is None:
+        if self._broker is None:  # later it would be raised in the middle of a loop that starts or closes
             raise SystemExit(0)
 
     def enter(self, stage: Stage) -> None:
@@ -57,9 +58,13 @@ class Service:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._act, stage)
 
-    async def run(self, broker: Broker, around: Lifespan = contextlib.nullcontext) -> None:
-        """Serve until the broker has stopped, inside of `around`."""
-        self._broker, self._loop = broker, asyncio.get_running_loop()
+    def serve(self, broker: Broker, around: Lifespan = contextlib.nullcontext) -> None:
+        """Run an event loop until the broker has stopped, inside of `around`."""
+        self._broker = broker
+        anyio.run(self._run, broker, around, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+
+    async def _run(self, broker: Broker, around: Lifespan) -> None:
+        self._loop = asyncio.get_running_loop()
         try:
             with anyio.CancelScope() as self._scope:
                 if self.stage == Stage.RUNNING:

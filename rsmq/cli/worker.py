@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,8 +90,7 @@ def serve(
             note_messages(broker)
         watched = around(broker, metrics, slot)
         relax()
-        options = {"use_uvloop": find_spec("uvloop") is not None}
-        anyio.run(service.run, broker, watched, backend_options=options)
+        service.serve(broker, watched)
     if has_stuck_threads():
         leave(0)
 

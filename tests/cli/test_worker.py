@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,6 +145,29 @@ def test_parent_passes_signals_on(cli: Cli, start: Start, app: Path) -> None:
     assert parent.end() == 0
     assert not parent.matching("finished")
     assert not any(is_alive(pid) for pid in parent.pids)
+
+
+LATE = """
+import signal
+from rsmq import Broker
+from rsmq.cli.service import Service
+from rsmq.supervisor import Stage, signals
+
+service = Service(None)
+service.enter(Stage.QUIET)
+with signals(service.obey):
+    service.serve(Broker())
+    signal.raise_signal(signal.SIGTERM)
+    print(service.stage.name)
+"""
+
+
+def test_a_signal_when_all_is_over(cli: Cli) -> None:
+    """It is noted and raises nothing: the event loop may just be closing, and the worker would end with an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], env=cli.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "STOPPING\n", "")
 
 
 def test_mistake_stops_all_and_is_told_once(cli: Cli, start: Start, app: Path) -> None:
