@@ -36,12 +36,12 @@ PATIENCE = 60.0
 
 
 def name_of(letter: DeadLetter) -> Name:
-    """Which message a dead letter was; what nobody can read is named by its stream id."""
+    """Which message a dead letter was; what nobody can read is named by its partition and stream id."""
     try:
         data = json.loads(letter.data or b"")
         return str(data["key"]), int(data["n"])
     except (ValueError, TypeError, KeyError, RecursionError):
-        return f"entry {letter.origin}", 0
+        return f"entry {letter.partition}/{letter.origin}", 0
 
 
 class Scene:

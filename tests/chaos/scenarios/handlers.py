@@ -166,9 +166,9 @@ async def malformed(stage: Stage) -> Verdict:
 
 
 def _add_raw(scene: Scene, server: Server, fields: list[object]) -> None:
-    stream = scene.broker.keys.stream(TOPIC, scene.random.randrange(8))
-    entry_id = ask(server, "XADD", stream, "*", *fields).decode()
-    scene.story.poison.add((f"entry {entry_id}", 0))
+    partition = scene.random.randrange(8)
+    entry_id = ask(server, "XADD", scene.broker.keys.stream(TOPIC, partition), "*", *fields).decode()
+    scene.story.poison.add((f"entry {partition}/{entry_id}", 0))
 
 
 @scenario(
