@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -275,15 +276,15 @@ def compose(middlewares: Sequence[Middleware], innermost: Call) -> Call:
     return innermost
 
 
-class Wrapping:
+class Wrapping(ABC):
     """A middleware that makes the call around the next one itself, once: it can leave out what most messages need not.
 
     What it makes may have an attribute `plain`: see `plain_call`.
     """
 
+    @abstractmethod
     def wrap(self, call_next: Call) -> Call:
         """The call around the next one."""
-        raise NotImplementedError
 
     def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
         """As any other middleware."""

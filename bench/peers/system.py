@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ class Marks:
             time.sleep(SAMPLE_SECONDS)
 
 
-class System:
+class System(ABC):
     """One queue. Subclasses say how to connect, publish and work; constructors do no I/O.
 
     `publish` may be a coroutine function or, where the library blocks, a plain one.
@@ -116,22 +117,22 @@ class System:
         self._marks = Marks(options)
         self._is_holding = options.mode == "hold"
 
-    async def open(self) -> None:
+    async def open(self) -> None:  # noqa: B027 - a hook
         """Connect for publishing."""
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> None:  # noqa: B027 - a hook
         """Make what has to exist before the first message; the server is empty."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - a hook
         """Let go of what `open` took."""
 
     async def publish_fast(self, payloads: list[Payload]) -> None:
         """The quickest documented way; without a bulk call that is 64 at once."""
         await concurrently(self.publish, payloads)
 
+    @abstractmethod
     def work(self) -> None:
         """Be a worker until a signal ends the process."""
-        raise NotImplementedError
 
     async def handle(self, message: Payload) -> None:
         """The body of every handler that is a coroutine."""
