@@ -87,7 +87,9 @@ Behind the verdict: how many messages were handled twice because of the fault (a
 after its work runs again), the longest time until work went on, and how many messages were lost of those that the
 server's own promise leaves out, or that somebody else has taken. Times were taken beside other work on a machine with
 two cores: they show the order of magnitude. An empty cell was not played there: what has to do with rsmq alone is
-played on one server. The columns valkey-9.1 and redis-8.2 were each played as a whole; valkey-8.1 is from earlier runs.
+played on one server. The columns valkey-9.1 and redis-8.2 were each played
+as a whole, before the last changes to the audit (`rsmq/consumer/auditor.py`) and to the heartbeat's looks; on
+valkey-9.1 the five scenarios that the audit touches were played again after it. valkey-8.1 is from earlier runs.
 """
 
 OPEN = """
