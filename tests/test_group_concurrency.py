@@ -18,7 +18,8 @@ from rsmq import Broker, ConfigError, Rate, Settings
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.turnstile import GatedTurnstile, Turnstile, shares
 from rsmq.handler import build_handler
-from tests.contract.witness import Witness, settled, until
+from tests.contract.witness import Witness, settled
+from tests.patience import until
 
 
 @given(st.integers(1, 200), st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=40))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import anyio
@@ -14,19 +13,13 @@ from rsmq.group import reset_group, set_paused
 from rsmq.inspector import Inspector, installed, read_info
 from rsmq.keys import Keys
 from rsmq.topic import Topics
+from tests.patience import until
 
 
 @pytest.fixture
 def inspector(client: Client, keys: Keys, settings: Settings) -> Inspector:
     """What is tested."""
     return Inspector(client, keys, settings)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens in this process."""
-    with anyio.fail_after(30):
-        while not condition():
-            await anyio.sleep(0.005)
 
 
 async def test_nothing_is_an_answer(inspector: Inspector) -> None:
@@ -88,7 +81,7 @@ async def test_what_is_where(inspector: Inspector, settings: Settings) -> None:
                     break
         topic, (member,) = await inspector.topic("orders"), await inspector.members("orders", "billing")
         held.set()
-        await until(lambda: len(seen) == 4)
+        await until(lambda: len(seen) == 4, "all were seen")
     (share,) = group.shares
     assert (group.distribution, group.is_paused, group.is_lag_exact) == ("hash", False, True)
     assert group.members == (member.id,) == (share.owner,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -30,6 +30,7 @@ from rsmq.settings import Settings
 from rsmq.stream import ensure_groups, groups_of
 from rsmq.topic import Topics
 from rsmq.wire import Wire, pack
+from tests.patience import until
 from tests.servers import Server
 
 
@@ -59,15 +60,6 @@ async def stored(client: Client, keys: Keys, topic: str, partitions: int = 8) ->
         for _, fields in await client.execute_command("XRANGE", keys.stream(topic, number), "-", "+"):
             found.append(dict(zip(fields[::2], fields[1::2], strict=True)))
     return found
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for a state; fail with `what` if it does not come."""
-    with anyio.move_on_after(30):
-        while not await condition():
-            await anyio.sleep(0.005)
-        return
-    raise AssertionError(f"never: {what}")
 
 
 async def failed(producer: Producer) -> bool:

@@ -17,7 +17,8 @@ from rsmq.consumer import gate as gates
 from rsmq.consumer.gate import Gate
 from rsmq.handler import build_handler
 from rsmq.rate import Window
-from tests.contract.witness import Witness, settled, until
+from tests.contract.witness import Witness, settled
+from tests.patience import until
 
 HOUR = timedelta(hours=1)
 

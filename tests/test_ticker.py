@@ -15,7 +15,8 @@ import pytest
 
 from rsmq import Broker, ConfigError, Router, Settings
 from rsmq.testing import Harness
-from tests.contract.witness import Witness, until
+from tests.contract.witness import Witness
+from tests.patience import until
 
 ROOT = Path(__file__).parents[1]
 TICK = timedelta(milliseconds=200)

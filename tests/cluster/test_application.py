@@ -12,7 +12,8 @@ from rsmq import Broker, RetryPolicy
 from rsmq.testing import Harness
 from rsmq.testing.cleaning import remove_keys
 from tests.cluster.cluster import Cluster
-from tests.contract.witness import Witness, until
+from tests.contract.witness import Witness
+from tests.patience import until
 
 
 async def test_the_clock_moves(broker: Broker, cluster: Cluster, prefix: str) -> None:

@@ -24,6 +24,7 @@ from rsmq.preflight import preflight
 from rsmq.topic import Topics
 from rsmq.wire import Wire, pack
 from tests.cluster.cluster import Cluster
+from tests.patience import until
 from tests.test_keys import ACL
 
 PARTITIONS = 12
@@ -86,9 +87,7 @@ async def test_all_partitions_over_all_nodes_in_order(broker: Broker, cluster: C
         expected = await publish(broker, keys=40, each=25)
         await record.complete(expected)
         assert record.total == 1000
-        with anyio.fail_after(30):
-            while other.total < 1000:
-                await anyio.sleep(0.02)
+        await until(lambda: other.total >= 1000, "the other has 1000")
         assert other.total == 1000
         ids = await broker.publish_many("t", [{"n": 25}] * 40)
         assert len(set(ids)) == 40

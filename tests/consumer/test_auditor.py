@@ -14,7 +14,8 @@ from rsmq.consumer.auditor import Auditor
 from rsmq.consumer.consumer import Consumer
 from rsmq.keys import Keys
 from rsmq.settings import Settings
-from tests.contract.witness import settled, until
+from tests.contract.witness import settled
+from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import anyio
@@ -14,16 +13,10 @@ from rsmq.consumer.delayer import MOST_AT_ONCE, Delayer
 from rsmq.keys import Keys
 from rsmq.message import pack_fields
 from rsmq.settings import Settings
+from tests.patience import until
 from tests.servers import Server
 
 PLACES = [("orders", 0), ("orders", 1)]
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a state."""
-    with anyio.fail_after(30):
-        while not await condition():
-            await anyio.sleep(0.005)
 
 
 async def delay(client: Client, keys: Keys, partition: int, due: int, data: str) -> None:
@@ -49,7 +42,7 @@ async def test_due_messages_move_in_order(client: Client, keys: Keys, settings: 
         async def arrived() -> bool:
             return await moved(client, keys, 0) == [b"1", b"2", b"soon"]
 
-        await until(arrived)
+        await until(arrived, "it arrived")
         tasks.cancel_scope.cancel()
     assert await client.execute_command("ZCARD", keys.delayed("orders", 0)) == 1
 
@@ -68,7 +61,7 @@ async def test_one_call_is_bounded_and_the_rest_follows(client: Client, keys: Ke
         async def arrived() -> bool:
             return len(await moved(client, keys, 1)) >= 1000
 
-        await until(arrived)
+        await until(arrived, "it arrived")
         tasks.cancel_scope.cancel()
     assert await moved(client, keys, 1) == [b"%d" % number for number in range(1000)]
 
@@ -85,7 +78,7 @@ async def test_it_looks_where_it_is_told_to(client: Client, keys: Keys, settings
         async def arrived() -> bool:
             return await moved(client, keys, 1) == [b"1"]
 
-        await until(arrived)
+        await until(arrived, "it arrived")
         tasks.cancel_scope.cancel()
     assert await moved(client, keys, 0) == []
 
@@ -115,17 +108,15 @@ async def test_an_outage_is_waited_out(keys: Keys, caplog: pytest.LogCaptureFixt
             async def before() -> bool:
                 return await moved(client, keys, 0) == [b"before"]
 
-            await until(before)
+            await until(before, "it waits")
             await asyncio.to_thread(server.kill)
-            with anyio.fail_after(30):
-                while not caplog.records:
-                    await anyio.sleep(0.01)
+            await until(lambda: caplog.records, "the outage is logged")
             await asyncio.to_thread(server.start)
             await delay(client, keys, 0, 1, "after")
 
             async def after() -> bool:
                 return (await moved(client, keys, 0))[-1:] == [b"after"]
 
-            await until(after)
+            await until(after, "it has moved")
             tasks.cancel_scope.cancel()
         assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1

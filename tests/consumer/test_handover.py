@@ -8,7 +8,8 @@ import pytest
 
 from rsmq import Broker, BrokerUnavailable, Settings
 from rsmq.heartbeat.lease import Lease, Leases
-from tests.contract.witness import lanes, until
+from tests.contract.witness import lanes
+from tests.patience import until
 
 
 async def test_a_lease_is_given_back_though_the_line_breaks(

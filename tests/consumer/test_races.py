@@ -27,7 +27,8 @@ from rsmq.handler import build_handler
 from rsmq.settings import Settings
 from rsmq.wire import Wire, pack
 from tests.consumer.test_queue import make_lane, make_message
-from tests.contract.witness import settled, until
+from tests.contract.witness import settled
+from tests.patience import until
 from tests.servers import Server
 
 
@@ -91,9 +92,7 @@ async def test_a_lease_that_is_lost_while_an_attempt_is_charged(batch: int | Non
     async with pool(one if batch is None else many, gate, batch=batch) as runner:
         runner.queue.offer(lane, [again(lane, 1, 1)])
         await runner.kick()
-        with anyio.fail_after(10):
-            while gate.asked != ["start"]:
-                await asyncio.sleep(0.001)
+        await until(lambda: gate.asked == ["start"], "it asks to start")
         assert lane.running == 1
         lane.lease.lose()
         gate.open.set()
@@ -132,21 +131,15 @@ async def test_a_suspect_is_settled_before_the_next_one_starts(batch: int | None
     async with pool(one if batch is None else many, gate, batch=batch) as runner:
         runner.queue.offer(lane, [again(lane, n, n, is_suspect=True) for n in (1, 2)])
         await runner.kick()
-        with anyio.fail_after(10):
-            while "start" not in gate.asked:
-                await asyncio.sleep(0.001)
+        await until(lambda: "start" in gate.asked, "it asks to start")
         first, gate.open = gate.open, asyncio.Event()
         first.set()
-        with anyio.fail_after(10):
-            while "settle" not in gate.asked:
-                await asyncio.sleep(0.001)
+        await until(lambda: "settle" in gate.asked, "it settles")
         await turns()
         assert started == [b"1-0"]
         gate.open.set()
         runner.kick_soon()
-        with anyio.fail_after(10):
-            while len(started) < 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(started) >= 2, "two have started")
         assert started == [b"1-0", b"2-0"]
 
 
@@ -160,9 +153,7 @@ async def test_a_linger_leaves_nothing_behind() -> None:
         for number in range(20):
             runner.queue.offer(lane, [make_message(lane, number, None)])
             await runner.kick()
-            with anyio.fail_after(10):
-                while runner.queue.in_hand:
-                    await asyncio.sleep(0.001)
+            await until(lambda: not runner.queue.in_hand, "nothing is in hand")
         await turns()
         assert len(runner._idle) <= len(runner._slots)
 

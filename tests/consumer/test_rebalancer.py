@@ -14,7 +14,7 @@ from rsmq import Broker
 from rsmq.heartbeat import lease as leases
 from rsmq.script import RELEASE_LEASE, TAKE_LEASE, Script
 from rsmq.settings import Settings
-from tests.contract.witness import until
+from tests.patience import until
 
 AIR = 0.1
 """Seconds that an answer is on its way: longer than the stop needs to reach the rebalancer."""

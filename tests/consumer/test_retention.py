@@ -17,6 +17,7 @@ from rsmq.keys import Keys
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups
 from rsmq.topic import Topic, Topics
+from tests.patience import until
 from tests.servers import Server
 
 GROUP = "billing"
@@ -234,9 +235,7 @@ async def test_an_outage_is_waited_out(keys: Keys, caplog: pytest.LogCaptureFixt
             place.consumers.append(Consumer(await place.make(retention_length=0), {0: None}))
             tasks.start_soon(place.retention().run)
             await asyncio.to_thread(server.kill)
-            with anyio.fail_after(30):
-                while not caplog.records:
-                    await anyio.sleep(0.01)
+            await until(lambda: caplog.records, "the outage is logged")
             await asyncio.to_thread(server.start)
             await place.fill(0, 300, read=300, settle=300)
             with anyio.fail_after(30):

@@ -18,7 +18,8 @@ import redis
 
 from rsmq import Broker, BrokerError, PublishUnknown, Settings
 from rsmq.vigil import Vigil
-from tests.contract.witness import Witness, settled, until
+from tests.contract.witness import Witness, settled
+from tests.patience import until
 from tests.servers import Server, free_port
 
 LASTS: Final = 1.5

@@ -11,7 +11,8 @@ import pytest
 
 from rsmq import Broker, Message
 from rsmq.clock import from_epoch_ms
-from tests.contract.witness import Witness, ask, lengths, patient, settled, until
+from tests.contract.witness import Witness, ask, lengths, patient, settled
+from tests.patience import until
 
 
 def listen(broker: Broker, witness: Witness, group: str = "g", **options: object) -> None:

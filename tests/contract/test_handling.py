@@ -13,7 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from rsmq import Broker, Message
-from tests.contract.witness import Witness, dies, settled, until
+from tests.contract.witness import Witness, dies, settled
+from tests.patience import until
 
 
 class Model(BaseModel):

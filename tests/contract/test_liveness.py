@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from rsmq import Broker
-from tests.contract.witness import Witness, ask, settled, until
+from tests.contract.witness import Witness, ask, settled
+from tests.patience import until
 
 SHORT = {"lease_ttl": timedelta(seconds=1), "block": timedelta(milliseconds=300)}
 

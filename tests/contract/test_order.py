@@ -12,7 +12,8 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Retry, RetryPolicy
-from tests.contract.witness import Witness, lanes, settled, until
+from tests.contract.witness import Witness, lanes, settled
+from tests.patience import until
 
 QUICK = RetryPolicy(max_attempts=1000, wait=wait_fixed(0.02))
 

@@ -12,7 +12,8 @@ import pytest
 
 from rsmq import Broker, Message
 from rsmq.clock import now_ms
-from tests.contract.witness import Witness, ask, lanes, patient, settled, until
+from tests.contract.witness import Witness, ask, lanes, patient, settled
+from tests.patience import until
 
 
 async def steal(broker: Broker, partition: int, seconds: float = 1.0) -> None:

@@ -15,7 +15,8 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, Retry, RetryPolicy
-from tests.contract.witness import Witness, add, ask, dead, dies, lanes, patient, settled, until
+from tests.contract.witness import Witness, add, ask, dead, dies, lanes, patient, settled
+from tests.patience import until
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.02))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import anyio
@@ -12,6 +12,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from rsmq import Broker, BrokerError, BrokerUnavailable
 from rsmq.consumer.retention import why_not_trimmed
+from tests.patience import until
 
 PATIENCE = 40.0
 """Seconds: far more than anything here needs, because the machine may be busy."""
@@ -24,15 +25,6 @@ patient = retry(
     reraise=True,
 )
 """A test that looks into the server asks again where the line breaks at that moment, as any user would."""
-
-
-async def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Wait for a state; fail with what was waited for."""
-    with anyio.move_on_after(seconds):
-        while not condition():
-            await anyio.sleep(0.005)
-        return
-    raise AssertionError(f"after {seconds:g} s still not: {what}")
 
 
 class Witness:

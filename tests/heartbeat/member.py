@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -18,15 +17,6 @@ from rsmq.keys import Keys
 from rsmq.settings import Settings
 
 TOPIC, GROUP = "orders", "billing"
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait for a state."""
-    with anyio.move_on_after(20):
-        while not condition():
-            await asyncio.sleep(0.01)
-        return
-    raise AssertionError(f"never: {what}")
 
 
 class Member:

@@ -16,7 +16,8 @@ from rsmq.group import set_paused
 from rsmq.heartbeat.membership import Membership, announce
 from rsmq.keys import Keys
 from rsmq.settings import Settings
-from tests.heartbeat.member import GROUP, TOPIC, member, until
+from tests.heartbeat.member import GROUP, TOPIC, member
+from tests.patience import until
 from tests.servers import Server
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,8 @@ from rsmq.heartbeat.presence import Presence
 from rsmq.keys import Keys
 from rsmq.settings import Settings
 from tests.chaos.proxy import Proxy
-from tests.heartbeat.member import GROUP, TOPIC, until
+from tests.heartbeat.member import GROUP, TOPIC
+from tests.patience import until
 from tests.servers import Server
 
 pytestmark = pytest.mark.anyio

@@ -25,6 +25,7 @@ from rsmq.pipeline.history import now
 from rsmq.settings import Settings
 from rsmq.stream import trim
 from rsmq.topic import Topic
+from tests.patience import until
 from tests.pipeline.vault import Vault
 from tests.servers import Server
 
@@ -61,9 +62,7 @@ class Handlers:
 
     async def have_seen(self, count: int) -> None:
         """Wait until both groups have handled so many."""
-        with anyio.fail_after(900):
-            while min(self.counts.values()) < count:
-                await anyio.sleep(0.05)
+        await until(lambda: min(self.counts.values()) >= count, f"all handlers have {count}", seconds=900)
 
 
 @pytest.mark.timeout(1800)

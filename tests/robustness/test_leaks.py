@@ -18,7 +18,8 @@ import pytest
 from bench.footprint import Footprint
 from rsmq import Broker, Message, Settings
 from rsmq.stream import consumers_of
-from tests.contract.witness import settled, until
+from tests.contract.witness import settled
+from tests.patience import until
 from tests.servers import Server
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")]

@@ -13,6 +13,7 @@ import pytest
 from rsmq import Broker, Settings
 from rsmq.client import MOST_AT_ONCE
 from rsmq.connect import Client
+from tests.patience import until
 from tests.servers import Server
 
 HANDLERS = 120
@@ -47,7 +48,5 @@ async def test_a_worker_of_many_handlers(server_url: str, prefix: str, caplog: p
             async with anyio.create_task_group() as tasks:
                 for number in range(HANDLERS):
                     tasks.start_soon(broker.publish, f"t{number}", {"n": number})
-            with anyio.fail_after(60):
-                while len(done) < HANDLERS:
-                    await anyio.sleep(0.01)
+            await until(lambda: len(done) >= HANDLERS, "every handler was called", seconds=60)
     assert "onnections" not in caplog.text

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings
-from tests.contract.witness import until
+from tests.patience import until
 from tests.servers import Server
 
 IS_LONG = os.environ.get("CHAOS") == "long"

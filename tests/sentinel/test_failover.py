@@ -13,7 +13,8 @@ import pytest
 
 from rsmq import Broker, BrokerError, Settings
 from tests.cluster.test_faults import Replicated
-from tests.contract.witness import Witness, settled, until
+from tests.contract.witness import Witness, settled
+from tests.patience import until
 from tests.sentinel.sentinels import Border, Sentinels
 from tests.servers import Server, wait_until
 

@@ -17,7 +17,7 @@ from tenacity import wait_none
 from rsmq import Broker, ConfigError, Message, Retry, RetryPolicy, Settings
 from rsmq.producer import Producer
 from rsmq.telemetry.tracing import trace
-from tests.contract.witness import until
+from tests.patience import until
 
 AGAIN = RetryPolicy(max_attempts=2, wait=wait_none())
 
