@@ -13,6 +13,7 @@ from rsmq.cli.option import Json, TopicName, Url
 from rsmq.cli.printer import as_data, dump, printable, say
 from rsmq.cli.session import Session, connected
 from rsmq.clock import from_epoch_ms, to_ms
+from rsmq.entry import place
 from rsmq.errors import Malformed
 from rsmq.message import Message, Place
 from rsmq.stream import pipelined
@@ -63,7 +64,7 @@ class View:
         """The last entries, oldest first."""
         entries = await self._read([("XREVRANGE", name, "+", "-", "COUNT", max(1, most)) for name in self._streams])
         for partition, entry_id, _ in reversed(entries):
-            self.places[partition] = max(self.places[partition], entry_id, key=order)
+            self.places[partition] = max(self.places[partition], entry_id, key=place)
         return entries[len(entries) - most :] if most < len(entries) else entries
 
     async def next_of(self, group: str, most: int) -> list[Entry]:
@@ -85,7 +86,7 @@ class View:
         reply = await self._client.execute_command(*command)
         partitions = {name.encode(): number for number, name in enumerate(self._streams)}
         found = [(partitions[name], entry_id, fields) for name, rows in reply or () for entry_id, fields in rows]
-        return self._seen(sorted(found, key=lambda entry: order(entry[1])))
+        return self._seen(sorted(found, key=lambda entry: place(entry[1])))
 
     async def _read(self, commands: list[tuple[Any, ...]]) -> list[Entry]:
         entries: list[Entry] = []
@@ -93,18 +94,12 @@ class View:
             if isinstance(reply, Exception):
                 raise reply
             entries += [(partition, entry_id, fields) for entry_id, fields in reply]
-        return sorted(entries, key=lambda entry: order(entry[1]))
+        return sorted(entries, key=lambda entry: place(entry[1]))
 
     def _seen(self, entries: list[Entry]) -> list[Entry]:
         for partition, entry_id, _ in entries:
             self.places[partition] = entry_id
         return entries
-
-
-def order(entry_id: bytes) -> tuple[int, int]:
-    """A stream id as something that sorts."""
-    ms, _, sequence = entry_id.partition(b"-")
-    return int(ms), int(sequence)
 
 
 def show(topic: str, entries: Iterable[Entry], as_json: bool) -> None:
@@ -122,7 +117,7 @@ def show(topic: str, entries: Iterable[Entry], as_json: bool) -> None:
 
 def as_line(topic: str, partition: int, entry_id: bytes, message: Message | Malformed) -> str:
     """For people, like a log. The time is when the server stored it."""
-    stored = from_epoch_ms(order(entry_id)[0]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    stored = from_epoch_ms(place(entry_id)[0]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     head = f"{stored}Z {topic}.{partition} {entry_id.decode()}"
     if isinstance(message, Malformed):
         return f"{head} unreadable: {message}"

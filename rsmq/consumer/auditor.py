@@ -17,6 +17,7 @@ from rsmq.clock import monotonic
 from rsmq.connect import Client
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.lane import START, Lane
+from rsmq.entry import place
 from rsmq.errors import BrokerError
 from rsmq.keys import Keys
 from rsmq.script import COUNT_REMOVED, OK, RESTORE_PENDING, Value
@@ -165,9 +166,3 @@ class Auditor:
 def in_hand(lane: Lane) -> set[bytes]:
     """What must be pending: fetched, and not yet on its way to be settled."""
     return lane.held.difference(lane.done)
-
-
-def place(entry_id: bytes) -> tuple[int, int]:
-    """A stream id as something that sorts."""
-    ms, _, sequence = entry_id.partition(b"-")
-    return int(ms), int(sequence)

@@ -13,6 +13,7 @@ import anyio.abc
 from rsmq.clock import to_ms
 from rsmq.connect import Client
 from rsmq.consumer.consumer import Consumer
+from rsmq.entry import place
 from rsmq.errors import BrokerError
 from rsmq.keys import Keys
 from rsmq.script import REMOVE_CONSUMER
@@ -219,9 +220,3 @@ def _limit(topic: Topic) -> str:
         f"settled by all: kept for a replay until {topic.retention_age} old, or until {topic.retention_length} newer "
         f"ones are settled"
     )
-
-
-def place(entry_id: bytes) -> tuple[int, int]:
-    """A stream id as something that sorts."""
-    ms, _, sequence = entry_id.partition(b"-")
-    return int(ms), int(sequence)

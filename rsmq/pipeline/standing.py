@@ -11,8 +11,9 @@ from typing import Final
 
 from rsmq.clock import from_epoch_ms
 from rsmq.connect import Client, Connector
-from rsmq.consumer.retention import place, why_not_trimmed
+from rsmq.consumer.retention import why_not_trimmed
 from rsmq.dlq import DeadLetter, DeadLetters
+from rsmq.entry import place
 from rsmq.inspector import GroupState, Inspector
 from rsmq.keys import Keys
 from rsmq.persistence import Devices

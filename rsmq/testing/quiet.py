@@ -12,6 +12,7 @@ import anyio
 from rsmq.clock import to_ms
 from rsmq.connect import Client
 from rsmq.consumer.consumer import Consumer
+from rsmq.entry import place
 from rsmq.keys import Keys
 from rsmq.script import Value
 from rsmq.stream import as_dict, is_missing, pipelined
@@ -73,7 +74,7 @@ async def _look(client: Client, keys: Keys, topic: Topic, group: str, now: int) 
         is_behind = (
             info is not None
             and row is not None
-            and _place(row["last-delivered-id"]) < _place(as_dict(info)["last-generated-id"])
+            and place(row["last-delivered-id"]) < place(as_dict(info)["last-generated-id"])
         )
         rows.append((is_behind, 0 if row is None else row["pending"], delayed + retries))
     return rows
@@ -129,8 +130,3 @@ async def _ask(client: Client, questions: Sequence[Sequence[Value]]) -> list[Any
         if isinstance(reply, Exception) and not is_missing(reply):
             raise reply
     return [None if isinstance(reply, Exception) else reply for reply in replies]
-
-
-def _place(entry_id: bytes) -> tuple[int, int]:
-    ms, _, sequence = entry_id.partition(b"-")
-    return int(ms), int(sequence or 0)
