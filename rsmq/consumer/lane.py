@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from rsmq.entry import place
 from rsmq.heartbeat.lease import Lease
 from rsmq.keys import Keys
 from rsmq.message import Message
@@ -20,11 +21,13 @@ class Lane:
     for every key that is being handled, with the messages behind it in order; a key in `parked` waits for its retry;
     `stretches` of entries that nobody has looked at are in the queue, only while no key is taken.
     While `cursor` is not None, pending messages are being taken over, and nothing new is read.
+    `newest` is the last entry that was in our hands; None until all is taken over that may have been there before.
     """
 
     __slots__ = (
-        "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "parked",
-        "partition", "retry_at", "retry_key", "running", "settling", "stream", "stretches", "topic", "waiting",
+        "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "newest",
+        "parked", "partition", "retry_at", "retry_key", "running", "settling", "stream", "stretches", "topic",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -41,6 +44,7 @@ class Lane:
         self.settling = 0
         self.stretches = 0
         self.cursor: bytes | None = START
+        self.newest: bytes | None = None
         self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
         self.is_quiet = False
         self.retry_at = 0.0  # monotonic: when to look for due retries (without key order)
@@ -54,6 +58,10 @@ class Lane:
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
         return self.cursor is None and not self.is_quiet
+
+    def is_unseen(self, entry_id: bytes) -> bool:
+        """Whether an entry that was delivered to us has never arrived: reads come in order, so it is newer than all."""
+        return self.newest is not None and place(entry_id) > place(self.newest)
 
     def __repr__(self) -> str:
         state = "quiet" if self.is_quiet else "recovering" if self.cursor is not None else "reading"

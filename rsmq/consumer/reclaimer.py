@@ -20,13 +20,15 @@ from rsmq.settings import Settings
 
 log = logging.getLogger("rsmq.reclaim")
 
-Row = tuple[bytes, int, int, list[bytes]]  # id, attempts charged, wait_ms before its retry, fields
+Row = tuple[bytes, int, int, list[bytes], int]
+"""Id, attempts charged, wait_ms before its retry, fields, and whether the server had it down as ours."""
 
 
 class Reclaimer:
     """Claims pending pages of a lane, keeps the cursor, and tells apart what each message needs.
 
-    A claim charges nothing: an attempt is charged when the handler starts. What is already held is skipped.
+    A claim charges nothing: an attempt is charged when the handler starts. What is already held is skipped. What a lost
+    reply had delivered to us has not started here, so it is a first delivery still.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Reclaimer:
         assert lane.cursor is not None
         source = "" if lane.epoch else self._member
         lane.cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
+        if lane.cursor is None and lane.newest is None:
+            lane.newest = START
 
     async def adopt(self, lane: Lane, room: int, *, source: str = "") -> bool:
         """Shared distribution: take a page of what nobody has touched for a lease, or of what a dead member left.
@@ -90,7 +94,8 @@ class Reclaimer:
         try:
             reply = await UNPARK_MESSAGES(self._client, keys, (self._member, lane.epoch, lane.group, limit))
         except BrokerError:
-            lane.retry_at, lane.cursor = 0.0, START  # delivered to us, perhaps, in a reply that was lost
+            lane.retry_at, lane.cursor = 0.0, START  # delivered to us, perhaps, in a reply that was lost:
+            lane.newest = None  # out of order, and after an attempt
             raise
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
@@ -101,18 +106,24 @@ class Reclaimer:
             await asyncio.sleep(0.002)  # it came back before the reply to its parking: until then it is in hand
         await self._bury_lost(lane, [entry_id for entry_id, _, fields in reply[2:] if not fields])
         await self._take(
-            lane, [(entry_id, attempts, 0, fields) for entry_id, attempts, fields in reply[2:] if fields], retried=True
+            lane,
+            [(entry_id, attempts, 0, fields, 0) for entry_id, attempts, fields in reply[2:] if fields],
+            retried=True,
         )
 
     async def _take(self, lane: Lane, rows: list[Row], *, retried: bool = False) -> None:
         """Hand claimed rows to the queue, in order."""
-        for entry_id, attempts, wait_ms, fields in rows:
+        for entry_id, attempts, wait_ms, fields, is_ours in rows:
             if entry_id in lane.held:
                 continue
             lane.held.add(entry_id)
+            is_first = attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
+            if is_first:
+                lane.newest, attempts = entry_id, 0
             message = await self._read(lane, entry_id, attempts, fields, retried=retried)
             if message is None:
                 continue
+            message.is_redelivered = not is_first
             self._stats["redelivered"] += 1
             if wait_ms > 0 and self._queue.is_ordered:
                 if self._queue.wait_for_retry(message, lane):
@@ -144,7 +155,6 @@ class Reclaimer:
             await self._settler.bury(lane, entry_id, attempts, condemned)
             self._stats["buried"] += 1
             return None
-        message.is_redelivered = True
         message.is_suspect = not retried and is_suspect(attempts, self._policy)
         return message
 

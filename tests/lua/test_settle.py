@@ -400,12 +400,14 @@ async def test_touch(place: Partition) -> None:
 
 
 async def test_claim(place: Partition) -> None:
-    """All pending messages come in order with their attempts, uncharged, and the reader is noted; also twice."""
+    """All that is pending comes in order, uncharged, with attempts and whether we had it; the reader is noted."""
     ids = await place.deliver(2, OTHER) + await place.deliver(1)
-    for _ in range(2):
+    for before in ((0, 0, 1), (1, 1, 1)):
         status, cursor, lost, *rows = await place.claim()
         assert (status, cursor, lost) == (b"OK", b"0-0", [])
-        assert rows == [[entry_id, 1, 0, [b"data", b"x"]] for entry_id in ids]
+        assert rows == [
+            [entry_id, 1, 0, [b"data", b"x"], is_ours] for entry_id, is_ours in zip(ids, before, strict=True)
+        ]
         assert await place.pending() == dict.fromkeys(ids, (ME, 1))
     assert await place.call("HGET", place.lease, "reader") == b"12 127.0.0.1:5000"
 
@@ -418,7 +420,7 @@ async def test_claim_tells_when_a_retry_is_due(place: Partition) -> None:
     *_, first, second = await place.claim()
     assert first[0] == waiting
     assert 0 < first[2] <= 60_000
-    assert second == [due, 1, 0, [b"data", b"x"]]
+    assert second == [due, 1, 0, [b"data", b"x"], 1]
 
 
 async def pages(place: Partition, **options: Any) -> tuple[list[bytes], int]:
