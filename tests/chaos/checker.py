@@ -177,7 +177,7 @@ def check(story: Story) -> Verdict:
     if story.most_repeats is not None and len(known) + len(again) > story.most_repeats:
         findings.append(TooMany(len(known) + len(again), story.most_repeats))
     findings += double_commits(story.events, story.rewound)
-    findings += disorder(story.events) if story.is_ordered else []
+    findings += disorder(story.events, story.given_up) if story.is_ordered else []
     findings += [Innocent(name, reason) for name, reason in story.dead if name not in story.poison]
     findings += spared(story.poison, [name for name, _ in story.dead])
     findings += [Stuck(hold) for hold in story.holds]
@@ -224,10 +224,10 @@ def double_commits(events: Iterable[Event], why: str) -> list[DoubleCommit]:
     return [DoubleCommit(name, tuple(pids), why) for name, pids in by_name.items() if len(pids) > 1]
 
 
-def disorder(events: Iterable[Event]) -> list[Finding]:
+def disorder(events: Iterable[Event], given_up: Collection[Name] = ()) -> list[Finding]:
     """Distinct messages of a key that were not handled one after the other, in order. Repeats are ignored.
 
-    Only what was handled at last counts as earlier: a dead letter leaves the row.
+    Only what was handled at last counts as earlier: a dead letter leaves the row. What somebody has taken may come late.
     """
     first_commit: dict[Name, int] = {}
     first_start: dict[Name, int] = {}
@@ -241,6 +241,8 @@ def disorder(events: Iterable[Event]) -> list[Finding]:
     for key, numbers in by_key.items():
         numbers.sort()
         for earlier, later in pairwise(numbers):
+            if (key, earlier) in given_up:
+                continue
             if first_start.get((key, later), first_commit[key, later]) < first_commit[key, earlier]:
                 found.append(OutOfOrder((key, later), (key, earlier)))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,13 @@ def test_what_others_took_is_named_and_no_fault() -> None:
     assert verdict.findings == [Never(("k", 2), "trimmed")]
     assert verdict.faults == []
     assert "1 Never (trimmed)" in str(verdict)
+
+
+def test_what_others_took_may_come_late() -> None:
+    """Its place in the row is lost with it; everybody else keeps theirs."""
+    late = Story(stored=STORED, events=handled("k1", "k2", "k0"), given_up={("k", 0): "its consumer was deleted"})
+    assert faults(late) == []
+    assert faults(replace(late, given_up={("k", 1): "its consumer was deleted"})) == [OutOfOrder(("k", 1), ("k", 0))]
 
 
 def test_a_message_of_unknown_outcome_may_be_missing_or_there() -> None:
