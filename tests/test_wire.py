@@ -69,7 +69,7 @@ async def test_noscript_is_in_its_place(wire: Wire, keys: object, prefix: str) -
     command = ("EVALSHA", "0" * 40, 0)
     (reply,) = await wire.exchange([pack(command)])
     assert isinstance(reply, NoScriptError)
-    full = TAKE_LEASE.full_command([f"{prefix}:lease"], ["m", 1000, "r", "", ""])
+    full = TAKE_LEASE.full_command([f"{prefix}:lease", f"{prefix}:stream"], ["m", 1000, "r", "", "", "g"])
     assert (await wire.exchange([pack(full)]))[0][0] == b"OK"
 
 

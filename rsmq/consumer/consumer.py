@@ -33,6 +33,7 @@ from rsmq.heartbeat.beat import Beat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Ask, Membership, announce
 from rsmq.keys import Keys
+from rsmq.script import REMOVE_CONSUMER
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups
 from rsmq.topic import Topic, Topics
@@ -273,6 +274,8 @@ class Consumer:
                 self._beat.forget(lane.lease)
                 if lane.epoch:
                     await self._leases.release(lane.lease)
+                else:
+                    await REMOVE_CONSUMER(self._client, (lane.stream,), (lane.group, self.member))
 
     # -- lanes (what the rebalancer asks of us) -------------------------------------------------------------------
 

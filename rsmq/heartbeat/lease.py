@@ -72,11 +72,11 @@ class Leases:
         self, topic: str, partition: int, group: str, *, reader: str, absent: Collection[str] = ()
     ) -> Lease | None:
         """A new grant, or None while another member holds it. The lease of a member in `absent` may be taken early."""
-        key = self._keys.lease(topic, partition, group)
+        key, stream = self._keys.lease(topic, partition, group), self._keys.stream(topic, partition)
         ttl = self._settings.lease_ttl
         args = (self._member, to_ms(ttl), reader)
         started = monotonic()
-        reply = await TAKE_LEASE(self._client, (key,), (*args, "", ""))
+        reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group))
         if reply[0] != OK and reply[1].decode() in absent:
             owner = reply[1].decode()
             channel = self._keys.presence(owner)
@@ -85,7 +85,7 @@ class Leases:
                     return None
                 channel = ""
             started = monotonic()
-            reply = await TAKE_LEASE(self._client, (key,), (*args, owner, channel))
+            reply = await TAKE_LEASE(self._client, (key, stream), (*args, owner, channel, group))
         if reply[0] != OK:
             return None
         await self._cut_off(key, reply[2].decode(), reply[3].decode())
@@ -111,5 +111,6 @@ class Leases:
                 self._warned = True
 
     async def release(self, lease: Lease) -> None:
-        """Give it back, if it is still ours."""
-        await RELEASE_LEASE(self._client, (lease.key,), (lease.owner, lease.epoch))
+        """Give it back, if it is still ours, and with it our consumer."""
+        stream = self._keys.stream(lease.topic, lease.partition)
+        await RELEASE_LEASE(self._client, (lease.key, stream), (lease.owner, lease.epoch, lease.group))

@@ -227,7 +227,7 @@ def double_commits(events: Iterable[Event], why: str) -> list[DoubleCommit]:
 def disorder(events: Iterable[Event], given_up: Collection[Name] = ()) -> list[Finding]:
     """Distinct messages of a key that were not handled one after the other, in order. Repeats are ignored.
 
-    Only what was handled at last counts as earlier: a dead letter leaves the row. What somebody has taken may come late.
+    Only what was handled at last counts as earlier: a dead letter leaves the row. What somebody took may come late.
     """
     first_commit: dict[Name, int] = {}
     first_start: dict[Name, int] = {}

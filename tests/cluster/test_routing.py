@@ -35,7 +35,7 @@ async def test_a_command_reaches_its_node(client: Client, cluster: Cluster, pref
 async def test_a_script_finds_its_node(client: Client, cluster: Cluster, prefix: str) -> None:
     """A script that no node knows yet is loaded where its key is."""
     for key in spread_keys(prefix, cluster):
-        assert await RELEASE_LEASE(client, (key,), ("nobody", "0")) is not None
+        assert await RELEASE_LEASE(client, (key, key), ("nobody", "0", "g")) is not None
 
 
 async def test_fleet_keeps_the_order_of_replies(client: Client, cluster: Cluster, prefix: str) -> None:

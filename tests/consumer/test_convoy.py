@@ -15,7 +15,7 @@ from rsmq.script import SEEK_ENTRY, TAKE_LEASE
 from rsmq.settings import Settings
 from tests.servers import Server
 
-LEASE = ("m", 10_000, "r", "", "")
+LEASE = ("m", 10_000, "r", "", "", "g")
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ async def test_each_gets_its_own_answer(convoy: Convoy, client: Client, prefix: 
     await client.execute_command("SCRIPT", "FLUSH")
     await client.execute_command("SET", f"{prefix}:7", "no hash")
     answers = await asyncio.gather(
-        *[convoy.ask(TAKE_LEASE, [f"{prefix}:{number}"], LEASE) for number in range(50)], return_exceptions=True
+        *[convoy.ask(TAKE_LEASE, [f"{prefix}:{number}", f"{prefix}:stream"], LEASE) for number in range(50)],
+        return_exceptions=True,
     )
     await client.execute_command("DEL", *[f"{prefix}:{number}" for number in range(50)])
     assert isinstance(answers[7], BrokerError)
@@ -42,17 +43,17 @@ async def test_each_gets_its_own_answer(convoy: Convoy, client: Client, prefix: 
 
 async def test_who_is_cancelled_harms_nobody(convoy: Convoy, client: Client, prefix: str) -> None:
     """A task that stops waiting takes nobody's answer along."""
-    gone = asyncio.ensure_future(convoy.ask(TAKE_LEASE, [f"{prefix}:a"], LEASE))
+    gone = asyncio.ensure_future(convoy.ask(TAKE_LEASE, [f"{prefix}:a", f"{prefix}:stream"], LEASE))
     await asyncio.sleep(0)
     gone.cancel()
-    assert (await convoy.ask(TAKE_LEASE, [f"{prefix}:b"], LEASE))[0] == b"OK"
+    assert (await convoy.ask(TAKE_LEASE, [f"{prefix}:b", f"{prefix}:stream"], LEASE))[0] == b"OK"
     await asyncio.wait([gone])
     await client.execute_command("DEL", f"{prefix}:a", f"{prefix}:b")
 
 
 async def test_it_works_while_it_does_not_run(client: Client, prefix: str) -> None:
     """Before it runs, and after, a command goes by itself."""
-    assert (await Convoy(client).ask(TAKE_LEASE, [f"{prefix}:a"], LEASE))[0] == b"OK"
+    assert (await Convoy(client).ask(TAKE_LEASE, [f"{prefix}:a", f"{prefix}:stream"], LEASE))[0] == b"OK"
     await client.execute_command("DEL", f"{prefix}:a")
 
 

@@ -17,9 +17,33 @@ def lease(keys: Keys) -> str:
     return keys.lease("orders", 0, "billing")
 
 
+@pytest.fixture
+async def stream(client: Client, keys: Keys) -> str:
+    """The stream of the partition, with the group."""
+    name = keys.stream("orders", 0)
+    await client.execute_command("XGROUP", "CREATE", name, "billing", "0", "MKSTREAM")
+    return name
+
+
+def stream_of(lease: str) -> str:
+    """The stream that a lease is for."""
+    return lease.partition("}")[0] + "}"
+
+
 async def take(client: Client, lease: str, owner: str, ttl: int = 60_000, absent: str = "", channel: str = "") -> list:
     """One call of take_lease."""
-    return await TAKE_LEASE(client, (lease,), (owner, ttl, f"reader-of-{owner}", absent, channel))
+    given = (owner, ttl, f"reader-of-{owner}", absent, channel, "billing")
+    return await TAKE_LEASE(client, (lease, stream_of(lease)), given)
+
+
+async def release(client: Client, lease: str, owner: str, epoch: str) -> bytes:
+    """One call of release_lease."""
+    return await RELEASE_LEASE(client, (lease, stream_of(lease)), (owner, epoch, "billing"))
+
+
+async def consumers(client: Client, stream: str) -> list[bytes]:
+    """The names of the group's consumers."""
+    return [row[1] for row in await client.execute_command("XINFO", "CONSUMERS", stream, "billing")]
 
 
 async def field(client: Client, lease: str, name: str) -> bytes:
@@ -94,8 +118,8 @@ async def test_a_stale_renewal_is_refused(client: Client, lease: str) -> None:
 async def test_a_released_lease_is_free_and_keeps_its_epoch(client: Client, lease: str) -> None:
     """Released twice it stays so; the next grant has a greater epoch."""
     await take(client, lease, "a")
-    assert await RELEASE_LEASE(client, (lease,), ("a", "1")) == OK
-    assert await RELEASE_LEASE(client, (lease,), ("a", "1")) == STALE_EPOCH
+    assert await release(client, lease, "a", "1") == OK
+    assert await release(client, lease, "a", "1") == STALE_EPOCH
     assert (await take(client, lease, "b"))[:2] == [OK, b"2"]
 
 
@@ -103,5 +127,41 @@ async def test_a_stale_release_is_refused(client: Client, lease: str) -> None:
     """A late goodbye must not free the lease of the next owner."""
     await take(client, lease, "a", ttl=0)
     await take(client, lease, "b")
-    assert await RELEASE_LEASE(client, (lease,), ("a", "1")) == STALE_EPOCH
+    assert await release(client, lease, "a", "1") == STALE_EPOCH
     assert await field(client, lease, "owner") == b"b"
+
+
+async def test_a_grant_makes_its_consumer_and_its_end_removes_it(client: Client, lease: str, stream: str) -> None:
+    """What is pending keeps the consumer: deleting it would delete that, too."""
+    await take(client, lease, "a")
+    assert await consumers(client, stream) == [b"a"]
+    assert await release(client, lease, "a", "1") == OK
+    assert await consumers(client, stream) == []
+    await take(client, lease, "a")
+    await client.execute_command("XADD", stream, "*", "data", "x")
+    await client.execute_command("XREADGROUP", "GROUP", "billing", "a", "STREAMS", stream, ">")
+    assert await release(client, lease, "a", "2") == OK
+    assert await consumers(client, stream) == [b"a"]
+
+
+async def test_a_lost_record_is_waited_for(client: Client, lease: str, stream: str) -> None:
+    """Its owner may still read: nobody gets the partition, not even itself, for as long as it may believe in that."""
+    await take(client, lease, "a")
+    await client.execute_command("DEL", lease)
+    for _ in range(2):
+        word, owner, left = await take(client, lease, "b", ttl=50_000)
+        assert (word, owner) == (b"HELD", b"")
+        assert 0 < left <= 50_000
+    assert (await take(client, lease, "a", absent="a"))[0] == b"HELD"
+    assert await RENEW_LEASE(client, (lease,), ("a", "1", 60_000)) == STALE_EPOCH
+    await client.execute_command("HSET", lease, "until_ms", 1)
+    assert (await take(client, lease, "b"))[:2] == [OK, b"1"]
+
+
+async def test_a_lost_record_without_readers_is_not(client: Client, lease: str, stream: str) -> None:
+    """Nobody else has ever read there: not before the first grant, nor after the group was made again."""
+    assert (await take(client, lease, "a"))[0] == OK
+    await client.execute_command("DEL", lease)
+    assert (await take(client, lease, "a"))[0] == OK
+    await client.execute_command("DEL", lease, stream)
+    assert (await take(client, lease, "b"))[0] == OK
