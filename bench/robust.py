@@ -142,12 +142,6 @@ async def cycles(server: Process, count: int, tick: Any) -> dict[str, Any]:
         tick(1)
         if at + 1 in (count // 10, count // 2, count):
             rows.append({"cycles": at + 1, **asdict(Footprint.now()), **await left(server)})
-    # consumers of the past are removed by the next worker that lives for a lease
-    async with worker(server.url, lease_ttl=timedelta(seconds=1), retention_interval=timedelta(milliseconds=200)):
-        with anyio.fail_after(60):
-            while (await left(server))["consumers"] > GROUPS * PARTITIONS:
-                await anyio.sleep(0.2)
-    rows.append({"cycles": f"{count}, and one that stays", **asdict(Footprint.now()), **await left(server)})
     return {"count": count, "rows": rows}
 
 
