@@ -101,6 +101,25 @@ def read_only(server: Server) -> Iterator[None]:
 
 
 @contextmanager
+def replica_alone(server: Server) -> Iterator[None]:
+    """It has become a replica that has lost its master and serves nothing stale: MASTERDOWN."""
+    with server.client() as client:
+        client.config_set("replica-serve-stale-data", "no")
+        client.replicaof("127.0.0.1", 1)
+        yield
+        client.replicaof("NO", "ONE")
+
+
+@contextmanager
+def too_few_replicas(server: Server) -> Iterator[None]:
+    """It wants a replica that follows before it takes a write: NOREPLICAS."""
+    with server.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        yield
+        client.config_set("min-replicas-to-write", 0)
+
+
+@contextmanager
 def disk_error(server: Server) -> Iterator[None]:
     """Its snapshot cannot be written: MISCONF."""
     obstacle = server.directory / "dump.rdb"
@@ -151,11 +170,13 @@ def own() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
-@pytest.mark.parametrize("condition", [out_of_memory, busy, loading, read_only, disk_error])
+@pytest.mark.parametrize(
+    "condition", [out_of_memory, busy, loading, read_only, replica_alone, too_few_replicas, disk_error]
+)
 async def test_work_goes_on_after(
     condition: Callable[[Server], AbstractContextManager[None]], distribution: str, own: Server, prefix: str, log: Quiet
 ) -> None:
-    """Out of memory, a script that runs on, loading, read-only, a disk error: under load, with a failing handler."""
+    """Whatever the server says no for: under load, with a failing handler."""
     settings = Settings(
         url=own.url, prefix=prefix, preflight="warn", unavailable_timeout=timedelta(milliseconds=700),
         lease_ttl=timedelta(seconds=2),

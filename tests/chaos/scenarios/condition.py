@@ -110,6 +110,41 @@ async def server_is_demoted(stage: Stage) -> Verdict:
     return await scene.verdict()
 
 
+@scenario("A25", injection="the server becomes a replica without its master, and serves nothing stale, for two leases")
+async def replica_without_a_master(stage: Stage) -> Verdict:
+    """MASTERDOWN to everything, reads too."""
+    server = await stage.server()
+    scene = await stage.on(server)
+    scene.excuse("the server had no master")
+    async with scene.load(seconds=0.005):
+        await scene.handles(200)
+        ask(server, "CONFIG", "SET", "replica-serve-stale-data", "no")
+        ask(server, "REPLICAOF", "127.0.0.1", 1)
+        await anyio.sleep(2 * scene.job.lease)  # the lost master is the fault under test
+        ask(server, "REPLICAOF", "NO", "ONE")
+        await scene.heals()
+        await scene.handles(200)
+    all_alive(scene)
+    return await scene.verdict()
+
+
+@scenario("A26", injection="the server wants a replica that there is not (min-replicas-to-write 1), for two leases",
+          bound="publishers are told")  # fmt: skip
+async def too_few_replicas(stage: Stage) -> Verdict:
+    """NOREPLICAS to every write, the renewal of leases included."""
+    server = await stage.server()
+    scene = await stage.on(server)
+    scene.excuse("the server refused to write")
+    async with scene.load(seconds=0.005):
+        await scene.handles(200)
+        with configured(server, "min-replicas-to-write", 1, 0):
+            await anyio.sleep(2 * scene.job.lease)  # the refusal is the fault under test
+        await scene.heals()
+        await scene.handles(200)
+    all_alive(scene)
+    return await scene.verdict()
+
+
 @scenario("A6", injection="SCRIPT FLUSH, twenty times under load", bound="no duplicate", is_cheap=True)
 async def scripts_are_forgotten(stage: Stage) -> Verdict:
     """NOSCRIPT is answered with the script."""
