@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.chaos.catalogue import ELSEWHERE, Scenario
@@ -15,7 +19,10 @@ KEPT, PAGE = DOCS / "chaos.json", DOCS / "chaos.md"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run. `verdict`: clean, broken, failed (a check of the scenario itself), or skipped. Times in seconds."""
+    """One run. `verdict`: clean, broken, failed (a check of the scenario itself), or skipped. Times in seconds.
+
+    `played` is its day, `state` that of the code, as git names it.
+    """
 
     title: str
     server: str
@@ -29,6 +36,8 @@ class Result:
     lost: int = 0
     recovery: float = 0.0
     took: float = 0.0
+    played: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
+    state: str = field(default_factory=lambda: state_of_the_code())
 
     @property
     def cell(self) -> str:
@@ -41,10 +50,9 @@ class Result:
 
 
 def keep(results: Iterable[Result]) -> list[Result]:
-    """Add results to those of earlier runs, in place of older ones of the same scenario and server."""
-    known = {(each.title, each.server): each for each in read()}
-    known.update({(each.title, each.server): each for each in results})
-    rows = sorted(known.values(), key=lambda each: (each.title, each.server))
+    """Add results to those of earlier runs, in place of older ones of the same scenario, server and seed."""
+    known = {(each.title, each.server, each.seed): each for each in [*read(), *results]}
+    rows = [known[name] for name in sorted(known)]
     KEPT.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n", encoding="utf-8")
     return rows
 
@@ -57,12 +65,19 @@ def read() -> list[Result]:
 def page(scenarios: Sequence[Scenario], results: Sequence[Result]) -> str:
     """The page, as Markdown."""
     servers = list(dict.fromkeys(each.server for each in sorted(results, key=lambda each: each.server, reverse=True)))
-    by_place = {(each.title, each.server): each for each in results}
-    lines = [TOP, "| # | scenario | what is done | also checked |" + "".join(f" {each} |" for each in servers)]
+    by_place = defaultdict[tuple[str, str], list[Result]](list)
+    for each in results:
+        by_place[each.title, each.server].append(each)
+    lines = [
+        TOP,
+        *(played(server, results) for server in servers),
+        "",
+        "| # | scenario | what is done | also checked |" + "".join(f" {each} |" for each in servers),
+    ]
     lines.append("|---|---|---|---|" + "---|" * len(servers))
     for one in scenarios:
         for title, _ in one.titles():
-            cells = [by_place[title, each].cell if (title, each) in by_place else "" for each in servers]
+            cells = [seeds(by_place[title, each]) for each in servers]
             lines.append(f"| {one.number} | {title} | {one.injection} | {one.bound} | {' | '.join(cells)} |")
     lines += ["", "## Played by other tests", "", "| # | what | tests |", "|---|---|---|"]
     lines += [f"| {one.number} | {one.name} | {', '.join(f'`{test}`' for test in one.tests)} |" for one in ELSEWHERE]
@@ -70,6 +85,33 @@ def page(scenarios: Sequence[Scenario], results: Sequence[Result]) -> str:
     lines += ["", "## Not clean", ""] + [f"- {each.title}, {each.server}: {each.said}" for each in broken]
     lines += [] if broken else ["Nothing of what the table shows."]
     return "\n".join(lines) + "\n" + OPEN
+
+
+def seeds(results: Sequence[Result]) -> str:
+    """The cell of one scenario on one server: with its seed, if it was played with several."""
+    if len(results) == 1:
+        return results[0].cell
+    return "<br>".join(f"seed {each.seed}: {each.cell}" for each in results)
+
+
+def played(server: str, results: Sequence[Result]) -> str:
+    """When a column was played, and on which states of the code."""
+    here = [each for each in results if each.server == server]
+    states = Counter(f"{each.played}, {each.state}" for each in here)
+    return f"- {server}: " + "; ".join(f"{count} on {state}" for state, count in sorted(states.items())) + "."
+
+
+@functools.cache
+def state_of_the_code() -> str:
+    """The commit that changed the package last; `+` says that something was changed after it."""
+    state = _git("log", "-1", "--format=%h", "--", "rsmq")
+    return (state + "+" * bool(_git("status", "--porcelain", "--", "rsmq"))) or "unknown"
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(
+        ["git", *command], cwd=DOCS.parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 TOP = """# The faults that rsmq is put through
@@ -87,9 +129,7 @@ Behind the verdict: how many messages were handled twice because of the fault (a
 after its work runs again), the longest time until work went on, and how many messages were lost of those that the
 server's own promise leaves out, or that somebody else has taken. Times were taken beside other work on a machine with
 two cores: they show the order of magnitude. An empty cell was not played there: what has to do with rsmq alone is
-played on one server. The columns valkey-9.1 and redis-8.2 were each played
-as a whole, before the last changes to the audit (`rsmq/consumer/auditor.py`) and to the heartbeat's looks; on
-valkey-9.1 the five scenarios that the audit touches were played again after it. valkey-8.1 is from earlier runs.
+played on one server. Scenarios, their day, and the state of the code:
 """
 
 OPEN = """
