@@ -141,7 +141,7 @@ class Server:
         with self.client() as client:
             try:
                 return bool(client.ping())
-            except (redis.ConnectionError, redis.exceptions.BusyLoadingError, OSError):
+            except (redis.ConnectionError, redis.TimeoutError, OSError):  # LOADING is one, too
                 return False
             except redis.ResponseError:
                 return True  # it serves, only not this user

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 
 from rsmq import Broker, Letter, Retry, Session, SessionTaken
 from tests.contract.courier import TOPIC
-from tests.contract.witness import patient
+from tests.contract.witness import dies, letters_of, patient
 from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -235,16 +234,8 @@ async def test_a_wrong_recipient_is_a_dead_letter(make_broker: Callable[..., Bro
     async with broker.running():
         await broker.publish_many(TOPIC, [{"to": "x" * 300, "n": 0}, {"to": ["phone", "phone"], "n": 1}, {"to": 7}])
         await expect(broker, "phone", [1])
-        topic = await patient(broker.topics.find)(TOPIC)
-        assert topic is not None
-
-        async def dead() -> list[str]:
-            return [letter.error async for letter in broker.dead_letters.iterate(topic, "devices")]
-
-        with anyio.fail_after(30):
-            while len(await dead()) < 1:
-                await asyncio.sleep(0.02)
-        assert "use at most 256" in (await dead())[0]
+        await dies(broker, TOPIC, "devices", 1)
+        assert "use at most 256" in (await letters_of(broker, TOPIC, "devices"))[0].error
 
 
 async def test_inboxes_are_bounded(make_broker: Callable[..., Broker]) -> None:

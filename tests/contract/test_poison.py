@@ -15,7 +15,7 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, Retry, RetryPolicy
-from tests.contract.witness import Witness, add, ask, dead, dies, lanes, patient, settled
+from tests.contract.witness import Witness, add, ask, dead, dies, lanes, letters_of, patient, settled
 from tests.patience import until
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.02))
@@ -39,9 +39,7 @@ async def test_attempts_run_out(broker: Broker, witness: Witness, ordering: Any)
         await witness.sees(n for n in range(10) if n != 3)
         await dies(broker, "t", "g", 1)
         await settled(broker, "t")
-        found = await patient(broker.topics.find)("t")
-        assert found is not None
-        (letter,) = [letter async for letter in broker.dead_letters.iterate(found, "g")]
+        (letter,) = await letters_of(broker, "t", "g")
     assert tries == [1, 2, 3]
     assert (letter.reason, letter.error, letter.attempts) == ("failed", "ValueError: never", 3)
     assert (letter.data, letter.key, letter.headers) == (b'{"n":3}', "k", {"from": "test"})

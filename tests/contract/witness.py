@@ -12,6 +12,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from rsmq import Broker, BrokerError, BrokerUnavailable
 from rsmq.consumer.retention import why_not_trimmed
+from rsmq.dlq import DeadLetter
 from tests.patience import until
 
 PATIENCE = 40.0
@@ -88,11 +89,16 @@ async def settled(broker: Broker, topic: str) -> None:
 
 
 @patient
-async def dead(broker: Broker, topic: str, group: str) -> list[tuple[str, bytes | None]]:
-    """Reason and data of a group's dead letters, oldest first."""
+async def letters_of(broker: Broker, topic: str, group: str) -> list[DeadLetter]:
+    """A group's dead letters, oldest first."""
     found = await broker.topics.find(topic)
     assert found is not None
-    return [(letter.reason, letter.data) async for letter in broker.dead_letters.iterate(found, group)]
+    return [letter async for letter in broker.dead_letters.iterate(found, group)]
+
+
+async def dead(broker: Broker, topic: str, group: str) -> list[tuple[str, bytes | None]]:
+    """Reason and data of a group's dead letters, oldest first."""
+    return [(letter.reason, letter.data) for letter in await letters_of(broker, topic, group)]
 
 
 async def dies(broker: Broker, topic: str, group: str, count: int) -> list[tuple[str, bytes | None]]:
