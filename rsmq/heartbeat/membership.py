@@ -84,7 +84,8 @@ class Membership:
         await self._look()
         task_status.started()
         while True:
-            with anyio.move_on_after(_until_together(self._presence_interval if self._watched else self._interval)):
+            is_urgent = self._watched or self._was_out  # what was announced may not have been seen yet
+            with anyio.move_on_after(_until_together(self._presence_interval if is_urgent else self._interval)):
                 await self._noticed.wait()
             if self._noticed.is_set():
                 self._look_at = 0.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from rsmq.connect import Client, Connector
 from rsmq.errors import BrokerUnavailable
 from rsmq.group import set_paused
-from rsmq.heartbeat.membership import Membership, announce
+from rsmq.heartbeat.membership import Ask, Membership, announce
 from rsmq.keys import Keys
+from rsmq.script import Script, Value
 from rsmq.settings import Settings
 from tests.heartbeat.member import GROUP, TOPIC, member
 from tests.patience import until
@@ -24,9 +26,9 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def watching(client: Client, settings: Settings) -> AsyncIterator[Membership]:
+async def watching(client: Client, settings: Settings, ask: Ask | None = None) -> AsyncIterator[Membership]:
     """A bare view of a group, without a heartbeat of its own."""
-    membership = Membership(client, Keys(settings.prefix), settings, "me", TOPIC, GROUP)
+    membership = Membership(client, Keys(settings.prefix), settings, "me", TOPIC, GROUP, ask)
     async with anyio.create_task_group() as tasks:
         await tasks.start(membership.run)
         yield membership
@@ -68,6 +70,25 @@ async def test_a_change_is_not_missed(client: Client, keys: Keys, settings: Sett
         await until(lambda: membership.live == ("me", "other"), "it is seen")
         async with asyncio.timeout(30):
             await membership.wait(3600, seen)
+
+
+async def test_a_look_that_fails_is_soon_repeated(client: Client, keys: Keys, settings: Settings) -> None:
+    """Nobody is watched yet, so nothing else would make it look before the next heartbeat."""
+    slow = settings.model_copy(update={"heartbeat": timedelta(hours=1)})
+    failures = 0
+
+    async def ask(script: Script, names: Sequence[str], args: Sequence[Value]) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise BrokerUnavailable("the answer is lost")
+        return await script(client, names, args)
+
+    async with watching(client, slow, ask) as membership:
+        await register(client, keys, "other", timedelta(minutes=1))
+        failures = 2
+        membership.notice()
+        await until(lambda: membership.live == ("me", "other"), "the other is seen")
 
 
 async def test_an_announcement_reaches_every_member(client: Client, connector: Connector, settings: Settings) -> None:
