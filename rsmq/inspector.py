@@ -18,7 +18,7 @@ from rsmq.heartbeat.presence import listeners
 from rsmq.keys import Keys
 from rsmq.novelty import newer_commands
 from rsmq.observer import Observer
-from rsmq.preflight import findings_of, gather_facts
+from rsmq.preflight import gather, judge
 from rsmq.script import Value
 from rsmq.settings import Settings
 from rsmq.snapshot import Snapshot
@@ -173,7 +173,7 @@ class Inspector:
 
     async def server(self) -> ServerState:
         """The facts behind `rsmq doctor`."""
-        facts = await gather_facts(self._client, self._keys)
+        facts = await gather(self._client, self._keys)
         topics = await self.topics()
         parser = type(getattr(self._client.nodes[0].connection_pool.make_connection(), "_parser", None)).__name__
         return ServerState(
@@ -187,7 +187,7 @@ class Inspector:
             hiredis=installed("hiredis"),
             is_hiredis_used="hiredis" in parser.lower(),
             embedded_directory=str(EmbeddedServer().directory) if self._settings.url is None else None,
-            findings=tuple(findings_of(facts)),
+            findings=tuple(judge(facts)),
             newer=await newer_commands(self._client),
         )
 

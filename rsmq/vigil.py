@@ -15,7 +15,7 @@ import anyio.abc
 from rsmq.address import redact
 from rsmq.client import Client
 from rsmq.errors import BrokerError, ConfigError
-from rsmq.preflight import parse_info
+from rsmq.preflight.facts import parse_info
 
 log = logging.getLogger("rsmq.vigil")
 

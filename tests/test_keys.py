@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rsmq.connect import Client, Connector
 from rsmq.errors import ConfigError
 from rsmq.keys import RESERVED_GROUPS, Keys, check_name, decode_device
-from rsmq.preflight import preflight
+from rsmq.preflight import gather, judge
 from rsmq.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +174,7 @@ async def test_the_acl_of_the_page_is_enough(client: Client, settings: Settings,
     try:
         url = server_url.replace("://", f"://{user}:secret@")
         async with Connector(url, settings).connected() as restricted:
-            findings = await preflight(restricted, settings, Keys(prefix))
+            findings = judge(await gather(restricted, Keys(prefix)))
             assert [str(finding) for finding in findings if finding.level == "refuse"] == []
             with pytest.raises(ConfigError, match=r"docs/keys\.md"):
                 await restricted.execute_command("GET", "other")

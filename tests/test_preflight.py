@@ -10,7 +10,8 @@ import pytest
 from rsmq.connect import Client, Connector
 from rsmq.errors import ConfigError
 from rsmq.keys import Keys
-from rsmq.preflight import Facts, Finding, check_clock, check_rights, check_version, preflight, require
+from rsmq.preflight import Facts, Finding, gather, judge, require
+from rsmq.preflight.rule import check_clock, check_rights, check_version
 from rsmq.settings import Settings
 from tests.servers import Kind, Server
 
@@ -21,7 +22,7 @@ async def examine(url: str, keys: Keys = KEYS) -> dict[str, Finding]:
     """The findings about a server, by their topic."""
     settings = Settings(url=url)
     async with Connector(url, settings).connected() as client:
-        return {finding.topic: finding for finding in await preflight(client, settings, keys)}
+        return {finding.topic: finding for finding in judge(await gather(client, keys))}
 
 
 @pytest.mark.parametrize("kind", ["valkey-9.1", "valkey-8.1", "redis-8.2"])
@@ -36,11 +37,11 @@ async def test_good_server_passes(kind: Kind) -> None:
         assert plain.keys() == []
 
 
-async def test_costs_few_round_trips(client: Client, settings: Settings, keys: Keys, server: Server) -> None:
+async def test_costs_few_round_trips(client: Client, keys: Keys, server: Server) -> None:
     """One connection, gone afterwards: a start must not be slow, a thousand starts not a burden."""
     with server.client() as plain:
         before = plain.info("stats")["total_connections_received"]
-        await preflight(client, settings, keys)
+        await gather(client, keys)
         assert plain.info("stats")["total_connections_received"] - before == 1
 
 

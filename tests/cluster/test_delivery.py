@@ -20,7 +20,7 @@ from rsmq.heartbeat.presence import Presence, listeners
 from rsmq.inspector import Inspector
 from rsmq.keys import Keys
 from rsmq.partition import partition_for
-from rsmq.preflight import preflight
+from rsmq.preflight import gather, judge
 from rsmq.topic import Topics
 from rsmq.wire import Wire, pack
 from tests.cluster.cluster import Cluster
@@ -184,12 +184,12 @@ async def test_questions_over_all_nodes(broker: Broker, client: Client, keys: Ke
         assert (await node.execute_command("SCAN", 0, "MATCH", f"{keys.prefix}:*", "COUNT", 10_000))[1] == []
 
 
-async def test_every_master_is_looked_at(client: Client, cluster: Cluster, keys: Keys, settings: Settings) -> None:
+async def test_every_master_is_looked_at(client: Client, cluster: Cluster, keys: Keys) -> None:
     """One master that would lose messages is enough to refuse, and is named."""
     culprit = cluster.masters[1]
     culprit.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
-        refused = [finding for finding in await preflight(client, settings, keys) if finding.level == "refuse"]
+        refused = [finding for finding in judge(await gather(client, keys)) if finding.level == "refuse"]
     finally:
         culprit.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
     assert len(refused) == 1

@@ -31,7 +31,7 @@ from rsmq.message import Message, Place, entry_fields, pack_fields, read_headers
 from rsmq.payload import decoder_for
 from rsmq.persistence.device import read_device
 from rsmq.persistence.letter import STAMP, VERSION, Letter, read_envelope, seal_payload
-from rsmq.preflight import flags_of, parse_info
+from rsmq.preflight.facts import flags_of, parse_info
 from rsmq.settings import Settings
 from rsmq.stream import as_dict, start_id
 from rsmq.wire import Wire, pack

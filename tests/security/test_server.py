@@ -10,7 +10,8 @@ import pytest
 from rsmq.connect import Connector
 from rsmq.flaw import FLAWS, flaws_of, identify, upgrade
 from rsmq.keys import Keys
-from rsmq.preflight import Facts, Finding, check_access, check_debug, check_patches, preflight, require
+from rsmq.preflight import Facts, Finding, gather, judge, require
+from rsmq.preflight.rule import check_access, check_debug, check_patches
 from rsmq.settings import Settings
 from tests.servers import Kind, Server
 
@@ -19,7 +20,7 @@ async def examine(url: str) -> dict[str, Finding]:
     """The findings about a server, by their topic."""
     settings = Settings(url=url)
     async with Connector(url, settings).connected() as client:
-        return {finding.topic: finding for finding in await preflight(client, settings, Keys("p"))}
+        return {finding.topic: finding for finding in judge(await gather(client, Keys("p")))}
 
 
 @pytest.mark.parametrize(
