@@ -10,27 +10,24 @@ from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 
-from rsmq.connect import Client, Connector, retrying
+from rsmq.connect import Client
+from rsmq.connection import Connection, MakeProducer, connection
 from rsmq.dlq import DeadLetters
-from rsmq.embedded import server_for
 from rsmq.errors import ConfigError
 from rsmq.group import reset_group, set_paused
 from rsmq.handler import Middleware
 from rsmq.keys import Keys
 from rsmq.override import Overrides
-from rsmq.persistence import Devices, Feed, PostOffice, Session
+from rsmq.persistence import Devices, Feed, Session
 from rsmq.portal import Portal
-from rsmq.preflight import require
 from rsmq.producer import Producer
 from rsmq.retry import RetryPolicy
 from rsmq.router import Router
 from rsmq.settings import Settings
 from rsmq.topic import Topic, Topics
-from rsmq.worker import Lifespan, Worker, new_member_id
+from rsmq.worker import Lifespan, Worker
 
 log = logging.getLogger("rsmq")
-
-NOT_CONNECTED = "the broker is not connected: do this inside `async with broker:`"
 
 T = TypeVar("T")
 
@@ -47,17 +44,13 @@ class Broker(Router):
         self.settings = Settings(**overrides) if settings is None else settings
         self.keys = Keys(self.settings.prefix)
         self._lifespans: list[Lifespan] = []
-        self._stack: AsyncExitStack | None = None
         self._users = 0
-        self._connector: Connector | None = None
-        self._client: Client | None = None
-        self._topics: Topics | None = None
-        self._producer: Producer | None = None
-        self._office: PostOffice | None = None
+        self._open: Connection | None = None
+        self._stack = AsyncExitStack()
         self._worker: Worker | None = None
         self._portal = Portal()
         self.declared: Callable[[str], int | None] = self.partitions_of
-        self.make_producer: Callable[[Client, Keys, Settings, Topics], Producer] = Producer
+        self.make_producer: MakeProducer = Producer
 
     # -- registering ----------------------------------------------------------------------------------------------
 
@@ -80,7 +73,7 @@ class Broker(Router):
         partition, through crashes, retries and resets of the group. `expiry` counts from publishing.
         """
         policy = RetryPolicy() if retry is None else retry
-        feed = Feed(to, group, payload, expiry, policy, lambda: self._post_office().post)
+        feed = Feed(to, group, payload, expiry, policy, lambda: self._connection.office.post)
         self.handler(
             topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
         )(feed)  # fmt: skip
@@ -111,51 +104,40 @@ class Broker(Router):
 
     async def __aenter__(self) -> Self:
         self._users += 1
-        if self._users > 1:
-            return self
-        stack = AsyncExitStack()
-        try:
-            url = await stack.enter_async_context(server_for(self.settings.url))
-            self._connector = Connector(url, self.settings)
-            self._client = await stack.enter_async_context(self._connector.connected())
-            async for attempt in retrying(self.settings):
-                with attempt:
-                    await require(self._client, self.settings, self.keys, publishes_only=not self.handlers)
-            self._topics = Topics(self._client, self.keys, self.settings, self.declared)
-            self._producer = self.make_producer(self._client, self.keys, self.settings, self._topics)
-            self._office = PostOffice(self._client, self.keys, self.settings, new_member_id())
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            await tasks.start(self._producer.run)
-            await tasks.start(self._office.run)
-            tasks.start_soon(self._connector.watch)
-            stack.callback(tasks.cancel_scope.cancel)
-        except BaseException:
-            self._users -= 1
-            await stack.aclose()
-            raise
-        self._stack = stack
+        if self._users == 1:
+            try:
+                self._open = await self._stack.enter_async_context(
+                    connection(
+                        self.settings, self.keys, declared=self.declared, make_producer=self.make_producer,
+                        publishes_only=not self.handlers,
+                    )
+                )  # fmt: skip
+            except BaseException:
+                self._users -= 1
+                raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._users -= 1
-        if self._users == 0 and self._stack is not None:
-            stack, self._stack = self._stack, None
-            self._producer = self._office = self._client = None
+        if self._users == 0:
+            stack, self._stack, self._open = self._stack, AsyncExitStack(), None
             await stack.aclose()
+
+    @property
+    def _connection(self) -> Connection:
+        if self._open is None:
+            raise ConfigError("the broker is not connected: do this inside `async with broker:`")
+        return self._open
 
     @property
     def client(self) -> Client:
         """The connected client, for what rsmq has no method for. Replies are raw."""
-        if self._client is None:
-            raise ConfigError(NOT_CONNECTED)
-        return self._client
+        return self._connection.client
 
     @property
     def url(self) -> str:
         """Where it is connected to."""
-        if self._connector is None:
-            raise ConfigError(NOT_CONNECTED)
-        return self._connector.url
+        return self._connection.connector.url
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
@@ -177,7 +159,7 @@ class Broker(Router):
         inside the dedup window. Raises TooLarge, TopicFull, BrokerUnavailable (not stored), PublishUnknown (perhaps
         stored: publish again with its `message_id`).
         """
-        return await self._ready().publish(
+        return await self._connection.producer.publish(
             topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
             wait_replicas=wait_replicas,
         )  # fmt: skip
@@ -192,89 +174,7 @@ class Broker(Router):
         batch: int = 500,
     ) -> list[str]:
         """Store many messages, in the order given per key, one call per partition and batch; returns their ids."""
-        return await self._ready().publish_many(topic, items, key=key, headers=headers, batch=batch)
-
-    # -- devices --------------------------------------------------------------------------------------------------
-
-    async def send(
-        self,
-        client_id: str,
-        payload: Any,
-        *,
-        topic: str = "",
-        headers: Mapping[str, str] | None = None,
-        expiry: timedelta | None = None,
-    ) -> None:
-        """Store one letter for a device, connected or not. When this has returned, the server has it.
-
-        Calls made at the same time share one write. It is kept until the device acknowledges it, it expires, or newer
-        ones need its place (RSMQ_INBOX_LIMIT). Raises TooLarge, BrokerUnavailable (it may or may not be stored).
-        """
-        await self._post_office().post.send(client_id, payload, topic, headers, expiry)
-
-    async def send_many(
-        self,
-        letters: Iterable[tuple[str, Any]],
-        *,
-        topic: str = "",
-        headers: Mapping[str, str] | None = None,
-        expiry: timedelta | None = None,
-    ) -> None:
-        """Store many letters, given as (client id, payload), in the order given per device, many in one write."""
-        await self._post_office().post.send_many(letters, topic, headers, expiry)
-
-    def connect(self, client_id: str, *, clean: bool = False, window: int = 100, auto_ack: bool = False) -> Session:
-        """A session of a device: `async with` opens it and shuts out its previous one, `async for` yields letters.
-
-        At most `window` letters are out unacknowledged. `clean` starts with an empty inbox. With `auto_ack` a letter
-        is acknowledged when the next one is asked for, or the loop is left without an error.
-        """
-        return self._post_office().connect(client_id, clean=clean, window=window, auto_ack=auto_ack)
-
-    @property
-    def devices(self) -> Devices:
-        """The devices: list, look into their inboxes, purge."""
-        return Devices(self.client, self.keys)
-
-    def _post_office(self) -> PostOffice:
-        if self._office is None:
-            raise ConfigError(NOT_CONNECTED)
-        return self._office
-
-    # -- asking and steering --------------------------------------------------------------------------------------
-
-    @property
-    def topics(self) -> Topics:
-        """The topics: find, list, change their limits, delete."""
-        if self._topics is None:
-            raise ConfigError(NOT_CONNECTED)
-        return self._topics
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """The dead letters of all groups: list, replay, purge."""
-        return DeadLetters(self.client, self.keys)
-
-    async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
-        """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or a time (topic replay).
-
-        Works while its workers run. What was pending or waits for a retry belongs to the old run and is dropped.
-        """
-        await reset_group(self.client, self.keys, await self._existing(topic), group, to)
-
-    async def pause_group(self, topic: str, group: str) -> None:
-        """Stop delivering to a group, in all its workers, until `resume_group`."""
-        await set_paused(self.client, self.keys, (await self._existing(topic)).name, group, paused=True)
-
-    async def resume_group(self, topic: str, group: str) -> None:
-        """Deliver to a paused group again."""
-        await set_paused(self.client, self.keys, (await self._existing(topic)).name, group, paused=False)
-
-    async def _existing(self, topic: str) -> Topic:
-        found = await self.topics.find(topic)
-        if found is None:
-            raise ConfigError(f"there is no topic {topic!r}: see `rsmq topic list`")
-        return found
+        return await self._connection.producer.publish_many(topic, items, key=key, headers=headers, batch=batch)
 
     def publish_sync(
         self,
@@ -308,21 +208,90 @@ class Broker(Router):
     @property
     def producer(self) -> Producer | None:
         """What publishes while the broker is connected, with its counts."""
-        return self._producer
+        return None if self._open is None else self._open.producer
 
-    def _ready(self) -> Producer:
-        if self._producer is None:
-            raise ConfigError(NOT_CONNECTED)
-        return self._producer
+    # -- devices --------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        client_id: str,
+        payload: Any,
+        *,
+        topic: str = "",
+        headers: Mapping[str, str] | None = None,
+        expiry: timedelta | None = None,
+    ) -> None:
+        """Store one letter for a device, connected or not. When this has returned, the server has it.
+
+        Calls made at the same time share one write. It is kept until the device acknowledges it, it expires, or newer
+        ones need its place (RSMQ_INBOX_LIMIT). Raises TooLarge, BrokerUnavailable (it may or may not be stored).
+        """
+        await self._connection.office.post.send(client_id, payload, topic, headers, expiry)
+
+    async def send_many(
+        self,
+        letters: Iterable[tuple[str, Any]],
+        *,
+        topic: str = "",
+        headers: Mapping[str, str] | None = None,
+        expiry: timedelta | None = None,
+    ) -> None:
+        """Store many letters, given as (client id, payload), in the order given per device, many in one write."""
+        await self._connection.office.post.send_many(letters, topic, headers, expiry)
+
+    def connect(self, client_id: str, *, clean: bool = False, window: int = 100, auto_ack: bool = False) -> Session:
+        """A session of a device: `async with` opens it and shuts out its previous one, `async for` yields letters.
+
+        At most `window` letters are out unacknowledged. `clean` starts with an empty inbox. With `auto_ack` a letter
+        is acknowledged when the next one is asked for, or the loop is left without an error.
+        """
+        return self._connection.office.connect(client_id, clean=clean, window=window, auto_ack=auto_ack)
+
+    @property
+    def devices(self) -> Devices:
+        """The devices: list, look into their inboxes, purge."""
+        return Devices(self.client, self.keys)
+
+    # -- asking and steering --------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> Topics:
+        """The topics: find, list, change their limits, delete."""
+        return self._connection.topics
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters of all groups: list, replay, purge."""
+        return DeadLetters(self.client, self.keys)
+
+    async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
+        """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or a time (topic replay).
+
+        Works while its workers run. What was pending or waits for a retry belongs to the old run and is dropped.
+        """
+        await reset_group(self.client, self.keys, await self._existing(topic), group, to)
+
+    async def pause_group(self, topic: str, group: str) -> None:
+        """Stop delivering to a group, in all its workers, until `resume_group`."""
+        await set_paused(self.client, self.keys, (await self._existing(topic)).name, group, paused=True)
+
+    async def resume_group(self, topic: str, group: str) -> None:
+        """Deliver to a paused group again."""
+        await set_paused(self.client, self.keys, (await self._existing(topic)).name, group, paused=False)
+
+    async def _existing(self, topic: str) -> Topic:
+        found = await self.topics.find(topic)
+        if found is None:
+            raise ConfigError(f"there is no topic {topic!r}: see `rsmq topic list`")
+        return found
 
     # -- working --------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run the handlers in this process until `stop` or cancellation."""
         async with self:
-            assert self._connector is not None
             worker = Worker(
-                self._connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
+                self._connection.connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
                 self.schedules,
             )  # fmt: skip
             self._worker = worker
@@ -367,4 +336,4 @@ class Broker(Router):
             self._worker.stop(None if grace is None else grace.total_seconds())
 
     def __repr__(self) -> str:
-        return f"<Broker {len(self.handlers)} handlers{' connected' if self._stack else ''}>"
+        return f"<Broker {len(self.handlers)} handlers{' connected' if self._open else ''}>"

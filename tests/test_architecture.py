@@ -27,8 +27,8 @@ LAYERS = [
     ("the data path", "consumer"),
     (
         "wholes",
-        "broker router ticker timetable checkup worker inspector state observer snapshot trend supervisor testing "
-        "portal",
+        "broker connection router ticker timetable checkup worker inspector state observer snapshot trend supervisor "
+        "testing portal",
     ),
     ("edges", "cli dashboard pipeline telemetry demo bench asgi __main__ __init__"),
 ]

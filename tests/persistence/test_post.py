@@ -135,7 +135,7 @@ async def test_the_broker_closes_while_senders_wait(
         sending = [asyncio.ensure_future(broker.send("phone", n)) for n in range(3)]
         sending.append(asyncio.ensure_future(broker.send_many(("tablet", n) for n in range(3 * MOST_PER_ROUND))))
         await warned(caplog, "inboxes wait for the server")
-        post = broker._post_office().post
+        post = broker._connection.office.post
     own_server.resume()
     sending.append(asyncio.ensure_future(post.send("watch", 1, "", None, None)))  # was on its way through the broker
     with anyio.fail_after(SOON):
