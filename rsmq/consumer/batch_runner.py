@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable
 from itertools import groupby
 from operator import attrgetter
-from types import CoroutineType
 from typing import Any, Final
 
 import anyio
@@ -15,12 +14,10 @@ import anyio
 from rsmq.clock import monotonic
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import Slot
-from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import TURN, Abandoned, Runner
-from rsmq.consumer.settler import Settler
-from rsmq.consumer.stretch import Part, Rest, Stretch, ended, failed
+from rsmq.consumer.stretch import Stretch
 from rsmq.errors import Malformed
-from rsmq.handler import Call, Handler, batch_outcomes, plain_call
+from rsmq.handler import batch_outcomes
 from rsmq.message import Message
 from rsmq.retry import Bury, Park, Reason, decide
 
@@ -32,18 +29,7 @@ class BatchRunner(Runner):
 
     With key order a batch may hold several messages of a key, in order; while it runs, its keys wait. If one fails, the
     later ones of its key go back behind it and are handled again: repeated, never reordered.
-
-    Where the handler asks for nothing but payloads, it gets those of whole stretches, and only if it suspends, fails or
-    says what became of each there is a message for each and its key is taken: until then nobody else could have run.
     """
-
-    def __init__(self, handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> None:
-        super().__init__(handler, call, queue, settler, stats)
-        is_direct = (
-            plain_call(call) is handler.invoke_batch and handler.execution == "inline"
-        )  # nothing around it sees messages
-        self._payload_call = handler.signature.payload_call() if is_direct else None
-        queue.takes_stretches = self._payload_call is not None
 
     async def _work(self, slot: Slot) -> None:
         slot.task = asyncio.current_task()
@@ -60,96 +46,9 @@ class BatchRunner(Runner):
 
     async def _work_once(self, slot: Slot) -> None:
         """One batch. In a frame of its own: whoever sleeps with its last batch at hand keeps it in memory."""
-        parts = self._take_parts()
-        if parts:
-            await self._handle_parts(slot, parts)
-        else:
-            heads: list[Message] = []
-            batch = await self._started(await self._gather(heads))
-            await self._handle(slot, batch, heads)
-
-    # -- stretches ------------------------------------------------------------------------------------------------
-
-    def _take_parts(self) -> list[Part]:
-        """A batch of stretches, if one can start now; what would have to linger is gathered message by message."""
-        limit = self.handler.batch or 1
-        if self.handler.linger and self._in_stretches(limit) < limit:
-            return []
-        return self.queue.take_stretches(limit)
-
-    def _in_stretches(self, limit: int) -> int:
-        count = 0
-        for each in self.queue.ready:
-            if count >= limit or type(each) is not Stretch:
-                break
-            count += len(each.rows)
-        return count
-
-    async def _handle_parts(self, slot: Slot, parts: list[Part]) -> None:
-        payloads = self._payloads(parts)
-        if payloads is None:
-            batch, heads = self._unfold(parts)
-            await self._handle(slot, await self._started(batch), heads)
-            return
-        slot.started = monotonic()
-        rest = self._first_step(payloads)
-        if rest is None:
-            self._parts_done(parts)
-        else:
-            batch, heads = self._unfold(parts)
-            await self._handle(slot, batch, heads, rest)
-
-    def _payloads(self, parts: list[Part]) -> list[Any] | None:
-        """All payloads; None if a lease is over or one of them is unreadable."""
-        now, decode, payloads = monotonic(), self.handler.decode, list[Any]()
-        try:
-            for lane, rows in parts:
-                if now >= lane.lease.deadline:
-                    return None
-                message = Message(lane, *rows[0])  # one for all: of a plain entry a decoder sees nothing but the data
-                for _, entry in rows:
-                    message.data = entry[1]
-                    payloads.append(decode(message))
-        except Malformed:
-            return None
-        return payloads
-
-    def _first_step(self, payloads: list[Any]) -> Awaitable[Any] | None:
-        """Call the handler and let it run to where it suspends. None: it never did, and all is done."""
-        assert self._payload_call is not None
-        try:
-            work = self._payload_call(payloads)
-            if type(work) is not CoroutineType:
-                return work  # type: ignore[no-any-return]
-            return Rest(work, work.send(None))
-        except StopIteration as end:
-            return None if end.value is None else ended(end.value)
-        except BaseException as error:
-            return failed(error)
-
-    def _unfold(self, parts: list[Part]) -> tuple[list[Message], list[Message]]:
-        """A message for each, and their keys taken before anybody else runs; what is behind them waits."""
-        batch, heads = list[Message](), list[Message]()
-        for lane, rows in parts:
-            messages = Stretch(lane, rows).messages()
-            lane.running += len(messages)
-            batch += messages
-            heads += self.queue.hold(lane, messages)
-        for lane, _ in parts:
-            if lane.stretches:
-                self.queue.unfold(lane)
-        return batch, heads
-
-    def _parts_done(self, parts: list[Part]) -> None:
-        for lane, rows in parts:
-            if not lane.done:
-                self._settler.note(lane)
-            lane.done += [entry_id for entry_id, _ in rows]
-            self.queue.in_hand -= len(rows)
-        if self.is_starved:
-            self._made_space()
-
-    # -- messages -------------------------------------------------------------------------------------------------
+        heads: list[Message] = []
+        batch = await self._started(await self._gather(heads))
+        await self._handle(slot, batch, heads)
 
     async def _gather(self, heads: list[Message]) -> list[Message]:
         """Of what is ready at least one message; more while there are more, or until `linger` is over.

@@ -13,7 +13,7 @@ import anyio
 
 from rsmq.clock import monotonic
 from rsmq.connect import Client
-from rsmq.consumer.batch_runner import BatchRunner
+from rsmq.consumer.execution import build_runner
 from rsmq.consumer.fetcher import Fetcher
 from rsmq.consumer.gate import Gate
 from rsmq.consumer.intake import Intake
@@ -22,7 +22,6 @@ from rsmq.consumer.pool import Slot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.rebalancer import Rebalancer
 from rsmq.consumer.reclaimer import Reclaimer
-from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.sharer import Sharer
 from rsmq.consumer.turnstile import GatedTurnstile, Turnstile, shares
@@ -71,8 +70,7 @@ class Consumer:
         self._leases = Leases(client, keys, settings, member)
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self._settler = Settler(client, settings, member, handler.group, self.drop_lane, self.stats)
-        runner = Runner if handler.batch is None else BatchRunner
-        self._runner = runner(handler, call, self.queue, self._settler, self.stats)
+        self._runner = build_runner(handler, call, self.queue, self._settler, self.stats)
         self._limit()
         self._reclaimer = Reclaimer(client, settings, member, self.queue, self._runner, self._settler, self.stats)
         self._intake = Intake(client, self.lanes, self._runner, self._reader_of)
@@ -87,7 +85,6 @@ class Consumer:
             gate = () if handler.rate is None else (handler.rate, members, runner.kick_soon)
             kind = GatedTurnstile if gate else Turnstile
             self.queue.ready = runner.turnstile = kind(lambda: self.most_calls, *gate)
-            self.queue.takes_stretches = False  # who takes one would have to hold a place
         elif handler.rate is not None:
             self.queue.ready = Gate(handler.rate, members, runner.kick_soon)
 

@@ -16,7 +16,7 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, Message, RetryPolicy
 from rsmq.connect import Client
-from rsmq.consumer.batch_runner import BatchRunner
+from rsmq.consumer.execution import build_runner
 from rsmq.consumer.fetcher import Fetcher
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
@@ -57,8 +57,7 @@ async def pool(function: Any, gate: Gate, *, batch: int | None = None, **options
     linger = None if batch is None else timedelta(milliseconds=1)
     handler = build_handler(function, "topic", group="group", batch=batch, linger=linger, **options)
     call: Any = handler.invoke if batch is None else handler.invoke_batch
-    kind = Runner if batch is None else BatchRunner
-    runner = kind(handler, call, Queue(is_ordered=True), gate, Counter())  # type: ignore[arg-type]
+    runner = build_runner(handler, call, Queue(is_ordered=True), gate, Counter())  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         await tasks.start(runner.run)
         yield runner

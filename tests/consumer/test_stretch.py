@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.consumer.batch_runner import BatchRunner
+from rsmq.consumer.execution import build_runner
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.stretch import Rest, Row, size_of_plain
@@ -61,7 +61,7 @@ class Bench:
         self.queue = Queue(is_ordered=ordering != "none", is_serial=ordering == "partition")
         self.books = Books()
         call: Any = handler.invoke_batch
-        self.runner = BatchRunner(handler, call, self.queue, self.books, Counter())  # type: ignore[arg-type]
+        self.runner = build_runner(handler, call, self.queue, self.books, Counter())  # type: ignore[arg-type]
         self.lanes = [make_lane(number) for number in range(3)]
 
     async def feed(self, chunks: list[tuple[int, list[Row]]]) -> None:
