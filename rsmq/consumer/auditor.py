@@ -118,7 +118,7 @@ class Auditor:
         Unless the lane is being given away, or has been and is taken over again: then it may have been handed back.
         """
         if not lane.is_quiet and lane.cursor is None:
-            consumer.settle_again(lane, findings.restored - lane.held)
+            consumer.warden.settle_again(lane, findings.restored - lane.held)
             findings.restored &= lane.held
 
     async def _ask(self, lane: Lane, ids: Iterable[bytes], *, restore: bool) -> set[bytes]:

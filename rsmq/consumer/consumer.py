@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import anyio
@@ -17,7 +18,7 @@ from rsmq.consumer.execution import build_runner
 from rsmq.consumer.fetcher import Fetcher
 from rsmq.consumer.gate import Gate
 from rsmq.consumer.intake import Intake
-from rsmq.consumer.lane import START, Lane
+from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import Slot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.rebalancer import Rebalancer
@@ -26,13 +27,13 @@ from rsmq.consumer.settler import Settler
 from rsmq.consumer.sharer import Sharer
 from rsmq.consumer.turnstile import GatedTurnstile, Turnstile, shares
 from rsmq.consumer.unparker import Unparker
+from rsmq.consumer.warden import Warden
 from rsmq.errors import BrokerError
 from rsmq.handler import Call, Handler
 from rsmq.heartbeat.beat import Beat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Ask, Membership, announce
 from rsmq.keys import Keys
-from rsmq.script import REMOVE_CONSUMER
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups
 from rsmq.topic import Topic, Topics
@@ -66,14 +67,18 @@ class Consumer:
         self.stats: Counter[str] = Counter()
         self.lanes: dict[int, Lane] = {}
         self._client, self._keys, self._settings, self._beat = client, keys, settings, beat
-        self.membership = Membership(client, keys, settings, member, topic.name, handler.group, ask)
         self._leases = Leases(client, keys, settings, member)
+        self.membership = Membership(client, keys, settings, member, topic.name, handler.group, ask)
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
-        self._settler = Settler(client, settings, member, handler.group, self.drop_lane, self.stats)
+        self._settler = Settler(client, settings, member, handler.group, self._drop, self.stats)
         self._runner = build_runner(handler, call, self.queue, self._settler, self.stats)
         self._limit()
         self._reclaimer = Reclaimer(client, settings, member, self.queue, self._runner, self._settler, self.stats)
         self._intake = Intake(client, self.lanes, self._runner, self._reader_of)
+        self.warden = Warden(
+            client, member, self.lanes, self.queue, self._runner, self._settler, self._intake, self._leases, beat,
+            self.stats,
+        )  # fmt: skip
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
@@ -88,15 +93,6 @@ class Consumer:
         elif handler.rate is not None:
             self.queue.ready = Gate(handler.rate, members, runner.kick_soon)
 
-    @property
-    def most_calls(self) -> int:
-        """How many calls of the handler may run here at once."""
-        handler = self.handler
-        if handler.group_concurrency is None:
-            return handler.concurrency
-        share = shares(handler.group_concurrency, self.membership.live, f"{self.topic.name}/{handler.group}")
-        return min(handler.concurrency, share.get(self.member, 0))
-
     def _reader_of(self, lanes: Mapping[int, Lane], partition: int | None, intake: Intake) -> Fetcher:
         place = "" if partition is None else self._keys.stream(self.topic.name, partition)
         return Fetcher(
@@ -109,6 +105,24 @@ class Consumer:
         await Topics(self._client, self._keys, self._settings).ensure(self.topic.name, self.topic.partitions)
         await ensure_groups(self._client, self._keys, self.topic, self.handler.group, "0")
 
+    def _owner(self) -> Rebalancer | Sharer:
+        """Who decides which lanes are ours."""
+        if self.handler.distribution == "shared":
+            return Sharer(
+                self.topic, self.handler, self._keys, self._settings, self.member, self._beat, self.membership,
+                self.lanes, self.queue, self._reclaimer, self._intake, self._drop,
+            )  # fmt: skip
+        return Rebalancer(
+            self.topic, self.handler, self._keys, self._settings, self.member, self._leases, self._beat,
+            self.membership, self.lanes, self.warden,
+            partial(announce, self._client, self._keys, self.topic.name, self.handler.group),
+        )  # fmt: skip
+
+    def _drop(self, lane: Lane) -> None:
+        self.warden.drop_lane(lane)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, then drain, release, leave."""
         try:
@@ -116,14 +130,15 @@ class Consumer:
                 self.started.set()
                 return
             async with anyio.create_task_group() as outer:
+                unparker = Unparker(self._settings, self.lanes, self.queue, self._reclaimer, self._runner)
                 await outer.start(self.membership.run)
                 await outer.start(self._settler.run)
                 await outer.start(self._runner.run)
-                outer.start_soon(self._watch_pause)
+                outer.start_soon(self._watch_group)
                 async with anyio.create_task_group() as inner:
                     await inner.start(self._intake.run)
                     await inner.start(self._owner().run)
-                    await inner.start(self._unparker().run)
+                    await inner.start(unparker.run)
                     self.started.set()
                     task_status.started()
                     await self._stopping.wait()
@@ -143,7 +158,8 @@ class Consumer:
         is_member = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._end_when_stopping, tasks.cancel_scope)
-            await self._beat.join(self.topic.name, self.handler.group, self._info(), self.membership.notice)
+            info = {"handler": self.handler.name, "concurrency": self.handler.concurrency}
+            await self._beat.join(self.topic.name, self.handler.group, info, self.membership.notice)
             is_member = True
             tasks.cancel_scope.cancel()
         return is_member
@@ -152,39 +168,8 @@ class Consumer:
         await self._stopping.wait()
         scope.cancel()
 
-    async def _let_go(self) -> None:
-        """Cancelled instead of stopped: settle what is done and give the leases back, so that nobody waits for them."""
-        lanes = [lane for lane in self.lanes.values() if lane.lease.is_held()]
-        if lanes:
-            with suppress(BrokerError):
-                await self._settler.flush()
-            await self._hand_back_unstarted(lanes)
-            for lane in lanes:
-                lane.running = 0
-            with suppress(BrokerError):
-                await self._release(lanes)
-
-    def _info(self) -> dict[str, object]:
-        return {"handler": self.handler.name, "concurrency": self.handler.concurrency}
-
-    def _owner(self) -> Rebalancer | Sharer:
-        if self.handler.distribution == "shared":
-            return Sharer(
-                self.topic, self.handler, self._keys, self._settings, self.member, self._beat, self.membership,
-                self.lanes, self.queue, self._reclaimer, self._intake, self.drop_lane,
-            )  # fmt: skip
-        return Rebalancer(
-            self.topic, self.handler, self._keys, self._settings, self.member, self._leases, self._beat,
-            self.membership, self.lanes, self, self._announce,
-        )  # fmt: skip
-
-    def _unparker(self) -> Unparker:
-        return Unparker(self._settings, self.lanes, self.queue, self._reclaimer, self._runner)
-
-    async def _announce(self) -> None:
-        await announce(self._client, self._keys, self.topic.name, self.handler.group)
-
-    async def _watch_pause(self) -> None:
+    async def _watch_group(self) -> None:
+        """What the group's membership tells: whether it is paused, and how many share its calls."""
         seen = 0
         while True:
             await self.membership.wait(PAUSE_LOOK, seen)
@@ -193,21 +178,20 @@ class Consumer:
                 self._runner.kick_soon()  # its share may have grown
             if self.membership.paused != self._intake.is_paused:
                 self._intake.is_paused = self.membership.paused
-                log.info(
-                    "group %s of %s is %s",
-                    self.handler.group,
-                    self.topic.name,
-                    "paused" if self._intake.is_paused else "running",
-                )
-                await self._interrupt()
+                state = "paused" if self._intake.is_paused else "running"
+                log.info("group %s of %s is %s", self.handler.group, self.topic.name, state)
+                await self.warden.interrupt()
 
-    async def _interrupt(self) -> None:
-        try:
-            await self._intake.interrupt()
-        except BrokerError as error:
-            log.debug("the reader could not be woken: %s", error)
+    # -- for those who watch, from any thread ---------------------------------------------------------------------
 
-    # -- for those who watch, from any thread ----------------------------------------------------------------------
+    @property
+    def most_calls(self) -> int:
+        """How many calls of the handler may run here at once."""
+        handler = self.handler
+        if handler.group_concurrency is None:
+            return handler.concurrency
+        share = shares(handler.group_concurrency, self.membership.live, f"{self.topic.name}/{handler.group}")
+        return min(handler.concurrency, share.get(self.member, 0))
 
     @property
     def readers(self) -> tuple[Fetcher, ...]:
@@ -238,7 +222,7 @@ class Consumer:
     async def _drain(self) -> None:
         """Hand back what has not started, wait for what runs, settle, release."""
         lanes = list(self.lanes.values())
-        await self._hand_back_unstarted(lanes)
+        await self.warden.hand_back_unstarted(lanes)
         while any(lane.running for lane in lanes):
             if monotonic() >= self._deadline:
                 for lane in lanes:
@@ -247,88 +231,25 @@ class Consumer:
             if monotonic() >= self._deadline + self._settings.lease_ttl.total_seconds():
                 log.error("%r does not stop: its messages are redelivered elsewhere", self._runner)
                 break
-        await self._hand_back_unstarted(lanes)
+        await self.warden.hand_back_unstarted(lanes)
         with anyio.move_on_after(self._settings.command_timeout.total_seconds()):
             await self._settler.drained(lanes)
             try:
-                await self._release(lanes)
+                await self.warden.release(lanes)
             except BrokerError as error:
                 log.warning("leases are not given back, they run out: %s", error)
 
-    async def _hand_back_unstarted(self, lanes: list[Lane]) -> None:
-        for lane in lanes:
-            unstarted = self.queue.withdraw(lane)
-            if unstarted and lane.lease.is_held():
-                try:
-                    await self._settler.hand_back(lane, unstarted)
-                except BrokerError as error:
-                    log.warning("%d messages are redelivered after the lease: %s", len(unstarted), error)
-
-    async def _release(self, lanes: list[Lane]) -> None:
-        for lane in lanes:
-            if not lane.running:
-                self.drop_lane(lane)
-                self._beat.forget(lane.lease)
-                if lane.epoch:
-                    await self._leases.release(lane.lease)
-                else:
-                    await REMOVE_CONSUMER(self._client, (lane.stream,), (lane.group, self.member))
-
-    # -- lanes (what the rebalancer asks of us) -------------------------------------------------------------------
-
-    def reader(self, partition: int) -> str:
-        """Which connection reads a partition; empty while there is none."""
-        return self._intake.reader(partition)
-
-    async def wait_for_reader(self, partition: int) -> None:
-        """Until there is a reading connection: a lease must name it."""
-        await self._intake.wait_for_reader(partition)
-
-    async def open_lane(self, lane: Lane) -> None:
-        """A lease was granted: take over what is pending there, then read."""
-        self.lanes[lane.partition] = lane
-        self.stats["taken"] += 1
-        log.info("%s takes %s.%d/%s, epoch %s", self.member, lane.topic, lane.partition, lane.group, lane.epoch)
-        await self._interrupt()
-
-    def drop_lane(self, lane: Lane) -> None:
-        """The lease is lost or given back: forget everything of it, and cancel what runs, without asking anybody."""
-        was_held = lane.lease.is_held()
-        lane.lease.lose()
-        if self.lanes.get(lane.partition) is lane:
-            del self.lanes[lane.partition]
-            self.stats["released" if was_held else "lost"] += 1
-        lane.done.clear()
-        self.queue.withdraw(lane)
-        if lane.running:
-            log.warning("lost %r while %d handlers ran: they are cancelled", lane, lane.running)
-            self._runner.cancel_lane(lane, "lost")
-        self._runner.space.set()
-
-    async def quiesce(self, lane: Lane, seconds: float) -> bool:
-        """Stop reading a lane, hand back what has not started, wait for the rest. False: something still runs."""
-        lane.is_quiet = True
-        await self._intake.exclude(lane.partition)
-        await self._settler.hand_back(lane, self.queue.withdraw(lane))
-        deadline = monotonic() + seconds
-        while lane.running and monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        if lane.running:
-            return False
-        await self._settler.drained([lane])
-        return True
-
-    def settle_again(self, lane: Lane, ids: Collection[bytes]) -> None:
-        """Acknowledge what was settled before, which is harmless: the auditor has made it pending meanwhile."""
-        if ids and not lane.done:
-            self._settler.note(lane)
-        lane.done.extend(ids)
-
-    async def resume_lane(self, lane: Lane) -> None:
-        """Keep a lane after all: what was handed back is taken over again."""
-        lane.cursor = START
-        lane.is_quiet = False
-        await self._interrupt()
+    async def _let_go(self) -> None:
+        """Cancelled instead of stopped: settle what is done and give the leases back, so that nobody waits for them."""
+        lanes = [lane for lane in self.lanes.values() if lane.lease.is_held()]
+        if lanes:
+            with suppress(BrokerError):
+                await self._settler.flush()
+            await self.warden.hand_back_unstarted(lanes)
+            for lane in lanes:
+                lane.running = 0
+            with suppress(BrokerError):
+                await self.warden.release(lanes)
 
     def __repr__(self) -> str:
         return f"<Consumer {self.handler.name} {self.topic.name}/{self.handler.group} lanes={sorted(self.lanes)}>"

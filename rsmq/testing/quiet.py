@@ -92,13 +92,13 @@ async def bring_forward(client: Client, keys: Keys, consumers: Sequence[Consumer
     of the old time. Nothing may be in hand: wait with `until_quiet`.
     """
     lanes = [(consumer, lane) for consumer in consumers for lane in list(consumer.lanes.values())]
-    stopped = await asyncio.gather(*(consumer.quiesce(lane, 10) for consumer, lane in lanes))
+    stopped = await asyncio.gather(*(consumer.warden.quiesce(lane, 10) for consumer, lane in lanes))
     assert all(stopped), "a handler began meanwhile and does not end"
     for key in {key for consumer in consumers for key in _clocks(keys, consumer)}:
         await _shift(client, key, to_ms(span))
     for consumer, lane in lanes:
         lane.retry_at = 0.0
-        await consumer.resume_lane(lane)
+        await consumer.warden.resume_lane(lane)
 
 
 def _clocks(keys: Keys, consumer: Consumer) -> Iterable[str]:
