@@ -15,8 +15,8 @@ from rsmq.connection import Connection, MakeProducer, connection
 from rsmq.dlq import DeadLetters
 from rsmq.errors import ConfigError
 from rsmq.group import reset_group, set_paused
-from rsmq.handler import Middleware
 from rsmq.keys import Keys
+from rsmq.middleware import Middleware
 from rsmq.override import Overrides
 from rsmq.persistence import Devices, Feed, Session
 from rsmq.portal import Portal

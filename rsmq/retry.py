@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from tenacity import RetryCallState, wait_random_exponential
 from tenacity.wait import wait_base
 
 from rsmq.errors import ConfigError, HandlerTimeout, Malformed
+
+Outcome = BaseException | None
+"""How a handler ended for a message: None is well."""
 
 LONGEST_DELAY: Final = timedelta(days=365)
 
@@ -100,7 +103,31 @@ class RetryPolicy:
         return timedelta(seconds=min(max(0.0, self.wait(state)), LONGEST_DELAY.total_seconds()))
 
 
-def decide(error: BaseException | None, attempt: int, policy: RetryPolicy) -> Decision:
+def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
+    """One outcome a message from what a batch handler returned: None for done, else the error. Never raises.
+
+    The handler returns nothing (all done), or a list with one entry a message: None, Retry(...), Reject(...) or any
+    other exception. Everything else is a TypeError for each of them, because nobody can tell what was done.
+    """
+    if result is None:
+        return [None] * len(messages)
+    if not isinstance(result, list | tuple):
+        wrong = f"it returned {type(result).__name__}"
+    elif len(result) != len(messages):
+        wrong = f"it returned {len(result)} outcomes for {len(messages)} messages"
+    else:
+        strange = next((each for each in result if each is not None and not isinstance(each, Exception)), None)
+        if strange is None:
+            return list(result)
+        wrong = f"one outcome is {type(strange).__name__}"
+    error = TypeError(
+        f"{wrong}: a batch handler returns None (all done) or a list with one entry a message: "
+        f"None, Retry(...), Reject(...) or an exception"
+    )
+    return [error] * len(messages)
+
+
+def decide(error: Outcome, attempt: int, policy: RetryPolicy) -> Decision:
     """The decision for one handled message: total, and without I/O."""
     match error:
         case None:

@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, TypeVar
 
 from rsmq.errors import ConfigError
-from rsmq.handler import Distribution, Execution, Handler, Middleware, Ordering, build_handler
+from rsmq.handler import Handler, build_handler
 from rsmq.keys import check_name
+from rsmq.middleware import Middleware
+from rsmq.option import Distribution, Execution, Ordering
 from rsmq.rate import Rate
 from rsmq.retry import RetryPolicy
 from rsmq.schedule import Every, Missed, build_every

@@ -25,9 +25,10 @@ from rsmq.consumer.lookout import Lookout
 from rsmq.consumer.retention import Retention
 from rsmq.errors import ConfigError
 from rsmq.group import join_group
-from rsmq.handler import Handler, Middleware
+from rsmq.handler import Handler
 from rsmq.heartbeat.beat import Beat
 from rsmq.keys import Keys
+from rsmq.middleware import Middleware
 from rsmq.schedule import Every
 from rsmq.stream import ensure_groups, start_id
 from rsmq.ticker import Ticker

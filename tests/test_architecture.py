@@ -16,7 +16,7 @@ LAYERS = [
     (
         "words: pure, no I/O",
         "errors message partition retry clock override settings keys payload signature complaint dependency schedule "
-        "rate entry",
+        "rate entry middleware option",
     ),
     (
         "Redis",

@@ -16,10 +16,11 @@ from pydantic import BaseModel, field_validator
 from typing_extensions import TypedDict
 
 from rsmq.errors import ConfigError, Malformed
-from rsmq.handler import Handler, batch_outcomes, build_handler, compose
+from rsmq.handler import Handler, build_handler
 from rsmq.message import Message, Place
+from rsmq.middleware import compose
 from rsmq.payload import decoder_for
-from rsmq.retry import Reject, Retry
+from rsmq.retry import Reject, Retry, batch_outcomes
 
 
 def message(data: bytes = b"{}") -> Message:

@@ -17,9 +17,8 @@ from rsmq.consumer.pool import Slot
 from rsmq.consumer.runner import TURN, Abandoned, Runner
 from rsmq.consumer.stretch import Stretch
 from rsmq.errors import Malformed
-from rsmq.handler import batch_outcomes
 from rsmq.message import Message
-from rsmq.retry import Bury, Park, Reason, decide
+from rsmq.retry import Bury, Outcome, Park, Reason, batch_outcomes, decide
 
 ORIGIN: Final = attrgetter("origin")
 
@@ -139,7 +138,7 @@ class BatchRunner(Runner):
     ) -> None:
         """Call the handler, or wait for the `rest` of a call, and settle what came of it."""
         slot.messages, slot.started = batch, monotonic()
-        outcomes: list[BaseException | None] | None = None
+        outcomes: list[Outcome] | None = None
         if batch:
             try:
                 result = await (self._call(batch) if rest is None else rest)
@@ -169,9 +168,9 @@ class BatchRunner(Runner):
                 if message.routing_key is not None:
                     self.queue.release(message.origin, message.routing_key)  # type: ignore[arg-type]
 
-    async def _conclude(self, batch: list[Message], outcomes: list[BaseException | None], heads: list[Message]) -> None:
+    async def _conclude(self, batch: list[Message], outcomes: list[Outcome], heads: list[Message]) -> None:
         """Settle each item; without key order each stands alone, with it the items of a key stand in a row."""
-        rows: dict[tuple[int, bytes], list[tuple[Message, BaseException | None]]] = {}
+        rows: dict[tuple[int, bytes], list[tuple[Message, Outcome]]] = {}
         for message, outcome in zip(batch, outcomes, strict=True):
             if self.queue.is_ordered and message.routing_key is not None:
                 rows.setdefault((message.partition, message.routing_key), []).append((message, outcome))
@@ -184,7 +183,7 @@ class BatchRunner(Runner):
                     self.queue.release(head.origin, head.routing_key)  # type: ignore[arg-type]
         self.kick_soon()
 
-    async def _conclude_row(self, row: list[tuple[Message, BaseException | None]]) -> bool:
+    async def _conclude_row(self, row: list[tuple[Message, Outcome]]) -> bool:
         """The items of one key, in order. True: its key waits for a retry, or has been released already.
 
         What comes after a message that will be tried again goes back into the line behind it.

@@ -29,11 +29,12 @@ from rsmq.consumer.turnstile import GatedTurnstile, Turnstile, shares
 from rsmq.consumer.unparker import Unparker
 from rsmq.consumer.warden import Warden
 from rsmq.errors import BrokerError
-from rsmq.handler import Call, Handler
+from rsmq.handler import Handler
 from rsmq.heartbeat.beat import Beat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Ask, Membership, announce
 from rsmq.keys import Keys
+from rsmq.middleware import Call
 from rsmq.settings import Settings
 from rsmq.stream import ensure_groups
 from rsmq.topic import Topic, Topics

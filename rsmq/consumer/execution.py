@@ -17,7 +17,8 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.stretch_runner import StretchRunner, asks_payloads_only
-from rsmq.handler import Call, Handler, Middleware, compose
+from rsmq.handler import Handler
+from rsmq.middleware import Call, Middleware, compose
 
 
 def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:

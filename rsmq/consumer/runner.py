@@ -17,8 +17,9 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.turnstile import Turnstile
 from rsmq.errors import BrokerError, HandlerTimeout
-from rsmq.handler import Call, Handler
+from rsmq.handler import Handler
 from rsmq.message import Message
+from rsmq.middleware import Call
 from rsmq.retry import Ack, Bury, Park, decide, describe
 
 log = logging.getLogger("rsmq.handler")

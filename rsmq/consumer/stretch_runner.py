@@ -14,8 +14,9 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.stretch import Part, Rest, Stretch, ended, failed
 from rsmq.errors import Malformed
-from rsmq.handler import Call, Handler, plain_call
+from rsmq.handler import Handler
 from rsmq.message import Message
+from rsmq.middleware import Call, plain_call
 
 
 def asks_payloads_only(handler: Handler, call: Call) -> bool:

@@ -7,8 +7,8 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from rsmq.broker import Broker
-from rsmq.handler import Call
 from rsmq.message import Message
+from rsmq.middleware import Call
 
 CURRENT: Final[ContextVar[Any]] = ContextVar("rsmq_message", default=None)
 

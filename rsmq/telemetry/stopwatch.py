@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from rsmq.handler import Call, Handler
+from rsmq.handler import Handler
 from rsmq.message import Origin
+from rsmq.middleware import Call
 from rsmq.telemetry.histogram import BOUNDS, Histogram
 from rsmq.telemetry.metric import FAILED, SECONDS, Sample
 

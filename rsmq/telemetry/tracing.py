@@ -14,10 +14,10 @@ from typing import Any, Final, TypeVar
 from rsmq.broker import Broker
 from rsmq.connect import Client
 from rsmq.errors import ConfigError
-from rsmq.handler import Call, Wrapping, plain_call
 from rsmq.inspector import installed
 from rsmq.keys import Keys
 from rsmq.message import Message
+from rsmq.middleware import Call, Wrapping, plain_call
 from rsmq.producer import Producer
 from rsmq.retry import Retry, describe
 from rsmq.settings import Settings

@@ -15,8 +15,9 @@ from rsmq.clock import epoch_ms
 from rsmq.consumer.consumer import Consumer
 from rsmq.dlq import DeadLetter
 from rsmq.errors import ConfigError
-from rsmq.handler import Call, Handler
+from rsmq.handler import Handler
 from rsmq.message import JSON, TEXT, Message, Place, encode_payload
+from rsmq.middleware import Call
 from rsmq.payload import decode_json
 from rsmq.schedule import Every
 from rsmq.settings import Settings

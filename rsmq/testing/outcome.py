@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rsmq.dlq import DeadLetter
-from rsmq.handler import Handler, batch_outcomes
+from rsmq.handler import Handler
 from rsmq.message import Message
+from rsmq.retry import batch_outcomes
 
 Status = Literal["done", "waiting", "dead"]
 

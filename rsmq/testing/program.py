@@ -15,8 +15,8 @@ from typing import Any
 
 import anyio
 
-from rsmq.handler import Call
 from rsmq.message import Message
+from rsmq.middleware import Call
 from rsmq.settings import Settings
 from rsmq.testing.hand import Job
 from rsmq.testing.ledger import Pen
