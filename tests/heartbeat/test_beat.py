@@ -151,10 +151,10 @@ async def test_a_goodbye_is_not_undone_by_a_beat(
 ) -> None:
     """A beat that began before the goodbye, and finds the key gone after it, does not write it again."""
     _, two = pair
-    joined = two.beat._joined[TOPIC, GROUP]
+    (sign,) = two.beat._signboard.signs
     await two.beat.leave(TOPIC, GROUP)
     thread = connector.blocking_client()
-    two.beat._show(thread, joined, 60_000)
+    two.beat._signboard.put_up(thread, sign)
     thread.close()
     assert await client.execute_command("EXISTS", two.keys.alive(TOPIC, GROUP, "two")) == 0
     assert await client.execute_command("SMEMBERS", two.keys.members(TOPIC, GROUP)) == [b"one"]
