@@ -8,7 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.sentinel import Address, Guide, Knowledge, Watchers
+from rsmq.sentinel import Guide
+from rsmq.sentinel.knowledge import Address, Knowledge
+from rsmq.sentinel.watcher import Watchers
 from tests.sentinel.sentinels import NAME, Sentinels
 
 OLD, NEW = ("10.0.0.1", 9000), ("10.0.0.1", 1000)
