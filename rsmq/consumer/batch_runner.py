@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable
 from itertools import groupby
 from operator import attrgetter
@@ -201,10 +200,7 @@ class BatchRunner(Runner):
             if isinstance(decision, Park):
                 assert isinstance(outcome, Exception)
                 lane.running -= len(row) - at
-                if len(row) > at + 1:
-                    assert message.routing_key is not None
-                    line = lane.waiting.setdefault(message.routing_key, deque())
-                    line.extendleft(later for later, _ in reversed(row[at + 1 :]))
+                self.queue.put_behind(lane, [later for later, _ in row[at + 1 :]])
                 await self.settle_failure(message, lane, outcome)
                 return True
             if isinstance(decision, Bury):
@@ -220,9 +216,7 @@ class BatchRunner(Runner):
         for message in row:
             message.is_redelivered = True
         head, *later = row
-        if later:
-            assert head.routing_key is not None
-            lane.waiting.setdefault(head.routing_key, deque()).extendleft(reversed(later))
+        self.queue.put_behind(lane, later)
         self.queue.again(head)
 
     def _leave(self, message: Message, lane: Lane) -> None:

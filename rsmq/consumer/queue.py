@@ -6,7 +6,7 @@ Pure bookkeeping without I/O. The runner takes from `ready`; everything else is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
@@ -134,6 +134,13 @@ class Queue:
     def again(self, message: Message) -> None:
         """A message that is in hand and holds its key starts once more."""
         self._admit(message)
+
+    def put_behind(self, lane: Lane, later: Sequence[Message]) -> None:
+        """Messages of one key, which had left its line together with the one that holds it, go back to its front."""
+        if later:
+            key = later[0].routing_key
+            assert key is not None, "without a key there is no line"
+            lane.waiting.setdefault(key, deque()).extendleft(reversed(later))
 
     def park(self, message: Message, lane: Lane) -> None:
         """Keep a failed message and its key out of the way until `resume`."""
