@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 
 from rsmq.connect import Client
-from rsmq.connection import Connection, MakeProducer, connection
+from rsmq.connection import Connection, MakeProducer, SharedConnection, connection
 from rsmq.dlq import DeadLetters
 from rsmq.errors import ConfigError
 from rsmq.group import reset_group, set_paused
@@ -44,9 +44,8 @@ class Broker(Router):
         self.settings = Settings(**overrides) if settings is None else settings
         self.keys = Keys(self.settings.prefix)
         self._lifespans: list[Lifespan] = []
-        self._users = 0
+        self._shared = SharedConnection(self._make_connection)
         self._open: Connection | None = None
-        self._stack = AsyncExitStack()
         self._worker: Worker | None = None
         self._portal = Portal()
         self.declared: Callable[[str], int | None] = self.partitions_of
@@ -89,7 +88,7 @@ class Broker(Router):
 
         `around` is a middleware for the block, outside all others. Raises ConfigError while the broker is in use.
         """
-        if self._users or self._portal.is_open:
+        if self._shared.users or self._portal.is_open:
             raise ConfigError("the broker is connected: point it elsewhere before `async with broker:` or publish_sync")
         before = (self.settings, self.keys, list(self._middlewares))
         self.settings, self.keys = settings, Keys(settings.prefix)
@@ -103,25 +102,19 @@ class Broker(Router):
     # -- connecting -----------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._users += 1
-        if self._users == 1:
-            try:
-                self._open = await self._stack.enter_async_context(
-                    connection(
-                        self.settings, self.keys, declared=self.declared, make_producer=self.make_producer,
-                        publishes_only=not self.handlers,
-                    )
-                )  # fmt: skip
-            except BaseException:
-                self._users -= 1
-                raise
+        self._open = await self._shared.enter()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._users -= 1
-        if self._users == 0:
-            stack, self._stack, self._open = self._stack, AsyncExitStack(), None
-            await stack.aclose()
+        if self._shared.users == 1:
+            self._open = None
+        await self._shared.leave()
+
+    def _make_connection(self) -> AbstractAsyncContextManager[Connection]:
+        return connection(
+            self.settings, self.keys, declared=self.declared, make_producer=self.make_producer,
+            publishes_only=not self.handlers,
+        )  # fmt: skip
 
     @property
     def _connection(self) -> Connection:

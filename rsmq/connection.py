@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -19,6 +20,7 @@ from rsmq.topic import Topics
 from rsmq.worker import new_member_id
 
 MakeProducer = Callable[[Client, Keys, Settings, Topics], Producer]
+Make = Callable[[], AbstractAsyncContextManager["Connection"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +63,63 @@ async def connection(
                 tasks.start_soon(connector.watch)
                 yield Connection(connector, client, topics, producer, office)
                 tasks.cancel_scope.cancel()
+
+
+class SharedConnection:
+    """One connection for all who use it at a time: made for the first of them, ended after the last, in any order."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._host: Host | None = None
+        self.users = 0
+
+    async def enter(self) -> Connection:
+        """Use it. Raises what connecting raises, to everybody who waits for it."""
+        self.users += 1
+        if self._host is None:
+            self._host = Host(self._make)
+        try:
+            return await self._host.connected()
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def leave(self) -> None:
+        """Use it no more. The last one waits for its end, and is told what went wrong with it."""
+        self.users -= 1
+        if self.users == 0 and self._host is not None:
+            host, self._host = self._host, None
+            await host.end()
+
+
+class Host:
+    """The task in which a connection lives: what it starts has to end where it began, whoever comes and goes."""
+
+    def __init__(self, make: Make) -> None:
+        self._connection: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self._unused = asyncio.Event()
+        self._scope = anyio.CancelScope()
+        self._task = asyncio.create_task(self._run(make), name="rsmq-connection")
+
+    async def _run(self, make: Make) -> None:
+        with self._scope:
+            async with make() as connection:
+                self._connection.set_result(connection)
+                await self._unused.wait()
+
+    async def connected(self) -> Connection:
+        """Wait for it; who stops waiting leaves it to the others."""
+        await asyncio.wait((self._connection, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not self._connection.done():
+            self._task.result()
+        return self._connection.result()
+
+    async def end(self) -> None:
+        """End it, also while it is being made."""
+        self._unused.set()
+        if not self._connection.done():
+            self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait((self._task,))
+        if not self._task.cancelled() and (error := self._task.exception()) and self._connection.done():
+            raise error
