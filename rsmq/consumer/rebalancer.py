@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 
@@ -12,6 +12,7 @@ from rsmq.complaint import Complaints
 from rsmq.connect import retrying
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.turnstile import shares
+from rsmq.consumer.warden import Warden
 from rsmq.errors import BrokerError
 from rsmq.handler import Handler
 from rsmq.heartbeat.assignment import assign
@@ -28,22 +29,12 @@ SETTLED_LOOK: Final = 2.0
 """Seconds between two looks of a member that has all its partitions: what changes is told."""
 
 
-class LaneKeeper(Protocol):
-    """What a consumer does with its lanes when their ownership changes."""
-
-    def reader(self, partition: int) -> str: ...
-    async def wait_for_reader(self, partition: int) -> None: ...
-    async def open_lane(self, lane: Lane) -> None: ...
-    def drop_lane(self, lane: Lane) -> None: ...
-    async def quiesce(self, lane: Lane, seconds: float) -> bool: ...
-    async def resume_lane(self, lane: Lane) -> None: ...
-
-
 class Rebalancer:
     """Hash distribution: one owner per partition. Wrong membership costs fairness here, never correctness.
 
     A lease that is not held any more is dropped at once and locally. A partition that belongs to somebody else is
     handed over: quiet, drain, settle, release, announce; if a handler runs too long for that, it is kept for now.
+    What the server may have granted us in an answer that was lost is asked for once more, also to hand it over.
     """
 
     def __init__(
@@ -57,13 +48,14 @@ class Rebalancer:
         beat: Beat,
         membership: Membership,
         lanes: dict[int, Lane],
-        keeper: LaneKeeper,
+        warden: Warden,
         announce: Callable[[], Awaitable[None]],
     ) -> None:
         self._topic, self._handler, self._keys, self._settings, self._member = topic, handler, keys, settings, member
         self._leases, self._beat, self._membership = leases, beat, membership
-        self._lanes, self._keeper, self._announce = lanes, keeper, announce
+        self._lanes, self._warden, self._announce = lanes, warden, announce
         self._leaving: set[int] = set()
+        self._unsure: set[int] = set()  # asked for, and no answer yet: the server may have granted it
         self._complaints = Complaints(log)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -101,17 +93,17 @@ class Rebalancer:
     def _drop_lost(self) -> None:
         for lane in list(self._lanes.values()):
             if not lane.lease.is_held():
-                self._keeper.drop_lane(lane)
+                self._warden.drop_lane(lane)
                 self._beat.forget(lane.lease)
 
     async def _take(self, mine: set[int]) -> None:
-        missing = sorted(mine - self._lanes.keys())
-        unread = [partition for partition in missing if not self._keeper.reader(partition)]
+        missing = sorted((mine | self._unsure) - self._lanes.keys())
+        unread = [partition for partition in missing if not self._warden.reader(partition)]
         with anyio.move_on_after(self._settings.presence_interval.total_seconds()):
             for partition in unread:
-                await self._keeper.wait_for_reader(partition)
+                await self._warden.wait_for_reader(partition)
         for partition in missing:
-            reader = self._keeper.reader(partition)
+            reader = self._warden.reader(partition)
             if not reader:
                 continue
             # shielded: a stop in between would not hear that the lease was granted, and nobody would give it back
@@ -119,28 +111,30 @@ class Rebalancer:
                 await self._take_one(partition, reader)
 
     async def _take_one(self, partition: int, reader: str) -> None:
+        self._unsure.add(partition)
         lease = await self._leases.take(
             self._topic.name, partition, self._handler.group, reader=reader, absent=self._membership.absent
         )
+        self._unsure.discard(partition)
         if lease is not None:
             lane = Lane(self._keys, self._topic.name, partition, self._handler.group, lease)
             self._beat.watch(lease, self._on_lost(lane))
-            await self._keeper.open_lane(lane)
+            await self._warden.open_lane(lane)
 
     def _on_lost(self, lane: Lane) -> Callable[[Lease], None]:
-        return lambda _: self._keeper.drop_lane(lane)
+        return lambda _: self._warden.drop_lane(lane)
 
     async def _hand_over(self, lane: Lane) -> None:
         try:
             patience = self._settings.lease_ttl.total_seconds()
-            if await self._keeper.quiesce(lane, patience):
+            if await self._warden.quiesce(lane, patience):
                 await self.release(lane)
                 await self._announce()
             elif lane.lease.is_held():
-                await self._keeper.resume_lane(lane)
+                await self._warden.resume_lane(lane)
         except BrokerError as error:
             log.warning("handing over %r waits: %s", lane, error)
-            await self._keeper.resume_lane(lane)
+            await self._warden.resume_lane(lane)
         finally:
             self._leaving.discard(lane.partition)
 
@@ -149,7 +143,7 @@ class Rebalancer:
 
         Until the server has heard it: the lane is dropped, and nobody else may read there before the lease runs out.
         """
-        self._keeper.drop_lane(lane)
+        self._warden.drop_lane(lane)
         self._beat.forget(lane.lease)
         async for attempt in retrying(self._settings):
             # shielded: nobody knows of it now

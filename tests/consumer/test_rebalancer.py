@@ -10,8 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker
+from rsmq import Broker, BrokerUnavailable, worker
 from rsmq.heartbeat import lease as leases
+from rsmq.heartbeat.assignment import assign
 from rsmq.script import RELEASE_LEASE, TAKE_LEASE, Script
 from rsmq.settings import Settings
 from tests.patience import until
@@ -102,3 +103,27 @@ async def test_a_worker_that_is_cancelled_while_it_gives_one_back(
         monkeypatch.setattr(leases, "RELEASE_LEASE", release)
         async with second.running():
             await until(lambda: held(second) == 8, "the second has all")
+
+
+async def test_a_grant_that_was_not_heard_of_is_handed_over(
+    make: Callable[[], Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is lost while another joins, who should have that partition: it need not wait for the lease's end."""
+    monkeypatch.setattr(worker, "new_member_id", iter(("first", "second")).__next__)
+    first, second, is_granted = make(), make(), anyio.Event()
+
+    async def take(client: Any, names: Any, args: Any) -> Any:
+        reply = await TAKE_LEASE(client, names, args)
+        if args[0] == "first" and "{t.7}" in names[0] and not is_granted.is_set():
+            is_granted.set()
+            await until(lambda: "second" in view.live, "the other is seen")
+            raise BrokerUnavailable("the answer is lost")
+        return reply
+
+    monkeypatch.setattr(leases, "TAKE_LEASE", take)
+    async with first.running():
+        view = first.worker.consumers[0].membership
+        await is_granted.wait()
+        async with second.running():
+            assert assign(8, ["first", "second"], "t/g")[7] == "second"
+            await until(lambda: held(first) == held(second) == 4, "each has half")
