@@ -19,6 +19,7 @@ class Lane:
     Invariants: `held` are the ids that this member has in its hands (fetched, not yet confirmed as settled); `done` are
     those handled but not yet sent, `settling` counts the batches of them without a reply yet; `waiting` has an entry
     for every key that is being handled, with the messages behind it in order; a key in `parked` waits for its retry;
+    `parking` are those that are being put aside, without an answer yet;
     `stretches` of entries that nobody has looked at are in the queue, only while no key is taken.
     While `cursor` is not None, pending messages are being taken over, and nothing new is read.
     `newest` is the last entry that was in our hands; None until all is taken over that may have been there before.
@@ -26,8 +27,8 @@ class Lane:
 
     __slots__ = (
         "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "newest",
-        "parked", "partition", "retry_at", "retry_key", "running", "settling", "stream", "stretches", "topic",
-        "waiting",
+        "parked", "parking", "partition", "retry_at", "retry_key", "running", "settling", "stream", "stretches",
+        "topic", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -40,6 +41,7 @@ class Lane:
         self.done: list[bytes] = []
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
+        self.parking: set[bytes] = set()
         self.running = 0
         self.settling = 0
         self.stretches = 0

@@ -102,8 +102,8 @@ class Reclaimer:
             return
         if reply[1] >= 0:
             lane.retry_at = min(lane.retry_at, monotonic() + reply[1] / 1000)
-        while lane.lease.is_held() and any(entry_id in lane.held for entry_id, *_ in reply[2:]):
-            await asyncio.sleep(0.002)  # it came back before the reply to its parking: until then it is in hand
+        while lane.lease.is_held() and any(entry_id in lane.parking for entry_id, *_ in reply[2:]):
+            await asyncio.sleep(0.002)  # it came back before the reply to its parking
         await self._bury_lost(lane, [entry_id for entry_id, _, fields in reply[2:] if not fields])
         await self._take(
             lane,

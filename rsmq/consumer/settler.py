@@ -211,10 +211,16 @@ class Settler:
     async def park(self, message: Message, lane: Lane, delay: timedelta, *, keep_pending: bool) -> bool:
         """Put a failed message aside for its next attempt."""
         args = (message.entry_id, message.attempt, to_ms(delay), int(keep_pending))
-        is_parked = await self._run(PARK_MESSAGE, lane, (), args, message.entry_id)
-        if is_parked and not keep_pending:
-            lane.held.discard(message.entry_id)
-        return is_parked
+        if keep_pending:
+            return await self._run(PARK_MESSAGE, lane, (), args, message.entry_id)
+        lane.parking.add(message.entry_id)
+        try:
+            is_parked = await self._run(PARK_MESSAGE, lane, (), args, message.entry_id)
+            if is_parked:
+                lane.held.discard(message.entry_id)
+            return is_parked
+        finally:
+            lane.parking.discard(message.entry_id)
 
     async def bury(self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury) -> bool:
         """Move a message to the dead letters."""

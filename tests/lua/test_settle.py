@@ -297,6 +297,17 @@ async def test_unpark_leaves_alone_what_was_started_since(place: Partition, epoc
     assert await place.parked() == {}
 
 
+async def test_unpark_leaves_alone_what_waits_in_its_place(place: Partition) -> None:
+    """Its owner starts it: a second delivery would run it twice. What was lost with a deleted consumer comes back."""
+    (entry_id,) = await place.deliver(1)
+    await place.park(entry_id, 1, 0, keep=True)
+    assert await place.unpark() == [b"OK", -1]
+    assert (await place.pending(), await place.parked()) == ({entry_id: (ME, 1)}, {})
+    await place.park(entry_id, 1, 0, keep=True)
+    await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
+    assert (await place.unpark())[2:] == [[entry_id, 1, [b"data", b"x"]]]
+
+
 async def test_unpark_in_pages(place: Partition) -> None:
     """A page holds up to the limit, oldest due first, and says that the next is due now."""
     ids = await place.deliver(3)
