@@ -52,6 +52,8 @@ def check_url(url: str) -> str:
             raise ValueError(url)
         elif parts.scheme in ("redis", "rediss"):
             _ = parts.port, int(parts.path.strip("/") or 0)
+        if "://" not in url:
+            raise ValueError(url)
     except ValueError:
         parts = split_url("")
     if parts.scheme not in SCHEMES:
@@ -82,7 +84,7 @@ def options_for(url: str) -> list[str]:
 
 def is_sentinel(url: str) -> bool:
     """Whether it names sentinels."""
-    return url.startswith(("redis+sentinel:", "rediss+sentinel:"))
+    return url.startswith(("redis+sentinel://", "rediss+sentinel://"))
 
 
 def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
@@ -122,7 +124,7 @@ def has_password(url: str) -> bool:
 
 def is_cluster(url: str) -> bool:
     """Whether it names a cluster."""
-    return url.startswith(("redis+cluster:", "rediss+cluster:"))
+    return url.startswith(("redis+cluster://", "rediss+cluster://"))
 
 
 def split_cluster(url: str) -> list[tuple[str, int]]:

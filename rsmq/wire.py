@@ -65,7 +65,8 @@ class Wire:
             if isinstance(info, Exception):
                 raise info
             # not split at blanks: the path of a unix socket may have some
-            found = re.match(r"id=(\d+) addr=(.*?) laddr=", info.decode(errors="replace"))
+            said = info.decode(errors="replace") if isinstance(info, bytes) else ""
+            found = re.match(r"id=(\d+) addr=(.*?) laddr=", said)
             if found is None:
                 raise BrokerError(f"CLIENT INFO says {info!r}: this is not a Redis 7.0 or Valkey 8 server")
             self.client_id, self.address = int(found[1]), found[2]

@@ -46,6 +46,7 @@ class Beat:
         self._settings, self._keys = settings, keys
         self._connector = connector
         self._ttl = to_ms(settings.lease_ttl)
+        self._fresh = (settings.lease_ttl - settings.lease_margin - settings.heartbeat_interval / 2).total_seconds()
         self._signboard = Signboard(keys, member, self._ttl)
         self._grip = Grip(member)
         self._lock = threading.Lock()
@@ -100,9 +101,11 @@ class Beat:
             await anyio.to_thread.run_sync(self._say_goodbye, topic, group, abandon_on_cancel=True)
 
     def watch(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
-        """Renew a lease; `on_lost` is called in the loop when the server refuses."""
+        """Renew a lease, at once if it took long to get; `on_lost` is called in the loop when the server refuses."""
         with self._lock:
             self._leases[lease] = on_lost
+        if lease.deadline - monotonic() < self._fresh:
+            self.poke()
 
     def forget(self, lease: Lease) -> None:
         """Do not renew it any more."""

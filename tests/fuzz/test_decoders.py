@@ -299,6 +299,7 @@ def spelled(reply: Any) -> bytes:
 
 @fuzz(40)
 @given(st.one_of(st.binary(min_size=1, max_size=40), mutated(REPLIES.map(spelled)), REPLIES.map(spelled)))
+@example(b"+\r\n+\r\n$-1\r\n")
 @example(b"-MOVED 1 x\r\n")
 @example(b"-MOVED 99999999999 h:1\r\n")
 @example(b"-ASK\r\n")
@@ -409,6 +410,10 @@ def test_a_setting_holds_or_is_refused(name: str, text: str) -> None:
         ),
     )
 )
+@example("redis+sentinel")
+@example("redis+sentinel:m")
+@example("redis+cluster:h")
+@example("unix:s")
 @example("redis://h:99999")
 @example("redis://[::1")
 @example("redis+sentinel://:x@[/m")

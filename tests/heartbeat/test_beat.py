@@ -236,3 +236,17 @@ async def test_a_lease_given_back_while_it_is_renewed_is_not_lost(pair: tuple[Me
     await asyncio.sleep(0)
     assert not one.lost
     assert lease.is_held()
+
+
+async def test_a_lease_that_took_long_to_get_is_renewed_at_once(
+    client: Client, connector: Connector, settings: Settings
+) -> None:
+    """A slow line has eaten half of it, and the next beat may take as long: it does not wait for its turn."""
+    slow = settings.model_copy(update={"lease_ttl": timedelta(hours=1)})
+    async with member("one", client, connector, slow) as one:
+        lease = await one.leases.take(TOPIC, 0, GROUP, reader="")
+        assert lease is not None
+        lease.deadline -= timedelta(minutes=30).total_seconds()
+        late = lease.deadline
+        one.beat.watch(lease, one.lost.append)
+        await until(lambda: lease.deadline > late, "it is renewed")
