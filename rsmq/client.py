@@ -32,6 +32,7 @@ from rsmq.address import redact
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, ScriptError, SlotMoved, SlotMoving
 from rsmq.slot import Key
 from rsmq.tls import share_contexts
+from rsmq.writer import write_whole
 
 TRANSIENT = {
     "LOADING": "the server is loading its data",
@@ -130,6 +131,7 @@ class Client(redis.asyncio.Redis):
         self._gate = asyncio.Semaphore(MOST_AT_ONCE)
         self.response_callbacks.clear()
         share_contexts(self.connection_pool)
+        write_whole(self.connection_pool)
         return self
 
     # -- where things are (`ClusterClient` answers otherwise) -----------------------------------------------------

@@ -20,8 +20,8 @@ LAYERS = [
     ),
     (
         "Redis",
-        "address tls flaw slot client cluster sentinel connect wire fleet script topic group stream embedded keeper "
-        "novelty preflight vigil",
+        "address tls writer flaw slot client cluster sentinel connect wire fleet script topic group stream embedded "
+        "keeper novelty preflight vigil",
     ),
     ("parts: never each other", "producer handler dlq heartbeat persistence"),
     ("the data path", "consumer"),

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from redis.sentinel import Sentinel
 
 from rsmq.sentinel.knowledge import Address, Knowledge, absence, is_moving, redirected
+from rsmq.writer import write_whole
 
 log = logging.getLogger("rsmq.sentinel")
 
@@ -28,6 +29,8 @@ class Watchers(AsyncSentinel):
         # no `socket_timeout`: on Python 3.11 it swallows cancellations
         patience = {"socket_timeout": None, "socket_connect_timeout": seconds, "retry": AsyncRetry(NoBackoff(), 0)}
         super().__init__(hosts, sentinel_kwargs=patience | access)  # type: ignore[no-untyped-call]
+        for sentinel in self.sentinels:
+            write_whole(sentinel.connection_pool)
         self.knowledge, self._seconds = knowledge, seconds
 
     async def discover_master(self, service_name: str) -> Address:
