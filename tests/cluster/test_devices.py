@@ -12,6 +12,7 @@ from rsmq.connect import Client
 from rsmq.errors import SessionTaken
 from rsmq.slot import slot_of
 from tests.cluster.cluster import Cluster
+from tests.patience import until
 
 DEVICES = 30
 
@@ -85,8 +86,7 @@ async def test_a_device_moves_under_load(broker: Broker, cluster: Cluster) -> No
                 await broker.send("roamer", n)
 
         tasks.start_soon(send)
-        while len(got) < 300:
-            await anyio.sleep(0.01)
+        await until(lambda: len(got) >= 300, "a part has come")
         before = cluster.owner(broker.keys.session("roamer"))
         await anyio.to_thread.run_sync(cluster.migrate, broker.keys.session("roamer"))
         assert cluster.owner(broker.keys.session("roamer")) is not before
@@ -112,8 +112,7 @@ async def test_a_master_of_devices_is_killed(broker: Broker, cluster: Cluster) -
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(take, broker, "phone", got, 50)
                 await broker.send_many(("phone", n) for n in range(25))
-                while len(got) < 25:
-                    await anyio.sleep(0.01)
+                await until(lambda: len(got) == 25, "the first half has come")
                 victim.kill()
                 await broker.send_many(("phone", n) for n in range(25, 50))
         finally:
