@@ -17,6 +17,7 @@ from rsmq.keys import Keys
 from rsmq.persistence.courier import Call
 from rsmq.persistence.post import MOST_DEVICES, MOST_LETTERS, MOST_PER_ROUND, Post
 from rsmq.persistence.receipt import Receipt
+from tests.patience import until
 from tests.servers import Server
 
 SOON = 30.0
@@ -60,9 +61,7 @@ async def stored(broker: Broker, device: str = "phone") -> list[Any]:
 
 async def warned(caplog: pytest.LogCaptureFixture, text: str) -> None:
     """Until the log says it."""
-    with anyio.fail_after(SOON):
-        while text not in caplog.text:
-            await anyio.sleep(0.005)
+    await until(lambda: text in caplog.text, f"the log says {text!r}")
 
 
 # -- servers that do not answer ------------------------------------------------------------------------------------
