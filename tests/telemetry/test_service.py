@@ -12,6 +12,7 @@ import pytest
 from rsmq import Broker, Message, Settings, TopicFull
 from rsmq.telemetry import MessageFilter, note_messages
 from rsmq.telemetry.endpoint import Endpoint as Served
+from tests.patience import until
 from tests.telemetry.conftest import Endpoint
 
 
@@ -31,9 +32,7 @@ async def test_inside_a_service(server_url: str, prefix: str) -> None:
         assert endpoint.address is not None
         client = Endpoint(endpoint.address.port)
         await broker.publish("orders", {})
-        async with asyncio.timeout(20):
-            while not seen:
-                await asyncio.sleep(0.01)
+        await until(lambda: seen, "the first has come")
         with pytest.raises(TopicFull):
             await broker.publish_many("orders", [{}] * 9)
         figures = await anyio.to_thread.run_sync(client.series)
@@ -42,9 +41,7 @@ async def test_inside_a_service(server_url: str, prefix: str) -> None:
         assert figures["rsmq_handlers_busy{group=billing,topic=orders}"] == 1
         assert 0 < figures["rsmq_handler_longest_seconds{group=billing,topic=orders}"] < 20
         go.set()
-        async with asyncio.timeout(20):
-            while len(seen) < 5:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(seen) == 5, "all have come")
         status, report = await anyio.to_thread.run_sync(client.probe, "/readyz")
         assert (status, report["member"]) == (200, broker.worker and broker.worker.member)
     assert (await anyio.to_thread.run_sync(client.get, "/livez"))[0] == 0

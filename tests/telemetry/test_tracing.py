@@ -36,9 +36,7 @@ class Traces:
 
     async def expect(self, name: str, count: int = 1) -> list[ReadableSpan]:
         """Wait for so many."""
-        async with asyncio.timeout(60):
-            while len(self.named(name)) < count:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self.named(name)) >= count, f"{count} spans {name!r}")
         return self.named(name)
 
 
