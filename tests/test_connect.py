@@ -26,6 +26,7 @@ from rsmq.address import node_url, sentinel_options, split_cluster, tls_options
 from rsmq.connect import Client, Connector, check_url, redact, split_sentinel, translate, translated
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, RsmqError, ScriptError
 from rsmq.settings import Settings
+from tests.patience import until
 from tests.servers import Server, free_port, wait_until
 
 SHORT = timedelta(milliseconds=300)
@@ -324,9 +325,7 @@ async def test_sentinel_failover() -> None:
         async with Connector(url, settings).connected() as client:
             await client.execute_command("SET", "before", "1")
             master.kill()
-            with anyio.fail_after(30):
-                while not await wrote(client, "after"):
-                    await anyio.sleep(0.05)
+            await until(lambda: wrote(client, "after"), "the new master takes a write")
             assert successor.get("after") == b"1"
 
 

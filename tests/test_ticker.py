@@ -130,8 +130,7 @@ async def test_a_stopped_worker_gives_up_at_once(server_url: str, prefix: str) -
     async with broker:
         fields = (broker.keys.every("ticks", 0), "owner|clock", "last|clock")
         async with broker.running():
-            while (await broker.client.execute_command("HMGET", *fields))[0] is None:
-                await anyio.sleep(0.005)
+            await until(lambda: broker.client.execute_command("HGET", *fields[:2]), "the schedule has a leader")
         owner, last = await broker.client.execute_command("HMGET", *fields)
         assert owner is None
         assert last is not None
