@@ -78,6 +78,7 @@ def test_the_exporter_answers(cli: Cli, start: Callable[..., Running]) -> None:
         endpoint = Endpoint(free_port())
         running = start("exporter", "--listen", endpoint.address, "--json")
         endpoint.expect("/readyz", 200)
+        running.expect("}")
         assert json.loads("".join(running.lines[:3]))["url"] == f"http://{endpoint.address}/metrics"
         seen = endpoint.series()
         assert (seen["rsmq_up"], seen["rsmq_topic_messages{topic=orders}"]) == (1, 1)
