@@ -20,7 +20,7 @@ from rsmq import Broker, BrokerError, PublishUnknown, Settings
 from rsmq.vigil import Vigil
 from tests.contract.witness import Witness, settled
 from tests.patience import until
-from tests.servers import Server, free_port
+from tests.servers import Server, free_port, wait_until
 
 LASTS: Final = 1.5
 """Seconds that a condition lasts."""
@@ -127,8 +127,7 @@ def disk_error(server: Server) -> Iterator[None]:
         obstacle.mkdir()
         client.config_set("save", "3600 1")
         client.bgsave()
-        while client.info("persistence")["rdb_last_bgsave_status"] == "ok":
-            time.sleep(0.01)
+        wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] != "ok", "the snapshot has failed")
         yield
         client.config_set("save", "")
         obstacle.rmdir()
