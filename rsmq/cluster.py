@@ -7,6 +7,7 @@ not answer at all is an error as it is everywhere else; the next command asks th
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -155,11 +156,11 @@ class ClusterClient(Client):
     async def spread(self, commands: Sequence[tuple[Key, C]], send: Send) -> list[Any]:
         replies: list[Any] = [None] * len(commands)
 
-        async def deliver(place: tuple[Client, bool], indexes: list[int]) -> None:
-            node, asking = place
-            answers = await send(node, [commands[index][1] for index in indexes], asking=asking)
-            for index, answer in zip(indexes, answers, strict=True):
-                replies[index] = answer
+        async def deliver(node: Client, plain: list[int], asking: list[int]) -> None:
+            for indexes in filter(None, (plain, asking)):  # one after the other: `send` may have one connection a node
+                answers = await send(node, [commands[index][1] for index in indexes], asking=indexes is asking)
+                for index, answer in zip(indexes, answers, strict=True):
+                    replies[index] = answer
 
         left: Sequence[int] = range(len(commands))
         for hop in range(MOST_HOPS):
@@ -168,10 +169,11 @@ class ClusterClient(Client):
                     await self.refresh()
                 except BrokerUnavailable as error:
                     return replies if hop else [error] * len(commands)
-                places: dict[tuple[Client, bool], list[int]] = {}
+                places = defaultdict[Client, tuple[list[int], list[int]]](lambda: ([], []))
                 for index in left:
-                    places.setdefault(self._place(commands[index][0], replies[index]), []).append(index)
-                await asyncio.gather(*(deliver(*each) for each in places.items()))
+                    node, is_asking = self._place(commands[index][0], replies[index])
+                    places[node][is_asking].append(index)
+                await asyncio.gather(*(deliver(node, *both) for node, both in places.items()))
                 left = [index for index in left if isinstance(replies[index], SlotMoved)]
         return replies
 

@@ -98,6 +98,21 @@ async def test_a_moving_slot_is_followed(client: Client, connector: Connector, c
     thread.close()
 
 
+async def test_one_slot_has_moved_while_another_moves(client: Client, cluster: Cluster, prefix: str) -> None:
+    """Both lead to the same node, one of them only for this once: there is one connection, and one asks at a time."""
+    keys = spread_keys(prefix, cluster)
+    moving, moved = [key for key in keys if cluster.owner(key) is cluster.owner(keys[0])][:2]
+    fleet, commands = Fleet(client), [(key, pack(("INCR", key))) for key in (moving, moved)]
+    assert await fleet.exchange(commands) == [1, 1]
+    target = cluster.migrate(moved)
+    with cluster.moving(moving) as there:
+        assert there is target
+        assert await fleet.exchange(commands) == [2, 2]
+    await client.execute_command("DEL", moving)
+    await client.execute_command("DEL", moved)
+    await fleet.close()
+
+
 async def test_a_killed_master_is_replaced(client: Client, connector: Connector, cluster: Cluster, prefix: str) -> None:
     """The same clients go on with the replica, with BrokerUnavailable at most in between; other nodes never notice."""
     keys, fleet, thread = spread_keys(prefix, cluster), Fleet(client), connector.blocking_client()
