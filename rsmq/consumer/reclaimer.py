@@ -63,7 +63,11 @@ class Reclaimer:
         """
         start = START if source else lane.idle_cursor
         idle_ms = to_ms(self._settings.lease_ttl)
-        cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
+        try:
+            cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
+        except BrokerError:
+            lane.cursor, lane.newest = START, None  # ours now, perhaps, though others have started it
+            raise
         if not source:
             lane.idle_cursor = cursor or START
         return cursor is None

@@ -96,7 +96,7 @@ async def test_what_waits_in_its_place_is_left_to_its_timer(
 async def test_it_comes_back_though_the_audit_has_made_it_pending(
     server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The audit meets its parking on the way and makes it pending, in nobody's hands: its retry is brought all the same."""
+    """The audit meets its parking on the way and makes it pending, in nobody's hands: its retry comes all the same."""
     broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
     run, restored = Settler._run, list[bytes]()
 
