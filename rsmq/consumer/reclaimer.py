@@ -78,6 +78,7 @@ class Reclaimer:
         """One page; returns the next cursor, None after the last page."""
         count = min(self._settings.recovery_batch, room)
         budget = int(self._settings.prefetch_bytes) // 4
+        in_hand = frozenset(lane.held)  # now: what is settled before the reply is here must not start again
         reply = await CLAIM_PENDING(
             self._client,
             (lane.stream, lane.lease_key, lane.retry_key),
@@ -87,7 +88,7 @@ class Reclaimer:
             lane.lease.lose()
             return cursor
         await self._bury_lost(lane, reply[2])
-        await self._take(lane, reply[3:])
+        await self._take(lane, [row for row in reply[3:] if row[0] not in in_hand])
         return None if reply[1] == START else bytes(reply[1])
 
     async def unpark(self, lane: Lane, room: int) -> None:

@@ -11,9 +11,10 @@ from tenacity import wait_none
 
 from rsmq import Broker, Message, Retry, RetryPolicy, Settings
 from rsmq.consumer import reclaimer
+from rsmq.consumer.lane import START
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
-from rsmq.script import PARK_MESSAGE, RESTORE_PENDING, UNPARK_MESSAGES
+from rsmq.script import CLAIM_PENDING, PARK_MESSAGE, RESTORE_PENDING, UNPARK_MESSAGES
 from tests.contract.witness import ask, settled
 from tests.patience import until
 
@@ -120,3 +121,41 @@ async def test_it_comes_back_though_the_audit_has_made_it_pending(
         await broker.publish("orders", {})
         await settled(broker, "orders")
     assert (attempts, len(restored)) == ([1, 2], 1)
+
+
+async def test_it_is_settled_while_it_is_being_taken_over(
+    server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was pending when the server was asked, and is not in hand any more when the reply is read: it runs once."""
+    broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
+    is_over, is_heard = anyio.Event(), anyio.Event()
+
+    async def claim(*args: Any) -> Any:
+        reply = await CLAIM_PENDING(*args)
+        if reply[3:]:
+            assert broker.worker is not None
+            lane = broker.worker.consumers[0].lanes[0]
+            is_over.set()
+            await until(lambda: not lane.held, "it is settled")
+            is_heard.set()
+        return reply
+
+    monkeypatch.setattr(reclaimer, "CLAIM_PENDING", claim)
+
+    @broker.handler("orders", group="billing")
+    async def bill(message: Message) -> None:
+        attempts.append(message.attempt)
+        await is_over.wait()
+
+    async with broker.running():
+        await broker.publish("orders", {}, key="one")
+        await until(lambda: attempts, "it runs")
+        assert broker.worker is not None
+        (consumer,) = broker.worker.consumers
+        consumer.lanes[0].cursor = START
+        await consumer.warden.interrupt()
+        await until(is_heard.is_set, "the claim has its answer")
+        await broker.publish("orders", {}, key="one")
+        await until(lambda: len(attempts) > 1, "the next one has run")
+        await settled(broker, "orders")
+    assert attempts == [1, 1]

@@ -72,3 +72,29 @@ async def test_what_another_had_started_stays_charged_when_a_lane_is_kept_after_
             is_over.set()
             await settled(broker, "t")
     assert seen == [(n, 2) for n in range(3)]
+
+
+async def test_what_was_taken_over_is_not_lost_with_a_deleted_consumer(settings: Settings) -> None:
+    """Somebody deletes our consumer while what a dead member had left waits for its turn: it is handled still."""
+    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    seen, is_over = list[tuple[int, int]](), anyio.Event()
+
+    @broker.handler("t", group="g", concurrency=1)
+    async def handle(order: dict[str, int], message: Message) -> None:
+        seen.append((order["n"], message.attempt))
+        await is_over.wait()
+
+    async with broker:
+        await broker.publish_many("t", [{"n": n} for n in range(3)])
+        stream = broker.keys.stream("t", 0)
+        await ask(broker, "XGROUP", "CREATE", stream, "g", "0")
+        await ask(broker, "XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">")
+        await ask(broker, "HSET", broker.keys.lease("t", 0, "g"), "owner", "", "epoch", 1)
+        async with broker.running():
+            await until(lambda: seen, "the first one runs")
+            assert broker.worker is not None
+            await ask(broker, "XGROUP", "DELCONSUMER", stream, "g", broker.worker.member)
+            is_over.set()
+            await until(lambda: len(seen) == 3, "all of it is handled")
+            await settled(broker, "t")
+    assert seen == [(n, 2) for n in range(3)]

@@ -220,16 +220,17 @@ async def test_start(place: Partition, epoch: str) -> None:
 
 
 async def test_start_of_what_is_pending_no_more(place: Partition) -> None:
-    """What was settled is not started. What waits for a retry was not: somebody has deleted our consumer."""
-    settled, waits = await place.deliver(2)
+    """Somebody has deleted our consumer: the owner of the partition takes its message back, a sharer cannot know."""
+    first, waits = await place.deliver(2)
     await place.park(waits, 1, 0, keep=True)
-    await place.settle([settled])
     await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
-    assert await place.start(settled, 1) == [b"NOT_PENDING"]
-    assert await place.start(waits, 1, SHARED) == [b"NOT_PENDING"]
-    assert await place.start(waits, 1) == [b"OK"]
-    assert await place.pending() == {waits: (ME, 2)}
-    assert await place.parked() == {}
+    for entry_id in (first, waits):
+        assert await place.start(entry_id, 1, SHARED) == [b"NOT_PENDING"]
+        assert await place.start(entry_id, 1) == [b"OK"]
+    assert (await place.pending(), await place.parked()) == ({first: (ME, 2), waits: (ME, 2)}, {})
+    await place.settle([first])
+    await place.call("XDEL", place.stream, first)
+    assert await place.start(first, 1) == [b"NOT_PENDING"]
 
 
 # -- park_message and unpark_messages
