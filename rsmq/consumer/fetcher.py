@@ -237,7 +237,8 @@ class Fetcher:
             if lane is None:
                 continue  # lost while the read was on its way: the new owner takes these over
             lane.held.update([entry_id for entry_id, _ in rows])
-            lane.newest = rows[-1][0]
+            if lane.newest is not None:  # else what others had may be ours, in an answer that was lost
+                lane.newest = rows[-1][0]
             if self._queue.takes_stretches and self._offer_stretch(lane, rows):
                 continue
             messages, size = [], 0

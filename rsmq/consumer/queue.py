@@ -131,6 +131,10 @@ class Queue:
         elif behind is not None:
             del lane.waiting[key]
 
+    def has_place(self, message: Message) -> bool:
+        """Whether it keeps its place while it waits for a retry: pending, and what has its key waits behind it."""
+        return self.is_ordered and (self._is_serial or message.routing_key is not None)
+
     def again(self, message: Message) -> None:
         """A message that is in hand and holds its key starts once more."""
         self._admit(message)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from rsmq.complaint import Complaints
 from rsmq.connect import retrying
@@ -97,6 +98,8 @@ class Rebalancer:
                 self._beat.forget(lane.lease)
 
     async def _take(self, mine: set[int]) -> None:
+        """Ask for what is missing. Raises the first error at the end: it may be that of one partition, or one node."""
+        trouble: BrokerError | None = None
         missing = sorted((mine | self._unsure) - self._lanes.keys())
         unread = [partition for partition in missing if not self._warden.reader(partition)]
         with anyio.move_on_after(self._settings.presence_interval.total_seconds()):
@@ -108,7 +111,13 @@ class Rebalancer:
                 continue
             # shielded: a stop in between would not hear that the lease was granted, and nobody would give it back
             with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):
-                await self._take_one(partition, reader)
+                try:
+                    await self._take_one(partition, reader)
+                except BrokerError as error:
+                    trouble = trouble or error
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        if trouble is not None:
+            raise trouble
 
     async def _take_one(self, partition: int, reader: str) -> None:
         self._unsure.add(partition)

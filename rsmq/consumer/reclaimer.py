@@ -63,7 +63,11 @@ class Reclaimer:
         """
         start = START if source else lane.idle_cursor
         idle_ms = to_ms(self._settings.lease_ttl)
-        cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
+        try:
+            cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
+        except BrokerError:
+            lane.cursor, lane.newest = START, None  # ours now, perhaps, though others have started it
+            raise
         if not source:
             lane.idle_cursor = cursor or START
         return cursor is None
@@ -74,6 +78,7 @@ class Reclaimer:
         """One page; returns the next cursor, None after the last page."""
         count = min(self._settings.recovery_batch, room)
         budget = int(self._settings.prefetch_bytes) // 4
+        in_hand = frozenset(lane.held)  # now: what is settled before the reply is here must not start again
         reply = await CLAIM_PENDING(
             self._client,
             (lane.stream, lane.lease_key, lane.retry_key),
@@ -83,7 +88,7 @@ class Reclaimer:
             lane.lease.lose()
             return cursor
         await self._bury_lost(lane, reply[2])
-        await self._take(lane, reply[3:])
+        await self._take(lane, [row for row in reply[3:] if row[0] not in in_hand])
         return None if reply[1] == START else bytes(reply[1])
 
     async def unpark(self, lane: Lane, room: int) -> None:
@@ -104,20 +109,17 @@ class Reclaimer:
             lane.retry_at = min(lane.retry_at, monotonic() + reply[1] / 1000)
         while lane.lease.is_held() and any(entry_id in lane.parking for entry_id, *_ in reply[2:]):
             await asyncio.sleep(0.002)  # it came back before the reply to its parking
-        await self._bury_lost(lane, [entry_id for entry_id, _, fields in reply[2:] if not fields])
-        await self._take(
-            lane,
-            [(entry_id, attempts, 0, fields, 0) for entry_id, attempts, fields in reply[2:] if fields],
-            retried=True,
-        )
+        await self._bury_lost(lane, [id_ for id_, _, fields, _ in reply[2:] if not fields and id_ not in lane.held])
+        rows = [(entry_id, attempts, 0, fields, is_ours) for entry_id, attempts, fields, is_ours in reply[2:] if fields]
+        await self._take(lane, rows, retried=True)
 
     async def _take(self, lane: Lane, rows: list[Row], *, retried: bool = False) -> None:
         """Hand claimed rows to the queue, in order."""
         for entry_id, attempts, wait_ms, fields, is_ours in rows:
-            if entry_id in lane.held:
+            if entry_id in lane.held or (retried and is_ours and self._has_timer(lane, entry_id, fields)):
                 continue
             lane.held.add(entry_id)
-            is_first = attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
+            is_first = not retried and attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
             if is_first:
                 lane.newest, attempts = entry_id, 0
             message = await self._read(lane, entry_id, attempts, fields, retried=retried)
@@ -131,6 +133,14 @@ class Reclaimer:
                     self._runner.resume_later(message, lane, wait_ms / 1000)
             else:
                 self._queue.offer(lane, (message,))
+
+    def _has_timer(self, lane: Lane, entry_id: bytes, fields: list[bytes]) -> bool:
+        """Whether what was pending while it waited for its retry does so in its place. If not, the audit has made it
+        pending: the two have crossed, and nobody else brings it."""
+        try:
+            return self._queue.has_place(Message(lane, entry_id, fields))
+        except Malformed:
+            return False
 
     async def _read(
         self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes], *, retried: bool

@@ -66,6 +66,7 @@ class Warden:
     async def resume_lane(self, lane: Lane) -> None:
         """Keep a lane after all: what was handed back is taken over again."""
         lane.cursor = START
+        lane.newest = None  # what goes back was charged its attempts, by others perhaps: none of it is unseen
         lane.is_quiet = False
         await self.interrupt()
 

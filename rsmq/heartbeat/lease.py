@@ -88,18 +88,18 @@ class Leases:
             reply = await TAKE_LEASE(self._client, (key, stream), (*args, owner, channel, group))
         if reply[0] != OK:
             return None
-        await self._cut_off(key, reply[2].decode(), reply[3].decode())
+        await self._cut_off(key, reply[3].decode())
         deadline = started + (ttl - self._settings.lease_margin).total_seconds()
         return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline)
 
-    async def _cut_off(self, key: str, owner: str, reader: str) -> None:
+    async def _cut_off(self, key: str, reader: str) -> None:
         """End the previous owner's reading connection: what it still has in the air must not be delivered to it.
 
         It is on the node that holds the partition, or it can read nothing of it any more: a slot that has moved is
         refused. Both id and address must match, so that after a restart of the server nobody else's connection is hit.
         """
         client_id, _, address = reader.partition(" ")
-        if owner in ("", self._member) or not client_id:
+        if not client_id:
             return
         try:
             await self._client.node_for(key).execute_command("CLIENT", "KILL", "ID", client_id, "ADDR", address)

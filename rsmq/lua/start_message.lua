@@ -3,15 +3,15 @@
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 stream id  5 attempts charged so far:int
 -- RETURNS  {'OK'}, {'STALE_EPOCH'} or {'NOT_PENDING'}
 -- WHY      The server counts deliveries; a message that was only prefetched by a dying process must not pay for it.
---          What is not pending was settled meanwhile. What waits for a retry was not: somebody has deleted our consumer,
---          and the owner of the partition takes it back.
+--          Under a lease nobody else settles: what is not pending any more is in hand because somebody has deleted our
+--          consumer, and the owner of the partition takes it back. A sharer cannot know that.
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
 local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
-local waits = not row and ARGV[2] ~= '' and redis.call('ZSCORE', KEYS[3], ARGV[4] .. '|' .. ARGV[5])
-if row and row[2] ~= ARGV[1] or not row and not waits then return { 'NOT_PENDING' } end
-redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
+if row and row[2] ~= ARGV[1] or not row and ARGV[2] == '' then return { 'NOT_PENDING' } end
+local claimed = redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
+if not row and #claimed == 0 then return { 'NOT_PENDING' } end
 redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5])
 return { 'OK' }

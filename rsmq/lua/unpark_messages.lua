@@ -1,10 +1,10 @@
 -- PURPOSE  Deliver parked messages whose retry is due (no key order).
 -- KEYS     1 stream  2 lease hash  3 retry zset
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 limit:int
--- RETURNS  {'OK', wait_ms:int until the next (-1: none), {id, attempts, fields or ''}...} or {'STALE_EPOCH'}
+-- RETURNS  {'OK', wait_ms:int until the next (-1: none), {id, attempts, fields or '', was_pending:0|1}...} or {'STALE_EPOCH'}
 -- WHY      XCLAIM FORCE re-creates the pending entry under the same id: the payload never moves. An empty `fields`
---          means that somebody deleted the entry meanwhile. One that was charged another attempt since is left alone,
---          and so is one that waits in its place under a lease: its owner has a timer, which starts it now.
+--          means that somebody deleted the entry meanwhile. One that was charged another attempt since is left alone.
+--          One that its owner had pending waits in its place: there is a timer for it, if it has a key.
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -16,14 +16,14 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', string.form
   local id, attempts = member:match('^(.-)|(%d+)$')
   local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
   local row = redis.call('XPENDING', KEYS[1], ARGV[3], id, id, 1)[1]
-  local waits_in_place = row and ARGV[2] ~= '' and row[2] == ARGV[1]
-  if waits_in_place or row and row[4] > tonumber(attempts) then
-    -- nothing to deliver; or started since: a failover has forgotten that, but not the start that somebody repeated
+  local was_pending = row and ARGV[2] ~= '' and row[2] == ARGV[1] and 1 or 0
+  if row and row[4] > tonumber(attempts) then
+    -- started since: a failover has forgotten that, but not the start that somebody repeated
   elseif entry then
     redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, id, 'RETRYCOUNT', attempts, 'FORCE', 'JUSTID')
-    reply[#reply + 1] = { id, tonumber(attempts), entry[2] }
+    reply[#reply + 1] = { id, tonumber(attempts), entry[2], was_pending }
   else
-    reply[#reply + 1] = { id, tonumber(attempts), '' }
+    reply[#reply + 1] = { id, tonumber(attempts), '', was_pending }
   end
   redis.call('ZREM', KEYS[3], member)
 end

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import anyio
 import pytest
 
-from rsmq import Broker, BrokerUnavailable, Settings
+from rsmq import Broker, BrokerUnavailable, Message, Settings
 from rsmq.heartbeat.lease import Lease, Leases
-from tests.contract.witness import lanes
+from tests.contract.witness import ask, lanes, settled
 from tests.patience import until
 
 
@@ -43,3 +44,57 @@ async def test_a_lease_is_given_back_though_the_line_breaks(
             await until(lambda: len(lanes(first)) == len(lanes(second)) == 4, "each has half", 20)
             assert len(failed) >= 8
             monkeypatch.undo()
+
+
+async def test_what_another_had_started_stays_charged_when_a_lane_is_kept_after_all(settings: Settings) -> None:
+    """It was taken over, and handed back: it is ours by then, but not a message that nobody has ever had in hand."""
+    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    seen, is_over = list[tuple[int, int]](), anyio.Event()
+
+    @broker.handler("t", group="g", concurrency=1)
+    async def handle(order: dict[str, int], message: Message) -> None:
+        seen.append((order["n"], message.attempt))
+        await is_over.wait()
+
+    async with broker:
+        await broker.publish_many("t", [{"n": n} for n in range(3)])
+        stream, lease = broker.keys.stream("t", 0), broker.keys.lease("t", 0, "g")
+        await ask(broker, "XGROUP", "CREATE", stream, "g", "0")
+        await ask(broker, "XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">")
+        await ask(broker, "HSET", lease, "owner", "", "epoch", 1)
+        async with broker.running():
+            await until(lambda: seen, "the first one runs")
+            assert broker.worker is not None
+            (consumer,) = broker.worker.consumers
+            (lane,) = consumer.lanes.values()
+            assert not await consumer.warden.quiesce(lane, 0)
+            await consumer.warden.resume_lane(lane)
+            is_over.set()
+            await settled(broker, "t")
+    assert seen == [(n, 2) for n in range(3)]
+
+
+async def test_what_was_taken_over_is_not_lost_with_a_deleted_consumer(settings: Settings) -> None:
+    """Somebody deletes our consumer while what a dead member had left waits for its turn: it is handled still."""
+    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    seen, is_over = list[tuple[int, int]](), anyio.Event()
+
+    @broker.handler("t", group="g", concurrency=1)
+    async def handle(order: dict[str, int], message: Message) -> None:
+        seen.append((order["n"], message.attempt))
+        await is_over.wait()
+
+    async with broker:
+        await broker.publish_many("t", [{"n": n} for n in range(3)])
+        stream = broker.keys.stream("t", 0)
+        await ask(broker, "XGROUP", "CREATE", stream, "g", "0")
+        await ask(broker, "XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">")
+        await ask(broker, "HSET", broker.keys.lease("t", 0, "g"), "owner", "", "epoch", 1)
+        async with broker.running():
+            await until(lambda: seen, "the first one runs")
+            assert broker.worker is not None
+            await ask(broker, "XGROUP", "DELCONSUMER", stream, "g", broker.worker.member)
+            is_over.set()
+            await until(lambda: len(seen) == 3, "all of it is handled")
+            await settled(broker, "t")
+    assert seen == [(n, 2) for n in range(3)]

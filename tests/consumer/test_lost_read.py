@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
+import anyio
 import pytest
 
-from rsmq import Broker, Message, Settings
+from rsmq import Broker, BrokerUnavailable, Message, Settings
+from rsmq.consumer import reclaimer
+from rsmq.script import CLAIM_PENDING
 from tests.chaos.proxy import Proxy
 from tests.contract.witness import ask, settled
 from tests.patience import until
@@ -53,3 +57,41 @@ async def test_it_is_no_attempt(distribution: Any, batch: int | None) -> None:
                 line.mend()
                 await settled(publisher, "t")
             assert seen == [(n, 1) for n in range(6)]
+
+
+async def test_what_was_adopted_from_another_has_been_started(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the adoption is lost, and then the reading connection: it is ours, but it was in others' hands."""
+    short = {"partitions": 1, "prefetch": 4, "lease_ttl": timedelta(seconds=2), "preflight": "warn"}
+    broker = Broker(settings.model_copy(update=short))
+    seen, is_lost, is_over = list[tuple[int, int]](), anyio.Event(), anyio.Event()
+
+    async def claim(client: Any, names: Any, args: Any) -> Any:
+        reply = await CLAIM_PENDING(client, names, args)
+        if args[5] and reply[3:] and not is_lost.is_set():
+            is_lost.set()
+            raise BrokerUnavailable("the answer is lost")
+        return reply
+
+    monkeypatch.setattr(reclaimer, "CLAIM_PENDING", claim)
+
+    @broker.handler("t", group="g", distribution="shared", ordering="none", concurrency=4)
+    async def handle(order: dict[str, int], message: Message) -> None:
+        seen.append((order["n"], message.attempt))
+        await is_over.wait()
+
+    async with broker.running():
+        stream = broker.keys.stream("t", 0)
+        await broker.publish_many("t", [{"n": n} for n in range(3)])
+        await until(lambda: len(seen) == 3, "it has no room to read more")
+        await broker.publish("t", {"n": 3})
+        ((_, ((entry_id, _),)),) = await ask(broker, "XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">")
+        await ask(broker, "XCLAIM", stream, "g", "dead", 0, entry_id, "IDLE", 86_400_000, "RETRYCOUNT", 1, "JUSTID")
+        await until(is_lost.is_set, "the dead one's message is adopted")
+        assert broker.worker is not None
+        client_id, _, _ = broker.worker.consumers[0].readers[0].reader.partition(" ")
+        await ask(broker, "CLIENT", "KILL", "ID", client_id)
+        is_over.set()
+        await settled(broker, "t")
+    assert sorted(seen) == [(0, 1), (1, 1), (2, 1), (3, 2)]

@@ -127,3 +127,14 @@ async def test_a_grant_that_was_not_heard_of_is_handed_over(
         async with second.running():
             assert assign(8, ["first", "second"], "t/g")[7] == "second"
             await until(lambda: held(first) == held(second) == 4, "each has half")
+
+
+async def test_a_partition_that_cannot_be_taken_does_not_keep_the_others(make: Callable[[], Broker]) -> None:
+    """Somebody has written under the key of its lease: until that is mended all others are served."""
+    broker = make()
+    async with broker:
+        await broker.client.execute_command("SET", broker.keys.lease("t", 0, "g"), "foreign")
+        async with broker.running():
+            await until(lambda: held(broker) == 7, "it has the others")
+            await broker.client.execute_command("DEL", broker.keys.lease("t", 0, "g"))
+            await until(lambda: held(broker) == 8, "it has all")

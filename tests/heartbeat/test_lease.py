@@ -14,6 +14,7 @@ from rsmq.connect import Client, Connector
 from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.keys import Keys
+from rsmq.script import OK, TAKE_LEASE
 from rsmq.settings import Settings
 from rsmq.wire import Wire, pack
 from tests.servers import Kind, Server
@@ -106,6 +107,25 @@ async def test_a_blocked_read_of_the_last_owner_takes_nothing(foreign: Client, k
     assert await Leases(foreign, keys, settings, "two").take(TOPIC, 0, GROUP, reader="")
     await foreign.execute_command("XADD", stream, "*", "data", "1")
     assert (await foreign.execute_command("XPENDING", stream, GROUP))[0] == 0
+    with pytest.raises(BrokerUnavailable):
+        await wire.receive(1, 10)
+
+
+async def test_the_last_owner_is_cut_off_though_the_first_answer_was_lost(
+    client: Client, keys: Keys, settings: Settings
+) -> None:
+    """The server has granted it and nobody heard whom to cut off: whoever asks again is told once more."""
+    stream, lease = keys.stream(TOPIC, 0), keys.lease(TOPIC, 0, GROUP)
+    await client.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+    wire = Wire(client)
+    await wire.open()
+    short = settings.model_copy(update={"lease_ttl": timedelta(0)})
+    assert await Leases(client, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{wire.client_id} {wire.address}")
+    await wire.send([pack(("XREADGROUP", "GROUP", GROUP, "one", "BLOCK", 60_000, "STREAMS", stream, ">"))])
+    assert (await TAKE_LEASE(client, (lease, stream), ("two", 60_000, "", "", "", GROUP)))[0] == OK
+    assert await Leases(client, keys, settings, "two").take(TOPIC, 0, GROUP, reader="")
+    await client.execute_command("XADD", stream, "*", "data", "1")
+    assert (await client.execute_command("XPENDING", stream, GROUP))[0] == 0
     with pytest.raises(BrokerUnavailable):
         await wire.receive(1, 10)
 

@@ -74,6 +74,16 @@ async def test_taken_twice_by_the_same_owner_the_epoch_grows(client: Client, lea
     assert (await take(client, lease, "a"))[:2] == [OK, b"2"]
 
 
+async def test_the_last_reader_is_told_until_it_was_heard(client: Client, lease: str) -> None:
+    """The answer to a grant may be lost: asked again, the owner hears of the reader that it has to cut off."""
+    await take(client, lease, "a", ttl=0)
+    for epoch in (b"2", b"3"):
+        word, number, _, reader = await take(client, lease, "b")
+        assert (word, number, reader) == (OK, epoch, b"reader-of-a")
+    assert await release(client, lease, "b", "3") == OK
+    assert await take(client, lease, "c") == [OK, b"4", b"", b""]
+
+
 async def test_an_expired_lease_goes_to_whoever_asks(client: Client, lease: str) -> None:
     """The last owner and its reader are named, to be cut off."""
     await take(client, lease, "a", ttl=0)

@@ -220,16 +220,17 @@ async def test_start(place: Partition, epoch: str) -> None:
 
 
 async def test_start_of_what_is_pending_no_more(place: Partition) -> None:
-    """What was settled is not started. What waits for a retry was not: somebody has deleted our consumer."""
-    settled, waits = await place.deliver(2)
+    """Somebody has deleted our consumer: the owner of the partition takes its message back, a sharer cannot know."""
+    first, waits = await place.deliver(2)
     await place.park(waits, 1, 0, keep=True)
-    await place.settle([settled])
     await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
-    assert await place.start(settled, 1) == [b"NOT_PENDING"]
-    assert await place.start(waits, 1, SHARED) == [b"NOT_PENDING"]
-    assert await place.start(waits, 1) == [b"OK"]
-    assert await place.pending() == {waits: (ME, 2)}
-    assert await place.parked() == {}
+    for entry_id in (first, waits):
+        assert await place.start(entry_id, 1, SHARED) == [b"NOT_PENDING"]
+        assert await place.start(entry_id, 1) == [b"OK"]
+    assert (await place.pending(), await place.parked()) == ({first: (ME, 2), waits: (ME, 2)}, {})
+    await place.settle([first])
+    await place.call("XDEL", place.stream, first)
+    assert await place.start(first, 1) == [b"NOT_PENDING"]
 
 
 # -- park_message and unpark_messages
@@ -278,7 +279,7 @@ async def test_unpark(place: Partition, epoch: str) -> None:
     await place.park(later, 1, 60_000, epoch=epoch)
     await place.settle([_], epoch)
     status, wait_ms, *messages = await place.unpark(epoch=epoch)
-    assert (status, messages) == (b"OK", [[due, 3, [b"data", b"x"]]])
+    assert (status, messages) == (b"OK", [[due, 3, [b"data", b"x"], 0]])
     assert 0 < wait_ms <= 60_000
     assert await place.pending() == {due: (ME, 3)}
     assert list(await place.parked()) == [later + b"|1"]
@@ -297,15 +298,15 @@ async def test_unpark_leaves_alone_what_was_started_since(place: Partition, epoc
     assert await place.parked() == {}
 
 
-async def test_unpark_leaves_alone_what_waits_in_its_place(place: Partition) -> None:
-    """Its owner starts it: a second delivery would run it twice. What was lost with a deleted consumer comes back."""
+async def test_unpark_brings_what_waits_in_its_place(place: Partition) -> None:
+    """It says that it was pending: its owner knows whether there is a timer. Without the row nobody else brings it."""
     (entry_id,) = await place.deliver(1)
-    await place.park(entry_id, 1, 0, keep=True)
-    assert await place.unpark() == [b"OK", -1]
-    assert (await place.pending(), await place.parked()) == ({entry_id: (ME, 1)}, {})
-    await place.park(entry_id, 1, 0, keep=True)
-    await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
-    assert (await place.unpark())[2:] == [[entry_id, 1, [b"data", b"x"]]]
+    for is_deleted in (False, True):
+        await place.park(entry_id, 1, 0, keep=True)
+        if is_deleted:
+            await place.call("XGROUP", "DELCONSUMER", place.stream, GROUP, ME)
+        assert await place.unpark() == [b"OK", -1, [entry_id, 1, [b"data", b"x"], int(not is_deleted)]]
+        assert (await place.pending(), await place.parked()) == ({entry_id: (ME, 1)}, {})
 
 
 async def test_unpark_in_pages(place: Partition) -> None:
@@ -315,7 +316,7 @@ async def test_unpark_in_pages(place: Partition) -> None:
         await place.park(entry_id, 1, -1000)
     status, wait_ms, *messages = await place.unpark(2)
     assert (status, wait_ms, [row[0] for row in messages]) == (b"OK", 0, ids[:2])
-    assert await place.unpark(2) == [b"OK", -1, [ids[2], 1, [b"data", b"x"]]]
+    assert await place.unpark(2) == [b"OK", -1, [ids[2], 1, [b"data", b"x"], 0]]
     assert await place.unpark(2) == [b"OK", -1]
 
 
@@ -324,7 +325,7 @@ async def test_unpark_without_a_body(place: Partition) -> None:
     (entry_id,) = await place.deliver(1)
     await place.park(entry_id, 2, 0)
     await place.call("XDEL", place.stream, entry_id)
-    assert await place.unpark() == [b"OK", -1, [entry_id, 2, b""]]
+    assert await place.unpark() == [b"OK", -1, [entry_id, 2, b"", 0]]
     assert (await place.parked(), await place.pending()) == ({}, {})
 
 
