@@ -102,7 +102,12 @@ class Broker(Router):
     # -- connecting -----------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._open = await self._shared.enter()
+        try:
+            self._open = await self._shared.enter()
+        except BaseException:
+            if not self._shared.users:  # who was connected has left meanwhile
+                self._open = None
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

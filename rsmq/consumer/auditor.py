@@ -16,7 +16,7 @@ import anyio.abc
 from rsmq.clock import monotonic
 from rsmq.connect import Client
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.lane import START, Lane
+from rsmq.consumer.lane import Lane
 from rsmq.entry import place
 from rsmq.errors import BrokerError
 from rsmq.keys import Keys
@@ -143,7 +143,7 @@ class Auditor:
         removed, delivered, first, deleted, astray = await COUNT_REMOVED(self._client, keys, args)
         if astray and is_settled and lane.cursor is None and not lane.is_quiet:
             log.warning("%d messages of %s were read by others than its owner: taking them over", astray, lane.stream)
-            lane.cursor = START
+            lane.begin_anew()
         before, findings.delivered = findings.delivered, delivered
         if removed and not await self._is_policy(lane.topic):
             consumer.stats["deleted"] += removed

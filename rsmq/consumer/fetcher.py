@@ -13,7 +13,7 @@ import anyio
 
 from rsmq.clock import monotonic, to_ms
 from rsmq.connect import Client
-from rsmq.consumer.lane import START, Lane
+from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
@@ -139,7 +139,7 @@ class Fetcher:
             self.ready.clear()
             await self._wire.close()
         for lane in self._lanes.values():
-            lane.cursor = START
+            lane.begin_anew(is_ours=True)
             lane.retry_at = 0.0  # a lost master may have confirmed what its replica has never heard of
         self._runner.retries.set()
         self._finish_cycle()

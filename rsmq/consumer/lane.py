@@ -26,9 +26,9 @@ class Lane:
     """
 
     __slots__ = (
-        "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key", "newest",
-        "parked", "parking", "partition", "retry_at", "retry_key", "running", "settling", "stream", "stretches",
-        "topic", "waiting",
+        "begun", "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key",
+        "newest", "parked", "parking", "partition", "retry_at", "retry_key", "running", "settling", "stream",
+        "stretches", "topic", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -46,6 +46,7 @@ class Lane:
         self.settling = 0
         self.stretches = 0
         self.cursor: bytes | None = START
+        self.begun = 0
         self.newest: bytes | None = None
         self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
         self.is_quiet = False
@@ -60,6 +61,16 @@ class Lane:
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
         return self.cursor is None and not self.is_quiet
+
+    def begin_anew(self, *, is_ours: bool = False) -> None:
+        """Go through all that is pending once more, also while a page of it is on its way.
+
+        Unless `is_ours`, there may be what others have started: then nothing of it counts as unseen.
+        """
+        self.cursor = START
+        self.begun += 1  # a page that is on its way says where to go on: not any more
+        if not is_ours:
+            self.newest = None
 
     def is_unseen(self, entry_id: bytes) -> bool:
         """Whether an entry that was delivered to us has never arrived: reads come in order, so it is newer than all."""

@@ -52,7 +52,10 @@ class Reclaimer:
         """
         assert lane.cursor is not None
         source = "" if lane.epoch else self._member
-        lane.cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
+        begun = lane.begun
+        cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
+        if lane.begun == begun:
+            lane.cursor = cursor
         if lane.cursor is None and lane.newest is None:
             lane.newest = START
 
@@ -66,7 +69,7 @@ class Reclaimer:
         try:
             cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
         except BrokerError:
-            lane.cursor, lane.newest = START, None  # ours now, perhaps, though others have started it
+            lane.begin_anew()  # ours now, perhaps, though others have started it
             raise
         if not source:
             lane.idle_cursor = cursor or START
@@ -99,8 +102,8 @@ class Reclaimer:
         try:
             reply = await UNPARK_MESSAGES(self._client, keys, (self._member, lane.epoch, lane.group, limit))
         except BrokerError:
-            lane.retry_at, lane.cursor = 0.0, START  # delivered to us, perhaps, in a reply that was lost:
-            lane.newest = None  # out of order, and after an attempt
+            lane.retry_at = 0.0
+            lane.begin_anew()  # delivered to us, perhaps, in a reply that was lost: out of order, and after an attempt
             raise
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()

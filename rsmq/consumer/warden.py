@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from rsmq.clock import monotonic
 from rsmq.connect import Client
 from rsmq.consumer.intake import Intake
-from rsmq.consumer.lane import START, Lane
+from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
@@ -65,8 +65,7 @@ class Warden:
 
     async def resume_lane(self, lane: Lane) -> None:
         """Keep a lane after all: what was handed back is taken over again."""
-        lane.cursor = START
-        lane.newest = None  # what goes back was charged its attempts, by others perhaps: none of it is unseen
+        lane.begin_anew()
         lane.is_quiet = False
         await self.interrupt()
 
