@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError, ResponseError
 
+from rsmq.complaint import Complaints
 from rsmq.connect import BlockingClient
 from rsmq.heartbeat.lease import Lease
 from rsmq.script import TOUCH_MESSAGES
@@ -33,6 +34,7 @@ class Grip:
 
     def __init__(self, member: str) -> None:
         self._member = member
+        self._complaints = Complaints(log)
         self._lock = threading.Lock()
         self._handfuls: dict[tuple[str, str], Handful] = {}
 
@@ -72,7 +74,7 @@ class Grip:
                 chunk = held[at : at + TOUCH_CHUNK]
                 lost += TOUCH_MESSAGES.run(client, (one.stream,), (self._member, one.group, *chunk))
         except ResponseError as error:  # one stream without its group must not end the beat of all others
-            log.warning("what is in hand of %s cannot be touched: %s", one.stream, error)
+            self._complaints.say("what is in hand cannot be touched", f"{one.stream}: {error}")
             return
         one.lease.prolong(deadline)
         if lost:
