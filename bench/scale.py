@@ -416,11 +416,11 @@ WHY: Final[dict[str, tuple[str, ...]]] = {
         "topic with a field.",
     ),
     "pending": (
-        "Pages of pending entries are read from a cursor, so what waits behind costs nothing. A "
-        "message that somebody may "
-        "have started is charged an attempt before it starts, by a call of its own. The longest "
-        "call is wall-clock time: on a "
-        "busy machine it holds the neighbours' turns, so the median call of its kind stands below it.",
+        "The member that is gone has left no lease, only its name: until a lease has passed, nobody knows that it does "
+        "not read any more, so the first message waits. Pages of pending entries are read from a cursor, so what waits "
+        "behind costs nothing. A message that somebody may have started is charged an attempt before it starts, by a "
+        "call of its own. The longest call is wall-clock time: on a busy machine it holds the neighbours' turns, so "
+        "the median call of its kind stands below it.",
     ),
     "delayed": (
         "They move in pages of 200 a partition, so that no call is long, and pages follow each other without a pause.",

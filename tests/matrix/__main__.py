@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.matrix.cell import DEBIAN, FAULTS, KINDS, Result, executable, run, version
-from tests.matrix.page import PAGE, remember, write
+from tests.matrix.page import PAGE, last_version, remember, write
 from tests.matrix.way import WAYS
 
 SERVERS = [DEBIAN, *KINDS]
@@ -54,7 +54,7 @@ def measure(cells: Sequence[tuple[str, str]], arguments: list[str]) -> list[Resu
 def note(result: Result) -> None:
     """Write the page anew after every cell: a run that is broken off has not been for nothing."""
     found = {server: executable(server) for server in SERVERS}
-    versions = {server: version(path) if path else f"{server} (not here)" for server, path in found.items()}
+    versions = {server: version(path) if path else last_version(server) for server, path in found.items()}
     order = {(server, way): at for at, (way, server) in enumerate((way, server) for way in ROWS for server in SERVERS)}
     write(sorted(remember(result, versions), key=lambda each: order[each.server, each.way]), versions)
 

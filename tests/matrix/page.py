@@ -42,6 +42,12 @@ def remember(result: Result, versions: Mapping[str, str]) -> list[Result]:
     return [Result(**{name: value for name, value in each.items() if name in names}) for each in kept.values()]
 
 
+def last_version(server: str) -> str:
+    """What was measured of a server that is not here now."""
+    kept = json.loads(DATA.read_text()) if DATA.exists() else []
+    return next((each["version"] for each in kept if each["server"] == server), f"{server} (not here)")
+
+
 def write(results: Sequence[Result], versions: Mapping[str, str]) -> None:
     """Put the table into the page, in place of the last one."""
     page = PAGE.read_text(encoding="utf-8")
