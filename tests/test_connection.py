@@ -86,3 +86,18 @@ async def test_who_is_cancelled_alone_ends_it(prefix: str, no_task_left: None) -
             await broker.__aenter__()
         with pytest.raises(ConfigError, match="not connected"):
             await broker.publish("t", {})
+
+
+async def test_who_is_cancelled_after_the_others_have_left_leaves_nothing_open(
+    server: Server, prefix: str, no_task_left: None
+) -> None:
+    """The last to leave has never been inside: what the others had is ended all the same."""
+    broker = make_broker(server, prefix)
+    async with broker:
+        late = asyncio.create_task(broker.__aenter__())
+        await asyncio.sleep(0)
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    with pytest.raises(ConfigError, match="not connected"):
+        await broker.publish("t", {})

@@ -46,6 +46,15 @@ async def test_a_lease_is_given_back_though_the_line_breaks(
             monkeypatch.undo()
 
 
+async def deliver_to_the_dead(broker: Broker) -> str:
+    """All that is published is pending for a member that is gone, and has given its lease back. Returns the stream."""
+    stream = broker.keys.stream("t", 0)
+    await ask(broker, "XGROUP", "CREATE", stream, "g", "0")
+    await ask(broker, "XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">")
+    await ask(broker, "HSET", broker.keys.lease("t", 0, "g"), "owner", "", "epoch", 1)
+    return stream
+
+
 async def test_what_another_had_started_stays_charged_when_a_lane_is_kept_after_all(settings: Settings) -> None:
     """It was taken over, and handed back: it is ours by then, but not a message that nobody has ever had in hand."""
     broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
@@ -58,10 +67,7 @@ async def test_what_another_had_started_stays_charged_when_a_lane_is_kept_after_
 
     async with broker:
         await broker.publish_many("t", [{"n": n} for n in range(3)])
-        stream, lease = broker.keys.stream("t", 0), broker.keys.lease("t", 0, "g")
-        await ask(broker, "XGROUP", "CREATE", stream, "g", "0")
-        await ask(broker, "XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">")
-        await ask(broker, "HSET", lease, "owner", "", "epoch", 1)
+        await deliver_to_the_dead(broker)
         async with broker.running():
             await until(lambda: seen, "the first one runs")
             assert broker.worker is not None
@@ -86,10 +92,7 @@ async def test_what_was_taken_over_is_not_lost_with_a_deleted_consumer(settings:
 
     async with broker:
         await broker.publish_many("t", [{"n": n} for n in range(3)])
-        stream = broker.keys.stream("t", 0)
-        await ask(broker, "XGROUP", "CREATE", stream, "g", "0")
-        await ask(broker, "XREADGROUP", "GROUP", "g", "dead", "STREAMS", stream, ">")
-        await ask(broker, "HSET", broker.keys.lease("t", 0, "g"), "owner", "", "epoch", 1)
+        stream = await deliver_to_the_dead(broker)
         async with broker.running():
             await until(lambda: seen, "the first one runs")
             assert broker.worker is not None

@@ -95,3 +95,27 @@ async def test_what_was_adopted_from_another_has_been_started(
         is_over.set()
         await settled(broker, "t")
     assert sorted(seen) == [(0, 1), (1, 1), (2, 1), (3, 2)]
+
+
+async def test_a_takeover_that_is_begun_anew_meanwhile_is(
+    server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page is on its way when another role asks for a new beginning: it does not say where to go on any more."""
+    broker, pages = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[Any]()
+
+    async def claim(*args: Any) -> Any:
+        reply = await CLAIM_PENDING(*args)
+        if not pages:
+            (lane,) = broker.worker.consumers[0].lanes.values()
+            lane.begin_anew()
+        pages.append(reply)
+        return reply
+
+    monkeypatch.setattr(reclaimer, "CLAIM_PENDING", claim)
+    broker.handler("t", group="g")(ignore)
+    async with broker.running():
+        await until(lambda: len(pages) == 2, "it has been gone through twice")
+
+
+async def ignore(order: dict[str, int]) -> None:
+    """Nothing is published."""
