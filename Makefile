@@ -17,8 +17,8 @@ help: ## Show this list
 demo: $(DEMO) ## Real departures through several worker processes, one of which is killed; ends with a verdict
 	@$(BIN)/rsmq demo
 
-test: $(READY) ## All tests, two at a time
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+test: $(READY) ## All tests, three at a time: many of them wait
+	@$(BIN)/python -m pytest -n 3
 
 check: $(READY) ## Format, lint, types
 	@$(BIN)/ruff format --check --quiet .
@@ -30,11 +30,11 @@ docs: $(READY) ## The documentation site, in site/; any warning fails
 	@echo "open site/index.html"
 
 bench: $(READY) ## CPU per message beside the bare client and beside other queues; QUICK=1 for the short form
-	@$(BIN)/python -m bench $(if $(QUICK),--quick)
-	@$(BIN)/python -m bench.peers $(if $(QUICK),--quick)
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+	@$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick)
 
 chaos: $(READY) ## Every fault of docs/chaos.md on every server (an hour or more); ONLY="sigkill ..." for some of them
-	@$(BIN)/python -m tests.chaos $(ONLY)
+	@$(BIN)/python -m tests.chaos $(ONLY) $(if $(PIECES),--pieces $(PIECES)) $(if $(MINUTES),--minutes $(MINUTES))
 	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster tests/pipeline tests/sentinel)
 
 matrix: $(READY) ## The contract over every server and every way to reach it; writes docs/compatibility.md

@@ -1,7 +1,7 @@
 """The pytest plugin of rsmq: fixtures for tests of your own handlers (`docs/testing.md`).
 
-pytest imports this file in every project where rsmq is installed, so it imports nothing but pytest: rsmq itself is
-loaded by the first test that asks for a fixture. Nothing here is automatic.
+pytest imports this file in every project where rsmq is installed. Therefore it imports only pytest; rsmq is loaded by
+the first test that uses a fixture. No fixture is automatic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def rsmq_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a real server, started for this session and gone with it."""
+    """The address of a real server, which is started for this session and ends with it."""
     from rsmq.testing import ThrowawayServer
 
     given = request.config.getoption("--rsmq-url") or request.config.getini("rsmq_url")
@@ -40,7 +40,7 @@ def rsmq_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def rsmq_prefix(rsmq_url: str) -> Iterator[str]:
     """A key prefix that only this test uses. Its keys are removed afterwards."""
-    from rsmq.testing.cleaning import remove_keys
+    from rsmq.testing.server import remove_keys
 
     prefix = f"test-{uuid.uuid4().hex[:12]}"
     yield prefix

@@ -1,10 +1,10 @@
-"""A campaign: an audience joined and filtered in Spark, letters to device inboxes, and a picture of their arrival.
+"""A campaign: Spark joins and filters an audience, sends letters to device inboxes, and draws when they arrived.
 
     python examples/campaign.py
     python examples/campaign.py --rows 20000 --picture arrival.svg
 
-Two million customers and four million purchases are made up. Who bought shoes lately and wants to hear of it gets one
-letter, in their own language. Each device gets it once: run it again, and nothing is sent twice. Letters last an hour.
+The two million customers and four million purchases are generated. Each customer who bought shoes lately and wants
+letters gets one, in their own language. Run it again, and no letter is sent twice. Letters expire after an hour.
 """
 
 import argparse
@@ -19,17 +19,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rsmq import Broker, Settings
-from rsmq.embedded import embedded
 from rsmq.pipeline import register
-from rsmq.pipeline.chart import stacked
-from rsmq.pipeline.session import open_session
+from rsmq.pipeline.report.charts import stacked
+from rsmq.pipeline.spark.session import open_session
+from rsmq.redis.embedded.server import embedded
 
 SAMPLE = 5000
 AT_ONCE = 50
 
 
 def name_of(rows: int) -> str:
-    """The campaign's: each size is one of its own."""
+    """The name of the campaign: each size is a campaign of its own."""
     return f"shoes-{rows}"
 
 
@@ -55,22 +55,22 @@ def purchases(spark: SparkSession, rows: int) -> DataFrame:
 
 
 def letters(spark: SparkSession, rows: int) -> DataFrame:
-    """One letter for everybody who is meant."""
+    """One letter for each chosen customer."""
     shoes = (
         purchases(spark, rows).where("kind = 3 AND days_ago < 180").groupBy("customer").agg(F.count("*").alias("pairs"))
     )
-    meant = audience(spark, rows).where("wants_letters").join(shoes, "customer")
+    chosen = audience(spark, rows).where("wants_letters").join(shoes, "customer")
     greeting = (
         F.when(F.col("language") == "ko", "신발 할인")
         .when(F.col("language") == "de", "Schuhe, reduziert")
         .otherwise("Shoes on sale")
     )
     text = F.to_json(F.struct(greeting.alias("text"), "pairs"))
-    return meant.select("device", text.alias("value"), F.lit(1).alias("id_ms"), F.lit(0).alias("id_seq"))
+    return chosen.select("device", text.alias("value"), F.lit(1).alias("id_ms"), F.lit(0).alias("id_seq"))
 
 
 def send(spark: SparkSession, rows: int, connection: dict[str, str]) -> int:
-    """Into the inboxes; how many letters were meant."""
+    """Send the letters to the inboxes; returns how many there are."""
     found = letters(spark, rows).repartition("device").sortWithinPartitions("device").persist()
     count = found.count()
     (
@@ -98,7 +98,7 @@ async def arrivals(settings: Settings, rows: int) -> list[datetime]:
 
 
 def curve(moments: list[datetime], count: int) -> str:
-    """Letters that have arrived, over time, as SVG; the sample stands for all."""
+    """Arrived letters over time as SVG, scaled from the sample."""
     seconds = Counter(int(moment.timestamp() * 5) for moment in moments)
     first, last = min(seconds), max(seconds)
     times = [datetime.fromtimestamp(number / 5, UTC) for number in range(first, last + 2)]
@@ -112,21 +112,21 @@ def main() -> None:
     options = argparse.ArgumentParser(description="A campaign from Spark into device inboxes.")
     options.add_argument("--rows", type=int, default=2_000_000, help="customers")
     options.add_argument("--picture", type=Path, default=Path("campaign.svg"), help="where the arrival curve goes")
-    given = options.parse_args()
+    args = options.parse_args()
     settings = Settings()
     with embedded() if settings.url is None else nullcontext(settings.url) as address:
         settings = settings.model_copy(update={"url": address})
         spark = open_session()
         register(spark)
         begun = time.perf_counter()
-        count = send(spark, given.rows, {"url": address, "prefix": settings.prefix})
+        count = send(spark, args.rows, {"url": address, "prefix": settings.prefix})
         took = time.perf_counter() - begun
         spark.stop()
-        moments = asyncio.run(arrivals(settings, given.rows))
-    given.picture.write_text(curve(moments, count))
+        moments = asyncio.run(arrivals(settings, args.rows))
+    args.picture.write_text(curve(moments, count))
     window = (moments[-1] - moments[0]).total_seconds()
-    print(f"{given.rows} customers, {2 * given.rows} purchases: {count} letters in {took:.1f} s")
-    print(f"stored within {window:.1f} s, seen at {len(moments)} devices: {given.picture}")
+    print(f"{args.rows} customers, {2 * args.rows} purchases: {count} letters in {took:.1f} s")
+    print(f"stored within {window:.1f} s, seen at {len(moments)} devices: {args.picture}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """rsmq: a message queue for teams that already run Redis.
 
-Names are loaded when they are first used: a process that needs one part, such as a Spark executor that reads a topic,
-does not pay for the others.
+Names are loaded at first use: a process that needs one part, such as a Spark executor that reads a topic, does not
+load the others.
 """
 
 from __future__ import annotations
@@ -16,33 +16,39 @@ if TYPE_CHECKING:
         ConfigError,
         HandlerTimeout,
         Malformed,
+        NotJson,
         PublishUnknown,
         RsmqError,
+        SessionLost,
         SessionTaken,
         TooLarge,
         TopicFull,
     )
-    from rsmq.message import Message
+    from rsmq.handler.rate_limit import Rate
+    from rsmq.handler.retry import Reject, Retry, RetryPolicy
+    from rsmq.handler.router import Router
+    from rsmq.model.message import Message
+    from rsmq.model.settings import Settings
     from rsmq.persistence import Letter, Session
-    from rsmq.rate import Rate
-    from rsmq.retry import Reject, Retry, RetryPolicy
-    from rsmq.router import Router
-    from rsmq.settings import Settings
 else:
     from importlib import import_module
+    from os.path import exists
+
+    if exists(f"{__path__[0]}/rsmq.py"):  # PyRSMQ's
+        import_module("rsmq.errors")  # says so
 
     _HOMES = {
         "rsmq.broker": ("Broker",),
         "rsmq.errors": (
-            "BrokerError", "BrokerUnavailable", "ConfigError", "HandlerTimeout", "Malformed", "PublishUnknown",
-            "RsmqError", "SessionTaken", "TooLarge", "TopicFull",
+            "BrokerError", "BrokerUnavailable", "ConfigError", "HandlerTimeout", "Malformed", "NotJson",
+            "PublishUnknown", "RsmqError", "SessionLost", "SessionTaken", "TooLarge", "TopicFull",
         ),
-        "rsmq.message": ("Message",),
+        "rsmq.model.message": ("Message",),
         "rsmq.persistence": ("Letter", "Session"),
-        "rsmq.rate": ("Rate",),
-        "rsmq.retry": ("Reject", "Retry", "RetryPolicy"),
-        "rsmq.router": ("Router",),
-        "rsmq.settings": ("Settings",),
+        "rsmq.handler.rate_limit": ("Rate",),
+        "rsmq.handler.retry": ("Reject", "Retry", "RetryPolicy"),
+        "rsmq.handler.router": ("Router",),
+        "rsmq.model.settings": ("Settings",),
     }  # fmt: skip
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -65,6 +71,7 @@ __all__ = [
     "Letter",
     "Malformed",
     "Message",
+    "NotJson",
     "PublishUnknown",
     "Rate",
     "Reject",
@@ -73,6 +80,7 @@ __all__ = [
     "Router",
     "RsmqError",
     "Session",
+    "SessionLost",
     "SessionTaken",
     "Settings",
     "TooLarge",

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from os.path import dirname, exists, join
+
+if exists(join(dirname(__file__), "rsmq.py")):  # checked here too: PyRSMQ may have overwritten our rsmq/__init__.py
+    raise ImportError(
+        "PyRSMQ is installed in this environment. Its import name is `rsmq` too, so its files have mixed with those of "
+        "rsmq: run `pip uninstall PyRSMQ`, then `pip install --force-reinstall --no-deps rsmq`"
+    )
+
 
 class RsmqError(Exception):
     """The root: catch this to catch anything rsmq raises on purpose."""
@@ -12,21 +20,21 @@ class ConfigError(RsmqError):
 
 
 class BrokerError(RsmqError):
-    """The server answered with something other than success."""
+    """The server answered a command with an error."""
 
 
 class BrokerUnavailable(BrokerError):
-    """The server cannot be reached or cannot serve now (restart, failover, loading). The only error that is retried."""
+    """The server is unreachable or not ready (restart, failover, loading). The only error that is retried."""
 
 
 class SlotMoving(BrokerUnavailable):
-    """A slot of a cluster is being moved and cannot be used for a moment. Nothing was executed; other slots go on."""
+    """A slot of a cluster is moving and cannot be used for a moment. Nothing was executed; other slots work."""
 
 
 class SlotMoved(SlotMoving):
-    """A node of a cluster does not serve this slot (any more): nothing was executed, ask the node at `address`.
+    """A node of a cluster does not serve this slot. Nothing was executed: ask the node at `address`.
 
-    With `is_ask` the slot is being moved key by key: only this once, after ASKING.
+    With `is_ask` the slot is moving key by key: send only this command there, after ASKING.
     """
 
     def __init__(self, slot: int, address: tuple[str, int], *, is_ask: bool) -> None:
@@ -84,14 +92,27 @@ class SessionTaken(OwnershipError):
 
     def __init__(self, device: str) -> None:
         super().__init__(
-            f"device {device!r} has connected elsewhere, or the server has forgotten its session: end this one and its "
-            f"connection, and let the device connect again"
+            f"device {device!r} has connected elsewhere: its newest session counts, so end this one and its connection"
+        )
+        self.device = device
+
+
+class SessionLost(OwnershipError):
+    """The server has no session of the device any more: it expired or was deleted, perhaps with its letters.
+
+    Seqs and packet ids may start anew, so the device must not continue on the same connection.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__(
+            f"the server has lost the session of device {device!r} (it expired, or its data was deleted), perhaps with "
+            f"letters: end this session and its connection, and let the device connect again"
         )
         self.device = device
 
 
 class MessageError(RsmqError):
-    """One message is at fault; the others are not."""
+    """One message is wrong; the others are not affected."""
 
 
 class Malformed(MessageError):
@@ -118,6 +139,17 @@ class TooLarge(MessageError):
             f"or raise RSMQ_PAYLOAD_LIMIT"
         )
         self.size, self.limit = size, limit
+
+
+class NotJson(MessageError):
+    """A payload with NaN or infinity, which JSON does not have. Refused before anything is sent."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"the payload has NaN or infinity at {where}, and JSON has neither: publish None or a text instead, or set "
+            f"ser_json_inf_nan='strings' in the model_config of a pydantic model"
+        )
+        self.where = where
 
 
 class HandlerTimeout(RsmqError):

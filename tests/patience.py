@@ -7,12 +7,12 @@ from inspect import isawaitable
 
 import anyio
 
-PATIENCE = 30.0
-"""Seconds. No test is about how long something takes: this only ends one that would hang."""
+PATIENCE = 60.0
+"""Seconds. No test measures time: this only ends a test that would hang."""
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Wait until `condition()` is true, or what it returns to be awaited is; fail with what was waited for."""
+    """Wait until `condition()`, awaited if it is awaitable, is true; fail with `what` after `seconds`."""
     with anyio.move_on_after(seconds):
         while True:
             found = condition()

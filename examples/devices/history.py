@@ -1,4 +1,4 @@
-"""The history of a run, as the ledgers tell it: who waited where, and how fast they caught up."""
+"""The history of a run, from the ledger: how many letters waited, and how fast phones received their backlog."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ledger import AGAIN, CONNECTED, LEFT, NEW, Entry
 from numpy.typing import NDArray
 
 STEP: Final = 0.1
-"""Seconds between two moments looked at."""
+"""Seconds between two points of the chart."""
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass
 class Visit:
-    """A stay online: since when, how many letters had waited by then, and until when the last of them had come."""
+    """A time online: its start, how many letters had been waiting, and when the last of them was received."""
 
     start: float
     letters: int = 0
@@ -26,19 +26,19 @@ class Visit:
 
     @property
     def seconds(self) -> float:
-        """How long it took to catch up."""
+        """How long the backlog took."""
         return self.done - self.start
 
 
 @dataclass
 class Level:
-    """A number over time, told by what makes it rise and fall."""
+    """A number over time, as the moments at which it rises and falls."""
 
     ups: list[float] = field(default_factory=list)
     downs: list[float] = field(default_factory=list)
 
     def lasts(self, start: float, end: float) -> None:
-        """One more from one moment to another."""
+        """Add one from `start` to `end`."""
         self.ups.append(start)
         self.downs.append(end)
 
@@ -49,10 +49,10 @@ class Level:
 
 
 class History:
-    """What happened when, in seconds since `start`.
+    """The events of a run, in seconds since `start`.
 
-    A letter waits from its publishing until it reaches its phone. What was published before the phone connected is its
-    backlog and waits `away` until then; from then on, as what is published meanwhile, it is `on_its_way`.
+    A letter waits until its phone receives it: `away` while the phone is offline, `on_its_way` while it is online. The
+    letters that were published before the phone connected are its backlog.
     """
 
     def __init__(
@@ -64,21 +64,21 @@ class History:
         self._start = start
         self.outage = None if outage is None else (outage[0] - start, outage[1] - start)
         self._cut_off = list(cut_off)
-        self._here: dict[str, Visit] = {}
+        self._online: dict[str, Visit] = {}
         self._seen: set[tuple[str, int]] = set()
         self.end = self._read(sorted(entries, key=lambda entry: entry.at_ms))
 
     def seconds(self, at_ms: float) -> float:
-        """A moment of a ledger."""
+        """The time of an event of the ledger."""
         return at_ms / 1000 - self._start
 
     @property
     def times(self) -> Numbers:
-        """The moments to look at."""
+        """The times of the chart."""
         return np.arange(0, self.end + STEP, STEP)
 
     def _read(self, entries: list[Entry]) -> float:
-        """Take all entries in their order; returns when the last one was."""
+        """Process all entries in order; returns the time of the last one."""
         cut = self.outage
         at = 0.0
         for entry in entries:
@@ -88,12 +88,12 @@ class History:
                     self._leave(phone, cut[0])
                 cut = None
             if entry.event == CONNECTED:
-                self._here[entry.phone] = Visit(at)
+                self._online[entry.phone] = Visit(at)
             elif entry.event == LEFT:
                 self._leave(entry.phone, at)
             elif entry.event in (NEW, AGAIN):
                 self._receive(entry, at)
-        for phone in list(self._here):
+        for phone in list(self._online):
             self._leave(phone, at)
         return at
 
@@ -101,7 +101,7 @@ class History:
         letter = (entry.phone, entry.flight)
         if letter in self._seen:
             return
-        visit, published = self._here[entry.phone], self.seconds(entry.published_ms)
+        visit, published = self._online[entry.phone], self.seconds(entry.published_ms)
         self._seen.add(letter)
         if published < visit.start:
             visit.letters += 1
@@ -113,8 +113,8 @@ class History:
             self.on_its_way.lasts(published, at)
 
     def _leave(self, phone: str, at: float) -> None:
-        """Its stay has ended, if it was here."""
-        visit = self._here.pop(phone, None)
+        """The phone goes offline, if it was online."""
+        visit = self._online.pop(phone, None)
         if visit is None:
             return
         self.connected.lasts(visit.start, at)

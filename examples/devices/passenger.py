@@ -1,8 +1,8 @@
-"""Who flies: invented, but always the same."""
+"""The invented passengers of each departure, always the same."""
 
 from random import Random
 
-from rsmq.demo.flight import Departure
+from rsmq.cli.demo.flight import Departure
 
 
 def phone(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The service: a flight's delay goes to the phones of its passengers, wherever they are.
+"""The service: delivers each departure to the inboxes of its passengers' phones.
 
 cd examples/devices
 rsmq worker service:broker
@@ -9,7 +9,7 @@ import os
 from passenger import passengers
 
 from rsmq import Broker
-from rsmq.demo.flight import Departure
+from rsmq.cli.demo.flight import Departure
 
 TOPIC = "departures"
 PHONES = int(os.environ.get("PHONES", "10000"))
@@ -18,7 +18,7 @@ broker = Broker()
 
 
 def on_board(departure: Departure) -> list[str]:
-    """Where a departure goes."""
+    """The phones that a departure is delivered to."""
     return passengers(departure, PHONES)
 
 

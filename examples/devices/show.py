@@ -1,4 +1,4 @@
-"""The course of a run: a worker feeds the inboxes, gateways hold the phones, we publish, kill a gateway, and watch."""
+"""The course of the example: start a worker and gateways, publish departures, kill a gateway, wait for all letters."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-from ledger import CONNECTED, LEFT, Reader
+from ledger import CONNECTED, FILE, LEFT, Entry
 from passenger import passengers, phone
 from rich.progress import Progress
 
 from rsmq import Broker
-from rsmq.demo.flight import Departure
+from rsmq.cli.demo.flight import Departure
+from rsmq.testing.ledger import Ledger
 
 TOPIC: Final = "departures"
 GATEWAYS: Final = 2
-SPELLS: Final = 4
-"""How many times a phone comes or goes during a run, on average."""
-DEATH, REBIRTH = 0.5, 0.6
-"""When a gateway is killed, and when it is started again, as parts of the whole time."""
-TICK: Final = 0.1
+CHANGES: Final = 4
+"""How many times a phone connects or disconnects during a run, on average."""
+KILL_AT, RESTART_AT = 0.5, 0.6
+"""When a gateway is killed and when it is started again, as parts of the whole time."""
+POLL_SECONDS: Final = 0.1
 PATIENCE: Final = 60.0
-"""When nothing has moved for so many seconds, nothing will."""
+"""Give up after so many seconds without a change."""
 INBOX_TTL: Final = "PT1H"
 
 Process = subprocess.Popen[str]
@@ -36,15 +37,15 @@ Process = subprocess.Popen[str]
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done."""
+    """How many phones, which departures, published over how many seconds."""
 
     phones: int
     departures: list[Departure]
     seconds: float
 
 
-class Show:
-    """Runs a plan. Processes write their logs, and gateways their ledgers, into a folder."""
+class Run:
+    """Runs a plan. The processes write their logs, and the gateways the ledger, into a folder."""
 
     def __init__(self, broker: Broker, plan: Plan, folder: Path, progress: Progress) -> None:
         self._plan, self._folder, self._broker = plan, folder, broker
@@ -55,7 +56,7 @@ class Show:
             "RSMQ_INBOX_TTL": INBOX_TTL,
             "PHONES": str(plan.phones),
         }
-        self.reader = Reader(folder)
+        self.ledger = Ledger(folder / FILE, Entry)
         self.start = 0.0
         self.outage: tuple[float, float] | None = None
         self._online: set[str] = set()
@@ -66,12 +67,12 @@ class Show:
         self._bars = {
             "departures published": progress.add_task("departures published", total=len(plan.departures)),
             "letters received": progress.add_task("letters received", total=total),
-            "letters that wait": progress.add_task("letters that wait", total=total),
+            "letters waiting": progress.add_task("letters waiting", total=total),
             "phones online": progress.add_task("phones online", total=plan.phones),
         }
 
     async def run(self) -> None:
-        """Until every letter has come, or nothing moves any more: the verdict then says what is missing."""
+        """Run until every letter was received, or nothing changes any more: the verdict then says what is missing."""
         with ExitStack() as processes:
             processes.enter_context(self._worker())
             gateways = [processes.enter_context(self._gateway(number)) for number in range(GATEWAYS)]
@@ -81,24 +82,24 @@ class Show:
                 tasks.start_soon(self._publish)
                 tasks.start_soon(self._disturb, gateways, processes)
                 await self._watch()
-        self.reader.read()
+        self.ledger.read()
 
     @property
-    def home(self) -> float:
+    def end(self) -> float:
         """When all phones come online, in seconds since 1970."""
         return self.start + self._plan.seconds
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    # -- the course ----------------------------------------------------------------------------------------------
 
     async def _wait_for_phones(self) -> None:
-        """Until phones of every gateway are online."""
+        """Wait until phones of every gateway are online."""
         with anyio.fail_after(PATIENCE):
             while not all(self._online.intersection(self.phones_of(number)) for number in range(GATEWAYS)):
-                self._look()
-                await anyio.sleep(TICK)
+                self._poll()
+                await anyio.sleep(POLL_SECONDS)
 
     async def _publish(self) -> None:
-        """All departures, evenly over the time. Those of one airport keep their order."""
+        """Publish all departures, evenly over the time. Those of one airport keep their order."""
         departures = self._plan.departures
         while self._published < len(departures):
             share = min(1.0, (time.time() - self.start) / self._plan.seconds)
@@ -106,25 +107,25 @@ class Show:
             await self._broker.publish_many(TOPIC, some, key=lambda departure: departure.origin)
             self._published += len(some)
             self._due += sum(len(passengers(departure, self._plan.phones)) for departure in some)
-            await anyio.sleep(TICK)
+            await anyio.sleep(POLL_SECONDS)
 
     async def _disturb(self, gateways: list[Process], processes: ExitStack) -> None:
-        """Kill a gateway: its phones are cut off, and come back when it is started again. In the end all come home."""
-        await self._wait_until(DEATH)
+        """Kill a gateway, which cuts off its phones, and start it again. In the end all phones stay online."""
+        await self._wait_until(KILL_AT)
         gateways[0].kill()
         gateways[0].wait()
-        died = time.time()
-        self._look()
+        killed_at = time.time()
+        self._poll()
         self._online.difference_update(self.phones_of(0))
-        await self._wait_until(REBIRTH)
+        await self._wait_until(RESTART_AT)
         gateways[0] = processes.enter_context(self._gateway(0))
-        self.outage = died, time.time()
+        self.outage = killed_at, time.time()
         await self._wait_until(1)
         for gateway in gateways:
-            tell(gateway, "home")
+            send_line(gateway, "stay online")
 
     async def _wait_until(self, part: float) -> None:
-        """Until so much of the time is over."""
+        """Wait until this part of the time is over."""
         await anyio.sleep(max(0.0, self.start + part * self._plan.seconds - time.time()))
 
     # -- the processes --------------------------------------------------------------------------------------------
@@ -139,8 +140,8 @@ class Show:
     def _gateway(self, number: int) -> AbstractContextManager[Process]:
         first, last = self._range(number)
         return self._process(
-            f"gateway-{number}", "gateway.py", f"--first={first}", f"--last={last}", f"--ledger={self._folder}",
-            f"--spell={self._plan.seconds / SPELLS}",
+            f"gateway-{number}", "gateway.py", f"--first={first}", f"--last={last}", f"--folder={self._folder}",
+            f"--mean-seconds={self._plan.seconds / CHANGES}",
         )  # fmt: skip
 
     @contextmanager
@@ -162,27 +163,27 @@ class Show:
         try:
             yield process
         finally:
-            tell(process, None)
+            send_line(process, None)
             try:
                 process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
-    # -- what is seen ---------------------------------------------------------------------------------------------
+    # -- observing -----------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        moved_at = time.time()
+        changed_at = time.time()
         while self.outage is None or self._published < len(self._plan.departures) or len(self._received) < self._due:
-            if self._look():
-                moved_at = time.time()
-            elif time.time() > max(moved_at, self.home) + PATIENCE:
+            if self._poll():
+                changed_at = time.time()
+            elif time.time() > max(changed_at, self.end) + PATIENCE:
                 return
-            await anyio.sleep(TICK)
+            await anyio.sleep(POLL_SECONDS)
 
-    def _look(self) -> bool:
-        """Read on in the ledgers, show it, and say whether there was anything new."""
-        new = self.reader.read()
+    def _poll(self) -> bool:
+        """Read the ledger and update the bars. Whether there was anything new."""
+        new = self.ledger.read()
         for entry in new:
             if entry.event == CONNECTED:
                 self._online.add(entry.phone)
@@ -196,8 +197,8 @@ class Show:
         return bool(new)
 
 
-def tell(process: Process, line: str | None) -> None:
-    """Write a line to the stdin of a process, or end it; one that is dead hears nothing."""
+def send_line(process: Process, line: str | None) -> None:
+    """Write a line to the stdin of a process, or close it (None). Does nothing if the process is dead."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         if line is None:

@@ -1,18 +1,18 @@
-"""The verdict: what was published, held against what the phones received. Pure, so that it can be shown to fail."""
+"""The verdict: compares what was published with what the phones received. No I/O, so that tests can make it fail."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ledger import AGAIN, NEW, Entry
 
-from rsmq.demo.flight import Departure
+from rsmq.cli.demo.flight import Departure
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the letters. `again` counts the repeats that said so themselves, `unmarked` those that did not.
+    """The counts of letters. `again`: repeats that were marked as redelivered; `unmarked`: repeats that were not.
 
-    `left` and `dropped` are the server's own word: letters still in an inbox, and those removed before their time.
+    `left` and `dropped` come from the server: letters still in an inbox, and letters removed before delivery.
     """
 
     expected: int
@@ -27,7 +27,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything came, in order, and nothing came twice without saying so."""
+        """Whether every letter was received, in order, and no repeat was unmarked."""
         return not (self.lost or self.unexpected or self.out_of_order or self.unmarked or self.left or self.dropped)
 
 
@@ -38,10 +38,10 @@ def judge(
     left: int = 0,
     dropped: int = 0,
 ) -> Verdict:
-    """Compare. Order is that in which each letter first reached its phone: a repeat may repeat, never reorder.
+    """Compare. The order is that of the first receipt of each letter; repeats do not count.
 
-    The departures of an airport are published in order, under one key: so they must come to each phone. The seqs of its
-    letters, which are the order of storing, must grow whatever the airport.
+    Each phone must receive the departures of an airport in publish order, because they have one key. The sequence
+    numbers of a phone's letters must increase over all airports.
     """
     airport = {departure.number: departure.origin for departure in departures}
     expected = {(phone, departure.number) for departure in departures for phone in passengers(departure)}
@@ -55,10 +55,10 @@ def judge(
             unmarked += entry.event == NEW
             continue
         seen.add(letter)
-        for line, place in ((airport.get(entry.flight, ""), entry.flight), ("seq", entry.seq)):
-            before = newest.get((entry.phone, line), -1)
-            out_of_order += place < before
-            newest[entry.phone, line] = max(place, before)
+        for order, number in ((airport.get(entry.flight, ""), entry.flight), ("seq", entry.seq)):
+            before = newest.get((entry.phone, order), -1)
+            out_of_order += number < before
+            newest[entry.phone, order] = max(number, before)
     return Verdict(
         expected=len(expected),
         received=len(expected & seen),

@@ -24,7 +24,7 @@ class ChannelUnavailable(Exception):
     """The provider did not take it."""
 
 
-class NobodyReachable(Exception):
+class NoChannelAvailable(Exception):
     """No channel of the chain took it."""
 
 
@@ -50,14 +50,14 @@ class FailoverChain:
     channels: Sequence[Channel]
 
     async def send(self, notification: Notification, attempt: int = 1) -> Channel:
-        """The channel that took it. Raises NobodyReachable."""
+        """The channel that took it. Raises NoChannelAvailable."""
         for channel in self.channels:
             try:
                 await channel.send(notification, attempt)
             except ChannelUnavailable:
                 continue
             return channel
-        raise NobodyReachable(f"none of {', '.join(channel.name for channel in self.channels)} took it")
+        raise NoChannelAvailable(f"none of {', '.join(channel.name for channel in self.channels)} took it")
 
 
 CHAIN = FailoverChain(

@@ -19,7 +19,7 @@ from statistics import quantiles
 
 import httpx
 import uvicorn
-from channels import CHAIN, NobodyReachable, Notification
+from channels import CHAIN, NoChannelAvailable, Notification
 from fastapi import FastAPI, HTTPException
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +34,7 @@ async def notify_in_request(notification: Notification) -> None:
     """What `/notify` would be without a queue: the user waits, and sees it fail."""
     try:
         await CHAIN.send(notification)
-    except NobodyReachable as error:
+    except NoChannelAvailable as error:
         raise HTTPException(503) from error
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 
-from channels import CHAIN, NobodyReachable, Notification
+from channels import CHAIN, NoChannelAvailable, Notification
 from fastapi import FastAPI
 
 from rsmq import Broker, Message, Retry, RetryPolicy
@@ -26,7 +26,7 @@ broker = Broker()
 async def send(notification: Notification, message: Message) -> None:
     try:
         channel = await CHAIN.send(notification, message.attempt)
-    except NobodyReachable as error:
+    except NoChannelAvailable as error:
         raise Retry(str(error), after=timedelta(milliseconds=200)) from error
     print(f"{notification.user}: {notification.text} [{channel.name}, attempt {message.attempt}]", flush=True)
 

@@ -30,7 +30,7 @@ export async function publish(redis, topic, payload, { key, headers } = {}) {
 export async function consume(redis, topic, group, handle, { consumer = 'node', signal } = {}) {
   const streams = Array.from({ length: await partitionsOf(redis, topic) }, (_, partition) => streamOf(topic, partition));
   await Promise.all(streams.map((stream) => joinGroup(redis, stream, group)));
-  let position = '0'; // what this consumer has read and not acknowledged; '>' is what nobody has read
+  let position = '0'; // what this consumer has read and not acknowledged; '>' is what no consumer of the group has read
   while (!signal?.aborted) {
     const places = streams.map((key) => ({ key, id: position }));
     const replies = (await redis.xReadGroup(group, consumer, places, { COUNT: 100, BLOCK: 1000 })) ?? [];

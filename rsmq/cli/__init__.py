@@ -1,4 +1,8 @@
-"""The command `rsmq`: a file a noun, each only a thin skin over the library.
+"""The command `rsmq`: thin commands over the library, a file for each noun.
+
+`parameters.py` has shared options and the parsers of their values, `connection.py` asks the server, and `output.py`
+prints lines, tables, JSON and the log. `top_screen.py` draws `rsmq top`. `load_broker.py` loads a worker's broker and
+`serve.py` runs it.
 
 Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.
 """
@@ -6,28 +10,28 @@ Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from rsmq.cli import device, dlq, group, member, pipeline, schedule, topic
-from rsmq.cli.bench import bench
+from rsmq.cli.bench.command import bench
 from rsmq.cli.dashboard import dashboard
 from rsmq.cli.doctor import doctor
 from rsmq.cli.exporter import exporter
-from rsmq.cli.printer import complain
+from rsmq.cli.output import exit_code, leaves, print_error, printable
 from rsmq.cli.publish import publish
 from rsmq.cli.server import server
 from rsmq.cli.tail import tail
 from rsmq.cli.top import top
 from rsmq.cli.worker import worker
 from rsmq.errors import ConfigError, RsmqError
-from rsmq.inspector import installed
+from rsmq.inspector.inspector import installed
 
 app = typer.Typer(
-    help="A message queue on Redis Streams: run workers, publish, look, repair.",
+    help="A message queue on Redis Streams: run workers, publish, watch, repair.",
     epilog="Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.",
     no_args_is_help=True,
     add_completion=True,
@@ -57,11 +61,11 @@ for name, noun in NOUNS.items():
 
 
 def add_demo() -> None:
-    """`rsmq demo`, where it is installed."""
+    """Add `rsmq demo` if it is installed."""
     try:
-        demo = import_module("rsmq.demo.command").demo
+        demo = import_module("rsmq.cli.demo.command").demo
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("rsmq.demo"):
+        if not (error.name or "").startswith("rsmq.cli.demo"):
             raise
     else:
         app.command(epilog="Example: rsmq demo --all")(demo)
@@ -71,7 +75,7 @@ add_demo()
 
 
 def show_version(wanted: bool) -> None:
-    """Print it and leave."""
+    """Print the version and exit."""
     if wanted:
         typer.echo(f"rsmq {installed('rsmq')}")
         raise typer.Exit
@@ -83,37 +87,33 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A message queue on Redis Streams: run workers, publish, look, repair."""
+    """A message queue on Redis Streams: run workers, publish, watch, repair."""
 
 
 def main() -> None:
-    """Run the command line. A mistake of the user, or a server that is away, is a line on stderr, not a traceback."""
+    """Run the command line. Wrong use, or an unreachable server, is a line on stderr, not a traceback."""
     try:
+        check_words(sys.argv)
         app(prog_name="rsmq")
     except RsmqError as error:
-        sys.exit(report([error]))
+        sys.exit(report(error))
     except BaseExceptionGroup as group:
         if group.split(RsmqError)[1] is not None:
             raise
-        sys.exit(report(leaves(group)))
+        sys.exit(report(group))
 
 
-def report(errors: list[BaseException]) -> int:
-    """Print errors, each once, and return the exit code."""
-    for text in dict.fromkeys(map(str, errors)):
-        complain(text)
-    return 2 if any(isinstance(error, ConfigError) for error in errors) else 1
+def check_words(words: list[str]) -> None:
+    """Raise ConfigError for an argument that is not UTF-8: no name, key or payload can be."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the argument {printable(word)} is not UTF-8") from None
 
 
-def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The errors inside a group of groups."""
-    return list(walk(group))
-
-
-def walk(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside one."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from walk(inner)
-    else:
-        yield error
+def report(error: BaseException) -> int:
+    """Print an error, or each of a group once, and return the exit code."""
+    for text in dict.fromkeys(map(str, leaves(error))):
+        print_error(text)
+    return exit_code(error)

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from rsmq.cli.option import Json, Url
-from rsmq.cli.printer import dump, say
-from rsmq.cli.session import ask, settings_for
+from rsmq.cli.connection import ask, settings_for
+from rsmq.cli.output import print_json, print_line
+from rsmq.cli.parameters import Json, Url
 from rsmq.errors import ConfigError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -24,51 +24,49 @@ EXTRA = "`rsmq dashboard` needs the extra `dashboard`: pip install 'rsmq[dashboa
 
 def dashboard(
     host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8642,
-    name: Annotated[
-        list[str] | None, typer.Option(help="A host name it may be called by, beside its own. May be repeated.")
-    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8642,
+    name: Annotated[list[str] | None, typer.Option(help="A further accepted host name. May be repeated.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token that a visitor must know.", show_default=False)
+        Path | None, typer.Option(help="A file with the token that visitors need.", show_default=False)
     ] = None,
-    allow_changes: Annotated[bool, typer.Option("--allow-changes", help="Let visitors replay and purge.")] = False,
+    allow_changes: Annotated[bool, typer.Option("--allow-changes", help="Allow visitors to replay and purge.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Show topics, groups, members, messages, dead letters and devices in a browser, until Ctrl-C.
 
-    It listens on this machine only and changes nothing, unless it is told to. On any other address a visitor must know
-    the token: the one in --token-file, otherwise one that is made and printed.
+    By default it listens on this machine only and is read-only. On any other address visitors need a token: the one in
+    --token-file, otherwise a new one that is printed.
     """
     token = token_for(host, token_file)
     names = {*LOOPBACK, *(name or ())} | ({host} if host not in ("0.0.0.0", "::") else set())
     if host in ("0.0.0.0", "::") and not name:
-        raise ConfigError(f"on {host} it may be called by any name: say which with --name dashboard.example.com")
-    ask(url, lambda session: session.topics.names())  # a server that is away is told before anything starts
+        raise ConfigError(f"on {host} the dashboard needs its host name: use --name dashboard.example.com")
+    ask(url, lambda connection: connection.topics.names())  # report an unreachable server before anything starts
     app, server = load(url, names, token, allow_changes=allow_changes)
     listener = listen(host, port)
-    place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
     if as_json:
-        dump({"url": place, "token": token if token_file is None else None}, is_line=True)
+        print_json({"url": address, "token": token if token_file is None else None}, is_line=True)
     else:
-        say(f"{place}{'' if allow_changes else ' (read-only)'}; Ctrl-C ends it")
+        print_line(f"{address}{'' if allow_changes else ' (read-only)'}; Ctrl-C ends it")
         if token is not None and token_file is None:
-            say(f"token: {token}")
+            print_line(f"token: {token}")
     run(app, server, listener)
 
 
 def load(url: str | None, names: set[str], token: str | None, *, allow_changes: bool) -> tuple[Any, Any]:
     """The application and its server; both are extras."""
     try:
-        made, server = import_module("rsmq.dashboard"), import_module("uvicorn")
+        package, server = import_module("rsmq.dashboard"), import_module("uvicorn")
     except ModuleNotFoundError as error:
         raise ConfigError(f"{EXTRA} ({error})") from None
-    rules = made.Rules(hosts=frozenset(names), token=token)
-    return made.create_app(settings_for(url), rules=rules, allow_changes=allow_changes), server
+    rules = package.Rules(hosts=frozenset(names), token=token)
+    return package.create_app(settings_for(url), rules=rules, allow_changes=allow_changes), server
 
 
 def token_for(host: str, path: Path | None) -> str | None:
-    """What a visitor must know; None on this machine, unless a file says otherwise."""
+    """The token that visitors need; None on this machine without a token file."""
     if path is None:
         return None if host in LOOPBACK else secrets.token_urlsafe(24)
     try:
@@ -83,17 +81,19 @@ def token_for(host: str, path: Path | None) -> str | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket, so that its port is known before anybody is told. Raises ConfigError."""
+    """The listening socket: its port is known before the address is printed. Raises ConfigError."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise ConfigError(f"it cannot listen on {host} port {port}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
 
 
 def run(app: Any, server: Any, listener: socket.socket) -> None:
     """Serve until a signal."""
     logging.getLogger("rsmq").setLevel(logging.ERROR)
     config = server.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+    config.load()
+    config.http_protocol_class = import_module("rsmq.dashboard.connection_limits").limited(config.http_protocol_class)
     with contextlib.suppress(KeyboardInterrupt):
         anyio.run(lambda: server.Server(config).serve(sockets=[listener]))

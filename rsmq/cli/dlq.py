@@ -1,23 +1,35 @@
-"""`rsmq dlq`: dead letters, and what becomes of them."""
+"""`rsmq dlq`: list, show, replay and purge dead letters."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
-from rsmq.cli.option import AnyGroup, AnyTopic, GroupName, Json, TopicName, Url, Yes, noun
-from rsmq.cli.printer import as_data, confirm, dump, printable, say, tabulate
-from rsmq.cli.selection import Error, Key, Reason, Since, Until, Where, selection_of
-from rsmq.cli.session import NotFound, Session, ask
-from rsmq.cli.value import parse_rate, parse_span
-from rsmq.dlq import DeadLetter, Selection
-from rsmq.inspector import GroupState
+from rsmq.cli.connection import CommandConnection, NotFound, ask
+from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result, print_rows, print_table, printable
+from rsmq.cli.parameters import (
+    AnyGroup,
+    AnyTopic,
+    GroupName,
+    Json,
+    TopicName,
+    Url,
+    Yes,
+    duration_option,
+    noun,
+    parse_rate,
+    time_option,
+)
+from rsmq.dlq import DeadLetter, Selection, read_fields
+from rsmq.inspector.state import GroupState
+from rsmq.inspector.text import timestamp
+from rsmq.model.words import count, duration
 
 MOST_SHOWN = 20
-"""Of a dry run, to people; --json has the ids of all."""
+"""Rows that a dry run prints; --json has the ids of all."""
 
 app = noun("Dead letters: list, show, replay, purge.")
 
@@ -25,12 +37,26 @@ LetterIds = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="As `rsmq dlq list` prints them.", show_default=False)
 ]
 
+Reason = Annotated[
+    list[str] | None, typer.Option(help="Only this reason, as `rsmq dlq list` prints it. May be repeated.")
+]
+Error = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors that contain this text.")]
+Since = Annotated[datetime | None, time_option("Only those that died at this time or later.")]
+Until = Annotated[datetime | None, time_option("Only those that died before this time.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only those with this ordering key.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD=VALUE", help="Only with this field in the JSON payload: a.b=5, state!=done. May be repeated."
+    ),
+]
+
 
 @app.command("list", epilog="Example: rsmq dlq list orders billing -n 50")
 def list_(
     topic: AnyTopic = None,
     group: AnyGroup = None,
-    most: Annotated[int, typer.Option("-n", min=1, help="Most of them.")] = 20,
+    most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
     reason: Reason = None,
     error: Error = None,
     since: Since = None,
@@ -40,49 +66,45 @@ def list_(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """The dead letters of a group, oldest first; without a group how many each group has."""
-    wanted = selection_of(reason, error, since, until, key, where)
+    """The dead letters of a group, oldest first; without a group, the number of each group."""
+    wanted = Selection(tuple(reason or ()), error, since, until, key, read_fields(where or ()))
     if topic is None or group is None:
         if not wanted.is_all:
-            raise typer.BadParameter("to choose among dead letters, name a topic and a group")
+            raise typer.BadParameter("conditions need a topic and a group")
         list_groups(topic, url, as_json)
         return
 
-    async def look(session: Session) -> tuple[int, list[DeadLetter]]:
-        state, found = await session.group(topic, group), await session.topic(topic)
+    async def read(connection: CommandConnection) -> tuple[int, list[DeadLetter]]:
+        state, found = await connection.group(topic, group), await connection.topic(topic)
         letters: list[DeadLetter] = []
-        async for letter in session.dead_letters.select(found, group, wanted):
+        async for letter in connection.dead_letters.select(found, group, wanted):
             letters.append(letter)
             if len(letters) == most:
                 break
         return state.dead_letters, letters
 
-    count, letters = ask(url, look)
-    if as_json:
-        dump([as_object(each) for each in letters])
-        return
-    rows = ((each.id, moment(each), each.reason, each.attempts, each.key, each.error) for each in letters)
-    some = "" if wanted.is_all else "such "
-    nothing = f"{group} of {topic} has no {some}dead letters"
-    tabulate(("id", "at", "reason", "#attempts", "key", "error"), rows, nothing)
-    if count > len(letters) and wanted.is_all:
-        say(f"{count - len(letters)} more: rsmq dlq list {topic} {group} -n {count}")
+    total, letters = ask(url, read)
+    rows = ((each.id, timestamp(each.at), each.reason, each.attempts, each.key, each.error) for each in letters)
+    some = "" if wanted.is_all else "matching "
+    nothing = f"{topic}/{group} has no {some}dead letters"
+    columns = ("id", "at", "reason", "#attempts", "key", "error")
+    print_rows([as_object(each) for each in letters], columns, rows, nothing, as_json=as_json)
+    if total > len(letters) and wanted.is_all and not as_json:
+        print_line(f"{total - len(letters)} more: rsmq dlq list {topic} {group} -n {total}")
 
 
 def list_groups(topic: str | None, url: str | None, as_json: bool) -> None:
     """How many dead letters each group has."""
 
-    async def look(session: Session) -> list[GroupState]:
+    async def read(connection: CommandConnection) -> list[GroupState]:
         if topic is not None:
-            await session.topic(topic)
-        return [state for state in await session.inspector.groups(topic) if state.dead_letters]
+            await connection.topic(topic)
+        return [state for state in await connection.inspector.groups(topic) if state.dead_letters]
 
-    states = ask(url, look)
-    if as_json:
-        dump([{"topic": each.topic, "group": each.name, "dead_letters": each.dead_letters} for each in states])
-        return
+    states = ask(url, read)
+    value = [{"topic": each.topic, "group": each.name, "dead_letters": each.dead_letters} for each in states]
     rows = ((each.topic, each.name, each.dead_letters) for each in states)
-    tabulate(("topic", "group", "#dead"), rows, "there are no dead letters")
+    print_rows(value, ("topic", "group", "#dead"), rows, "there are no dead letters", as_json=as_json)
 
 
 @app.command("show", epilog="Example: rsmq dlq show orders billing 3/1700000000000-0")
@@ -95,21 +117,25 @@ def show(
 ) -> None:
     """One dead letter with its payload and where it came from."""
 
-    async def look(session: Session) -> DeadLetter | None:
-        return await session.dead_letters.get(await session.topic(topic), group, letter)
+    async def read(connection: CommandConnection) -> DeadLetter | None:
+        return await connection.dead_letters.get(await connection.topic(topic), group, letter)
 
-    found = ask(url, look)
+    found = ask(url, read)
     if found is None:
-        raise NotFound(f"{group} of {topic} has no dead letter {letter}")
+        raise NotFound(f"{topic}/{group} has no dead letter {letter}")
     if as_json:
-        dump(as_object(found))
+        print_json(as_object(found))
         return
     for name in ("id", "reason", "error", "attempts", "origin", "member", "message_id", "key"):
-        say(f"{name}: {printable(str(getattr(found, name)))}")
-    say(f"at: {moment(found)}")
+        print_line(f"{name}: {printable(str(getattr(found, name)))}")
+    print_line(f"at: {timestamp(found.at)}")
     for name, value in found.headers.items():
-        say(f"header {printable(name)}: {printable(value)}")
-    say(f"data: {'(none)' if found.data is None else printable(found.data.decode(errors='backslashreplace'))}")
+        print_line(f"header {printable(name)}: {printable(value)}")
+    if found.traceback:
+        print_line("traceback:")
+    for line in found.traceback.splitlines():
+        print_line(f"  {printable(line)}")
+    print_line(f"data: {'(none)' if found.data is None else printable(found.data.decode(errors='backslashreplace'))}")
 
 
 @app.command("replay", epilog="Example: rsmq dlq replay orders billing --error timeout --where shop=7 --rate 50/s")
@@ -125,61 +151,62 @@ def replay(
     key: Key = None,
     where: Where = None,
     rate: Annotated[
-        timedelta | None, typer.Option(parser=parse_rate, metavar="RATE", help="At most so many, as 50/s or 10/min.")
+        timedelta | None,
+        typer.Option(parser=parse_rate, metavar="RATE", help="At most this rate, such as 50/s or 10/min."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which: replay nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be replayed.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Give dead letters another life, in this group only: by id, by what they say, or all.
+    """Replay dead letters to this group only: by id, by conditions, or all.
 
-    All conditions must hold. Exit code 1 if an id was not there. What fails again meanwhile is not replayed twice.
+    All conditions must hold. Exit code 1 if an id does not exist. What dies again meanwhile is not replayed twice.
     """
-    wanted = selection_of(reason, error, since, until, key, where)
+    wanted = Selection(tuple(reason or ()), error, since, until, key, read_fields(where or ()))
     if sum((bool(ids), is_all, not wanted.is_all)) != 1:
-        raise typer.BadParameter("give ids, or --all, or conditions such as --reason (one of the three)")
+        raise typer.BadParameter("give one of: ids, --all, conditions such as --reason")
     if dry_run:
-        rehearse(topic, group, ids, wanted, url, as_json=as_json)
+        show_replay(topic, group, ids, wanted, url, as_json=as_json)
         return
 
-    async def act(session: Session) -> int:
-        await session.group(topic, group)
-        found, every = await session.topic(topic), rate or timedelta(0)
+    async def act(connection: CommandConnection) -> int:
+        await connection.group(topic, group)
+        found, every = await connection.topic(topic), rate or timedelta(0)
         if ids:
-            return await session.dead_letters.replay(found, group, ids, every=every)
-        return await session.dead_letters.replay_selected(found, group, wanted, every=every)
+            return await connection.dead_letters.replay(found, group, ids, every=every)
+        return await connection.dead_letters.replay_selected(found, group, wanted, every=every)
 
-    count = ask(url, act)
-    dump({"replayed": count}) if as_json else say(f"replayed {count} dead letters of {group} of {topic}")
-    if ids and count < len(ids):
-        raise NotFound(f"{len(ids) - count} of the {len(ids)} ids were not there")
+    done = ask(url, act)
+    print_result({"replayed": done}, f"replayed {count(done, 'dead letter')} of {topic}/{group}", as_json=as_json)
+    if ids and done < len(ids):
+        raise NotFound(f"{count(len(ids) - done, 'id does', 'ids do')} not exist, of {len(ids)}")
 
 
-def rehearse(
+def show_replay(
     topic: str, group: str, ids: list[str] | None, wanted: Selection, url: str | None, *, as_json: bool
 ) -> None:
-    """Show what a replay would take, and take nothing."""
+    """Print what a replay would replay."""
 
-    async def look(session: Session) -> list[tuple[str, str, str]]:
-        await session.group(topic, group)
-        found = await session.topic(topic)
+    async def read(connection: CommandConnection) -> list[tuple[str, str, str]]:
+        await connection.group(topic, group)
+        found = await connection.topic(topic)
         if ids:
-            letters = [await session.dead_letters.get(found, group, each) for each in ids]
+            letters = [await connection.dead_letters.get(found, group, each) for each in ids]
             return [about(letter) for letter in letters if letter is not None]
-        return [about(letter) async for letter in session.dead_letters.select(found, group, wanted)]
+        return [about(letter) async for letter in connection.dead_letters.select(found, group, wanted)]
 
-    rows = ask(url, look)
+    rows = ask(url, read)
     if as_json:
-        dump({"would_replay": len(rows), "ids": [row[0] for row in rows]})
+        print_json({"would_replay": len(rows), "ids": [row[0] for row in rows]})
         return
-    tabulate(("id", "reason", "error"), rows[:MOST_SHOWN], "nothing would be replayed")
+    print_table(("id", "reason", "error"), rows[:MOST_SHOWN], "nothing would be replayed")
     if len(rows) > MOST_SHOWN:
-        say(f"... and {len(rows) - MOST_SHOWN} more")
-    say(f"{len(rows)} dead letters of {group} of {topic} would be replayed")
+        print_line(f"... and {len(rows) - MOST_SHOWN} more")
+    print_line(f"{count(len(rows), 'dead letter')} of {topic}/{group} would be replayed")
 
 
 def about(letter: DeadLetter) -> tuple[str, str, str]:
-    """So little of each that a million fit into memory."""
+    """A row of a dry run: short, because a million must fit into memory."""
     return letter.id, letter.reason, letter.error[:200]
 
 
@@ -187,32 +214,26 @@ def about(letter: DeadLetter) -> tuple[str, str, str]:
 def purge(
     topic: TopicName,
     group: GroupName,
-    older_than: Annotated[
-        timedelta | None, typer.Option(parser=parse_span, metavar="SPAN", help="Only those older than that, as P30D.")
-    ] = None,
+    older_than: Annotated[timedelta | None, duration_option("Only those older than this, such as P30D.")] = None,
     yes: Yes = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Delete dead letters for good."""
-    state = ask(url, lambda session: session.group(topic, group))
-    which = "all" if older_than is None else f"those older than {older_than} of the"
-    confirm(f"Delete {which} {state.dead_letters} dead letters of {group} of {topic}?", is_agreed=yes)
+    state = ask(url, lambda connection: connection.group(topic, group))
+    letters = f"{count(state.dead_letters, 'dead letter')} of {topic}/{group}"
+    older = "" if older_than is None else f", those older than {duration(older_than)}"
+    confirm(f"Delete the {letters}{older}?", is_agreed=yes)
 
-    async def act(session: Session) -> int:
-        return await session.dead_letters.purge(await session.topic(topic), group, older_than)
+    async def act(connection: CommandConnection) -> int:
+        return await connection.dead_letters.purge(await connection.topic(topic), group, older_than)
 
-    count = ask(url, act)
-    dump({"purged": count}) if as_json else say(f"deleted {count} dead letters of {group} of {topic}")
-
-
-def moment(letter: DeadLetter) -> str:
-    """When it died, to the second."""
-    return letter.at.strftime("%Y-%m-%d %H:%M:%SZ")
+    done = ask(url, act)
+    print_result({"purged": done}, f"deleted {count(done, 'dead letter')} of {topic}/{group}", as_json=as_json)
 
 
 def as_object(letter: DeadLetter) -> dict[str, Any]:
-    """For programs: without the raw fields, of which the others are the readable form."""
+    """A dead letter as JSON, without the raw fields that it was read from."""
     about = asdict(letter)
     del about["fields"], about["data"]
     return about | as_data(letter.data)

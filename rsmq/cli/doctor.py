@@ -1,4 +1,4 @@
-"""`rsmq doctor`: is this server fit to be trusted with messages, and what to do if not."""
+"""`rsmq doctor`: checks the server and the queues, and says what to do about problems."""
 
 from __future__ import annotations
 
@@ -9,74 +9,73 @@ from typing import Annotated
 
 import typer
 
-from rsmq.checkup import gather, judge
-from rsmq.cli.option import Json, Url
-from rsmq.cli.printer import dump, say, span, tabulate
-from rsmq.cli.session import Session, ask
-from rsmq.cli.value import parse_span
+from rsmq.cli.connection import CommandConnection, ask
+from rsmq.cli.output import print_json, print_line, print_table
+from rsmq.cli.parameters import Json, Url, duration_option
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
-from rsmq.inspector import ServerState, installed
-from rsmq.preflight import Finding
+from rsmq.inspector.doctor import gather, judge
+from rsmq.inspector.inspector import installed
+from rsmq.inspector.state import ServerState
+from rsmq.model.words import count, duration
+from rsmq.redis.preflight import Finding
 
 MARKS = {"ok": "ok", "warn": "WARN", "refuse": "REFUSE"}
 
 
 def doctor(
-    over: Annotated[
-        timedelta, typer.Option(parser=parse_span, metavar="SPAN", help="How long the lag is watched.")
-    ] = "PT1S",  # type: ignore[assignment]
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
+    over: Annotated[timedelta, duration_option("How long the lag is measured.")] = "PT1S",  # type: ignore[assignment]
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings, too.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Look at the server, at the queues, and at what is installed here, and say what to do about what is wrong.
+    """Check the server, the queues and the installed libraries, and say what to do about each problem.
 
-    Exit code 1 if a worker would refuse to start here, or the server does not answer: a readiness probe.
+    Exit code 1 if a worker would refuse to start, or if the server does not answer: a readiness probe.
     """
-    state = ask(url, lambda session: examine(session, over))
+    state = ask(url, lambda connection: examine(connection, over))
     if as_json:
-        dump(asdict(state) | {"is_refused": state.is_refused, "spark": spark_here()})
+        print_json(asdict(state) | {"is_refused": state.is_refused, "spark": spark_here()})
     else:
         describe(state)
     if state.is_refused or (strict and any(finding.level == "warn" for finding in state.findings)):
         raise typer.Exit(1)
 
 
-async def examine(session: Session, over: timedelta) -> ServerState:
-    """The server, then its queues: a server that refuses questions is told by its own findings."""
-    state = await session.inspector.server()
+async def examine(connection: CommandConnection, over: timedelta) -> ServerState:
+    """The server, then its queues. If it refuses questions about the queues, that is one more finding."""
+    state = await connection.inspector.server()
     try:
-        facts = await gather(session.client, session.keys, session.settings, over)
+        facts = await gather(connection.client, connection.keys, connection.settings, over)
     except BrokerUnavailable:
         raise
     except BrokerError as error:
-        more = [Finding("warn", "queues", f"they cannot be looked at: {error}")]
+        more = [Finding("warn", "queues", f"they cannot be checked: {error}")]
     else:
         more = judge(facts)
     return replace(state, findings=(*state.findings, *more))
 
 
 def describe(state: ServerState) -> None:
-    """For people."""
+    """Print the state for people."""
     where = state.url if state.embedded_directory is None else f"{state.url} (embedded, in {state.embedded_directory})"
     parser = "in use" if state.is_hiredis_used else "NOT in use: replies are parsed in Python, several times slower"
-    say(f"server       {state.server} at {where}")
-    say(f"round trip   {span(state.round_trip)}")
-    say(f"holds        {state.topics} topics, {state.groups} groups")
-    say(f"here         Python {state.python}, redis-py {state.redis_py}, hiredis {state.hiredis} ({parser})")
-    say(f"newer        {', '.join(state.newer) or 'no newer stream commands'} (none is needed)")
-    say(f"spark        {spark_here()}")
-    tabulate(("", "what", "finding"), ((MARKS[each.level], each.topic, each.text) for each in state.findings), "")
+    print_line(f"server       {state.server} at {where}")
+    print_line(f"round trip   {duration(state.round_trip)}")
+    print_line(f"holds        {count(state.topics, 'topic')}, {count(state.groups, 'group')}")
+    print_line(f"here         Python {state.python}, redis-py {state.redis_py}, hiredis {state.hiredis} ({parser})")
+    print_line(f"newer        {', '.join(state.newer) or 'no newer stream commands'} (none is needed)")
+    print_line(f"spark        {spark_here()}")
+    print_table(("", "what", "finding"), ((MARKS[each.level], each.topic, each.text) for each in state.findings), "")
     refused = sum(finding.level == "refuse" for finding in state.findings)
     warned = sum(finding.level == "warn" for finding in state.findings)
     if refused:
-        say(f"{refused} to be fixed before a worker starts here (RSMQ_PREFLIGHT=warn starts nevertheless)")
+        print_line(f"{refused} problems keep a worker from starting here (with RSMQ_PREFLIGHT=warn it starts anyway)")
     else:
-        say(f"fit to use, {warned} warnings" if warned else "fit to use")
+        print_line(f"fit to use, {warned} warnings" if warned else "fit to use")
 
 
 def spark_here() -> str:
-    """What `rsmq pipeline` would run on."""
+    """The Spark and Java of `rsmq pipeline`."""
     try:
         java = import_module("rsmq.pipeline.java")
     except ModuleNotFoundError:

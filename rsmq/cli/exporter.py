@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Annotated
 
 import anyio
 import typer
 
-from rsmq.cli.journal import log_to_stderr
-from rsmq.cli.option import Url
-from rsmq.cli.printer import dump, say
-from rsmq.cli.session import connected
-from rsmq.telemetry.endpoint import Address
-from rsmq.telemetry.exporter import Exporter
-from rsmq.telemetry.survey import Survey
+from rsmq.cli.connection import connected
+from rsmq.cli.output import log_to_stderr, print_result
+from rsmq.cli.parameters import Url
+from rsmq.inspector.observer import Observer
+from rsmq.telemetry.exporter import Exporter, group_samples
+from rsmq.telemetry.listener import Address
 
 
 def exporter(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to answer /metrics.")] = "127.0.0.1:9101",
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address of /metrics.")] = "127.0.0.1:9101",
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print and log JSON.")] = False,
 ) -> None:
-    """Answer Prometheus with the figures of all topics and groups. Only reads. One is enough for all workers."""
+    """Serve metrics of all topics and groups to Prometheus. It only reads. One exporter is enough for all workers."""
     log_to_stderr("info", as_json=as_json)
     with contextlib.suppress(KeyboardInterrupt):
         anyio.run(run, Address.parse(listen), url, as_json)
@@ -30,9 +30,9 @@ def exporter(
 
 async def run(address: Address, url: str | None, as_json: bool) -> None:
     """Serve until interrupted."""
-    async with connected(url) as session:
-        survey = Survey(session.client, session.keys, session.settings)
-        async with Exporter(survey.take).serving(address) as where:
-            text = f"http://{where}/metrics"
-            dump({"url": text}) if as_json else say(text)
+    async with connected(url) as connection:
+        observer = Observer(connection.client, connection.keys, connection.settings)
+        async with Exporter(partial(group_samples, observer)).serving(address) as served:
+            text = f"http://{served}/metrics"
+            print_result({"url": text}, text, as_json=as_json)
             await anyio.sleep_forever()

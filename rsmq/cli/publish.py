@@ -3,88 +3,112 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
-import anyio
 import anyio.to_thread
 import typer
 
 from rsmq.broker import Broker
-from rsmq.cli.option import Json, TopicName, Url
-from rsmq.cli.printer import dump, say
-from rsmq.cli.session import settings_for
-from rsmq.cli.value import parse_headers, parse_moment, parse_payload, parse_span
+from rsmq.cli.connection import ask_broker
+from rsmq.cli.output import print_result
+from rsmq.cli.parameters import (
+    PAYLOAD,
+    Json,
+    TopicName,
+    Url,
+    duration_option,
+    parse_headers,
+    parse_payload,
+    time_option,
+)
+from rsmq.model.words import count
 
 STDIN, READ = 0, 1 << 16
 MOST_AT_ONCE = 500
 
-Publish = Callable[[str], Awaitable[str]]
+Publish = Callable[[Any], Awaitable[str]]
 
 
 def publish(
     topic: TopicName,
-    payload: Annotated[str, typer.Argument(help="JSON, or text; - for a message a line from stdin.")] = "-",
+    payload: Annotated[str, typer.Argument(help=f"{PAYLOAD} -: one message for each line of stdin.")] = "-",
     key: Annotated[str | None, typer.Option(help="Messages with the same key stay in order.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    delay: Annotated[
-        timedelta | None, typer.Option(parser=parse_span, metavar="SPAN", help="Deliver it so much later, as PT5S.")
-    ] = None,
-    at: Annotated[datetime | None, typer.Option(parser=parse_moment, metavar="TIME", help="Deliver it then.")] = None,
-    message_id: Annotated[str | None, typer.Option("--id", help="Stored once, however often it is published.")] = None,
+    delay: Annotated[timedelta | None, duration_option("Deliver it after this time, such as PT5S.")] = None,
+    at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="Message id: it is stored only once.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Publish a message, and print its id when the server has confirmed it."""
     if payload == "-" and message_id is not None:
-        raise typer.BadParameter("one id cannot be given to many lines: leave out --id")
+        raise typer.BadParameter("--id cannot be used with stdin: every line would get the same id")
     options: dict[str, Any] = {
         "key": key, "headers": parse_headers(header or []), "delay": delay, "at": at, "message_id": message_id,
     }  # fmt: skip
 
-    logging.getLogger("rsmq").setLevel(logging.ERROR)  # what preflight only warns of is for `rsmq doctor`
+    content = None if payload == "-" else parse_payload(payload, is_text=text)
 
-    async def act() -> None:
-        async with Broker(settings_for(url)) as broker:
+    async def act(broker: Broker) -> None:
+        async def store(content: Any) -> str:
+            return await broker.publish(topic, content, **options)
 
-            async def store(line: str) -> str:
-                return await broker.publish(topic, parse_payload(line, is_text=text), **options)
+        if payload == "-":
+            published = await publish_lines(store, is_text=text)
+            done = f"published {count(published, 'message')} to {topic}"
+            print_result({"topic": topic, "published": published}, done, as_json=as_json)
+        else:
+            stored = await store(content)
+            print_result({"topic": topic, "id": stored}, stored, as_json=as_json)
 
-            if payload == "-":
-                count = await publish_lines(store)
-                dump({"topic": topic, "published": count}) if as_json else say(f"published {count} messages to {topic}")
-            else:
-                stored = await store(payload)
-                dump({"topic": topic, "id": stored}) if as_json else say(stored)
-
-    anyio.run(act)
+    ask_broker(url, act)
 
 
-async def publish_lines(store: Publish) -> int:
-    """Publish what comes in as it comes in; empty lines are no messages. Returns how many."""
-    count = 0
+async def publish_lines(store: Publish, *, is_text: bool) -> int:
+    """Publish lines as they arrive, without empty ones. Returns how many.
+
+    A line that is wrong ends it: BadParameter says which one. All lines before it are published.
+    """
+    published = number = 0
     async for lines in read_lines():
-        for at in range(0, len(lines), MOST_AT_ONCE):
-            count += len(await asyncio.gather(*map(store, lines[at : at + MOST_AT_ONCE])))
-    return count
+        contents, wrong = parse_lines(lines, number, is_text=is_text)
+        for at in range(0, len(contents), MOST_AT_ONCE):
+            published += len(await asyncio.gather(*map(store, contents[at : at + MOST_AT_ONCE])))
+        if wrong:
+            raise typer.BadParameter(f"{wrong} (published before it: {published})")
+        number += len(lines)
+    return published
 
 
-async def read_lines() -> AsyncIterator[list[str]]:
-    """The lines of stdin, as many at a time as have arrived."""
+def parse_lines(lines: list[bytes], number: int, *, is_text: bool) -> tuple[list[Any], str]:
+    """The payloads of lines up to one that is wrong, and what is wrong with it. `number`: of the line before them."""
+    contents = list[Any]()
+    for line in lines:
+        number += 1
+        try:
+            if line.rstrip(b"\r"):
+                contents.append(parse_payload(decode(line), is_text=is_text))
+        except typer.BadParameter as error:
+            return contents, f"line {number} of stdin: {error}"
+    return contents, ""
+
+
+async def read_lines() -> AsyncIterator[list[bytes]]:
+    """The lines of stdin, in batches of what has arrived."""
     rest = b""
     while chunk := await anyio.to_thread.run_sync(os.read, STDIN, READ, abandon_on_cancel=True):
         *whole, rest = (rest + chunk).split(b"\n")
-        yield [text for line in whole if (text := decode(line))]
-    yield [text for text in [decode(rest)] if text]
+        yield whole
+    yield [rest]
 
 
 def decode(line: bytes) -> str:
-    """A line without its end. What is not UTF-8 is no text: refused before anything of it is sent."""
+    """A line without its end. Raises BadParameter if it is not UTF-8."""
     try:
         return line.rstrip(b"\r").decode()
     except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"a line of stdin is not UTF-8: {error}") from None
+        raise typer.BadParameter(f"it is not UTF-8 ({error})") from None

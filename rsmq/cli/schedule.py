@@ -1,50 +1,45 @@
-"""`rsmq schedule`: what is published by the clock, when it comes next, and who leads it."""
+"""`rsmq schedule`: schedules with their rule, next and last tick, and leader."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from rsmq.cli.option import AnyTopic, Json, Url, noun
-from rsmq.cli.printer import dump, span, tabulate
-from rsmq.cli.session import Session, ask
-from rsmq.schedule import Rule
-from rsmq.timetable import ScheduleState, look_up
+from rsmq.cli.connection import CommandConnection, ask
+from rsmq.cli.output import print_rows
+from rsmq.cli.parameters import AnyTopic, Json, Url, noun
+from rsmq.handler.schedule import ScheduleRule
+from rsmq.inspector.schedules import ScheduleState, look_up
+from rsmq.inspector.text import timestamp
+from rsmq.model.words import duration
 
 app = noun("Schedules: list.")
 
 
 @app.callback()
 def schedules() -> None:
-    """Keeps `list` a word of its own while it is the only one."""
+    """Makes `list` a command of its own although it is the only one."""
 
 
 @app.command("list", epilog="Example: rsmq schedule list reports")
 def list_(topic: AnyTopic = None, url: Url = None, as_json: Json = False) -> None:
-    """What `broker.every` publishes: its rule, the next and the last tick, and the member that leads it."""
+    """The schedules of `broker.every`: rule, next and last tick, and the member that leads each."""
 
-    async def look(session: Session) -> list[ScheduleState]:
+    async def read(connection: CommandConnection) -> list[ScheduleState]:
         if topic is not None:
-            await session.topic(topic)
-        return await look_up(session.client, session.keys, session.topics, topic)
+            await connection.topic(topic)
+        return await look_up(connection.client, connection.keys, connection.topics, topic)
 
-    states = ask(url, look)
-    if as_json:
-        dump(states)
-        return
+    states = ask(url, read)
     rows = (
-        (each.topic, each.name, told(each.rule), moment(each.next), moment(each.last), each.leader or "nobody")
+        (each.topic, each.name, described(each.rule), timestamp(each.next), timestamp(each.last), each.leader or "none")
         for each in states
     )
-    tabulate(("topic", "schedule", "when", "next", "last", "leader"), rows, "there are no schedules")
+    columns = ("topic", "schedule", "when", "next", "last", "leader")
+    print_rows(states, columns, rows, "there are no schedules", as_json=as_json)
 
 
-def told(rule: Rule) -> str:
+def described(rule: ScheduleRule) -> str:
     """When it ticks."""
     if rule.every_ms is not None:
-        return f"every {span(timedelta(milliseconds=rule.every_ms))}"
+        return f"every {duration(timedelta(milliseconds=rule.every_ms))}"
     return "" if rule.cron is None else f"{rule.cron} {rule.timezone}"
-
-
-def moment(at: datetime | None) -> str:
-    """In UTC, to the second."""
-    return "" if at is None else at.strftime("%Y-%m-%d %H:%M:%SZ")

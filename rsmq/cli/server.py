@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import signal
 
-from rsmq.cli.option import Json
-from rsmq.cli.printer import complain, dump, say
-from rsmq.embedded import EmbeddedServer
+from rsmq.cli.output import print_error, print_json, print_line
+from rsmq.cli.parameters import Json
+from rsmq.redis.embedded.server import EmbeddedServer
 
 
 def server(as_json: Json = False) -> None:
-    """Run this project's embedded server until Ctrl-C. Whoever leaves RSMQ_URL unset here shares it."""
+    """Run this project's embedded server until Ctrl-C. Processes of this project without RSMQ_URL share it."""
     embedded = EmbeddedServer()
     url = embedded.acquire()
     try:
         if os.environ.get("RSMQ_URL"):
-            complain("RSMQ_URL is set: processes that see it do not use this server")
+            print_error("RSMQ_URL is set: processes with it do not use this server")
         if as_json:
-            dump({"url": url, "directory": str(embedded.directory)}, is_line=True)
+            print_json({"url": url, "directory": str(embedded.directory)}, is_line=True)
         else:
-            say(f"{url}\ndata in {embedded.directory}; Ctrl-C ends it when nobody else uses it")
+            print_line(f"{url}\ndata in {embedded.directory}; Ctrl-C ends it unless other processes use it")
         # only now: the keeper, started above, must not inherit the mask
         wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
         signal.pthread_sigmask(signal.SIG_BLOCK, wanted)

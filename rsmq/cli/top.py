@@ -1,4 +1,4 @@
-"""`rsmq top`: everything at a glance, again and again."""
+"""`rsmq top`: topics, groups and members, refreshed every second."""
 
 from __future__ import annotations
 
@@ -7,50 +7,47 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import typer
 from rich.console import Console
 from rich.live import Live
 
-from rsmq.cli.option import AnyTopic, Json, Url
-from rsmq.cli.picture import draw
-from rsmq.cli.printer import PIPED_WIDTH, dump, printable
-from rsmq.cli.session import Session, connected
-from rsmq.cli.value import parse_span
-from rsmq.connect import redact
-from rsmq.trend import Board, compare
+from rsmq.cli.connection import CommandConnection, connected
+from rsmq.cli.output import PIPED_WIDTH, print_json, printable
+from rsmq.cli.parameters import AnyTopic, Json, Url, duration_option
+from rsmq.cli.top_screen import draw
+from rsmq.inspector.trend import Board, compare
+from rsmq.redis.connector import redact
 
 LEAST = timedelta(milliseconds=100)
-MOST_SHARES = 16
-"""So many partitions are shown of all groups together, unless one topic was asked for."""
+MOST_PARTITIONS = 16
+"""Partitions are shown up to this number in all groups together, or if one topic was asked for."""
 
 Show = Callable[[Board, str], None]
 
 
 def top(
     topic: AnyTopic = None,
-    every: Annotated[
-        timedelta, typer.Option(parser=parse_span, metavar="SPAN", help="How often it looks, as PT0.5S.")
-    ] = "PT1S",  # type: ignore[assignment]
-    once: Annotated[bool, typer.Option("--once", help="Look twice, print once, end.")] = False,
+    every: Annotated[timedelta, duration_option("Time between two refreshes, such as PT0.5S.")] = "PT1S",  # type: ignore[assignment]
+    once: Annotated[bool, typer.Option("--once", help="Measure once, print, and end.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Watch topics, groups and members: rates, lag and where it goes, who owns what. Ctrl-C ends it.
+    """Watch topics, groups and members: rates, lag and its trend, owners. Ctrl-C ends it.
 
-    Rates are over the time between two looks. With --json an object a look, a line each. Without a terminal the tables
-    are printed one below the other. Asks for a few numbers of each partition and changes nothing.
+    Rates are measured between two refreshes. --json prints an object a line. Without a terminal the tables are printed
+    one below the other. It reads a few numbers of each partition and changes nothing.
     """
     if every < LEAST:
-        raise typer.BadParameter(f"look at most every {LEAST.total_seconds():g} s", param_hint="--every")
+        raise typer.BadParameter(f"use {LEAST.total_seconds():g} s or more", param_hint="--every")
 
     async def act() -> None:
-        async with connected(url) as session:
+        async with connected(url) as connection:
             with screen(as_json=as_json, is_live=not once) as show:
-                title = f"rsmq top  {printable(redact(session.client.url))}  prefix {session.keys.prefix}"
-                async for board in boards(session, topic, every):
+                title = f"rsmq top  {printable(redact(connection.client.url))}  prefix {connection.keys.prefix}"
+                async for board in boards(connection, topic, every):
                     show(board, title)
                     if once:
                         return
@@ -59,33 +56,50 @@ def top(
         anyio.run(act)
 
 
-async def boards(session: Session, topic: str | None, every: timedelta) -> AsyncIterator[Board]:
-    """A board a look; the first after two looks, so that it has rates."""
+async def boards(connection: CommandConnection, topic: str | None, every: timedelta) -> AsyncIterator[Board]:
+    """A board for each refresh. The first comes after two snapshots, because rates need two."""
     if topic is not None:
-        await session.topic(topic)
+        await connection.topic(topic)
     wanted = None if topic is None else [topic]
-    before = await session.inspector.snapshot(wanted)
+    before = await connection.inspector.snapshot(wanted)
     while True:
         await anyio.sleep(every.total_seconds())
-        after = await session.inspector.snapshot(wanted)
+        after = await connection.inspector.snapshot(wanted)
         yield compare(before, after)
         before = after
 
 
 @contextlib.contextmanager
 def screen(*, as_json: bool, is_live: bool) -> Iterator[Show]:
-    """Where boards go: the whole terminal, the end of it, or lines for programs."""
+    """How boards are shown: on the whole terminal, one below the other, or as JSON lines."""
     if as_json:
-        yield lambda board, title: dump(asdict(board), is_line=True)
+        yield lambda board, title: print_json(as_object(board), is_line=True)
         return
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     if not (is_live and console.is_terminal):
-        yield lambda board, title: console.print(draw(board, title, with_shares=has_room(board)))
+        yield lambda board, title: console.print(draw(board, title, with_partitions=has_room(board)))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda board, title: live.update(draw(board, title, with_shares=has_room(board)), refresh=True)
+        yield lambda board, title: live.update(draw(board, title, with_partitions=has_room(board)), refresh=True)
+
+
+def as_object(board: Board) -> dict[str, Any]:
+    """For programs. Of a partition only what the tables show: its owner while the lease runs, its lag where known."""
+    found = asdict(board)
+    for group, state in zip(found["groups"], board.groups, strict=True):
+        for member in group["members"]:
+            del member["is_present"]  # a snapshot does not ask
+        group["shares"] = [
+            {
+                "partition": share.partition, "owner": share.owner if share.is_owned else "", "epoch": share.epoch,
+                "lag": share.lag if share.is_lag_exact else None, "in_flight": share.pending, "parked": share.parked,
+                "dead_letters": share.dead_letters, "oldest": share.oldest,
+            }
+            for share in state.shares
+        ]  # fmt: skip
+    return found
 
 
 def has_room(board: Board) -> bool:
-    """Whether the partitions can be shown one by one."""
-    return len(board.topics) == 1 or sum(len(group.shares) for group in board.groups) <= MOST_SHARES
+    """Whether the partitions are shown one by one."""
+    return len(board.topics) == 1 or sum(len(group.shares) for group in board.groups) <= MOST_PARTITIONS

@@ -15,53 +15,48 @@ import typer
 from pydantic import TypeAdapter
 
 from rsmq.broker import Broker
-from rsmq.cli.collector import relax
-from rsmq.cli.journal import Level, log_to_stderr
-from rsmq.cli.option import Url
-from rsmq.cli.service import Service, has_stuck_threads, leave
-from rsmq.cli.target import load_broker
-from rsmq.cli.value import parse_span
-from rsmq.errors import ConfigError
-from rsmq.supervisor import Supervisor, signals
+from rsmq.cli.load_broker import load_broker
+from rsmq.cli.output import Level, exit_code, log_to_stderr
+from rsmq.cli.parameters import Url, duration_option
+from rsmq.cli.serve import Service, has_stuck_threads, leave, tune_garbage_collector
+from rsmq.errors import ConfigError, RsmqError
 from rsmq.telemetry import Endpoint, note_messages
-from rsmq.telemetry.endpoint import Address
-from rsmq.worker import Lifespan
+from rsmq.telemetry.listener import Address
+from rsmq.worker.supervisor import CONFIG_ERROR, FINISHED, MISCONFIGURED, Supervisor, signals
+from rsmq.worker.worker import Lifespan
 
 
 def worker(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:BROKER", help="Such as app:broker, found from here.", show_default=False)
+        str, typer.Argument(metavar="MODULE:BROKER", help="Such as app:broker, from the current directory.")
     ],
-    processes: Annotated[int, typer.Option(min=1, max=1024, help="How many; a dead one is started again.")] = 1,
-    reload: Annotated[bool, typer.Option("--reload", help="Start again when a .py file here changes.")] = False,
+    processes: Annotated[int, typer.Option(min=1, max=1024, help="How many; one that exits is restarted.")] = 1,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file here changes.")] = False,
     grace: Annotated[
-        timedelta | None,
-        typer.Option(
-            parser=parse_span, metavar="SPAN", help="What runs gets so long to finish. Default: RSMQ_STOP_GRACE."
-        ),
+        timedelta | None, duration_option("Time for running handlers to finish at a stop. Default: RSMQ_STOP_GRACE.")
     ] = None,
-    log_level: Annotated[Level, typer.Option(help="Least level that is logged.")] = "info",
+    log_level: Annotated[Level, typer.Option(help="Lowest level that is logged.")] = "info",
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Answer /metrics, /livez, /readyz here; of several processes each at the next port. "
+            help="Serve /metrics, /livez, /readyz here; each further process uses the next port. "
             "Default: RSMQ_METRICS.",
         ),
     ] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     slot: Annotated[int, typer.Option(hidden=True)] = 1,
     url: Url = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Log JSON, an object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
 ) -> None:
     """Run the handlers of a broker.
 
-    SIGTERM or Ctrl-C: take nothing new, finish within the grace, hand back the rest; once more: hand back now; a third
-    time: leave at once. SIGUSR1: take nothing new, finish what runs, leave.
+    SIGTERM or Ctrl-C: stop fetching, let running handlers finish within the grace, hand back the rest; a second time:
+    hand back now; a third time: exit at once. SIGUSR1: stop fetching, let running handlers finish, exit.
     """
     log_to_stderr(log_level, as_json=as_json)
     if url is not None:
-        os.environ["RSMQ_URL"] = url  # the module makes its broker itself, and so do our children
+        os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
     if processes == 1 and not reload:
         serve(target, grace, metrics, slot, is_child=child, notes_messages=as_json)
         return
@@ -69,9 +64,7 @@ def worker(
     command += [] if grace is None else ["--grace", TypeAdapter(timedelta).dump_python(grace, mode="json")]
     command += ["--json"] if as_json else []
     command += [] if metrics is None else ["--metrics", str(Address.parse(metrics))]
-    supervisor = Supervisor(
-        command, processes, watcher() if reload else None, lambda slot: ("--slot", str(slot))
-    )  # fmt: skip
+    supervisor = Supervisor(command, processes, watcher() if reload else None, lambda slot: ("--slot", str(slot)))
     raise typer.Exit(anyio.run(supervisor.run))
 
 
@@ -81,28 +74,40 @@ def serve(
     """Run one broker in this process until it has stopped."""
     service = Service(grace)
     with signals(service.obey):
-        broker = load_broker(target)
-        if not (broker.handlers or broker.schedules):
-            raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
+        try:
+            run(service, target, metrics, slot, is_child=is_child, notes_messages=notes_messages)
+        except (RsmqError, BaseExceptionGroup) as error:
+            if is_child and exit_code(error) == CONFIG_ERROR:
+                service.tell_parent(MISCONFIGURED)
+            raise
         if is_child:
-            service.watch_parent()
-        if notes_messages:
-            note_messages(broker)
-        watched = around(broker, metrics, slot)
-        relax()
-        service.serve(broker, watched)
+            service.tell_parent(FINISHED)
     if has_stuck_threads():
         leave(0)
 
 
+def run(service: Service, target: str, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool) -> None:
+    """Load the broker and serve it."""
+    broker = load_broker(target)
+    if not (broker.handlers or broker.schedules):
+        raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
+    if is_child:
+        service.watch_parent()
+    if notes_messages:
+        note_messages(broker)
+    context = around(broker, metrics, slot)
+    tune_garbage_collector()
+    service.serve(broker, context)
+
+
 def around(broker: Broker, metrics: str | None, slot: int) -> Lifespan:
-    """What a broker is served in: an endpoint, where one is wanted."""
+    """The context that a broker runs in: an endpoint, if metrics are on."""
     address = broker.settings.metrics if metrics is None else metrics
     return nullcontext if address is None else Endpoint(broker, Address.parse(address).of_slot(slot)).serving
 
 
 def watcher() -> Callable[[], AsyncIterator[Any]]:
-    """What tells of changed .py files below the current directory."""
+    """Watches .py files below the current directory."""
     try:
         from watchfiles import PythonFilter, awatch
     except ImportError:

@@ -1,7 +1,4 @@
-"""How a handler runs: in the loop, in a thread, or in a process of its own; message by message or in batches.
-
-Decided once, not per message.
-"""
+"""How a handler runs: in the loop, in a thread or in a process; by message or by batch. Decided once, at the start."""
 
 from __future__ import annotations
 
@@ -13,28 +10,35 @@ import anyio.to_process
 import anyio.to_thread
 
 from rsmq.consumer.batch_runner import BatchRunner
+from rsmq.consumer.payload_batch_runner import PayloadBatchRunner
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
-from rsmq.consumer.stretch_runner import StretchRunner, asks_payloads_only
-from rsmq.handler import Handler
-from rsmq.middleware import Call, Middleware, compose
+from rsmq.handler.failure import carrying
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Call, Middleware, compose, plain_call
 
 
 def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
-    """The one coroutine function that a runner awaits for a message (or for a batch)."""
+    """What a runner awaits for a message or a batch: the handler's function inside its middlewares."""
     innermost = {"inline": _inline, "thread": _in_thread, "process": _in_process}[handler.execution](handler)
     return compose((*middlewares, *handler.around), innermost)
 
 
 def build_runner(handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> Runner:
-    """The runner that awaits it."""
+    """The runner for a handler."""
     if handler.batch is None:
         return Runner(handler, call, queue, settler, stats)
-    # under a limit over the group who takes a stretch would have to hold a place
-    is_plain = asks_payloads_only(handler, call) and handler.group_concurrency is None
-    kind = StretchRunner if is_plain else BatchRunner
+    # raw entries are taken without asking a limit
+    is_raw = asks_payloads_only(handler, call) and handler.group_concurrency is None
+    kind = PayloadBatchRunner if is_raw else BatchRunner
     return kind(handler, call, queue, settler, stats)
+
+
+def asks_payloads_only(handler: Handler, call: Call) -> bool:
+    """Whether the function takes nothing else of a batch, and no middleware sees its messages."""
+    is_direct = plain_call(call) is handler.invoke_batch and handler.execution == "inline"
+    return is_direct and handler.signature.payload_call() is not None
 
 
 def _inline(handler: Handler) -> Call:
@@ -42,7 +46,7 @@ def _inline(handler: Handler) -> Call:
 
 
 def _in_thread(handler: Handler) -> Call:
-    """A thread that is cancelled is abandoned: nothing can stop it, but nobody waits for it either."""
+    """A thread cannot be stopped: when the call is cancelled, the thread runs on and its result is dropped."""
     function = handler.invoke if handler.batch is None else handler.invoke_batch
     limiter = anyio.CapacityLimiter(handler.concurrency)
 
@@ -53,11 +57,13 @@ def _in_thread(handler: Handler) -> Call:
 
 
 def _in_process(handler: Handler) -> Call:
-    """For code that holds the interpreter lock or may crash: a time-out kills the process, a crash is a failure."""
+    """For code that holds the interpreter lock or may crash. A time-out kills the process; a crash is a failure."""
     limiter = anyio.CapacityLimiter(handler.concurrency)
 
     async def call(work: Any) -> Any:
-        arguments = handler.arguments(work)
-        return await anyio.to_process.run_sync(handler.function, *arguments, cancellable=True, limiter=limiter)
+        arguments = handler.signature.arguments(work)
+        return await anyio.to_process.run_sync(
+            carrying, handler.function, *arguments, cancellable=True, limiter=limiter
+        )
 
     return call

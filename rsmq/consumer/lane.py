@@ -1,34 +1,39 @@
-"""A lane: one partition while this member reads it, with everything that must be forgotten when it no longer may."""
+"""A lane: one partition while this member reads it, with everything that it must forget when it no longer may."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Final
 
-from rsmq.entry import place
 from rsmq.heartbeat.lease import Lease
-from rsmq.keys import Keys
-from rsmq.message import Message
+from rsmq.model.clock import monotonic
+from rsmq.model.keys import Keys
+from rsmq.model.message import Message
+from rsmq.model.stream_id import parse_stream_id
 
 START: Final = b"0-0"
+LONGEST_LOOK: Final = 10.0
+"""Seconds between two looks at parked messages: so late is it seen that the server's clock was set back."""
 
 
 class Lane:
     """The state of one partition in this member.
 
-    Invariants: `held` are the ids that this member has in its hands (fetched, not yet confirmed as settled); `done` are
-    those handled but not yet sent, `settling` counts the batches of them without a reply yet; `waiting` has an entry
-    for every key that is being handled, with the messages behind it in order; a key in `parked` waits for its retry;
-    `parking` are those that are being put aside, without an answer yet;
-    `stretches` of entries that nobody has looked at are in the queue, only while no key is taken.
-    While `cursor` is not None, pending messages are being taken over, and nothing new is read.
-    `newest` is the last entry that was in our hands; None until all is taken over that may have been there before.
+    Messages: `in_flight` are the ids that were fetched and whose settlement is not confirmed; `done` those that were
+    handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for
+    every key that is being handled, with the messages behind it in order. A key in `parked` waits for its retry.
+    `asking` are the ids that a script of their own starts, parks, buries or settles, until its reply. `raw_entries`
+    counts the lane's `RawEntries` in the queue; there are some only while no key is being handled.
+
+    Recovery: while `cursor` is not None, pending messages are taken over and nothing new is read. `recoveries` counts
+    how often that began. `newest_held` is the newest entry that this member has received; None until everything that
+    may have been delivered before is taken over.
     """
 
     __slots__ = (
-        "begun", "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "is_quiet", "lease", "lease_key",
-        "newest", "parked", "parking", "partition", "retry_at", "retry_key", "running", "settling", "stream",
-        "stretches", "topic", "waiting",
+        "asking", "claims", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_quiet", "lease",
+        "lease_key", "newest_held", "parked", "partition", "raw_entries", "recoveries", "retry_at", "retry_key",
+        "running", "settling", "stream", "topic", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -37,17 +42,18 @@ class Lane:
         self.lease_key = keys.lease(topic, partition, group)
         self.retry_key = keys.retry(topic, partition, group)
         self.dlq_key = keys.dlq(topic, partition, group)
-        self.held: set[bytes] = set()
+        self.in_flight: set[bytes] = set()
         self.done: list[bytes] = []
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
-        self.parking: set[bytes] = set()
+        self.asking: set[bytes] = set()
+        self.claims = 0  # claims and unparkings on their way
         self.running = 0
-        self.settling = 0
-        self.stretches = 0
+        self.settling: list[list[bytes]] = []
+        self.raw_entries = 0
         self.cursor: bytes | None = START
-        self.begun = 0
-        self.newest: bytes | None = None
+        self.recoveries = 0
+        self.newest_held: bytes | None = None
         self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
         self.is_quiet = False
         self.retry_at = 0.0  # monotonic: when to look for due retries (without key order)
@@ -62,22 +68,33 @@ class Lane:
         """Whether new messages may be read from it now."""
         return self.cursor is None and not self.is_quiet
 
-    def begin_anew(self, *, is_ours: bool = False) -> None:
-        """Go through all that is pending once more, also while a page of it is on its way.
+    def undecided(self) -> set[bytes]:
+        """The ids that must be pending in the server: fetched, and not being settled, as far as we know."""
+        return self.in_flight.difference(self.done, self.asking, *self.settling)
 
-        Unless `is_ours`, there may be what others have started: then nothing of it counts as unseen.
+    def look_for_retries(self, seconds: float) -> None:
+        """Look for retries after so many seconds, or earlier."""
+        self.retry_at = min(self.retry_at, monotonic() + min(seconds, LONGEST_LOOK))
+
+    def restart_recovery(self, *, is_ours: bool = False) -> None:
+        """Take over everything pending from the start, even if a page of a recovery is on its way.
+
+        `is_ours`: all of it was delivered to this member. Otherwise other members may have started some of it, so none
+        of it counts as unseen.
         """
         self.cursor = START
-        self.begun += 1  # a page that is on its way says where to go on: not any more
+        self.recoveries += 1  # the reply that is on its way belongs to an older recovery: it must not move the cursor
         if not is_ours:
-            self.newest = None
+            self.newest_held = None
 
     def is_unseen(self, entry_id: bytes) -> bool:
-        """Whether an entry that was delivered to us has never arrived: reads come in order, so it is newer than all."""
-        return self.newest is not None and place(entry_id) > place(self.newest)
+        """Whether an entry was delivered to this member in a reply that got lost.
+
+        Reads come in order, so such an entry is newer than all that arrived.
+        """
+        return self.newest_held is not None and parse_stream_id(entry_id) > parse_stream_id(self.newest_held)
 
     def __repr__(self) -> str:
         state = "quiet" if self.is_quiet else "recovering" if self.cursor is not None else "reading"
-        return (
-            f"<Lane {self.topic}.{self.partition}/{self.group} {state} held={len(self.held)} parked={len(self.parked)}>"
-        )
+        counts = f"in_flight={len(self.in_flight)} parked={len(self.parked)}"
+        return f"<Lane {self.topic}.{self.partition}/{self.group} {state} {counts}>"

@@ -1,4 +1,4 @@
-"""What may start now, and what must wait: order per key, retries that block their key, suspects one at a time.
+"""What may start now and what must wait: order per key, retries that block their key, suspects one at a time, limits.
 
 Pure bookkeeping without I/O. The runner takes from `ready`; everything else is decided here.
 """
@@ -6,45 +6,86 @@ Pure bookkeeping without I/O. The runner takes from `ready`; everything else is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.stretch import Part, Row, Stretch
-from rsmq.message import Message
+from rsmq.consumer.limits import ConcurrencyLimit, RateLimit
+from rsmq.model.message import Message
 
 WHOLE: Final = b""
-"""Routes every message of a partition alike: with order per partition it is one key."""
+"""The one key of all messages of a partition, with order per partition."""
+
+RawEntry = tuple[bytes, list[bytes]]
+"""A stream id and the fields of its entry."""
+
+
+class RawEntries:
+    """Entries of one lane as they were read, for a batch handler that wants payloads only: no message was made of them.
+
+    First deliveries in our own publisher's layout, in order. Invariant: no key of the lane is taken while they wait in
+    the queue, so any of them may start.
+    """
+
+    __slots__ = ("entries", "origin")
+
+    def __init__(self, origin: Lane, entries: list[RawEntry]) -> None:
+        self.origin, self.entries = origin, entries
+
+    def messages(self) -> list[Message]:
+        """A message for each."""
+        return [Message(self.origin, entry_id, fields) for entry_id, fields in self.entries]
+
+    def __repr__(self) -> str:
+        return f"<RawEntries {self.origin.topic}.{self.origin.partition} entries={len(self.entries)}>"
+
+
+def plain_size(entries: Sequence[RawEntry]) -> int | None:
+    """Bytes of payload in all, if every entry holds data, id and perhaps a key, in this order; else None."""
+    size = 0
+    try:
+        for _, fields in entries:
+            count = len(fields)
+            if fields[0] != b"data" or fields[2] != b"id" or (count != 4 and (count != 6 or fields[4] != b"key")):
+                return None
+            size += len(fields[1])
+    except IndexError:
+        return None
+    return size
 
 
 class Queue:
     """Messages between fetching and handling.
 
-    `in_hand` counts what is ready, waiting behind a running message, or running: the prefetch bound applies to it.
-    `shelved` counts what waits behind a key that waits for its retry: bounded apart, so that one stuck key
-    does not stop the others.
+    `in_flight` counts what is ready, waiting behind a running message, or running: the prefetch bound applies to it.
+    `blocked` counts what waits behind a key that waits for its retry. It has a bound of its own, so one stuck key does
+    not stop the others.
     """
 
     def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
         self.is_ordered = is_ordered
         self._is_serial = is_serial
-        self.ready: deque[Any] = deque()  # messages; stretches too, where a runner takes them
-        self.takes_stretches = False  # whether the runner can do with entries that nobody has looked at
-        self.in_hand = 0
-        self.shelved = 0
+        self.ready: deque[Any] = deque()  # messages, and RawEntries if the runner takes them
+        self.takes_raw = False  # whether the runner takes RawEntries
+        self.rate_limit: RateLimit | None = None
+        self.group_limit: ConcurrencyLimit | None = None
+        self.in_flight = 0
+        self.blocked = 0
         self._suspects: deque[Message] = deque()
         self._suspect: Message | None = None
 
+    # -- from the fetcher -----------------------------------------------------------------------------------------
+
     def offer(self, lane: Lane, messages: Iterable[Message]) -> None:
         """Take fetched messages of one lane, in stream order."""
-        if lane.stretches:
-            self.unfold(lane)
-        self._line_up(lane, messages)
+        if lane.raw_entries:
+            self.unpack(lane)
+        self._add(lane, messages)
 
-    def _line_up(self, lane: Lane, messages: Iterable[Message]) -> None:
+    def _add(self, lane: Lane, messages: Iterable[Message]) -> None:
         ready, waiting, is_ordered = self.ready, lane.waiting, self.is_ordered
         for message in messages:
-            self.in_hand += 1
+            self.in_flight += 1
             if self._is_serial:
                 message.routing_key = WHOLE
             key = message.routing_key
@@ -53,7 +94,7 @@ class Queue:
                 if behind is not None:
                     behind.append(message)
                     if key in lane.parked:
-                        self._shelve(1)
+                        self._block(1)
                     continue
                 waiting[key] = deque()
             if message.is_suspect:
@@ -61,31 +102,80 @@ class Queue:
             else:
                 ready.append(message)
 
-    def offer_stretch(self, lane: Lane, rows: list[Row]) -> bool:
-        """Take fetched entries without a look at each. False: a key of the lane is taken, so each must be looked at."""
+    def offer_raw(self, lane: Lane, entries: list[RawEntry]) -> bool:
+        """Take fetched entries without making messages. False: a key of the lane is taken, so messages are needed."""
         if lane.waiting:
             return False
-        self.ready.append(Stretch(lane, rows))
-        self.in_hand += len(rows)
-        lane.stretches += 1
+        self.ready.append(RawEntries(lane, entries))
+        self.in_flight += len(entries)
+        lane.raw_entries += 1
         return True
 
-    def take_stretches(self, limit: int) -> list[Part]:
-        """Up to `limit` entries from the front of what is ready, as far as nobody had to look at them."""
-        parts, ready = list[Part](), self.ready
-        while limit > 0 and ready and type(ready[0]) is Stretch:
-            lane, rows = ready[0].origin, ready[0].rows
-            if len(rows) > limit:
-                ready[0].rows, rows = rows[limit:], rows[:limit]
-            else:
-                ready.popleft()
-                lane.stretches -= 1
-            limit -= len(rows)
-            parts.append((lane, rows))
-        return parts
+    def wait_for_retry(self, message: Message, lane: Lane) -> bool:
+        """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
+        if lane.raw_entries:
+            self.unpack(lane)
+        if self._is_serial:
+            message.routing_key = WHOLE
+        key = message.routing_key
+        if key is None or key in lane.waiting:
+            self.offer(lane, (message,))
+            return False
+        self.in_flight += 1
+        self.park(message, lane)
+        return True
 
-    def hold(self, lane: Lane, messages: Iterable[Message]) -> list[Message]:
-        """These, taken as a stretch, run on: take their keys. Returns the first of each key, and those without."""
+    # -- to the runner --------------------------------------------------------------------------------------------
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether ready messages must be taken with `take`. Otherwise `ready.popleft` is the same, and faster."""
+        return self.rate_limit is not None or self.group_limit is not None
+
+    def can_take(self) -> bool:
+        """Whether the calling task may start a ready message now."""
+        return (
+            bool(self.ready)
+            and (self.rate_limit is None or self.rate_limit.room() > 0)
+            and (self.group_limit is None or self.group_limit.admits())
+        )
+
+    def take(self) -> Message | None:
+        """The next ready message, which the calling task starts now. None: there is none, or a limit is reached."""
+        if not self.can_take():
+            return None
+        if self.rate_limit is not None:
+            self.rate_limit.start()
+        if self.group_limit is not None:
+            self.group_limit.enter()
+        message: Message = self.ready.popleft()
+        return message
+
+    def startable(self) -> int:
+        """How many ready messages other tasks may start now."""
+        count = len(self.ready)
+        if count and self.rate_limit is not None:
+            count = min(count, self.rate_limit.room())
+        if count and self.group_limit is not None:
+            count = min(count, self.group_limit.room())
+        return count
+
+    def take_raw(self, limit: int) -> list[RawEntries]:
+        """Up to `limit` entries from the front of what is ready, as far as there are no messages among them."""
+        taken, ready = list[RawEntries](), self.ready
+        while limit > 0 and ready and type(ready[0]) is RawEntries:
+            raw = ready[0]
+            if len(raw.entries) > limit:
+                taken.append(RawEntries(raw.origin, raw.entries[:limit]))
+                raw.entries = raw.entries[limit:]
+                break
+            taken.append(ready.popleft())
+            raw.origin.raw_entries -= 1
+            limit -= len(raw.entries)
+        return taken
+
+    def take_keys(self, lane: Lane, messages: Iterable[Message]) -> list[Message]:
+        """Take the keys of running messages that were raw. Returns the first of each key, and those without a key."""
         heads = []
         for message in messages:
             if self._is_serial:
@@ -98,17 +188,19 @@ class Queue:
             heads.append(message)
         return heads
 
-    def unfold(self, lane: Lane) -> None:
-        """Look at each entry of a lane's stretches after all, in their place."""
-        line = list(self.ready)
+    def unpack(self, lane: Lane) -> None:
+        """Replace a lane's raw entries by messages, in the same order."""
+        before = list(self.ready)
         self.ready.clear()
-        for each in line:
-            if type(each) is Stretch and each.origin is lane:
-                self.in_hand -= len(each.rows)
-                self._line_up(lane, each.messages())
+        for each in before:
+            if type(each) is RawEntries and each.origin is lane:
+                self.in_flight -= len(each.entries)
+                self._add(lane, each.messages())
             else:
                 self.ready.append(each)
-        lane.stretches = 0
+        lane.raw_entries = 0
+
+    # -- after a handler ------------------------------------------------------------------------------------------
 
     def finish(self, message: Message, lane: Lane) -> None:
         """A message has left the handler for good (settled, dead-lettered, lost): the next of its key may start."""
@@ -118,8 +210,8 @@ class Queue:
             self.release(lane, key)
 
     def leave(self, message: Message) -> None:
-        """A message is not in hand any more; its key stays taken."""
-        self.in_hand -= 1
+        """A message is not in flight any more; its key stays taken."""
+        self.in_flight -= 1
         if message.is_suspect:
             self._next_suspect(message)
 
@@ -131,30 +223,30 @@ class Queue:
         elif behind is not None:
             del lane.waiting[key]
 
-    def has_place(self, message: Message) -> bool:
-        """Whether it keeps its place while it waits for a retry: pending, and what has its key waits behind it."""
+    def blocks_its_key(self, message: Message) -> bool:
+        """Whether a parked message stays pending, with the later messages of its key waiting behind it."""
         return self.is_ordered and (self._is_serial or message.routing_key is not None)
 
-    def again(self, message: Message) -> None:
-        """A message that is in hand and holds its key starts once more."""
+    def restart(self, message: Message) -> None:
+        """A message that is in flight and holds its key starts once more."""
         self._admit(message)
 
-    def put_behind(self, lane: Lane, later: Sequence[Message]) -> None:
-        """Messages of one key, which had left its line together with the one that holds it, go back to its front."""
+    def put_back(self, lane: Lane, later: Sequence[Message]) -> None:
+        """Messages of one key that were taken together with the one that holds it wait behind it again, first."""
         if later:
             key = later[0].routing_key
-            assert key is not None, "without a key there is no line"
+            assert key is not None, "only messages with a key wait"
             lane.waiting.setdefault(key, deque()).extendleft(reversed(later))
 
     def park(self, message: Message, lane: Lane) -> None:
         """Keep a failed message and its key out of the way until `resume`."""
         key = message.routing_key
-        assert key is not None, "without a key there is nothing to wait behind"
+        assert key is not None, "a message without a key blocks nothing"
         if message.is_suspect:
             self._next_suspect(message)
         behind = lane.waiting.setdefault(key, deque())
         lane.parked[key] = message
-        self._shelve(1 + len(behind))
+        self._block(1 + len(behind))
 
     def resume(self, message: Message, lane: Lane) -> None:
         """A parked message is due."""
@@ -162,54 +254,47 @@ class Queue:
         if key is None or lane.parked.get(key) is not message:
             return  # the lane was dropped meanwhile
         del lane.parked[key]
-        self._shelve(-1 - len(lane.waiting[key]))
+        self._block(-1 - len(lane.waiting[key]))
         self._admit(message)
 
-    def wait_for_retry(self, message: Message, lane: Lane) -> bool:
-        """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
-        if lane.stretches:
-            self.unfold(lane)
-        if self._is_serial:
-            message.routing_key = WHOLE
-        key = message.routing_key
-        if key is None or key in lane.waiting:
-            self.offer(lane, (message,))
-            return False
-        self.in_hand += 1
-        self.park(message, lane)
-        return True
-
     def withdraw(self, lane: Lane) -> list[Message]:
-        """Remove and return what of a lane has not started; forget what is parked (the server knows when it is due).
+        """Remove and return the lane's messages that have not started, and forget its parked ones.
 
-        What runs stays, and finishes or is cancelled.
+        Running messages stay, and finish or are cancelled. The server knows when a parked message is due.
         """
-        if lane.stretches:
-            self.unfold(lane)
+        if lane.raw_entries:
+            self.unpack(lane)
         heads = [message for message in (*self.ready, *self._suspects) if message.origin is lane]
-        self._keep(self.ready, lane)
-        self._keep(self._suspects, lane)
+        for waiting in (self.ready, self._suspects):
+            kept = [message for message in waiting if message.origin is not lane]
+            waiting.clear()
+            waiting.extend(kept)
         if self._suspect in heads:
             self._next_suspect(self._suspect)
-        self.in_hand -= len(heads)
-        out = list(heads)
+        self.in_flight -= len(heads)
+        withdrawn = list(heads)
         for key, behind in lane.waiting.items():
             if key in lane.parked:
-                self.shelved -= 1 + len(behind)
+                self.blocked -= 1 + len(behind)
             else:
-                self.in_hand -= len(behind)
-            out.extend(behind)
+                self.in_flight -= len(behind)
+            withdrawn.extend(behind)
             behind.clear()
         for free in {head.routing_key for head in heads if head.routing_key is not None} | lane.parked.keys():
-            lane.waiting.pop(free, None)  # what is left belongs to a running message
-        lane.held.difference_update(message.entry_id for message in lane.parked.values())
+            lane.waiting.pop(free, None)  # the keys that are left belong to running messages
+        lane.in_flight.difference_update(message.entry_id for message in lane.parked.values())
         lane.parked.clear()
-        return out
+        return withdrawn
 
-    def _keep(self, line: deque[Message], lane: Lane) -> None:
-        kept = [message for message in line if message.origin is not lane]
-        line.clear()
-        line.extend(kept)
+    def remove(self, lane: Lane, ids: Collection[bytes]) -> None:
+        """Remove messages that have not started: other members have them. Without key order only: no key waits."""
+        if lane.raw_entries:
+            self.unpack(lane)
+        for waiting in (self.ready, self._suspects):
+            gone = [each for each in waiting if each.origin is lane and each.entry_id in ids]
+            for message in gone:
+                waiting.remove(message)
+                self.leave(message)
 
     def _admit(self, message: Message) -> None:
         """To `ready`, unless it is a suspect and another one is out."""
@@ -228,9 +313,9 @@ class Queue:
         if self._suspects:
             self._admit(self._suspects.popleft())
 
-    def _shelve(self, count: int) -> None:
-        self.shelved += count
-        self.in_hand -= count
+    def _block(self, count: int) -> None:
+        self.blocked += count
+        self.in_flight -= count
 
     def __repr__(self) -> str:
-        return f"<Queue ready={len(self.ready)} in_hand={self.in_hand} shelved={self.shelved}>"
+        return f"<Queue ready={len(self.ready)} in_flight={self.in_flight} blocked={self.blocked}>"

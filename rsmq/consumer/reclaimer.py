@@ -1,131 +1,150 @@
-"""Taking over what others (or our own lost replies) left unsettled, oldest first, before anything new is read."""
+"""Taking over what other members, or our own lost replies, left unsettled: oldest first, before new messages."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
-from rsmq.clock import monotonic, now_ms, to_ms
-from rsmq.connect import Client
+from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import START, Lane
-from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
-from rsmq.errors import BrokerError, Malformed, Oversized
-from rsmq.message import Message
-from rsmq.retry import Bury, Reason, RetryPolicy, decide_redelivery, is_suspect
-from rsmq.script import CLAIM_PENDING, STALE_EPOCH, UNPARK_MESSAGES
-from rsmq.settings import Settings
+from rsmq.errors import BrokerError, Malformed
+from rsmq.handler.retry import decide_redelivery, is_suspect, lost_body
+from rsmq.model.clock import to_ms
+from rsmq.model.message import Message
+from rsmq.model.words import count
+from rsmq.redis.scripts import CLAIM_PENDING, STALE_EPOCH, UNPARK_MESSAGES
 
 log = logging.getLogger("rsmq.reclaim")
 
-Row = tuple[bytes, int, int, list[bytes], int]
-"""Id, attempts charged, wait_ms before its retry, fields, and whether the server had it down as ours."""
+ClaimedEntry = tuple[bytes, int, int, list[bytes], int]
+"""Id, attempts charged, ms until its retry, fields, and whether the server had it as delivered to this member."""
 
 
 class Reclaimer:
-    """Claims pending pages of a lane, keeps the cursor, and tells apart what each message needs.
+    """Claims pages of pending messages, moves the lane's cursor, and decides what each message needs.
 
-    A claim charges nothing: an attempt is charged when the handler starts. What is already held is skipped. What a lost
-    reply had delivered to us has not started here, so it is a first delivery still.
+    A claim charges nothing: an attempt is charged when the handler starts. Messages that are in flight here are
+    skipped. What a lost reply had delivered to this member has not started here, so it is still a first delivery.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        settings: Settings,
-        member: str,
-        queue: Queue,
-        runner: Runner,
-        settler: Settler,
-        stats: Counter[str],
-    ) -> None:
-        self._client, self._settings, self._member = client, settings, member
-        self._queue, self._runner, self._settler, self._stats = queue, runner, settler, stats
-        self._policy: RetryPolicy = runner.handler.retry
+    def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
+        self._client, self._settings, self._member = context.client, context.settings, context.member
+        self._runner, self._queue, self._settler, self._stats = runner, runner.queue, settler, context.stats
+        self._policy = context.handler.retry
 
-    async def step(self, lane: Lane, reader: str, room: int) -> None:
+    async def claim_page(self, lane: Lane, reader: str, room: int) -> None:
         """Take over one page: of everything pending in a leased lane, of our own under shared distribution.
 
-        `lane.cursor` is None when all was seen.
+        `lane.cursor` is None after the last page.
         """
         assert lane.cursor is not None
         source = "" if lane.epoch else self._member
-        begun = lane.begun
+        recoveries = lane.recoveries
         cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
-        if lane.begun == begun:
+        if lane.recoveries == recoveries:
             lane.cursor = cursor
-        if lane.cursor is None and lane.newest is None:
-            lane.newest = START
+        if lane.cursor is None and lane.newest_held is None:
+            lane.newest_held = START
 
-    async def adopt(self, lane: Lane, room: int, *, source: str = "") -> bool:
-        """Shared distribution: take a page of what nobody has touched for a lease, or of what a dead member left.
+    async def adopt(self, lane: Lane, room: int, *, source: str = "", leases: Mapping[str, int]) -> bool:
+        """Shared distribution: claim a page of what was not touched for a lease, or of what a dead member left.
 
-        True when it was the last page.
+        `leases`: the lease in ms of each member whose lease is longer than this one's. True when it was the last page.
         """
         start = START if source else lane.idle_cursor
         idle_ms = to_ms(self._settings.lease_ttl)
         try:
-            cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="")
+            cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="", leases=leases)
         except BrokerError:
-            lane.begin_anew()  # ours now, perhaps, though others have started it
+            lane.restart_recovery()  # the claim may have succeeded, of messages that others had started
             raise
         if not source:
             lane.idle_cursor = cursor or START
         return cursor is None
 
+    def give_up(self, lane: Lane, taken: Collection[bytes], lost: Collection[bytes]) -> None:
+        """Shared distribution: other members have `taken` over; the entries of `lost` are deleted."""
+        self._settler.report_lost(lane, lost)
+        # what is being settled may be pending no more because of that, and may even have come back and gone elsewhere
+        gone = lane.undecided().intersection(taken)
+        if gone:
+            log.warning("%s of %s in flight taken over by other members", count(len(gone), "message"), lane.stream)
+            self._queue.remove(lane, gone)
+            self._runner.cancel_lane(lane, "lost", gone)
+            lane.in_flight -= gone
+
     async def _claim(
-        self, lane: Lane, cursor: bytes, room: int, *, idle_ms: int, source: str, reader: str
+        self,
+        lane: Lane,
+        cursor: bytes,
+        room: int,
+        *,
+        idle_ms: int,
+        source: str,
+        reader: str,
+        leases: Mapping[str, int] = MappingProxyType({}),
     ) -> bytes | None:
         """One page; returns the next cursor, None after the last page."""
         count = min(self._settings.recovery_batch, room)
         budget = int(self._settings.prefetch_bytes) // 4
-        in_hand = frozenset(lane.held)  # now: what is settled before the reply is here must not start again
-        reply = await CLAIM_PENDING(
-            self._client,
-            (lane.stream, lane.lease_key, lane.retry_key),
-            (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader),
-        )
-        if reply[0] == STALE_EPOCH:
-            lane.lease.lose()
-            return cursor
-        await self._bury_lost(lane, reply[2])
-        await self._take(lane, [row for row in reply[3:] if row[0] not in in_hand])
+        in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
+        args = (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader)
+        lost = (self._settings.dlq_length, *lost_body(lane.group, self._member))
+        others = [part for pair in leases.items() for part in pair]
+        lane.claims += 1
+        try:
+            reply = await CLAIM_PENDING(self._client, keys, (*args, *lost, *others))
+            if reply[0] == STALE_EPOCH:
+                lane.lease.lose()
+                return cursor
+            self._settler.report_lost(lane, reply[2])
+        finally:
+            lane.claims -= 1
+        await self._enqueue(lane, [entry for entry in reply[3:] if entry[0] not in in_flight])
         return None if reply[1] == START else bytes(reply[1])
 
     async def unpark(self, lane: Lane, room: int) -> None:
         """Without key order: deliver parked messages that are due, and note when the next one is."""
         limit = min(self._settings.recovery_batch, room)
-        keys = (lane.stream, lane.lease_key, lane.retry_key)
-        lane.retry_at = float("inf")  # whoever parks while we ask may say an earlier time
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
+        args = (self._member, lane.epoch, lane.group, limit, self._settings.dlq_length)
+        lane.retry_at = float("inf")  # a message parked during this call may set an earlier time
+        lane.claims += 1
         try:
-            reply = await UNPARK_MESSAGES(self._client, keys, (self._member, lane.epoch, lane.group, limit))
+            reply = await UNPARK_MESSAGES(self._client, keys, (*args, *lost_body(lane.group, self._member)))
+            self._settler.report_lost(lane, [entry_id for entry_id, _, fields, _ in reply[2:] if not fields])
         except BrokerError:
             lane.retry_at = 0.0
-            lane.begin_anew()  # delivered to us, perhaps, in a reply that was lost: out of order, and after an attempt
+            lane.restart_recovery()  # a lost reply may have delivered some to us: out of order, and after an attempt
             raise
+        finally:
+            lane.claims -= 1
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return
+        due = reply[2:]
         if reply[1] >= 0:
-            lane.retry_at = min(lane.retry_at, monotonic() + reply[1] / 1000)
-        while lane.lease.is_held() and any(entry_id in lane.parking for entry_id, *_ in reply[2:]):
+            lane.look_for_retries(reply[1] / 1000)
+        while lane.lease.is_held() and any(entry_id in lane.asking for entry_id, *_ in due):
             await asyncio.sleep(0.002)  # it came back before the reply to its parking
-        await self._bury_lost(lane, [id_ for id_, _, fields, _ in reply[2:] if not fields and id_ not in lane.held])
-        rows = [(entry_id, attempts, 0, fields, is_ours) for entry_id, attempts, fields, is_ours in reply[2:] if fields]
-        await self._take(lane, rows, retried=True)
+        entries = [(entry_id, attempts, 0, fields, is_ours) for entry_id, attempts, fields, is_ours in due if fields]
+        await self._enqueue(lane, entries, is_retry=True)
 
-    async def _take(self, lane: Lane, rows: list[Row], *, retried: bool = False) -> None:
-        """Hand claimed rows to the queue, in order."""
-        for entry_id, attempts, wait_ms, fields, is_ours in rows:
-            if entry_id in lane.held or (retried and is_ours and self._has_timer(lane, entry_id, fields)):
+    async def _enqueue(self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False) -> None:
+        """Queue claimed entries, in order."""
+        for entry_id, attempts, wait_ms, fields, is_ours in entries:
+            if entry_id in lane.in_flight or (is_retry and is_ours and self._has_timer(lane, entry_id, fields)):
                 continue
-            lane.held.add(entry_id)
-            is_first = not retried and attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
+            lane.in_flight.add(entry_id)
+            is_first = not is_retry and attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
             if is_first:
-                lane.newest, attempts = entry_id, 0
-            message = await self._read(lane, entry_id, attempts, fields, retried=retried)
+                lane.newest_held, attempts = entry_id, 0
+            message = await self._parse(lane, entry_id, attempts, fields, is_retry=is_retry)
             if message is None:
                 continue
             message.is_redelivered = not is_first
@@ -138,49 +157,35 @@ class Reclaimer:
                 self._queue.offer(lane, (message,))
 
     def _has_timer(self, lane: Lane, entry_id: bytes, fields: list[bytes]) -> bool:
-        """Whether what was pending while it waited for its retry does so in its place. If not, the audit has made it
-        pending: the two have crossed, and nobody else brings it."""
+        """Whether a parked message that was pending has a timer here, because it blocks its key.
+
+        If not, the auditor has made it pending while it was being parked, and it must be delivered now.
+        """
         try:
-            return self._queue.has_place(Message(lane, entry_id, fields))
+            return self._queue.blocks_its_key(Message(lane, entry_id, fields))
         except Malformed:
             return False
 
-    async def _read(
-        self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes], *, retried: bool
+    async def _parse(
+        self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes], *, is_retry: bool
     ) -> Message | None:
-        """The message, unless it is condemned, malformed, or meant for another group."""
+        """The message, unless it crashed too many workers, is malformed, or is meant for another group."""
         try:
             message = Message(lane, entry_id, fields, attempts + 1)
             message.check_size()
         except Malformed as error:
-            decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
-            await self._settler.bury(lane, entry_id, attempts, decision)
-            self._stats["buried"] += 1
+            await self._settler.bury_unreadable(lane, entry_id, attempts, error)
             return None
         if message.addressee is not None and message.addressee != lane.group.encode():
-            if not lane.done:
-                self._settler.note(lane)
-            lane.done.append(entry_id)
+            self._settler.add_done(lane, [entry_id])
             return None
-        condemned = None if retried else decide_redelivery(attempts, self._policy)
+        condemned = None if is_retry else decide_redelivery(attempts, self._policy)
         if condemned is not None:
-            log.warning("%s is a dead letter (%s): %s", message, condemned.reason, condemned.error)
-            await self._settler.bury(lane, entry_id, attempts, condemned)
-            self._stats["buried"] += 1
-            return None
-        message.is_suspect = not retried and is_suspect(attempts, self._policy)
-        return message
-
-    async def _bury_lost(self, lane: Lane, ids: list[bytes]) -> None:
-        """Entries that somebody deleted while they were pending: there is nothing to handle, but it is not silent."""
-        for entry_id in ids:
-            self._stats["lost_body"] += 1
-            log.error(
-                "entry %s of %s was deleted by somebody before %s had settled it", entry_id, lane.stream, lane.group
-            )
-            await self._client.execute_command(
-                "XADD", lane.dlq_key, "MAXLEN", "~", self._settings.dlq_length, "*",
-                "dlq.reason", Reason.LOST_BODY, "dlq.error", "the entry was deleted before it was settled",
-                "dlq.attempts", 0, "dlq.group", lane.group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(),
-                "dlq.member", self._member,
+            log.warning(
+                "%s moved to dead letters after %s (%s): %s",
+                message, count(attempts, "attempt"), condemned.reason, condemned.error,
             )  # fmt: skip
+            await self._settler.bury(lane, entry_id, attempts, condemned)
+            return None
+        message.is_suspect = not is_retry and is_suspect(attempts, self._policy)
+        return message

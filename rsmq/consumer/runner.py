@@ -1,6 +1,6 @@
 """Running handlers: one message a call.
 
-Nothing here is awaited per message but the handler itself; what failed takes the slow road through the settler.
+Per message nothing is awaited but the handler itself. Only failures and redelivered messages await the settler.
 """
 
 from __future__ import annotations
@@ -8,28 +8,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
-from rsmq.clock import monotonic
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.pool import Pool, Slot
+from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
-from rsmq.consumer.turnstile import Turnstile
 from rsmq.errors import BrokerError, HandlerTimeout
-from rsmq.handler import Handler
-from rsmq.message import Message
-from rsmq.middleware import Call
-from rsmq.retry import Ack, Bury, Park, decide, describe
+from rsmq.handler.failure import describe, exc_info
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Call
+from rsmq.handler.retry import Bury, Outcome, Park, decide
+from rsmq.model.clock import monotonic
+from rsmq.model.interrupt import is_from_signal
+from rsmq.model.message import Message
+from rsmq.model.words import duration
 
 log = logging.getLogger("rsmq.handler")
 
 TURN: Final = 0.01
-"""Seconds after which a worker that never suspended lets the loop breathe."""
+"""Seconds after which a task that never suspended lets the event loop run others."""
 
 
 class Abandoned(Exception):
-    """The run was cancelled because the lease is lost or the worker stops: no attempt, no outcome."""
+    """The call was cancelled because the lease is lost or the worker stops: no attempt, no outcome."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -37,7 +41,7 @@ class Abandoned(Exception):
 
 
 class Runner(Pool):
-    """Runs one message per handler call, up to `concurrency` at once, in key order where asked.
+    """Runs one message per handler call, up to `concurrency` at once, in key order where the handler asks for it.
 
     Invariant: no handler starts past its lease's local deadline, read from the clock at every start.
     """
@@ -48,61 +52,64 @@ class Runner(Pool):
         self._call = call
         self.is_starved = False
         self.space = asyncio.Event()
-        self.retries = asyncio.Event()  # a lane may have got a time to look for retries at
-        self.turnstile: Turnstile | None = None
+        self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
         self._low = 0
 
     async def wait_for_space(self, low: int) -> None:
-        """Wait until at most `low` messages are in hand."""
+        """Wait until at most `low` messages are in flight."""
         self._low, self.is_starved = low, True
         self.space.clear()
-        if self.queue.in_hand > low:
+        if self.queue.in_flight > low:
             await self.space.wait()
         self.is_starved = False
 
     def _made_space(self) -> None:
-        if self.queue.in_hand <= self._low:
+        if self.queue.in_flight <= self._low:
             self.space.set()
 
-    async def _work(self, slot: Slot) -> None:
-        slot.task = asyncio.current_task()
-        ready, decode, call = self.queue.ready, self.handler.decode, self._call
-        queue, ordered, settler = self.queue, self.queue.is_ordered, self._settler
+    async def _work(self, task_slot: TaskSlot) -> None:
+        assert task_slot.task is not None
+        queue, ready, settler = self.queue, self.queue.ready, self._settler
+        take: Callable[[], Any] = queue.take if queue.is_limited else ready.popleft
+        decode, call, ordered, cancelling = self.handler.decode, self._call, queue.is_ordered, task_slot.task.cancelling
         turn = monotonic()
         while True:
             while ready:
-                message = ready.popleft()
+                message = take()
+                if message is None:  # a limit is reached
+                    break
                 lane: Lane = message.origin
-                slot.started = now = monotonic()
-                lane.running += 1  # from here to its settlement: who hands the lane over waits for that
-                if now >= lane.lease.deadline or (
-                    message.is_redelivered and not await self._charge(slot, message, lane)
-                ):
-                    lane.running -= 1
-                    self._drop(message, lane)
-                    continue
-                slot.messages = (message,)
+                task_slot.started = now = monotonic()
+                lane.running += 1  # until it is settled: a handover waits for that
                 try:
+                    if now >= lane.lease.deadline or (
+                        message.is_redelivered and not await self._charge(task_slot, message, lane)
+                    ):
+                        lane.running -= 1
+                        self._drop(message, lane)
+                        continue
+                    task_slot.messages = (message,)
                     message.payload = decode(message)
                     await call(message)
                 except BaseException as error:
-                    try:
-                        await self._end(slot, message, lane, error)
-                    finally:
-                        lane.running -= 1
-                    continue
-                if slot.reason is not None:
-                    slot.end()
-                slot.messages = ()
+                    self._leave_to_next(task_slot, message, lane, self._outcome(task_slot, error))
+                    return
+                if cancelling():  # it was cancelled, and returned all the same
+                    self._leave_to_next(task_slot, message, lane, None)
+                    return
+                task_slot.messages = ()
                 if message.is_redelivered:
-                    await self._settle(message, lane)
+                    if message.is_suspect:
+                        self._leave_to_next(task_slot, message, lane, None)
+                        return
+                    settler.add_done(lane, [message.entry_id])
                     queue.finish(message, lane)
                 else:
                     done = lane.done
                     if not done:
-                        settler.note(lane)
+                        settler.schedule(lane)
                     done.append(message.entry_id)
-                    queue.in_hand -= 1
+                    queue.in_flight -= 1
                     key = message.routing_key
                     if ordered and key is not None:
                         behind = lane.waiting.get(key)
@@ -116,114 +123,128 @@ class Runner(Pool):
                 if now - turn > TURN:
                     await asyncio.sleep(0)
                     turn = monotonic()
-            if self.turnstile is not None:
-                self.turnstile.leave()
+            if queue.group_limit is not None:
+                queue.group_limit.leave()
             await self._sleep()
             turn = monotonic()
 
-    async def _charge(self, slot: Slot, message: Message, lane: Lane) -> bool:
-        """Charge the attempt of a redelivered message. False: do not start it; the lease may have gone meanwhile."""
-        is_ours = await self._settler.start(message, lane)
-        slot.started = monotonic()
-        return is_ours and slot.started < lane.lease.deadline
+    async def _charge(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:
+        """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
+        is_ours = await self._settler.charge(message, lane)
+        task_slot.started = monotonic()
+        return is_ours and task_slot.started < lane.lease.deadline
 
     async def _settle(self, message: Message, lane: Lane) -> None:
-        """It is done. A suspect is settled before the next one starts, which may end this process."""
+        """A redelivered message is done. A suspect is settled at once: the next one may end this process."""
         if message.is_suspect:
             await self._settler.settle(message, lane)
-            return
-        if not lane.done:
-            self._settler.note(lane)
-        lane.done.append(message.entry_id)
+        else:
+            self._settler.add_done(lane, [message.entry_id])
 
     def _drop(self, message: Message, lane: Lane) -> None:
-        """Do not start it. A lease that has once run out here stays lost: what is behind must not overtake."""
+        """Do not start it. Once a lease has run out it stays lost, or later messages would overtake this one."""
         if monotonic() >= lane.lease.deadline:
             lane.lease.lose()
         self.queue.finish(message, lane)
         self._made_space()
 
-    # -- the slow road --------------------------------------------------------------------------------------------
+    # -- failures -------------------------------------------------------------------------------------------------
 
-    async def _end(self, slot: Slot, message: Message, lane: Lane, error: BaseException) -> None:
-        """A handler did not return normally."""
-        failure = self._failure(slot, error)
-        if isinstance(failure, Abandoned):
-            await self._give_up(message, lane, failure.reason)
-        else:
-            await self.settle_failure(message, lane, failure)
-        self._made_space()
+    def _leave_to_next(self, task_slot: TaskSlot, message: Message, lane: Lane, outcome: Outcome) -> None:
+        """The next task of the slot settles this message."""
+        task_slot.end()
+        task_slot.rest = partial(self._after, task_slot, partial(self._end_call, message, lane, outcome))
 
-    def _failure(self, slot: Slot, error: BaseException) -> Exception:
-        """What a handler's exception means; what is not the handler's own is raised."""
-        ends = slot.task is not None and slot.task.cancelling() > 0
-        reason = slot.end()
+    async def _end_call(self, message: Message, lane: Lane, outcome: Outcome) -> None:
+        """Carry out what follows from the end of a call for its message."""
+        try:
+            if isinstance(outcome, Abandoned):
+                await self._hand_back(message, lane, outcome.reason)
+                self.queue.finish(message, lane)
+                return
+            decision = decide(outcome, message.attempt, self.handler.retry)
+            if isinstance(decision, Park) and outcome is not None:
+                await self._park(message, lane, decision, outcome)
+                return
+            if isinstance(decision, Bury):
+                await self._bury(message, lane, decision)
+            else:
+                await self._settle(message, lane)
+            self.queue.finish(message, lane)
+        finally:
+            lane.running -= 1
+            self._made_space()
+
+    def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
+        """What an exception out of a handler's call means. Raises it again if it ends more than this call.
+
+        Whatever a handler raises is a failed attempt, also SystemExit or a cancellation that is not the pool's.
+        """
+        if is_from_signal(error) or not is_running_in(task_slot.task):
+            raise error
+        reason = task_slot.end()
         if isinstance(error, asyncio.CancelledError):
             if reason == "timeout":
                 assert self.handler.timeout is not None
-                return HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
+                late = HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
+                return late.with_traceback(error.__traceback__)  # where it waited
             if reason is not None:
                 return Abandoned(reason)
-            if ends:
-                raise error  # the pool itself ends
-            return RuntimeError("something that the handler awaited was cancelled")
-        if isinstance(error, Exception):
-            return error
-        raise error
+            if self.is_ending:
+                raise error
+        return error
 
-    async def _give_up(self, message: Message, lane: Lane, reason: str) -> None:
-        await self._return(message, lane, reason)
-        self.queue.finish(message, lane)
-
-    async def _return(self, message: Message, lane: Lane, reason: str) -> None:
-        """A planned stop hands it back; of a lost lease the new owner takes it over."""
+    async def _hand_back(self, message: Message, lane: Lane, reason: str) -> None:
+        """At a planned stop give the message back. After a lost lease the new owner takes it over."""
         if reason == "stop":
             try:
                 await self._settler.hand_back(lane, [message])
             except BrokerError as error:
-                log.warning("%s is redelivered after the lease: %s", message, error)
-
-    async def settle_failure(self, message: Message, lane: Lane, error: Exception) -> None:
-        """Carry out the decision for one failed message."""
-        decision = decide(error, message.attempt, self.handler.retry)
-        if isinstance(decision, Park):
-            self._stats["retried"] += 1
-            log.info(
-                "%s failed, attempt %d, again in %s: %s", message, message.attempt, decision.delay, describe(error)
-            )
-            await self._park(message, lane, decision)
-        elif isinstance(decision, Bury):
-            await self._bury(message, lane, decision)
-            self.queue.finish(message, lane)
-        else:
-            assert isinstance(decision, Ack)
+                log.warning("cannot hand back %s, it is redelivered when the lease ends: %s", message, error)
 
     async def _bury(self, message: Message, lane: Lane, decision: Bury) -> None:
-        self._stats["buried"] += 1
-        log.warning("%s is a dead letter (%s): %s", message, decision.reason, decision.error)
+        log.warning(
+            "%s moved to dead letters, attempt %d (%s): %s", message, message.attempt, decision.reason, decision.error,
+            exc_info=exc_info(decision.cause),
+        )  # fmt: skip
         await self._settler.bury(lane, message.entry_id, message.attempt, decision)
 
-    async def _park(self, message: Message, lane: Lane, decision: Park) -> None:
+    async def _park(self, message: Message, lane: Lane, decision: Park, error: BaseException) -> None:
+        """Park a failed message for its next attempt.
+
+        One that blocks its key stays pending and gets a timer here. Any other goes to the retry poller.
+        """
+        self._stats["retried"] += 1
+        log.info(
+            "%s failed, attempt %d, retry in %s: %s",
+            message,
+            message.attempt,
+            duration(decision.delay),
+            describe(error),
+        )
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("traceback of %s, attempt %d", message, message.attempt, exc_info=exc_info(error))
+        seconds = decision.delay.total_seconds()
         has_key = self.queue.is_ordered and message.routing_key is not None
         is_parked = await self._settler.park(message, lane, decision.delay, keep_pending=has_key)
-        if not (is_parked and has_key):
-            lane.retry_at = min(lane.retry_at, monotonic() + decision.delay.total_seconds())
+        if is_parked and has_key:
+            self.queue.park(message, lane)
+            self.resume_later(message, lane, seconds)
+        else:
+            lane.look_for_retries(seconds)
             self.retries.set()
             self.queue.finish(message, lane)
-            return
-        self.queue.park(message, lane)
-        self.resume_later(message, lane, decision.delay.total_seconds())
 
     def resume_later(self, message: Message, lane: Lane, seconds: float) -> None:
-        """Start a parked message of an ordered lane again when it is due."""
+        """Start a message that is parked behind its key again when it is due."""
         asyncio.get_running_loop().call_later(seconds, self._resume, message, lane)
 
     def _resume(self, message: Message, lane: Lane) -> None:
         message.attempt += 1
         message.is_redelivered = True
         self.queue.resume(message, lane)
-        self.kick_soon()
+        self.wake_soon()
 
     def __repr__(self) -> str:
-        busy = sum(1 for slot in self._slots if slot.messages)
+        busy = sum(1 for task_slot in self._task_slots if task_slot.messages)
         return f"<Runner {self.handler.name} busy={busy}/{self.handler.concurrency} {self.queue!r}>"

@@ -1,29 +1,30 @@
-"""Settling: what became of messages is written back, fenced by the lease's epoch, many in one write."""
+"""Settling: writes back what became of messages, fenced by the lease's epoch, many in one write."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 import anyio
 from redis.exceptions import NoScriptError
 
-from rsmq.clock import now_ms, to_ms
-from rsmq.complaint import Complaints
-from rsmq.connect import Client
-from rsmq.consumer.convoy import Convoy
+from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
-from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing
-from rsmq.fleet import Fleet
-from rsmq.message import Message
-from rsmq.retry import Bury
-from rsmq.script import (
+from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized
+from rsmq.handler.failure import traceback_of
+from rsmq.handler.retry import Bury, Reason, lost_body
+from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.message import Message
+from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.scripts import (
     BURY_MESSAGE,
     HAND_BACK,
+    LOST_BODY,
     NOT_PENDING,
     PARK_MESSAGE,
     SETTLE_MESSAGES,
@@ -32,69 +33,68 @@ from rsmq.script import (
     Script,
     Value,
 )
-from rsmq.settings import Settings
-from rsmq.wire import pack
 
 log = logging.getLogger("rsmq.settle")
 
 LATE: Final = 0.004
-"""Seconds that a finished message may wait for the next read to carry its acknowledgement."""
+"""Seconds that an acknowledgement waits for the next read, in whose write it can leave."""
 
-Part = tuple[Lane, list[bytes]]
-"""What is done in one lane."""
-Batch = list[Part]
-"""What travels in one call: everything on a single server, which takes keys of any partition; a lane on a cluster."""
+LOST: Final = Bury(Reason.LOST_BODY, "the entry was deleted before it was settled")
+
+AckBatch = list[tuple[Lane, list[bytes]]]
+"""Lanes with their done ids, settled in one call: all lanes on a single server, on a cluster one lane a batch."""
+Command = tuple[Sequence[str], Sequence[Value]]
+"""Keys and arguments of a script."""
 
 
 class Settler:
-    """Writes acknowledgements in batches and everything rarer one by one.
+    """Writes acknowledgements in batches, and everything rarer by message.
 
-    A batch leaves with the next read, on the reader's connection; when no read goes out in time (the reader is blocked,
-    the queue is empty) it leaves on a second connection. It counts as settled only when the server said so.
+    A batch leaves with the next read, on the fetcher's connection. If no read leaves in time (the fetcher is blocked,
+    the queue is empty) it leaves on a second connection. It counts as settled only when the server has confirmed it.
+    `on_stale` is called with a lane whose lease another member has.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        settings: Settings,
-        member: str,
-        group: str,
-        on_stale: Callable[[Lane], None],
-        stats: Counter[str],
-    ) -> None:
-        self._client, self._settings, self._member, self._group = client, settings, member, group
-        self._on_stale, self._stats = on_stale, stats
-        self._complaints = Complaints(log)
+    def __init__(self, context: ConsumerContext, on_stale: Callable[[Lane], None]) -> None:
+        self._client, self._member, self._group = context.client, context.member, context.handler.group
+        self._dlq_length, self._stats, self._on_stale = context.settings.dlq_length, context.stats, on_stale
+        self._throttled = ThrottledLog(log)
         self._dirty: list[Lane] = []
-        self._convoy = Convoy(client)
+        self._batcher = ScriptBatcher(context.client)
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
 
-    def note(self, lane: Lane) -> None:
-        """The first message of a lane is done since the last batch: have it settled soon."""
+    def schedule(self, lane: Lane) -> None:
+        """Settle a lane soon: its first message since the last batch is done."""
         self._dirty.append(lane)
         self._due.set()
 
-    # -- the batch on its way -------------------------------------------------------------------------------------
+    def add_done(self, lane: Lane, entry_ids: Collection[bytes]) -> None:
+        """Acknowledge these with the next batch."""
+        if entry_ids and not lane.done:
+            self.schedule(lane)
+        lane.done += entry_ids
 
-    def take(self, lanes: Collection[Lane] | None = None) -> list[Batch]:
-        """Everything that is done, or what is in some lanes. `confirm` or `put_back` must follow for each batch."""
-        parts, left = list[Part](), []
+    # -- in batches -----------------------------------------------------------------------------------------------
+
+    def take(self, lanes: Collection[Lane] | None = None) -> list[AckBatch]:
+        """Everything that is done, or what is done in some lanes. `confirm` or `put_back` must follow for each."""
+        taken, left = AckBatch(), []
         for lane in self._dirty:
             if lanes is not None and lane not in lanes:
                 left.append(lane)
             elif lane.done:
-                parts.append((lane, lane.done))
+                taken.append((lane, lane.done))
+                lane.settling.append(lane.done)
                 lane.done = []
-                lane.settling += 1
         self._dirty = left
-        return [[part] for part in parts] if self._client.is_cluster else [parts] if parts else []
+        return [[each] for each in taken] if self._client.is_cluster else [taken] if taken else []
 
-    def command(self, batch: Batch) -> bytes:
+    def packed(self, batch: AckBatch) -> bytes:
         """The batch as one packed command."""
-        return pack(SETTLE_MESSAGES.command(*self._call(batch)))
+        return pack(SETTLE_MESSAGES.command(*self._settling(batch)))
 
-    def _call(self, batch: Batch) -> tuple[list[str], list[Value]]:
+    def _settling(self, batch: AckBatch) -> Command:
         keys, args = list[str](), list[Value]((self._member, self._group))
         for lane, ids in batch:
             keys += (lane.stream, lane.lease_key)
@@ -102,87 +102,84 @@ class Settler:
             args += ids
         return keys, args
 
-    async def confirm(self, batch: Batch, reply: Any) -> None:
-        """What the server said to a batch."""
+    async def confirm(self, batch: AckBatch, reply: Any) -> None:
+        """Take the server's reply to a batch."""
         if isinstance(reply, NoScriptError):
-            reply = await self._again(batch)
+            reply = await self._send_again(batch)
         if isinstance(reply, BrokerUnavailable):
             self.put_back([batch])
             return
-        if isinstance(reply, BrokerError) and len(batch) > 1:  # one lane's keys are at fault: each for itself
+        if isinstance(reply, BrokerError) and len(batch) > 1:  # the keys of one lane are at fault: settle one by one
             while batch:
-                answer = await self._again(batch[:1])
+                answer = await self._send_again(batch[:1])
                 await self.confirm([batch.pop(0)], answer)
             return
         answers = [reply] if isinstance(reply, BrokerError) else reply
         for (lane, ids), answer in zip(batch, answers, strict=True):
             self._confirm(lane, ids, answer)
 
-    async def _again(self, batch: Batch) -> Any:
-        """The reply to a batch that is sent once more, by itself. To acknowledge twice is harmless."""
+    async def _send_again(self, batch: AckBatch) -> Any:
+        """The reply to a batch that is sent again in a call of its own. To acknowledge twice is harmless."""
         try:
-            return await SETTLE_MESSAGES(self._client, *self._call(batch))
+            return await SETTLE_MESSAGES(self._client, *self._settling(batch))
         except BrokerError as error:
             return error
 
     def _confirm(self, lane: Lane, ids: list[bytes], answer: Any) -> None:
-        lane.settling -= 1
+        lane.settling.remove(ids)
         if isinstance(answer, BrokerError) or answer[0] == STALE_EPOCH:
             self._stats["refused"] += len(ids)
             self._on_stale(lane)
             return
-        lane.held.difference_update(ids)
+        lane.in_flight.difference_update(ids)
         self._stats["settled"] += answer[1]
         if answer[1] < len(ids):
             self._stats["not_pending"] += len(ids) - answer[1]
 
-    def put_back(self, batches: list[Batch]) -> None:
-        """The connection broke: acknowledging again is harmless, so it is simply done again."""
+    def put_back(self, batches: list[AckBatch]) -> None:
+        """The connection broke: settle these again later. To acknowledge twice is harmless."""
         for batch in batches:
             for lane, ids in batch:
                 lane.done[:0] = ids
-                lane.settling -= 1
-                self.note(lane)
+                lane.settling.remove(ids)
+                self.schedule(lane)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Settle on a second connection what the reader has not taken along, on a third what is awaited one by one."""
+        """Settle on a second connection what no read took along, and run the batcher, which has a third."""
         async with anyio.create_task_group() as tasks:
-            await tasks.start(self._convoy.run)
+            await tasks.start(self._batcher.run)
             task_status.started()
-            await self._follow()
+            connection = ShardedConnection(self._client)
+            try:
+                while True:
+                    await self._due.wait()
+                    await asyncio.sleep(LATE)
+                    self._due.clear()
+                    if await self._flush(connection) and not self._dirty:
+                        self._idle.set()
+            finally:
+                await connection.close()
 
-    async def _follow(self) -> None:
-        fleet = Fleet(self._client)
-        try:
-            while True:
-                await self._due.wait()
-                await asyncio.sleep(LATE)
-                self._due.clear()
-                if await self._flush(fleet) and not self._dirty:
-                    self._idle.set()
-        finally:
-            await fleet.close()
-
-    async def _flush(self, fleet: Fleet) -> bool:
+    async def _flush(self, connection: ShardedConnection) -> bool:
         batches = self.take()
-        replies = await fleet.exchange([(batch[0][0].stream, self.command(batch)) for batch in batches])
+        replies = await connection.exchange([(batch[0][0].stream, self.packed(batch)) for batch in batches])
         for batch, reply in zip(batches, replies, strict=True):
             await self.confirm(batch, reply)
-        waiting = next((reply for reply in replies if isinstance(reply, BrokerUnavailable)), None)
-        if waiting is not None:
-            self._complaints.say("settling waits", waiting)
+        failure = next((reply for reply in replies if isinstance(reply, BrokerUnavailable)), None)
+        if failure is not None:
+            self._throttled.warn("settling waits for the server", failure)
             await asyncio.sleep(0.1)
-        return waiting is None
+        return failure is None
 
     async def flush(self) -> None:
         """Settle what is done now, on connections of its own."""
-        fleet = Fleet(self._client)
+        connection = ShardedConnection(self._client)
         try:
-            await self._flush(fleet)
+            await self._flush(connection)
         finally:
-            await fleet.close()
+            await connection.close()
 
-    async def drained(self, lanes: list[Lane]) -> None:
+    async def wait_until_settled(self, lanes: Iterable[Lane]) -> None:
         """Wait until everything done in these lanes is confirmed, or their lease is gone."""
         while any(lane.done or lane.settling for lane in lanes if lane.lease.is_held()):
             self._idle.clear()
@@ -190,93 +187,131 @@ class Settler:
             with anyio.move_on_after(0.1):
                 await self._idle.wait()
 
-    # -- one message at a time ------------------------------------------------------------------------------------
+    # -- by message -----------------------------------------------------------------------------------------------
 
-    async def start(self, message: Message, lane: Lane) -> bool:
+    async def charge(self, message: Message, lane: Lane) -> bool:
         """Charge the attempt of a redelivered message. False: it is not ours any more, do not start it."""
-        args = (message.entry_id, message.attempt - 1)
-        return await self._run(START_MESSAGE, lane, (), args, message.entry_id)
+        entry_id = message.entry_id
+        command = self._fenced(lane, entry_id, message.attempt - 1)
+        return await self._call(START_MESSAGE, lane, entry_id, command) is not None
 
     async def settle(self, message: Message, lane: Lane) -> None:
-        """Acknowledge one message now, and return when the server has said so."""
-
-        async def ask() -> Any:
-            (answer,) = await self._convoy.ask(SETTLE_MESSAGES, *self._call([(lane, [message.entry_id])]))
-            return answer
-
-        if await self._decided(SETTLE_MESSAGES.name, lane, ask, message.entry_id):
-            lane.held.discard(message.entry_id)
+        """Acknowledge one message now, and return when the server has confirmed it."""
+        entry_id = message.entry_id
+        if await self._call(SETTLE_MESSAGES, lane, entry_id, self._settling([(lane, [entry_id])])) is not None:
+            lane.in_flight.discard(entry_id)
             self._stats["settled"] += 1
 
     async def park(self, message: Message, lane: Lane, delay: timedelta, *, keep_pending: bool) -> bool:
-        """Put a failed message aside for its next attempt."""
-        args = (message.entry_id, message.attempt, to_ms(delay), int(keep_pending))
-        if keep_pending:
-            return await self._run(PARK_MESSAGE, lane, (), args, message.entry_id)
-        lane.parking.add(message.entry_id)
-        try:
-            is_parked = await self._run(PARK_MESSAGE, lane, (), args, message.entry_id)
-            if is_parked:
-                lane.held.discard(message.entry_id)
-            return is_parked
-        finally:
-            lane.parking.discard(message.entry_id)
+        """Put a failed message aside for its next attempt. False: it is not ours any more."""
+        entry_id = message.entry_id
+        command = self._fenced(lane, entry_id, message.attempt, to_ms(delay), int(keep_pending))
+        is_parked = await self._call(PARK_MESSAGE, lane, entry_id, command) is not None
+        if is_parked and not keep_pending:
+            lane.in_flight.discard(entry_id)
+        return is_parked
 
-    async def bury(self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury) -> bool:
-        """Move a message to the dead letters."""
-        facts: tuple[Value, ...] = () if decision.is_copied else ("dlq.body", "stream")
-        facts += (
+    async def bury(
+        self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury, *, was_pending: bool = False
+    ) -> None:
+        """Move a message to the dead letters. `was_pending`: if it is not pending any more, it has been moved."""
+        self._stats["buried"] += 1
+        fields: tuple[Value, ...] = () if decision.is_copied else ("dlq.body", "stream")
+        fields += (
             "dlq.reason", decision.reason, "dlq.error", decision.error, "dlq.attempts", attempts,
             "dlq.group", self._group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(), "dlq.member", self._member,
         )  # fmt: skip
-        args = (entry_id, attempts, self._settings.dlq_length, *facts)
-        is_buried = await self._run(BURY_MESSAGE, lane, (lane.dlq_key,), args, entry_id)
-        lane.held.discard(entry_id)
-        return is_buried
+        if decision.cause is not None and (trace := traceback_of(decision.cause)):
+            fields += ("dlq.traceback", trace)
+        first, again = (self._fenced(lane, entry_id, attempts, self._dlq_length, flag, *fields) for flag in (0, 1))
+        keys, first = (*first[0], lane.dlq_key), again if was_pending else first
+        reply = await self._call(BURY_MESSAGE, lane, entry_id, (keys, first[1]), (keys, again[1]))
+        lane.in_flight.discard(entry_id)
+        if reply is not None and reply[2]:
+            self.report_lost(lane, [entry_id])
+
+    async def _bury_lost(self, lane: Lane, entry_id: bytes, attempts: int, *, is_pending: bool) -> None:
+        """The entry is deleted. A claim on its way may be writing its dead letter, which its reply reports then."""
+        while lane.claims and lane.lease.is_held():
+            await asyncio.sleep(0.002)
+        if entry_id in lane.in_flight:
+            await self.bury(lane, entry_id, attempts, LOST, was_pending=is_pending)
+
+    async def bury_unreadable(self, lane: Lane, entry_id: bytes, attempts: int, error: Malformed) -> None:
+        """Move an entry that cannot be read to the dead letters, with its body unless that is too large."""
+        decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
+        await self.bury(lane, entry_id, attempts, decision)
 
     async def hand_back(self, lane: Lane, messages: list[Message]) -> None:
         """Return messages that did not run to the end: a planned stop is no attempt."""
         charged = [(message.entry_id, message.attempt - 1) for message in messages]
-        lane.held.difference_update(entry_id for entry_id, _ in charged)  # also when the server does not hear of it
+        # also if the call below fails: the next to take the lane over, perhaps this member, must find them again
+        lane.in_flight.difference_update(entry_id for entry_id, _ in charged)
         for at in range(0, len(charged), 500):
             args = [value for pair in charged[at : at + 500] for value in pair]
-            await HAND_BACK(self._client, (lane.stream, lane.lease_key), (self._member, lane.epoch, self._group, *args))
+            keys, fenced = (lane.stream, lane.lease_key, lane.dlq_key), (self._member, lane.epoch, self._group)
+            fields = (self._dlq_length, *lost_body(self._group, self._member))
+            reply = await HAND_BACK(self._client, keys, (*fenced, *fields, *args))
+            self.report_lost(lane, reply[2:])
         self._stats["handed_back"] += len(charged)
 
+    def report_lost(self, lane: Lane, ids: Iterable[bytes]) -> None:
+        """Entries that were deleted while they were pending. The script that found them has made them dead letters."""
+        for entry_id in ids:
+            lane.in_flight.discard(entry_id)  # it may be running, or wait for its retry: it needs no other dead letter
+            self._stats["lost_body"] += 1
+            log.error(
+                "entry %s of %s was deleted by another client before %s had settled it",
+                entry_id.decode(), lane.stream, lane.group,
+            )  # fmt: skip
+
+    def _fenced(self, lane: Lane, *args: Value) -> Command:
+        return (lane.stream, lane.lease_key, lane.retry_key), (self._member, lane.epoch, self._group, *args)
+
+    async def _call(
+        self, script: Script, lane: Lane, entry_id: bytes, command: Command, again: Command | None = None
+    ) -> Any:
+        """`_run`, and meanwhile the message is one whose state in the server is not known."""
+        lane.asking.add(entry_id)
+        try:
+            return await self._run(script, lane, entry_id, command, again)
+        finally:
+            lane.asking.discard(entry_id)
+
     async def _run(
-        self, script: Script, lane: Lane, more_keys: tuple[str, ...], args: tuple[Value, ...], entry_id: bytes
-    ) -> bool:
-        """A script on one message. False: it is not ours any more."""
-        keys = (lane.stream, lane.lease_key, lane.retry_key, *more_keys)
+        self, script: Script, lane: Lane, entry_id: bytes, command: Command, again: Command | None = None
+    ) -> Any:
+        """Run a script on one message until the server answers or the lease is over. None: it is not ours any more.
 
-        def ask() -> Awaitable[Any]:
-            return self._convoy.ask(script, keys, (self._member, lane.epoch, self._group, *args))
-
-        return await self._decided(script.name, lane, ask, entry_id)
-
-    async def _decided(self, name: str, lane: Lane, ask: Callable[[], Awaitable[Any]], entry_id: bytes) -> bool:
-        """Ask until the server has answered or the lease is over. All of it may be repeated safely."""
-        while lane.lease.is_held():
+        Each of these scripts may run twice without harm, if need be with the arguments of `again`. A message that was
+        deleted by another client becomes a dead letter.
+        """
+        while lane.lease.is_held() and entry_id in lane.in_flight:
             try:
-                reply = await ask()
+                reply = await self._batcher.ask(script, *command)
             except BrokerUnavailable as error:
-                self._complaints.say(f"{name} waits", error)
+                self._throttled.warn(f"{script.name} waits for the server", error)
+                command = again or command
                 await asyncio.sleep(0.1)
                 continue
             except GroupMissing:  # it is made again from the start: all of it comes again, in order
                 lane.lease.lose()
-                return False
-            except BrokerError as error:  # a foreign type under one of our keys: an operator can mend it meanwhile
-                log.error("%s of %s fails: %s", name, lane.stream, error)
+                return None
+            except BrokerError as error:  # one of our keys has a foreign type: an operator can repair it meanwhile
+                log.error("%s of %s fails: %s", script.name, lane.stream, error)
                 await asyncio.sleep(1)
                 continue
-            if reply[0] == STALE_EPOCH:
+            status = reply[0][0] if script is SETTLE_MESSAGES else reply[0]  # that one answers for each lane
+            if status == STALE_EPOCH:
                 self._stats["refused"] += 1
                 self._on_stale(lane)
-                return False
-            if reply[0] == NOT_PENDING:
+                return None
+            if status == NOT_PENDING:
                 self._stats["not_pending"] += 1
-                lane.held.discard(entry_id)
-                return False
-            return True
-        return False
+                lane.in_flight.discard(entry_id)
+                return None
+            if status == LOST_BODY:
+                await self._bury_lost(lane, entry_id, int(command[1][4]), is_pending=bool(reply[1]))
+                return None
+            return reply
+        return None

@@ -6,57 +6,57 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import nicegui
 from fastapi import FastAPI, Request
 from nicegui import ui
 
-from rsmq.connect import Connector
 from rsmq.dashboard import overview
-from rsmq.dashboard.dead_letter import Graveyard, graveyards
-from rsmq.dashboard.desk import Desk, Refused
-from rsmq.dashboard.device import Register
-from rsmq.dashboard.frame import framed
-from rsmq.dashboard.gate import Gate, Rules
+from rsmq.dashboard.access import AccessControl, Rules
+from rsmq.dashboard.dead_letter import DeadLetterTable, dead_letter_tables
+from rsmq.dashboard.device import DeviceTable
+from rsmq.dashboard.layout import page_layout
 from rsmq.dashboard.message import Browser
-from rsmq.embedded import server_for
+from rsmq.dashboard.queries import Queries, Refused
 from rsmq.errors import ConfigError
-from rsmq.keys import Keys
-from rsmq.settings import Settings
+from rsmq.model.keys import Keys
+from rsmq.model.own_tasks import own_tasks
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Connector
+from rsmq.redis.embedded.server import server_for
 
-ONCE = "a process has one dashboard: mount it once"
 
-
-class Reception:
-    """Where the pages find their desk: there is one while the application runs."""
+class DashboardState:
+    """What the pages share while the application runs: their queries."""
 
     def __init__(self, settings: Settings, *, allow_changes: bool) -> None:
         self._settings, self._allow_changes = settings, allow_changes
-        self._desk: Desk | None = None
+        self._queries: Queries | None = None
 
     @property
-    def desk(self) -> Desk:
-        """Raises ConfigError outside the application's life."""
-        if self._desk is None:
-            raise ConfigError("the dashboard runs with the life (lifespan) of the application it is mounted into")
-        return self._desk
+    def queries(self) -> Queries:
+        """Raises ConfigError while the application is not running."""
+        if self._queries is None:
+            raise ConfigError(
+                "the dashboard is not running: it starts with the lifespan of the application it is mounted into"
+            )
+        return self._queries
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Connect, and watch while somebody looks."""
+        """Connect, and poll the server while pages are open."""
         settings = self._settings
         async with server_for(settings.url) as url, Connector(url, settings).connected() as client:
-            desk = Desk(client, Keys(settings.prefix), settings, allow_changes=self._allow_changes)
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(desk.watcher.run)
-                self._desk = desk
+            queries = Queries(client, Keys(settings.prefix), settings, allow_changes=self._allow_changes)
+            async with own_tasks() as tasks:
+                await tasks.start(queries.poller.run)
+                self._queries = queries
                 yield
-                self._desk = None
+                self._queries = None
                 tasks.cancel_scope.cancel()
 
 
 def create_app(settings: Settings | None = None, *, rules: Rules | None = None, allow_changes: bool = False) -> FastAPI:
-    """An application that is nothing but the dashboard."""
+    """An application that serves only the dashboard."""
     app = FastAPI(openapi_url=None)
     mount(app, "/", settings, rules=rules, allow_changes=allow_changes)
     return app
@@ -70,23 +70,23 @@ def mount(
     rules: Rules | None = None,
     allow_changes: bool = False,
 ) -> None:
-    """Put the dashboard into an application, once a process. It lives with the application's lifespan.
+    """Add the dashboard to an application; a process can have one. It runs with the application's lifespan.
 
-    By default it is for this machine only (`Rules` names the hosts and the token), and it changes nothing.
+    By default it serves this machine only (`Rules` names the hosts and the token), and it is read-only.
     """
     global _is_mounted
     if _is_mounted:
-        raise ConfigError(ONCE)
+        raise ConfigError("this process already has a dashboard: mount it once")
     _is_mounted = True
-    reception = Reception(Settings() if settings is None else settings, allow_changes=allow_changes)
-    add_pages(reception)
-    nicegui.app.add_middleware(Gate, rules=Rules() if rules is None else rules)
+    state = DashboardState(Settings() if settings is None else settings, allow_changes=allow_changes)
+    add_pages(state)
+    nicegui.app.add_middleware(AccessControl, rules=Rules() if rules is None else rules)
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(parent: FastAPI) -> AsyncIterator[Any]:
-        async with reception.open(), inner(parent) as state:
-            yield state
+        async with state.open(), inner(parent) as given:
+            yield given
 
     app.router.lifespan_context = lifespan
     ui.run_with(app, mount_path=path, title="rsmq", favicon="📬", show_welcome_message=False, reconnect_timeout=10.0)
@@ -95,50 +95,50 @@ def mount(
 _is_mounted = False
 
 
-def add_pages(reception: Reception) -> None:
-    """What there is to see."""
+def add_pages(state: DashboardState) -> None:
+    """Register the pages."""
 
     @ui.page("/")
     def _(request: Request) -> None:
-        with framed(reception.desk, request, "Overview") as frame:
-            overview.overview(frame)
+        with page_layout(state.queries, request, "Overview") as layout:
+            overview.overview(layout)
 
     @ui.page("/members")
     def _(request: Request) -> None:
-        with framed(reception.desk, request, "Members") as frame:
-            overview.members(frame)
+        with page_layout(state.queries, request, "Members") as layout:
+            overview.members(layout)
 
     @ui.page("/topic/{topic}")
     def _(request: Request, topic: str) -> None:
-        with framed(reception.desk, request, f"Topic {topic}") as frame:
-            overview.topic(frame, topic)
+        with page_layout(state.queries, request, f"Topic {topic}") as layout:
+            overview.topic(layout, topic)
 
     @ui.page("/group/{topic}/{group}")
     def _(request: Request, topic: str, group: str) -> None:
-        with framed(reception.desk, request, f"Group {group} of {topic}") as frame:
-            overview.group(frame, topic, group)
+        with page_layout(state.queries, request, f"Group {group} of {topic}") as layout:
+            overview.group(layout, topic, group)
 
     @ui.page("/messages/{topic}")
     async def _(request: Request, topic: str) -> None:
-        with framed(reception.desk, request, f"Messages of {topic}") as frame:
+        with page_layout(state.queries, request, f"Messages of {topic}") as layout:
             try:
-                found = await frame.desk.topic(topic)
+                found = await layout.queries.topic(topic)
             except (Refused, ConfigError) as error:
                 ui.label(str(error))
                 return
-            await Browser(frame, found.name, found.partitions).load()
+            await Browser(layout, found.name, found.partitions).load()
 
     @ui.page("/dead-letters")
     def _(request: Request) -> None:
-        with framed(reception.desk, request, "Dead letters") as frame:
-            graveyards(frame)
+        with page_layout(state.queries, request, "Dead letters") as layout:
+            dead_letter_tables(layout)
 
     @ui.page("/dead-letters/{topic}/{group}")
     async def _(request: Request, topic: str, group: str) -> None:
-        with framed(reception.desk, request, f"Dead letters of {group} of {topic}") as frame:
-            await Graveyard(frame, topic, group).load()
+        with page_layout(state.queries, request, f"Dead letters of {group} of {topic}") as layout:
+            await DeadLetterTable(layout, topic, group).load()
 
     @ui.page("/devices")
     async def _(request: Request) -> None:
-        with framed(reception.desk, request, "Devices") as frame:
-            await Register(frame).load()
+        with page_layout(state.queries, request, "Devices") as layout:
+            await DeviceTable(layout).load()

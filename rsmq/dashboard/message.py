@@ -1,5 +1,4 @@
-"""The message browser: a partition, newest first, a page at a time, perhaps of one key or before a time. It consumes
-nothing."""
+"""The message browser: a partition, newest first, a page at a time, also by key or time. It consumes nothing."""
 
 from __future__ import annotations
 
@@ -8,17 +7,17 @@ from datetime import UTC, datetime
 from nicegui import ui
 from nicegui.events import GenericEventArguments, ValueChangeEventArguments
 
-from rsmq.clock import epoch_ms
-from rsmq.dashboard.desk import MOST_MESSAGES, PREVIEW, Entry
-from rsmq.dashboard.frame import Frame, clicked, fill, table
+from rsmq.dashboard.layout import PageLayout, clicked, fill, table
+from rsmq.dashboard.queries import MOST_MESSAGES, PREVIEW, Entry
 from rsmq.errors import ConfigError
+from rsmq.model.clock import epoch_ms
 
 
 class Browser:
-    """One open browser. `_before` is where its page begins; the ids of earlier pages are the way back."""
+    """One open browser. `_starts` has the first id of this page and of the pages before it."""
 
-    def __init__(self, frame: Frame, topic: str, partitions: int) -> None:
-        self._frame, self._topic = frame, topic
+    def __init__(self, layout: PageLayout, topic: str, partitions: int) -> None:
+        self._layout, self._topic = layout, topic
         self._partition = 0
         self._starts = ["+"]
         self._entries: list[Entry] = []
@@ -33,12 +32,12 @@ class Browser:
             self._older_button = ui.button("older", on_click=self._older).props("flat")
         self._table = table(["id", "stored", "key", "payload"])
         self._table.on("rowClick", self._open)
-        ui.label("A click shows a message whole. Looking consumes nothing.").classes("text-sm opacity-70")
+        ui.label("Click a message to see all of it. This consumes nothing.").classes("text-sm opacity-70")
 
     async def load(self) -> None:
         """Read the page and show it."""
-        desk, key = self._frame.desk, self._key.value or ""
-        self._entries = await desk.messages(self._topic, self._partition, self._starts[-1], key)
+        queries, key = self._layout.queries, self._key.value or ""
+        self._entries = await queries.messages(self._topic, self._partition, self._starts[-1], key)
         rows = [
             {"id": each.id, "stored": each.at, "key": each.key[:PREVIEW], "payload": each.text[:PREVIEW]}
             for each in self._entries
@@ -52,9 +51,9 @@ class Browser:
         await self._show()
 
     async def _show(self) -> None:
-        """What was typed: a key leads to its partition."""
+        """Apply the fields. A key selects its partition."""
         if self._key.value:
-            self._partition = await self._frame.desk.partition_of(self._topic, self._key.value)
+            self._partition = await self._layout.queries.partition_of(self._topic, self._key.value)
             self._select.value = self._partition
         try:
             until = moment_of(self._until)
@@ -81,7 +80,7 @@ class Browser:
         if found is None:
             return
         with ui.dialog(value=True) as dialog, ui.card().classes("max-w-3xl"):
-            facts({"id": found.id, "stored": found.at, "key": found.key, "headers": found.headers})
+            values({"id": found.id, "stored": found.at, "key": found.key, "headers": found.headers})
             payload(found.text)
             ui.button("close", on_click=dialog.close).props("flat")
 
@@ -92,15 +91,15 @@ def moment_input(label: str) -> ui.input:
 
 
 def moment_of(field: ui.input) -> datetime | None:
-    """What was chosen there; a browser may send anything. Raises ConfigError."""
+    """The time in the field; a browser may send anything. Raises ConfigError."""
     try:
         return datetime.fromisoformat(field.value).replace(tzinfo=UTC) if field.value else None
     except (TypeError, ValueError):
-        raise ConfigError(f"{str(field.value)[:40]!r} is no time") from None
+        raise ConfigError(f"{str(field.value)[:40]!r} is not a valid time") from None
 
 
-def facts(about: dict[str, str]) -> None:
-    """What is known, a line each; nothing for what is empty."""
+def values(about: dict[str, str]) -> None:
+    """A line for each value that is not empty."""
     for name, value in about.items():
         if value:
             with ui.row().classes("w-full gap-2 no-wrap"):
@@ -109,5 +108,10 @@ def facts(about: dict[str, str]) -> None:
 
 
 def payload(text: str) -> None:
-    """As text, whatever it is."""
-    ui.label(text).classes("w-full font-mono text-sm whitespace-pre-wrap break-all border p-2").props("data-payload")
+    """A payload as text, never as markup."""
+    block(text).props("data-payload")
+
+
+def block(text: str) -> ui.label:
+    """Lines of text as they are."""
+    return ui.label(text).classes("w-full font-mono text-sm whitespace-pre-wrap break-all border p-2")

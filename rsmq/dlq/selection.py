@@ -1,4 +1,4 @@
-"""Which dead letters are meant: by what the letter says, and by what its payload says. Pure."""
+"""Selects dead letters by their own fields and by fields of their payload. Pure."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from rsmq.dlq.letter import DeadLetter
+from rsmq.dlq.dead_letter import DeadLetter
 from rsmq.errors import ConfigError
 
 MISSING: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """`path=value` or `path!=value`: a field of a JSON payload, `a.b.0` for one inside. A missing field is no value."""
+class FieldCondition:
+    """`path=value` or `path!=value` for a field of a JSON payload, `a.b.0` for a nested one.
+
+    A missing field equals no value.
+    """
 
     path: str
     value: str
     is_equal: bool = True
 
     def matches(self, payload: Any) -> bool:
-        """Whether the payload has it so."""
-        found = pick(payload, self.path)
-        return (found is not MISSING and is_same(found, self.value)) is self.is_equal
+        """Whether the payload meets the condition."""
+        found = value_at(payload, self.path)
+        return (found is not MISSING and equals_text(found, self.value)) is self.is_equal
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """All that is given must hold; nothing given means all.
+    """Conditions that must all hold; without any it selects all dead letters.
 
-    `reasons`: one of them. `error`: a part of the error's text, in any case. `since` and `until`: when it died, the
-    end excluded. `key`: its ordering key. `where`: fields of its payload; a payload that is no JSON has none.
+    `reasons`: has one of them. `error`: its error contains this text, in any case. `since` and `until`: it became a
+    dead letter in this time, the end excluded. `key`: its ordering key. `where`: fields of its JSON payload.
     """
 
     reasons: tuple[str, ...] = ()
@@ -41,15 +44,15 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None
     key: str | None = None
-    where: tuple[Field, ...] = ()
+    where: tuple[FieldCondition, ...] = ()
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing was given."""
+        """Whether it has no conditions."""
         return self == Selection()
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether a letter is meant."""
+        """Whether all conditions hold for a dead letter."""
         return (
             (not self.reasons or letter.reason in self.reasons)
             and (self.error is None or self.error.casefold() in letter.error.casefold())
@@ -67,21 +70,21 @@ class Selection:
         return all(field.matches(payload) for field in self.where)
 
 
-def read_field(text: str) -> Field:
-    """`customer.tier=gold` or `customer.tier!=gold`. Raises ConfigError for anything else."""
-    path, equals, value = text.partition("=")
-    if not equals or not path.strip("!"):
-        raise ConfigError(f"{text!r} is no condition: write field=value, a.b=value for a field inside, or field!=value")
-    return Field(path.removesuffix("!"), value, is_equal=not path.endswith("!"))
+def read_fields(texts: Sequence[str]) -> tuple[FieldCondition, ...]:
+    """Conditions such as `customer.tier=gold` or `customer.tier!=gold`. Raises ConfigError for anything else."""
+    conditions = []
+    for text in texts:
+        path, equals, value = text.partition("=")
+        if not equals or not path.strip("!"):
+            raise ConfigError(
+                f"{text!r} is not a condition: write field=value, a.b=value for a nested field, or field!=value"
+            )
+        conditions.append(FieldCondition(path.removesuffix("!"), value, is_equal=not path.endswith("!")))
+    return tuple(conditions)
 
 
-def read_fields(texts: Sequence[str]) -> tuple[Field, ...]:
-    """Several."""
-    return tuple(map(read_field, texts))
-
-
-def pick(payload: Any, path: str) -> Any:
-    """The value at `a.b.0`, or MISSING. A field whose own name has a dot is found by its whole name."""
+def value_at(payload: Any, path: str) -> Any:
+    """The value at `a.b.0`, or MISSING. A field whose own name has a dot is found by its full name."""
     if isinstance(payload, dict) and path in payload:
         return payload[path]
     head, dot, rest = path.partition(".")
@@ -91,11 +94,11 @@ def pick(payload: Any, path: str) -> Any:
         inner = payload[int(head)]
     else:
         return MISSING
-    return pick(inner, rest) if dot else inner
+    return value_at(inner, rest) if dot else inner
 
 
-def is_same(found: Any, value: str) -> bool:
-    """Text as it is; anything else as JSON writes it: `5`, `true`, `null`."""
+def equals_text(found: Any, value: str) -> bool:
+    """Whether a JSON value equals a text: strings as they are, other values as JSON writes them (`5`, `true`)."""
     if isinstance(found, str):
         return found == value
     try:

@@ -1,4 +1,4 @@
-"""Who owns which partition: a pure function of the live members that every member computes alike."""
+"""Which member owns which partition: a pure function of the live members, so every member gets the same result."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import mmh3
 def assign(partitions: int, members: Mapping[str, float] | Iterable[str], salt: str = "") -> dict[int, str]:
     """Rendezvous hashing with a load bound: partition -> member.
 
-    Every partition has exactly one owner; loads differ from the members' shares (equal, or by weight) by less than one;
-    the order of `members` does not matter; a join or leave moves little. Without members the result is empty. `salt`
-    (the group) keeps a member that gets one more in one group from getting one more in all.
+    Every partition has exactly one owner. The load of each member differs from its share (equal, or by weight) by less
+    than one. The order of `members` does not matter, and a join or leave moves few partitions. Without members the
+    result is empty. `salt` (the group) varies which member gets one partition more.
     """
     weights = dict(members) if isinstance(members, Mapping) else dict.fromkeys(members, 1.0)
     return dict(_assign(partitions, tuple(sorted(weights.items())), salt)) if weights else {}
 
 
-@lru_cache(maxsize=2048)  # asked several times a second, changed by a join or leave: 1024 x 50 take 90 ms
+@lru_cache(maxsize=2048)  # called several times a second, changes only with a join or leave: 1024 x 50 take 90 ms
 def _assign(partitions: int, members: tuple[tuple[str, float], ...], salt: str) -> dict[int, str]:
     weights = dict(members)
     room = quotas(partitions, weights, salt)

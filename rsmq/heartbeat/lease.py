@@ -1,4 +1,4 @@
-"""Leases: a member's exclusive right to a partition, believed only as long as the local clock allows."""
+"""Leases: a member's exclusive right to a partition, held only as long as the local clock allows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 from collections.abc import Collection
 from typing import Final
 
-from rsmq.clock import monotonic, to_ms
-from rsmq.connect import Client
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.presence import listeners
-from rsmq.keys import Keys
-from rsmq.script import OK, RELEASE_LEASE, TAKE_LEASE
-from rsmq.settings import Settings
+from rsmq.heartbeat.registration import longer_leases
+from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.raw_connection import kill_command
+from rsmq.redis.scripts import OK, RELEASE_LEASE, TAKE_LEASE, UNKNOWN
 
 log = logging.getLogger("rsmq.lease")
 
@@ -20,10 +22,10 @@ OVER: Final = float("-inf")
 
 
 class Lease:
-    """One grant. Shared by the event loop, which believes in it, and the beat's thread, which renews it.
+    """One grant of a partition. The event loop checks it, the heartbeat thread renews it.
 
     Invariant: `deadline` (monotonic) is the start of the last confirmed renewal + ttl - margin, so it passes before the
-    server gives the partition away. Once lost it is never held again: a new grant is a new object.
+    server grants the partition to another member. A lost lease is never held again: a new grant is a new object.
     """
 
     __slots__ = ("deadline", "epoch", "group", "is_lost", "key", "owner", "partition", "topic")
@@ -37,7 +39,7 @@ class Lease:
 
     @classmethod
     def shared(cls, topic: str, group: str, partition: int, owner: str, deadline: float) -> Lease:
-        """Shared distribution: no exclusive right, only the belief that what is in hand is still ours."""
+        """Shared distribution: not exclusive; it says how long messages in flight belong to this member."""
         return cls(topic, group, partition, "", owner, "", deadline)
 
     def is_held(self) -> bool:
@@ -45,14 +47,14 @@ class Lease:
         return monotonic() < self.deadline
 
     def prolong(self, deadline: float) -> None:
-        """A renewal was confirmed. Without effect on a lease that is lost or has already run out here."""
+        """A renewal was confirmed. It does not revive a lease that is lost or has run out by the local clock."""
         if not self.is_lost and self.is_held():
             self.deadline = deadline
             if self.is_lost:  # lost by the other thread in between
                 self.deadline = OVER
 
     def lose(self) -> None:
-        """Stop believing in it, for good."""
+        """End it for good."""
         self.is_lost = True
         self.deadline = OVER
 
@@ -62,7 +64,7 @@ class Lease:
 
 
 class Leases:
-    """Takes and releases the leases of one member; renewing is the beat's."""
+    """Takes and releases the leases of one member; the heartbeat renews them."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, member: str) -> None:
         self._client, self._keys, self._settings, self._member = client, keys, settings, member
@@ -76,41 +78,44 @@ class Leases:
         ttl = self._settings.lease_ttl
         args = (self._member, to_ms(ttl), reader)
         started = monotonic()
-        reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group))
+        reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group, ""))
+        if reply[0] == UNKNOWN:  # rare: the record was deleted, and its owner may believe in it for its own lease
+            leases = await longer_leases(self._client, self._keys, topic, group, to_ms(ttl))
+            longest = max(to_ms(ttl), *leases.values(), 0)
+            reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group, longest))
         if reply[0] != OK and reply[1].decode() in absent:
             owner = reply[1].decode()
             channel = self._keys.presence(owner)
-            if self._client.is_cluster:  # the channel is on another node: the script cannot look there
+            if self._client.is_cluster:  # the channel is on another node: the script cannot check it
                 if any(await listeners(self._client, [channel])):
                     return None
                 channel = ""
             started = monotonic()
-            reply = await TAKE_LEASE(self._client, (key, stream), (*args, owner, channel, group))
+            reply = await TAKE_LEASE(self._client, (key, stream), (*args, owner, channel, group, ""))
         if reply[0] != OK:
             return None
-        await self._cut_off(key, reply[3].decode())
+        await self._cut_off(key, reply[3].decode().splitlines())
         deadline = started + (ttl - self._settings.lease_margin).total_seconds()
         return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline)
 
-    async def _cut_off(self, key: str, reader: str) -> None:
-        """End the previous owner's reading connection: what it still has in the air must not be delivered to it.
+    async def _cut_off(self, key: str, readers: list[str]) -> None:
+        """Close the reading connections of former owners: their late reads must not receive any more messages.
 
-        It is on the node that holds the partition, or it can read nothing of it any more: a slot that has moved is
-        refused. Both id and address must match, so that after a restart of the server nobody else's connection is hit.
+        The connections are on the node that holds the partition. On another node they can read nothing: a slot that has
+        moved is refused.
         """
-        client_id, _, address = reader.partition(" ")
-        if not client_id:
-            return
-        try:
-            await self._client.node_for(key).execute_command("CLIENT", "KILL", "ID", client_id, "ADDR", address)
-        except BrokerUnavailable:
-            raise
-        except (BrokerError, ConfigError) as error:
-            if not self._warned:
-                log.warning("the last owner's reader cannot be cut off, its phantoms are found later: %s", error)
-                self._warned = True
+        replies = await self._client.node_for(key).pipelined([kill_command(reader) for reader in readers])
+        refused = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        if isinstance(refused, BrokerUnavailable):
+            raise refused
+        if refused is not None and not self._warned:
+            log.warning("cannot cut off the last owner's reader; its late reads are taken over later: %s", refused)
+            self._warned = True
 
-    async def release(self, lease: Lease) -> None:
-        """Give it back, if it is still ours, and with it our consumer."""
+    async def release(self, lease: Lease, late_reader: str = "") -> None:
+        """Release it if this member still holds it, and delete this member's consumer.
+
+        `late_reader`: the connection with a read that may still be on its way. The next owner cuts it off.
+        """
         stream = self._keys.stream(lease.topic, lease.partition)
-        await RELEASE_LEASE(self._client, (lease.key, stream), (lease.owner, lease.epoch, lease.group))
+        await RELEASE_LEASE(self._client, (lease.key, stream), (lease.owner, lease.epoch, lease.group, late_reader))

@@ -1,4 +1,4 @@
-"""Who is alive: a pure judgement over observations, careful after every outage."""
+"""Which members are alive: decided from observations, without I/O, and carefully after every outage."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 
 
 class Liveness:
-    """Judges the members of one group from what one member saw and when (seconds on the monotonic clock).
+    """Judges the members of one group from the observations of one member (times in seconds, monotonic clock).
 
-    A member is *dead* when its heartbeat key is gone, *absent* when nobody has listened on its channel for the grace.
-    Neither is believed until the observer itself has seen the server without a gap for as long: after an outage, a
-    failover, a stall or a jump of the server's clock everybody looks dead, and the living need a moment to show
-    themselves.
+    A member is *dead* when its heartbeat key is gone. It is *absent* when its channel had no subscriber for the grace.
+    After an outage, a failover, a stall or a jump of the server's clock all members seem dead, and live ones need a
+    moment to renew. So no member is declared dead or absent until the observer has seen the server without a gap for
+    that long.
     """
 
     def __init__(self, member: str, *, ttl: float, grace: float) -> None:
@@ -24,7 +24,7 @@ class Liveness:
         self._silent_since: dict[str, float] = {}
 
     def failed(self) -> None:
-        """A question was not answered: start over with watching."""
+        """A request failed: discard what was observed before."""
         self._steady_since = None
         self._missing_since.clear()
         self._silent_since.clear()
@@ -37,14 +37,14 @@ class Liveness:
         self._last = now
 
     def saw_clock(self, now: float, server: float) -> None:
-        """The server's wall clock (seconds). A jump ends times to live that nobody let run out."""
+        """The server's wall clock (seconds). A jump of it expires keys that were renewed in time."""
         offset = server - now
         if self._offset is not None and abs(offset - self._offset) > self._ttl / 2:
             self.failed()
         self._offset = offset
 
     def saw_members(self, now: float, members: Collection[str], alive: Collection[str]) -> None:
-        """The set of members, and those of them with a heartbeat."""
+        """The set of members, and the members with a heartbeat key."""
         self._steady(now)
         self._known = {self._member, *members}
         for gone in self._missing_since.keys() - self._known:
@@ -56,7 +56,7 @@ class Liveness:
                 self._missing_since.setdefault(member, now)
 
     def saw_listeners(self, now: float, listeners: Mapping[str, int]) -> None:
-        """How many listen on each member's own channel. Silence counts only while it is watched."""
+        """The number of subscribers of each member's channel. Silence counts only while the checks have no gap."""
         self._steady(now)
         if now - self._listened > self._grace:
             self._silent_since.clear()
@@ -70,18 +70,18 @@ class Liveness:
             del self._silent_since[gone]
 
     def absent(self, now: float) -> frozenset[str]:
-        """Members whose process is gone."""
+        """Members whose process has ended or is cut off."""
         if self._grace <= 0:
             return frozenset()
         return frozenset(member for member, since in self._silent_since.items() if now - since >= self._grace)
 
     def dead(self, now: float) -> frozenset[str]:
-        """Members whose heartbeat has run out, seen steadily for longer than the living need to renew."""
+        """Members without a heartbeat key, observed without a gap for longer than a live member needs to renew."""
         if self._steady_since is None or now - self._steady_since < self._ttl:
             return frozenset()
         return frozenset(self._missing_since)
 
     def live(self, now: float) -> tuple[str, ...]:
-        """Everybody else, always including the observer, sorted."""
+        """All other members, always including the observer, sorted."""
         gone = (self.absent(now) | self.dead(now)) - {self._member}
         return tuple(sorted(self._known - gone))

@@ -1,4 +1,4 @@
-"""Membership: who serves a group now, as one member sees it. Wrong membership costs fairness, never correctness."""
+"""Membership: which members serve a group, as one member sees it. A wrong view costs fairness, never correctness."""
 
 from __future__ import annotations
 
@@ -6,49 +6,71 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 import anyio
 import anyio.abc
 
-from rsmq.clock import monotonic
-from rsmq.connect import Client
-from rsmq.errors import BrokerError
+from rsmq.errors import BrokerError, ConfigError
 from rsmq.heartbeat.liveness import Liveness
 from rsmq.heartbeat.presence import listeners
-from rsmq.keys import Keys
-from rsmq.script import LOOK_AT_MEMBERS, Script, Value
-from rsmq.settings import Settings
+from rsmq.heartbeat.registration import read_members
+from rsmq.model.clock import monotonic
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import LOOK_AT_MEMBERS, Script, Value
 
 log = logging.getLogger("rsmq.membership")
 
 GRID: Final = 0.05
-"""Seconds to which looks are rounded up, so that those of many groups leave in few writes."""
+"""Seconds to which checks are rounded up, so that the checks of many groups share few writes."""
+
+GONE_SECONDS: Final = 0.2
+"""Between two looks whether a dead member's heartbeat key has ended."""
 
 Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
 
 
-async def _by_itself(client: Client, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
-    return await script(client, keys, args)
-
-
-def _until_together(seconds: float) -> float:
-    """The span that ends at the next common time after it."""
+def _rounded_up(seconds: float) -> float:
+    """A longer pause that ends at a multiple of GRID."""
     now = monotonic()
     return math.ceil((now + seconds) / GRID) * GRID - now
 
 
 async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
-    """Tell the members of a group that something has changed. Carries no data: they look for themselves."""
+    """Announce a change to the members of a group. It carries no data: each member reads the state itself."""
     await client.execute_command("PUBLISH", keys.changes(topic, group), "")
 
 
+async def refuse_mixed_ordering(client: Client, keys: Keys, topic: str, group: str, member: str, ordering: str) -> None:
+    """Raise ConfigError if another member of the group has another ordering: its keys would not be in order.
+
+    A worker asks before it joins, and again when the others can see it: of two that start together, one sees the other.
+    A member without a listener is dead, and its heartbeat key ends soon. One of an older version says no ordering.
+    """
+    while True:
+        infos = await read_members(client, keys, topic, group)
+        found = {name: info["ordering"] for name, info in infos.items() if name != member and "ordering" in info}
+        others = sorted(name for name in found if found[name] != ordering)
+        if not others:
+            return
+        counts = await listeners(client, [keys.presence(name) for name in others])
+        alive = [name for name, count in zip(others, counts, strict=True) if count]
+        if alive:
+            raise ConfigError(
+                f"group {group!r} of topic {topic!r} is served with ordering={found[alive[0]]!r} by {alive[0]}, not "
+                f"with {ordering!r}: mixed members would break the order of keys. Stop all its members before you "
+                f"start one with another ordering, or use another group name"
+            )
+        await asyncio.sleep(GONE_SECONDS)
+
+
 class Membership:
-    """Watches a group: its members' heartbeats, their presence, and whether it is paused.
+    """Watches a group: the heartbeats and the presence of its members, and whether it is paused.
 
     `live` always contains this member; leases of members in `absent` may be taken before they run out. `changes` counts
-    how often any of it has changed.
+    the changes of this view.
     """
 
     def __init__(
@@ -61,8 +83,8 @@ class Membership:
         group: str,
         ask: Ask | None = None,
     ) -> None:
-        """`ask` carries the looks of many groups together; without it each goes by itself."""
-        self._ask = partial(_by_itself, client) if ask is None else ask
+        """`ask` sends the script calls of many groups in one write; by default each group makes its own call."""
+        self._ask = ask or (lambda script, keys, args: script(client, keys, args))
         self._client, self._keys, self._member, self._topic, self._group = client, keys, member, topic, group
         self._interval = settings.heartbeat_interval.total_seconds()
         self._presence_interval = settings.presence_interval.total_seconds()
@@ -70,9 +92,9 @@ class Membership:
         self._watches_presence = grace > 0
         self._liveness = Liveness(member, ttl=settings.lease_ttl.total_seconds(), grace=grace)
         self._members: list[str] = []
-        self._noticed = asyncio.Event()
+        self._refresh_wanted = asyncio.Event()
         self._waiters: set[asyncio.Event] = set()
-        self._look_at = 0.0
+        self._members_due = 0.0
         self._was_out = False
         self.changes = 0
         self.live: tuple[str, ...] = (member,)
@@ -80,35 +102,35 @@ class Membership:
         self.paused = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Look around until cancelled."""
-        await self._look()
+        """Check the group until cancelled."""
+        await self._check()
         task_status.started()
         while True:
-            is_urgent = self._watched or self._was_out  # what was announced may not have been seen yet
-            with anyio.move_on_after(_until_together(self._presence_interval if is_urgent else self._interval)):
-                await self._noticed.wait()
-            if self._noticed.is_set():
-                self._look_at = 0.0
-            self._noticed.clear()
-            await self._look()
+            is_urgent = self._watched or self._was_out  # after an outage an announcement may have been missed
+            with anyio.move_on_after(_rounded_up(self._presence_interval if is_urgent else self._interval)):
+                await self._refresh_wanted.wait()
+            if self._refresh_wanted.is_set():
+                self._members_due = 0.0
+            self._refresh_wanted.clear()
+            await self._check()
 
-    def notice(self) -> None:
-        """Something was announced: look at everything now."""
-        self._noticed.set()
+    def refresh(self) -> None:
+        """Check everything now, because a change was announced."""
+        self._refresh_wanted.set()
 
     @property
     def _watched(self) -> list[str]:
-        """Whose presence is watched."""
+        """The members whose presence is checked."""
         return [member for member in self._members if member != self._member] if self._watches_presence else []
 
-    def rouse(self) -> None:
-        """End every `wait`: something of ours has changed."""
+    def wake(self) -> None:
+        """Count a change and end every `wait`."""
         self.changes += 1
         for event in self._waiters:
             event.set()
 
     async def wait(self, timeout: float, seen: int | None = None) -> None:
-        """Until the view changes, at most `timeout` seconds. `seen`: the `changes` that the caller knows of."""
+        """Until the view changes, at most `timeout` seconds. `seen`: the value of `changes` that the caller knows."""
         if seen is not None and seen != self.changes:
             return
         event = asyncio.Event()
@@ -119,33 +141,33 @@ class Membership:
         finally:
             self._waiters.discard(event)
 
-    async def _look(self) -> None:
-        was_noticed, was_paused = self._look_at == 0.0, self.paused
+    async def _check(self) -> None:
+        is_refresh, was_paused = self._members_due == 0.0, self.paused
         try:
-            if monotonic() >= self._look_at:
-                await self._look_at_members()
-                self._look_at = monotonic() + self._interval
+            if monotonic() >= self._members_due:
+                await self._check_members()
+                self._members_due = monotonic() + self._interval
             if self._watched:
-                await self._look_at_presence(self._watched)
+                await self._check_presence(self._watched)
             self._was_out = False
         except BrokerError as error:
-            (log.debug if self._was_out else log.warning)("the members of %s cannot be seen: %s", self._group, error)
+            (log.debug if self._was_out else log.warning)("the members of %s cannot be read: %s", self._group, error)
             self._was_out = True
             self._liveness.failed()
-        self._judge(was_noticed or self.paused != was_paused)
+        self._update_view(is_refresh or self.paused != was_paused)
 
-    def _judge(self, has_news: bool) -> None:
+    def _update_view(self, has_news: bool) -> None:
         now = monotonic()
         live, absent = self._liveness.live(now), self._liveness.absent(now)
         if has_news or (live, absent) != (self.live, self.absent):
             if live != self.live:
                 log.info("%s/%s is served by %s", self._topic, self._group, ", ".join(live))
             self.live, self.absent = live, absent
-            self.rouse()
+            self.wake()
 
-    async def _look_at_members(self) -> None:
-        place = self._keys.members(self._topic, self._group)
-        names = (place, self._keys.group(self._topic, self._group), self._keys.alive(self._topic, self._group, ""))
+    async def _check_members(self) -> None:
+        about = self._topic, self._group
+        names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
         seconds, micros, paused, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
         now = monotonic()
         self._members = sorted(member.decode() for member in found[::2])
@@ -156,12 +178,12 @@ class Membership:
         await self._prune()
 
     async def _prune(self) -> None:
-        """Forget members that died without goodbye."""
+        """Remove members that died without withdrawing."""
         gone = self._liveness.dead(monotonic()) & set(self._members)
         if gone:
             await self._client.execute_command("SREM", self._keys.members(self._topic, self._group), *gone)
 
-    async def _look_at_presence(self, others: list[str]) -> None:
+    async def _check_presence(self, others: list[str]) -> None:
         counts = await listeners(self._client, [self._keys.presence(member) for member in others])
         self._liveness.saw_listeners(monotonic(), dict(zip(others, counts, strict=True)))
 

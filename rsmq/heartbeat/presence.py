@@ -1,67 +1,117 @@
-"""Presence: a subscription that only this process holds. When the process dies its sockets close, and the others see
-that nobody listens any more, long before a time to live runs out.
+"""Presence: a subscription that only this process holds. When the process dies, its sockets close, and the other
+members see that the channel has no subscriber, long before a time to live runs out.
 
-On a cluster the subscription is a sharded one, on the node of the channel's slot: there everybody can ask for it. What
-is announced in a group is published to all nodes, so the same connection hears it.
+On a cluster the channel is a sharded one: the node of its slot counts its subscribers for every member that asks.
+Changes of a group are published to all nodes, so the same connection receives them.
 """
 
 from __future__ import annotations
 
 import logging
+import selectors
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from contextlib import closing, suppress
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from rsmq.clock import monotonic
-from rsmq.connect import Client, Connector
-from rsmq.heartbeat.bell import Bell
-from rsmq.keys import Keys
-from rsmq.settings import Settings
+from rsmq.model.clock import monotonic
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
 
 log = logging.getLogger("rsmq.presence")
 
-ANSWER = 0.2
-"""Longest wait for an answer, or for the rest of a message, before looking at what else is to do, in seconds."""
-PING_EVERY = 1.0
+REPLY_TIMEOUT: Final = 0.2
+"""Longest wait for a reply, or for the rest of a message, before the thread checks its other tasks, in seconds."""
+POLL_INTERVAL: Final = 0.2
+"""Seconds between two checks where the connection does not show its socket (redis-py's private name has changed)."""
+PING_INTERVAL: Final = 1.0
 
 
 async def listeners(client: Client, channels: Sequence[str]) -> list[int]:
-    """How many listen on each of these channels."""
+    """The number of subscribers of each channel."""
     if not channels:
         return []
     if not client.is_cluster:
         return list((await client.execute_command("PUBSUB", "NUMSUB", *channels))[1::2])
-    counts = [reply[1] for reply in await _asked(client, [("PUBSUB", "SHARDNUMSUB", channel) for channel in channels])]
-    # a node that has lost the slot counts nobody and does not say so: whoever seems to be gone is called,
-    # and by the newest map, for a replica would answer for itself only
+    replies = await _replies(client, [("PUBSUB", "SHARDNUMSUB", channel) for channel in channels])
+    counts = [reply[1] for reply in replies]
+    # a node that has lost the slot answers 0 instead of an error: each 0 is confirmed by a probe, under
+    # the newest slot map, because a replica counts only its own subscribers
     silent = [channel for channel, count in zip(channels, counts, strict=True) if not count]
     if silent:
-        client.reconsider()
-    called = dict(zip(silent, await _asked(client, [call(channel) for channel in silent]), strict=True))
-    return [count or called[channel] for channel, count in zip(channels, counts, strict=True)]
+        client.mark_stale()
+    probed = dict(zip(silent, await _replies(client, [probe(channel) for channel in silent]), strict=True))
+    return [count or probed[channel] for channel, count in zip(channels, counts, strict=True)]
 
 
-async def _asked(client: Client, questions: Sequence[tuple[str, ...]]) -> list[Any]:
-    replies = await client.pipelined(questions)
+async def _replies(client: Client, commands: Sequence[tuple[str, ...]]) -> list[Any]:
+    replies = await client.pipelined(commands)
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
     return replies
 
 
-def call(channel: str) -> tuple[str, str, str]:
-    """An empty message to a sharded channel. Its answer: how many have heard it, or who serves its slot now."""
+def probe(channel: str) -> tuple[str, str, str]:
+    """A command that sends an empty message to a sharded channel.
+
+    Its reply is the number of receivers, or a redirection to the node that serves the slot now.
+    """
     return ("SPUBLISH", channel, "")
 
 
-class Presence:
-    """Holds the subscription in a thread of its own, and passes on what is announced in our groups.
+class Wakeup:
+    """Lets one thread wait for a connection while any other thread can end that wait.
 
-    If it is broken and cannot be renewed within the grace, the others may replace us: `on_absent` is called, which must
-    stop all work, and again until it is renewed.
+    A pair of sockets beside the connection: the waiting thread waits for both. A `wake` while no thread waits ends the
+    next wait; several of them count as one.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def wake(self) -> None:
+        """End the wait. From any thread, also after `close`."""
+        with suppress(OSError):  # the buffer is full: earlier calls have not been read yet
+            self._writer.send(b"\0")
+
+    def wait(self, connection: Any, seconds: float) -> bool:
+        """Until the connection has something to read (True), `wake` was called, or the time is over."""
+        if connection.can_read(timeout=0):  # some of it may have been read from the socket already
+            return True
+        readable = getattr(connection, "_sock", None)
+        if readable is None:
+            return bool(connection.can_read(timeout=min(seconds, POLL_INTERVAL)))
+        with selectors.PollSelector() as selector:
+            selector.register(readable, selectors.EVENT_READ)
+            selector.register(self._reader, selectors.EVENT_READ)
+            ready = {key.fileobj for key, _ in selector.select(seconds)}
+        if self._reader in ready:
+            with suppress(BlockingIOError):
+                self._reader.recv(4096)
+        return readable in ready
+
+    def close(self) -> None:
+        """Close both sockets; no thread may wait any more."""
+        self._reader.close()
+        self._writer.close()
+
+    def __repr__(self) -> str:
+        return f"<Wakeup {'closed' if self._reader.fileno() < 0 else 'open'}>"
+
+
+class Presence:
+    """Holds the subscription in a thread of its own and passes on the changes announced in the member's groups.
+
+    If the subscription breaks and cannot be restored within the grace, other members may take over: `on_absent` is
+    called, which must stop all work, and is called again at each failed attempt until the subscription is restored.
     """
 
     def __init__(
@@ -79,15 +129,15 @@ class Presence:
         self._lock = threading.Lock()
         self._wanted: dict[str, Future[None]] = {keys.presence(member): Future()}
         self._subscribed: set[str] = set()
-        self._is_unseen = threading.Event()
-        self._fuse: threading.Timer | None = None
+        self._resubscribe_wanted = threading.Event()
+        self._absence_timer: threading.Timer | None = None
         self._ending = threading.Event()
-        self._bell: Bell | None = None
+        self._wakeup: Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
 
     def start(self) -> None:
-        """Subscribe, and stay so."""
-        self._bell = Bell()
+        """Subscribe and stay subscribed."""
+        self._wakeup = Wakeup()
         self._thread.start()
 
     def stop(self) -> None:
@@ -98,72 +148,67 @@ class Presence:
             self._thread.join(timeout=5)
 
     def listen(self, channel: str) -> Future[None]:
-        """Also listen to a channel; the future is done when the server has confirmed it."""
+        """Subscribe to another channel; the future is done when the server has confirmed it."""
         with self._lock:
             future = self._wanted.setdefault(channel, Future())
         self._wake()
         return future
 
     def renew(self) -> None:
-        """The server answers others that nobody listens: subscribe again, to the server that they ask."""
-        self._is_unseen.set()
+        """Subscribe again: the server that the other members ask counts no subscriber."""
+        self._resubscribe_wanted.set()
         self._wake()
 
     def _wake(self) -> None:
-        """After whatever the thread looks at before it waits."""
-        if self._bell is not None:
-            self._bell.ring()
+        """To be called after the change that the thread has to see: it checks first and waits then."""
+        if self._wakeup is not None:
+            self._wakeup.wake()
 
     def _run(self) -> None:
-        assert self._bell is not None
-        try:
-            self._stay(self._bell)
-        finally:
-            self._bell.take_down()
-
-    def _stay(self, bell: Bell) -> None:
-        while not self._ending.is_set():
-            client = self._connector.blocking_client()
-            try:
-                pubsub = client.node_for(self._keys.presence(self._member)).subscriber()
-                self._subscribed.clear()
-                self._subscribe(pubsub)
-                self._is_unseen.clear()
-                self._mended()
-                self._listen(pubsub, bell)
-            except (RedisError, OSError) as error:
-                self._broken(error)
-                self._ending.wait(0.05)
-            except Exception:
-                log.exception("the presence of %s met a defect", self._member)
-                self._ending.wait(0.5)
-            finally:
-                client.close()
-        if self._fuse is not None:
-            self._fuse.cancel()
+        assert self._wakeup is not None
+        with closing(self._wakeup) as wakeup:
+            while not self._ending.is_set():
+                client = self._connector.blocking_client()
+                try:
+                    pubsub = client.node_for(self._keys.presence(self._member)).subscriber()
+                    self._subscribed.clear()
+                    self._subscribe(pubsub)
+                    self._resubscribe_wanted.clear()
+                    self._restored()
+                    self._listen(pubsub, wakeup)
+                except (RedisError, OSError) as error:
+                    self._broken(error)
+                    self._ending.wait(0.05)
+                except Exception:
+                    log.exception("unexpected error in the presence of %s", self._member)
+                    self._ending.wait(0.5)
+                finally:
+                    client.close()
+            if self._absence_timer is not None:
+                self._absence_timer.cancel()
 
     def _broken(self, error: Exception) -> None:
-        """The fuse burns in a thread of its own: the next connection may hang for longer than the grace."""
-        if self._fuse is None:
+        """The timer has a thread of its own: the next connection attempt may hang for longer than the grace."""
+        if self._absence_timer is None:
             log.info("the presence of %s is interrupted: %s", self._member, error)
-            self._fuse = threading.Timer(self._grace, self._on_absent)
-            self._fuse.daemon = True
+            self._absence_timer = threading.Timer(self._grace, self._on_absent)
+            self._absence_timer.daemon = True
             if self._grace > 0:
-                self._fuse.start()
-        elif self._grace > 0 and not self._fuse.is_alive():
+                self._absence_timer.start()
+        elif self._grace > 0 and not self._absence_timer.is_alive():
             self._on_absent()
 
-    def _mended(self) -> None:
-        """What was announced in between went past us, so it counts as announced now."""
-        if self._fuse is None:
+    def _restored(self) -> None:
+        """Announcements made in between were missed, so every group counts as changed."""
+        if self._absence_timer is None:
             return
-        self._fuse.cancel()
-        self._fuse = None
+        self._absence_timer.cancel()
+        self._absence_timer = None
         for channel in sorted(self._subscribed):
             self._on_change(channel)
 
     def _subscribe(self, pubsub: Any) -> None:
-        """Subscribe to what is wanted and not confirmed yet; returns when all of it is."""
+        """Subscribe to the channels that are not confirmed yet; returns when all are."""
         with self._lock:
             wanted = [channel for channel in self._wanted if channel not in self._subscribed]
         if not wanted:
@@ -177,25 +222,25 @@ class Presence:
         if others:
             pubsub.subscribe(*others)
         while not self._subscribed.issuperset(wanted):
-            self._take(pubsub.get_message(timeout=ANSWER))
+            self._take(pubsub.get_message(timeout=REPLY_TIMEOUT))
             if self._ending.is_set():
                 return
 
-    def _listen(self, pubsub: Any, bell: Bell) -> None:
+    def _listen(self, pubsub: Any, wakeup: Wakeup) -> None:
         pinged = heard = monotonic()
         while not self._ending.is_set():
-            if self._is_unseen.is_set():
-                raise OSError("the server does not know the subscription")
+            if self._resubscribe_wanted.is_set():
+                raise OSError("the server that other members ask does not have the subscription")
             self._subscribe(pubsub)
-            is_there = bell.wait(pubsub.connection, max(0.0, pinged + PING_EVERY - monotonic()))
-            message = pubsub.get_message(timeout=ANSWER) if is_there else None
+            is_there = wakeup.wait(pubsub.connection, max(0.0, pinged + PING_INTERVAL - monotonic()))
+            message = pubsub.get_message(timeout=REPLY_TIMEOUT) if is_there else None
             now = monotonic()
             if message is not None:
                 heard = now
                 self._take(message)
-            elif now - pinged >= PING_EVERY:
-                if heard < pinged - 3 * PING_EVERY:
-                    raise OSError("no answer on the subscription")
+            elif now - pinged >= PING_INTERVAL:
+                if heard < pinged - 3 * PING_INTERVAL:
+                    raise OSError("no reply on the subscription")
                 pubsub.ping()
                 pinged = now
 

@@ -1,9 +1,13 @@
-"""Device inboxes: letters are stored for a device whether it is there or not, and leave through its session only."""
+"""Device inboxes: letters stored per device, until it acknowledges them.
 
-from rsmq.persistence.device import Device, Devices
+`inbox_writer` stores letters, batched per source and device; `feed` makes them from the messages of a topic. `session`
+is one connection of a device, which reads and acknowledges; the `doorbell` wakes it over sharded pub/sub. `letter` is
+the stored format; `devices` lists and purges inboxes for operators.
+"""
+
+from rsmq.persistence.devices import Device, Devices
 from rsmq.persistence.feed import Feed
 from rsmq.persistence.letter import Letter
-from rsmq.persistence.office import PostOffice
-from rsmq.persistence.session import Session
+from rsmq.persistence.session import Inboxes, Session
 
-__all__ = ["Device", "Devices", "Feed", "Letter", "PostOffice", "Session"]
+__all__ = ["Device", "Devices", "Feed", "Inboxes", "Letter", "Session"]

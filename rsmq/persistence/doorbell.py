@@ -1,17 +1,18 @@
-"""The doorbell: tells sessions that something has come, over sharded pub/sub, without any data."""
+"""The doorbell wakes sessions over sharded pub/sub. A ring carries no data: the session reads its inbox."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 import anyio
 import anyio.abc
 
-from rsmq.connect import Client
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
-from rsmq.wire import Wire, pack
+from rsmq.model.backoff import Backoff
+from rsmq.redis.connector import Client
+from rsmq.redis.raw_connection import RawConnection, pack
 
 log = logging.getLogger("rsmq.doorbell")
 
@@ -24,23 +25,23 @@ LONGEST_PAUSE: Final = 2.0
 Ring = Callable[[], None]
 
 
-class Strand:
-    """One connection that listens to the channels of one node, until it breaks."""
+class NodeSubscription:
+    """One connection that subscribes to channels of one node, until it breaks."""
 
     def __init__(self, node: Client, rung: Callable[[bytes], None]) -> None:
-        self._wire, self._rung = Wire(node), rung
+        self._connection, self._rung = RawConnection(node), rung
         self.channels: set[bytes] = set()
         self._leaving: dict[bytes, int] = {}
         self._outgoing: list[bytes] = []
         self._wake = anyio.Event()
 
     def listen(self, channel: bytes) -> None:
-        """Also listen to a channel; it rings once when the server has confirmed."""
+        """Subscribe to a channel; it rings when the server has confirmed the subscription."""
         self.channels.add(channel)
         self._send(b"SSUBSCRIBE", channel)
 
     def forget(self, channel: bytes) -> None:
-        """Listen to it no more."""
+        """Unsubscribe from a channel."""
         self.channels.discard(channel)
         self._leaving[channel] = self._leaving.get(channel, 0) + 1
         self._send(b"SUNSUBSCRIBE", channel)
@@ -50,9 +51,9 @@ class Strand:
         self._wake.set()
 
     async def run(self) -> None:
-        """Serve until the connection breaks (BrokerError) or a channel has moved to another node."""
+        """Run until the connection breaks or a channel has moved to another node: both raise BrokerUnavailable."""
         try:
-            await self._wire.open()
+            await self._connection.open()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write)
                 await self._read()
@@ -60,10 +61,10 @@ class Strand:
             broken, other = group.split(BrokerError)
             if other is not None:
                 raise other from None
-            raise BrokerUnavailable(str(broken.exceptions[0]) if broken else "the doorbell broke") from None
+            raise BrokerUnavailable(str(broken.exceptions[0]) if broken else "the connection broke") from None
         finally:
             with anyio.CancelScope(shield=True):
-                await self._wire.close()
+                await self._connection.close()
 
     async def _write(self) -> None:
         while True:
@@ -71,11 +72,11 @@ class Strand:
                 await self._wake.wait()
             self._wake = anyio.Event()
             outgoing, self._outgoing = self._outgoing or [pack(("PING",))], []
-            await self._wire.send(outgoing)
+            await self._connection.send(outgoing)
 
     async def _read(self) -> None:
         while True:
-            reply = (await self._wire.receive(1, SILENCE))[0]
+            reply = (await self._connection.receive(1, SILENCE))[0]
             if isinstance(reply, Exception):
                 raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
             if reply[0] in (b"smessage", b"ssubscribe"):
@@ -84,7 +85,7 @@ class Strand:
                 self._left(reply[1])
 
     def _left(self, channel: bytes) -> None:
-        """A subscription has ended: as it was asked for, even if somebody is here again, or because its slot moved."""
+        """The server ended a subscription: by `forget` (perhaps subscribed again since), or as its slot moved."""
         asked = self._leaving.pop(channel, 0)
         if asked > 1:
             self._leaving[channel] = asked - 1
@@ -93,17 +94,17 @@ class Strand:
 
 
 class Doorbell:
-    """Holds the subscriptions of all sessions of this process.
+    """The subscriptions of all sessions of this process.
 
-    A ring says no more than "look". Whenever one may have been missed (a broken connection, a moved slot), it rings.
+    After a broken connection or a moved slot a ring may have been missed, so every affected channel rings.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._rings: dict[bytes, list[Ring]] = {}
-        self._strands: dict[Client, Strand] = {}
+        self._subscriptions: dict[Client, NodeSubscription] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._pause = PAUSE
+        self._backoff = Backoff(PAUSE, LONGEST_PAUSE)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
@@ -113,63 +114,59 @@ class Doorbell:
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
-            for channel in list(self._rings):  # whoever waits finds out that the broker is closed
+            for channel in list(self._rings):  # waiting sessions find out that the broker is closed
                 self._rung(channel)
 
     def listen(self, channel: str, ring: Ring) -> None:
-        """Call `ring` whenever there may be something new, first when the subscription is confirmed."""
+        """Call `ring` whenever there may be a new letter, first when the subscription is confirmed."""
         if self._tasks is None:
             raise ConfigError("the broker is not connected: open the session inside `async with broker:`")
         rings = self._rings.setdefault(channel.encode(), [])
         rings.append(ring)
         if len(rings) == 1:
-            self._strand(channel).listen(channel.encode())
+            self._subscription(channel).listen(channel.encode())
 
     def forget(self, channel: str, ring: Ring) -> None:
-        """Do not call it any more."""
+        """Stop calling `ring`."""
         rings = self._rings.get(channel.encode(), [])
         if ring in rings:
             rings.remove(ring)
             if not rings:
                 del self._rings[channel.encode()]
-                for strand in self._strands.values():  # not only where the channel is now: its slot may have moved
-                    if channel.encode() in strand.channels:
-                        strand.forget(channel.encode())
+                for subscription in self._subscriptions.values():  # of all nodes: its slot may have moved
+                    if channel.encode() in subscription.channels:
+                        subscription.forget(channel.encode())
 
-    def _strand(self, channel: str) -> Strand:
-        """The connection to the node of a channel, made on first use."""
+    def _subscription(self, channel: str) -> NodeSubscription:
+        """The subscription connection to the node of a channel, opened on first use."""
         node = self._client.node_for(channel)
-        strand = self._strands.get(node)
-        if strand is None:
-            assert self._tasks is not None, "nobody listens before or after"
-            strand = self._strands[node] = Strand(node, self._rung)
-            self._tasks.start_soon(self._keep, node, strand)
-        return strand
+        subscription = self._subscriptions.get(node)
+        if subscription is None:
+            assert self._tasks is not None, "listening needs a running doorbell"
+            subscription = self._subscriptions[node] = NodeSubscription(node, self._rung)
+            self._tasks.start_soon(self._keep, node, subscription)
+        return subscription
 
-    async def _keep(self, node: Client, strand: Strand) -> None:
-        """Run a connection; when it breaks, its channels are listened to anew, wherever they are by then."""
+    async def _keep(self, node: Client, subscription: NodeSubscription) -> None:
+        """Run a connection; when it breaks, subscribe to its channels again, on the nodes that have them by then."""
         try:
-            await strand.run()
+            await subscription.run()
         except BrokerError as error:
-            log.info("the doorbell is interrupted: %s", error)
-        await anyio.sleep(self._pause)
-        self._pause = min(LONGEST_PAUSE, self._pause * 2)
+            log.info("the doorbell connection was interrupted: %s", error)
+        await anyio.sleep(self._backoff.next())
         try:
             await self._client.refresh()
         except BrokerError as error:
-            log.info("the servers are unknown: %s", error)
-        del self._strands[node]
-        self._again(strand.channels)
-
-    def _again(self, channels: Iterable[bytes]) -> None:
-        for channel in channels:
+            log.info("the doorbell cannot look up the cluster's nodes: %s", error)
+        del self._subscriptions[node]
+        for channel in subscription.channels:
             if channel in self._rings:
-                self._strand(channel.decode()).listen(channel)
+                self._subscription(channel.decode()).listen(channel)
 
     def _rung(self, channel: bytes) -> None:
-        self._pause = PAUSE
+        self._backoff.reset()
         for ring in self._rings.get(channel, ()):
             ring()
 
     def __repr__(self) -> str:
-        return f"<Doorbell channels={len(self._rings)} connections={len(self._strands)}>"
+        return f"<Doorbell channels={len(self._rings)} connections={len(self._subscriptions)}>"

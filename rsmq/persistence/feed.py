@@ -1,22 +1,23 @@
-"""The feed: brings the messages of a topic into the inboxes that a function of the user's names for each."""
+"""The feed stores the messages of a topic in the inboxes of devices, which a function of the user chooses."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from rsmq.errors import ConfigError
-from rsmq.keys import encode_device
-from rsmq.message import Message
-from rsmq.payload import decode_nothing, decoder_for
+from rsmq.handler.payload import decode_nothing, decoder_for
+from rsmq.handler.retry import Park, Reject, Retry, RetryPolicy, decide
+from rsmq.handler.signature import read_signature
+from rsmq.model.interrupt import is_from_signal
+from rsmq.model.keys import encode_device
+from rsmq.model.message import Message
+from rsmq.persistence.inbox_writer import InboxWriter, Receipt, expiry_ms
 from rsmq.persistence.letter import seal
-from rsmq.persistence.post import Post, expiry_ms
-from rsmq.persistence.receipt import Receipt
-from rsmq.retry import Park, Reject, Retry, RetryPolicy, decide
-from rsmq.signature import read_signature
 
-WAITS: Final = "it waits for the message before it"
+WAITS: Final = "an earlier message of the partition must be stored first"
 
 Recipients = str | Iterable[str] | None
 
@@ -24,9 +25,8 @@ Recipients = str | Iterable[str] | None
 class Feed:
     """The batch handler behind `broker.deliver`. It must get the messages of a partition in stream order.
 
-    The stream ids are the positions of its source, so a message reaches each device once, however often it is
-    delivered here; for that nothing may overtake a message that has to be tried again, which `ordering="partition"`
-    ensures between batches, and this class within one.
+    The stream ids are the positions of its source, so a redelivered message reaches each device once. No message may
+    overtake one that is retried: `ordering="partition"` ensures this between batches, this class within a batch.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class Feed:
         payload: Any,
         expiry: timedelta | None,
         retry: RetryPolicy,
-        post: Callable[[], Post],
+        writer: Callable[[], InboxWriter],
     ) -> None:
         self.title = f"deliver(to={getattr(to, '__name__', type(to).__name__)})"
         self._signature = read_signature(to, self.title, is_batch=False, unannotated=payload)
         self._decode = decoder_for(self._signature.payload) if self._signature.has_payload else decode_nothing
         self._recipients = self._signature.single_call()
-        self._group, self._ttl, self._retry, self._post = group, expiry_ms(expiry), retry, post
+        self._group, self._ttl, self._retry, self._writer = group, expiry_ms(expiry), retry, writer
 
-    async def __call__(self, messages: list[Message]) -> list[Exception | None] | None:
-        """None when all letters of all messages are stored, else one outcome a message."""
-        outcomes: list[Exception | None] = [None] * len(messages)
+    async def __call__(self, messages: list[Message]) -> list[BaseException | None] | None:
+        """None when all letters of all messages are stored, else one outcome per message."""
+        outcomes: list[BaseException | None] = [None] * len(messages)
         receipts: dict[int, Receipt] = {}
         stopped: set[int] = set()
         for number, message in enumerate(messages):
@@ -58,7 +58,9 @@ class Feed:
                 if self._signature.is_async and self._is_behind(message, messages, receipts):
                     raise Retry(WAITS)
                 receipts[number] = self._send(message, devices)
-            except Exception as error:
+            except BaseException as error:  # of the user's function: the other messages of the batch have no part in it
+                if is_from_signal(error) or is_cancelled(error):
+                    raise
                 outcomes[number] = error
                 if isinstance(decide(error, message.attempt, self._retry), Park):
                     stopped.add(message.partition)
@@ -67,12 +69,12 @@ class Feed:
                 await receipt.complete()
             except Exception as error:
                 outcomes[number] = error
-        return outcomes if any(outcomes) else None
+        return outcomes if any(each is not None for each in outcomes) else None
 
     def _is_behind(self, message: Message, messages: list[Message], receipts: dict[int, Receipt]) -> bool:
-        """Whether one before it, sent while its devices were looked up, has failed meanwhile and will be tried again.
+        """Whether an earlier message failed while this one looked up its devices, and will be retried.
 
-        The mark of this one would make that one a repetition.
+        The higher position of this one would make the server skip that retry as a repetition.
         """
         return any(
             receipt.error is not None
@@ -82,7 +84,7 @@ class Feed:
         )
 
     async def _addressed(self, message: Message) -> list[str]:
-        """The devices that get it, each once. Raises Reject for what cannot be one."""
+        """The devices of a message, without duplicates. Raises Reject for an impossible device id."""
         message.payload = self._decode(message)
         found: Recipients = await self._recipients(message) if self._signature.is_async else self._recipients(message)
         if found is None:
@@ -100,10 +102,16 @@ class Feed:
         position = f"{milliseconds:0>20}{number:0>20}"
         source = f"source:{message.topic}.{message.partition}/{self._group}"
         envelope = seal(message.data, message.type, message.topic, message.headers)
-        post, receipt = self._post(), Receipt()
+        writer, receipt = self._writer(), Receipt()
         for device in devices:
-            post.put(device, source, position, milliseconds, self._ttl, envelope, receipt)
+            writer.put(device, source, position, milliseconds, self._ttl, envelope, receipt)
         return receipt
 
     def __repr__(self) -> str:
         return f"<Feed {self.title}>"
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether this very task is being cancelled, and not only something that the function awaited."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

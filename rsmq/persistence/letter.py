@@ -1,4 +1,4 @@
-"""A letter: what a device receives, and its form in the server, the envelope.
+"""A letter: what a device receives, and the envelope in which the server stores it.
 
 Envelope, version 1, big-endian: u8 version, u48 published_ms, u48 expires_ms (these three are written by the server),
 u8 length + topic, u8 content type (0 JSON, 1 bytes, 2 text, 255: u8 length + text), u16 length + headers (JSON object),
@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from rsmq.clock import from_epoch_ms
 from rsmq.errors import ConfigError, Malformed, TooLarge
-from rsmq.message import BYTES, JSON, LARGEST_HEADERS, TEXT, encode_payload, read_headers, write_headers
+from rsmq.model.clock import from_epoch_ms
+from rsmq.model.message import BYTES, JSON, LARGEST_HEADERS, TEXT, encode_payload, read_headers, write_headers
 
 VERSION: Final = 1
 STAMP: Final = 13
-"""Bytes that the server writes in front: version, published_ms, expires_ms."""
+"""Bytes that the server writes first: version, published_ms, expires_ms."""
 TYPES: Final = (JSON, BYTES, TEXT)
 OTHER_TYPE: Final = 255
 PACKET_IDS: Final = 65_535
@@ -34,10 +34,10 @@ def packet_id_of(seq: int) -> int:
 
 
 class Letter:
-    """One letter, as one connection of its device receives it.
+    """One letter, as a session of its device receives it.
 
-    `seq` grows by the order of storing; `is_redelivered` says that an earlier connection may have received it;
-    `is_received` that the first half of its handshake (QoS 2) is done: it then has no content any more.
+    `seq` grows in the order of storing. `is_redelivered`: an earlier session may have received it. `is_received`: the
+    first half of its handshake (QoS 2) is done, and it has no content any more.
     """
 
     __slots__ = ("_envelope", "_parts", "device", "is_received", "is_redelivered", "seq")
@@ -51,7 +51,7 @@ class Letter:
 
     @property
     def packet_id(self) -> int:
-        """The MQTT packet id: no two live letters of a device have the same."""
+        """The MQTT packet id: unique among the stored letters of a device."""
         return packet_id_of(self.seq)
 
     @property
@@ -61,7 +61,7 @@ class Letter:
 
     @property
     def payload(self) -> Any:
-        """The payload by its content type: any JSON value, str, or bytes. Raises Malformed where it is not that."""
+        """The payload by its content type: a JSON value, str or bytes. Raises Malformed if it cannot be decoded."""
         _, kind, _, data = self._read()
         try:
             if kind == JSON:
@@ -72,7 +72,7 @@ class Letter:
 
     @property
     def topic(self) -> str:
-        """What it is about: the topic it came through, or what its sender said."""
+        """The topic it came through, or the `topic` that its sender gave."""
         return self._read()[0]
 
     @property
@@ -82,7 +82,7 @@ class Letter:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers. A new dict at each call."""
+        """The headers, as a new dict for each access."""
         raw = self._read()[2]
         return read_headers(raw) if raw else {}
 
@@ -93,7 +93,7 @@ class Letter:
 
     @property
     def expires_at(self) -> datetime:
-        """When it is removed if the device has not acknowledged it by then."""
+        """When the server removes it if the device has not acknowledged it."""
         return self._moment(7)
 
     def _moment(self, at: int) -> datetime:
@@ -103,7 +103,7 @@ class Letter:
                 raise ValueError("it is cut off")
             return from_epoch_ms(int.from_bytes(raw, "big"))
         except (ValueError, OverflowError) as error:
-            raise Malformed(f"letter {self.seq}: its envelope holds no time: {error}") from None
+            raise Malformed(f"letter {self.seq}: its envelope has no valid time: {error}") from None
 
     def _read(self) -> tuple[str, str, bytes, bytes]:
         if self._parts is None:
@@ -116,7 +116,7 @@ class Letter:
 
 
 def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
-    """Topic, content type, raw headers and payload. Raises Malformed for anything that is no envelope."""
+    """Topic, content type, raw headers and payload. Raises Malformed for anything else."""
     if envelope[:1] != bytes([VERSION]):
         raise Malformed(
             f"the envelope has version {envelope[:1].hex() or '(none)'}: written by a newer rsmq, or by hand"
@@ -135,17 +135,17 @@ def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
 
 
 def _text(envelope: bytes, at: int) -> tuple[str, int]:
-    """A text with its length in front, and where it ends."""
+    """A text after its length byte, and the offset of its end."""
     end = at + 1 + envelope[at]
     if end > len(envelope):
-        raise IndexError("a text goes over the end")
+        raise IndexError("a text is longer than the envelope")
     return envelope[at + 1 : end].decode(), end
 
 
 def seal(
     data: bytes, kind: str = JSON, topic: str | bytes = b"", headers: Mapping[str, str] | bytes | None = None
 ) -> bytes:
-    """The envelope without its stamp, which the server puts in front. `headers` may be their JSON."""
+    """The envelope without its stamp, which the server adds. `headers` may be JSON already."""
     front = _front(kind, topic)
     if not headers:
         return front + b"\0\0" + data
@@ -157,34 +157,32 @@ def seal(
 
 @lru_cache(maxsize=1024)
 def _front(kind: str, topic: str | bytes) -> bytes:
-    """Topic and content type, which many letters have in common."""
-    about = topic.encode() if isinstance(topic, str) else topic
-    if len(about) > LONGEST_TEXT:
-        raise ConfigError(f"topic={topic[:40]!r}... has {len(about)} bytes: use at most {LONGEST_TEXT}")
-    code = bytes([TYPES.index(kind)]) if kind in TYPES else bytes([OTHER_TYPE]) + _counted(kind)
-    return bytes([len(about)]) + about + code
+    """Topic and content type, cached because many letters share them."""
+    code = bytes([TYPES.index(kind)]) if kind in TYPES else bytes([OTHER_TYPE]) + _counted("content type", kind)
+    return _counted("topic", topic) + code
 
 
-def _counted(text: str) -> bytes:
-    raw = text.encode()
+def _counted(field: str, text: str | bytes) -> bytes:
+    """A text after its length byte."""
+    raw = text.encode() if isinstance(text, str) else text
     if len(raw) > LONGEST_TEXT:
-        raise ConfigError(f"content type {text[:40]!r}... has {len(raw)} bytes: use at most {LONGEST_TEXT}")
+        raise ConfigError(f"{field} {text[:40]!r}... has {len(raw)} bytes: use at most {LONGEST_TEXT}")
     return bytes([len(raw)]) + raw
 
 
 def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, limit: int) -> bytes:
-    """A payload of the caller's as an envelope without stamp. Raises TooLarge or ConfigError."""
+    """The envelope of a payload, without its stamp. Raises TooLarge, NotJson or ConfigError."""
     data, kind = encode_payload(payload)
     if len(data) > limit:
         raise TooLarge(len(data), limit)
     if not isinstance(topic, str):
         raise ConfigError(f"topic={topic!r} is not text: pass a str")
     if headers and not isinstance(headers, Mapping):
-        raise ConfigError(f"headers={headers!r} are no mapping of names to values")
+        raise ConfigError(f"headers={headers!r} are not a mapping of names to values")
     if headers and not all(type(part) is str for pair in headers.items() for part in pair):
         raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
     return seal(data, kind, topic, headers)
 
 
 RECEIVED: Final = bytes([VERSION]) + bytes(STAMP - 1) + seal(b"")
-"""What stands for the content of a letter that was received before."""
+"""The envelope of a received letter (`is_received`), whose content is gone."""

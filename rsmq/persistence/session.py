@@ -1,80 +1,109 @@
-"""A session: one connection of a device, which reads its inbox by cursor, in order, in a window."""
+"""A session: one connection of a device, which reads its inbox by cursor, in order, within a window."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections import deque
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import anyio
+import anyio.abc
 
-from rsmq.clock import to_ms
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, SessionTaken
-from rsmq.keys import Keys
-from rsmq.persistence.courier import Courier
-from rsmq.persistence.doorbell import Doorbell
-from rsmq.persistence.letter import Letter
-from rsmq.persistence.settlement import Settlement
-from rsmq.script import (
-    ACK_LETTERS,
-    CLEAR_INBOX,
-    CLOSE_SESSION,
-    OPEN_SESSION,
-    PAGE_LETTERS,
-    RECEIVE_LETTERS,
-    Script,
+from rsmq.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigError,
+    OwnershipError,
+    SessionLost,
+    SessionTaken,
 )
-from rsmq.settings import Settings
+from rsmq.model.clock import to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.persistence.doorbell import Doorbell
+from rsmq.persistence.inbox_writer import InboxWriter, mark_ttl_ms
+from rsmq.persistence.letter import Letter
+from rsmq.redis import scripts
+from rsmq.redis.connector import Client
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.scripts import Script, Value
 
+log = logging.getLogger("rsmq.inbox")
+
+CONNECTIONS: Final = 2
+"""While the server works on one write, this process packs the next and reads the replies of the last."""
 LARGEST_WINDOW: Final = 32_767
-"""Half of all packet ids: however many letters are held, new ones find a free one."""
+"""Half of all packet ids: a new letter finds a free one even if the other half is held (QoS 2)."""
 MOST_PER_PAGE: Final = 200
 PAGE_BYTES: Final = 1 << 20
 """A page ends when it has so many bytes: about 2 ms of the server's time."""
 CHUNK: Final = 1000
+MOST_ACKS: Final = 500
+"""Seqs in one script call: about 1 ms of the server's time."""
+
+
+class Inboxes:
+    """What all sessions and senders of one connection share: the letter writer, a batcher of calls, a doorbell."""
+
+    def __init__(self, client: Client, keys: Keys, settings: Settings, gateway: str) -> None:
+        self.keys, self.settings, self.gateway = keys, settings, gateway
+        patience = settings.unavailable_timeout.total_seconds()
+        self.batcher = ScriptBatcher(client, patience=patience, connections=CONNECTIONS, log=log)
+        self.doorbell = Doorbell(client)
+        self.writer = InboxWriter(self.batcher, keys, settings, is_cluster=client.is_cluster)
+        self._connects = f"source:!{secrets.token_hex(5)}"
+        self._count = 0
+
+    def next_connect(self) -> tuple[str, str]:
+        """The field and the position that tell a connect from a repeat of it, and from older ones of this process."""
+        self._count += 1
+        return self._connects, f"{self._count:016d}"
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.batcher.run)
+            await tasks.start(self.doorbell.run)
+            task_status.started()
+
+    def __repr__(self) -> str:
+        return f"<Inboxes {self.writer!r} {self.batcher!r} {self.doorbell!r}>"
 
 
 class Session:
     """`async with broker.connect(...) as session: async for letter in session: ...; await session.ack(letter)`.
 
-    One letter after the other, in the order of storing; at most `window` are out at a time, neither acknowledged nor
-    waiting here. What an earlier connection left unacknowledged comes again first. Iterate from one task; `ack` and
-    `receive` may be called from any. When the device connects elsewhere, every further step raises SessionTaken.
+    Yields letters in the order in which they were stored; at most `window` are unacknowledged at a time. Letters that
+    an earlier session left unacknowledged come again first. Iterate from one task; `ack` and `receive` may be called
+    from any. When the device connects elsewhere, every further step raises SessionTaken. When the server has lost the
+    session (it expired, or its data was deleted), every further step raises SessionLost.
     """
 
-    def __init__(
-        self,
-        courier: Courier,
-        doorbell: Doorbell,
-        keys: Keys,
-        settings: Settings,
-        device: str,
-        *,
-        gateway: str,
-        clean: bool,
-        window: int,
-        auto_ack: bool,
-    ) -> None:
+    def __init__(self, inboxes: Inboxes, device: str, *, clean: bool, window: int, auto_ack: bool) -> None:
         if type(window) is not int or not 1 <= window <= LARGEST_WINDOW:
             raise ConfigError(f"window={window!r} is not possible: use 1 to {LARGEST_WINDOW} letters")
         self.device, self.window = device, window
         self.epoch = ""
         self.is_present = False
-        self._inbox, self._state, self._expiry, self._channel = keys.device(device)
-        self._courier, self._doorbell, self._gateway = courier, doorbell, gateway
-        self._ttl_ms, self._poll = to_ms(settings.inbox_ttl), poll_seconds(settings)
-        self._patience = settings.command_timeout.total_seconds()
+        *keys, self._channel = inboxes.keys.device(device)
+        self._keys, self._state = tuple(keys), keys[1]
+        self._batcher, self._doorbell, self._inboxes = inboxes.batcher, inboxes.doorbell, inboxes
+        self._ttl_ms, self._poll = to_ms(inboxes.settings.inbox_ttl), poll_seconds(inboxes.settings)
+        self._close_timeout = inboxes.settings.command_timeout.total_seconds()
         self._clean, self._auto_ack = clean, auto_ack
         self._cursor, self._sent = "0", 0
         self._letters: deque[Letter] = deque()
-        self._out: set[int] = set()
+        self._out: dict[int, int] = {}
+        self._blocked = 0
         self._is_drained = False
         self._wake = asyncio.Event()
         self._rings = self._heard = 0
-        self._acks, self._receipts = self._settlement(ACK_LETTERS), self._settlement(RECEIVE_LETTERS)
-        self._trouble: BaseException | None = None
-        self._is_told = False
+        self._acks, self._receipts = AckBatcher(self, scripts.ACK_LETTERS), AckBatcher(self, scripts.RECEIVE_LETTERS)
+        self._error: BaseException | None = None
+        self._is_raised = False
         self._last: Letter | None = None
 
     # -- opening and closing --------------------------------------------------------------------------------------
@@ -84,19 +113,27 @@ class Session:
             raise ConfigError("a session is opened once: call broker.connect again for another connection")
         self._doorbell.listen(self._channel, self._ring)
         try:
-            reply = await self._courier.ask(
-                OPEN_SESSION,
-                (self._inbox, self._state, self._expiry, self._channel),
-                (self._gateway, int(self._clean), self._ttl_ms),
-            )
+            reply = await self._open()
             self.epoch = reply[1].decode()
             self.is_present = bool(reply[2]) and not self._clean
             self._sent, self._cursor = int(reply[3]), reply[4].decode()
-            await clear(self._courier, (self._inbox, self._state, self._expiry), reply[5])
+            left = reply[5]
+            while left:  # letters under the floor of the inbox are removed in bounded steps
+                left = (await self._batcher.submit(scripts.CLEAR_INBOX, self._keys, (0, CHUNK)))[2]
         except BaseException:
             self._doorbell.forget(self._channel, self._ring)
             raise
         return self
+
+    async def _open(self) -> Any:
+        """Connect. Repeated if the answer is lost; raises SessionTaken if a newer connect was in between."""
+        settings = self._inboxes.settings
+        args = (self._inboxes.gateway, int(self._clean), self._ttl_ms, *self._inboxes.next_connect())
+        keys = (*self._keys, self._channel)
+        reply = await self._batcher.submit(scripts.OPEN_SESSION, keys, (*args, mark_ttl_ms(settings)))
+        if reply[0] != scripts.OK:
+            raise self.refused(reply[0])
+        return reply
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -104,18 +141,18 @@ class Session:
         self._doorbell.forget(self._channel, self._ring)
         if self._auto_ack and kind is None:
             self._ack_last()
-        if not isinstance(self._trouble, SessionTaken):
+        if not isinstance(self._error, OwnershipError):
             await self._close()
-        if kind is None and not self._is_told:
-            self._raise_trouble()
+        if kind is None and not self._is_raised:
+            self._raise_error()
 
     async def _close(self) -> None:
-        """Tell the server, also while this task is being cancelled. That it could not be told is trouble, no error."""
+        """Send the last acks and close, also while this task is being cancelled. Does not raise: see `__aexit__`."""
         try:
-            with anyio.fail_after(self._patience, shield=True):
+            with anyio.fail_after(self._close_timeout, shield=True):
                 await self._receipts.settled()
                 await self._acks.settled()
-                await self._courier.ask(CLOSE_SESSION, (self._state,), (self.epoch,))
+                await self._batcher.submit(scripts.CLOSE_SESSION, (self._state,), (self.epoch,))
         except TimeoutError:
             self._end(BrokerUnavailable(f"the server did not confirm the last acks of {self.device!r} in time"))
         except BrokerError as error:
@@ -132,122 +169,184 @@ class Session:
         if self._auto_ack:
             self._ack_last()
         while not self._letters:
-            await self._look()
-        self._raise_trouble()
+            await self._step()
+        self._raise_error()
         letter = self._last = self._letters.popleft()
         return letter
 
-    async def _look(self) -> None:
-        """One step towards a letter: read a page, or wait until there is a reason to."""
+    async def _step(self) -> None:
+        """Read a page, or wait until there may be one to read."""
         self._receipts.flush()
         self._acks.flush()
-        self._raise_trouble()
-        room = self.window - len(self._out)
+        self._raise_error()
+        room = 0 if self._blocked else self.window - len(self._out)
         if room > 0 and not self._is_drained:
             await self._page(min(room, MOST_PER_PAGE))
         elif room <= 0 and self._rings != self._heard:
-            await self._page(0)  # nothing can be read now, but somebody may have taken the session over
+            await self._page(0)  # nothing can be read, but another session of the device may have taken over
         else:
-            self._wake.clear()  # nothing has been awaited since the flags were read
+            self._wake.clear()  # no await since the flags were read: no ring can be lost between
             with anyio.move_on_after(self._poll) as waited:
                 await self._wake.wait()
             if waited.cancelled_caught:
                 self._ring()
 
     async def _page(self, count: int) -> None:
-        """Read what comes next; only here does a letter leave its inbox for the device."""
+        """Read the next letters. The only way for a letter from its inbox to the device."""
         heard = self._rings
-        reply = await self._courier.ask(
-            PAGE_LETTERS,
-            (self._inbox, self._state, self._expiry),
-            (self.epoch, self._cursor, count, PAGE_BYTES, self._ttl_ms),
-        )
-        if reply[0] != b"OK":
-            self._end(SessionTaken(self.device))
+        reply = await self._call(scripts.PAGE_LETTERS, self._cursor, count, PAGE_BYTES, self._ttl_ms)
+        if reply[0] != scripts.OK:
+            self._end(self.refused(reply[0]))
             return
         self._heard = heard
-        self._cursor, self._is_drained = reply[1].decode(), bool(int(reply[2])) and self._rings == heard
+        cursor, is_drained = reply[1].decode(), bool(int(reply[2])) and self._rings == heard
         for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
             seq = int(ref)
-            self._letters.append(Letter(seq, envelope, device=self.device, is_redelivered=seq <= self._sent))
-            self._out.add(seq)
+            letter = Letter(seq, envelope, device=self.device, is_redelivered=seq <= self._sent)
+            if letter.packet_id in self._out:
+                self._block(letter)
+                return
+            self._letters.append(letter)
+            self._out[letter.packet_id] = seq
+            self._cursor = ref.decode()
+        self._cursor, self._is_drained = cursor, is_drained
+
+    def _block(self, letter: Letter) -> None:
+        """Read no further: an older letter, gone from the inbox, has its packet id until the device acknowledges it."""
+        log.warning(
+            "device %r: letter %d waits for its packet id %d, which is unacknowledged since letter %d",
+            self.device, letter.seq, letter.packet_id, self._out[letter.packet_id],
+        )  # fmt: skip
+        self._blocked, self._is_drained = letter.packet_id, False
+
+    def refused(self, word: bytes) -> OwnershipError:
+        """The error for the word with which a script refuses this session."""
+        return SessionLost(self.device) if word == scripts.NO_SESSION else SessionTaken(self.device)
 
     # -- settling -------------------------------------------------------------------------------------------------
 
     async def ack(self, letter: Letter) -> None:
-        """The device has this letter: remove it. Goes out with the other acks of the moment; `flush` waits for them.
+        """The device has this letter: remove it. Acks of one moment are sent together; `flush` waits for them.
 
-        A letter whose ack has not reached the server comes again in the next session. Raises SessionTaken.
+        If the ack does not reach the server, the next session gets the letter again. Raises SessionTaken or
+        SessionLost.
         """
         self._check(letter)
         self._acks.add(letter.seq)
         self._free(letter)
 
     async def receive(self, letter: Letter) -> None:
-        """The device has this letter, and will confirm once more with `ack` (QoS 2): until then its packet id is kept,
-        whatever expires or overflows, and it comes again only as `is_received`. It still counts in the window."""
+        """The device has this letter and will confirm again with `ack` (QoS 2). It still counts in the window.
+
+        Until that `ack` its packet id is kept, also when the letter expires or the inbox overflows, and the letter is
+        redelivered only as `is_received`.
+        """
         self._check(letter)
         self._receipts.add(letter.seq)
 
     async def flush(self) -> None:
-        """Wait until the server has all acks. Raises SessionTaken or BrokerUnavailable where it has not."""
+        """Wait until the server has confirmed all acks. Raises SessionTaken, SessionLost or BrokerUnavailable."""
         await self._receipts.settled()
         await self._acks.settled()
-        self._raise_trouble()
+        self._raise_error()
 
     def _check(self, letter: Letter) -> None:
-        self._raise_trouble()
+        self._raise_error()
         if not isinstance(letter, Letter):
-            raise ConfigError(f"{letter!r} is no letter: pass what the session has yielded")
+            raise ConfigError(f"{letter!r} is not a letter: pass one that the session has yielded")
         if letter.device != self.device:
             raise ConfigError(f"{letter!r} is for device {letter.device!r}, this is the session of {self.device!r}")
 
     def _ack_last(self) -> None:
-        if self._last is not None and self._trouble is None:
+        if self._last is not None and self._error is None:
             self._acks.add(self._last.seq)
             self._free(self._last)
 
     def _free(self, letter: Letter) -> None:
-        """There is room for another one."""
-        self._out.discard(letter.seq)
+        """Take a letter out of the window."""
+        if self._out.get(letter.packet_id) == letter.seq:
+            del self._out[letter.packet_id]
+            if self._blocked == letter.packet_id:
+                self._blocked = 0
         if letter is self._last:
             self._last = None
         self._wake.set()
 
-    def _settlement(self, script: Script) -> Settlement:
-        keys = (self._inbox, self._state, self._expiry)
-        return Settlement(lambda seqs: self._courier.ask(script, keys, (self.epoch, *seqs)), self.device, self._end)
+    def _call(self, script: Script, *args: Value) -> asyncio.Future[Any]:
+        """Call a script of this inbox, which checks the epoch of the session first."""
+        return self._batcher.submit(script, self._keys, (self.epoch, *args))
 
     # -- waking and ending ----------------------------------------------------------------------------------------
 
     def _ring(self) -> None:
-        """There may be something new: a letter, or another session of this device."""
+        """The doorbell rang: there may be a new letter, or another session of this device."""
         self._rings += 1
         self._is_drained = False
         self._wake.set()
 
-    def _end(self, trouble: BaseException) -> None:
-        """No further step is possible."""
-        self._trouble = self._trouble or trouble
+    def _end(self, error: BaseException) -> None:
+        """End the session: every further step raises the first error."""
+        self._error = self._error or error
         self._letters.clear()
         self._wake.set()
 
-    def _raise_trouble(self) -> None:
-        if self._trouble is not None:
-            self._is_told = True
-            raise self._trouble
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            self._is_raised = True
+            raise self._error
 
     def __repr__(self) -> str:
-        state = type(self._trouble).__name__ if self._trouble else "open" if self.epoch else "not open"
+        state = type(self._error).__name__ if self._error else "open" if self.epoch else "not open"
         return f"<Session {self.device} {state} out={len(self._out)}>"
 
 
-async def clear(courier: Courier, keys: tuple[str, str, str], left: int) -> None:
-    """Remove what lies under the floor of an inbox, in bounded steps."""
-    while left:
-        left = (await courier.ask(CLEAR_INBOX, keys, (0, CHUNK)))[2]
-
-
 def poll_seconds(settings: Settings) -> float:
-    """How often an idle session looks: often enough that its device is not forgotten meanwhile."""
+    """The poll interval of an idle session: short enough that its device is not forgotten in between."""
     return min(settings.inbox_poll, settings.inbox_ttl / 3).total_seconds()
+
+
+class AckBatcher:
+    """Collects the seqs for one script of a session. At most one call is in flight; later seqs go with the next one."""
+
+    def __init__(self, session: Session, script: Script) -> None:
+        self._session, self._script = session, script
+        self._pending: list[int] = []
+        self._in_flight: asyncio.Future[Any] | None = None
+        self._is_scheduled = False
+
+    def add(self, seq: int) -> None:
+        """Add a seq. It is sent in the next turn of the event loop, with all that are added until then."""
+        self._pending.append(seq)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._scheduled_flush)
+
+    def _scheduled_flush(self) -> None:
+        self._is_scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the pending seqs now, unless a call is in flight."""
+        if self._pending and self._in_flight is None:
+            taken, self._pending = self._pending[:MOST_ACKS], self._pending[MOST_ACKS:]
+            self._in_flight = self._session._call(self._script, *taken)
+            self._in_flight.add_done_callback(self._replied)
+
+    def _replied(self, answer: asyncio.Future[Any]) -> None:
+        self._in_flight = None
+        error = None if answer.cancelled() else answer.exception()
+        if error is None and not answer.cancelled() and answer.result()[0] != scripts.OK:
+            error = self._session.refused(answer.result()[0])
+        if error is not None:
+            self._pending.clear()
+            self._session._end(error)
+        self.flush()
+
+    async def settled(self) -> None:
+        """Wait until nothing is pending or in flight."""
+        self.flush()
+        while self._in_flight is not None:
+            await asyncio.wait([self._in_flight])
+
+    def __repr__(self) -> str:
+        return f"<AckBatcher pending={len(self._pending)}{' in flight' if self._in_flight else ''}>"

@@ -1,7 +1,11 @@
 """The pipeline on Spark: topics as DataFrames and back, archive, replay and report.
 
-`spark.read.format("rsmq")` finds the source by itself where rsmq is installed (through the module `pyspark_rsmq`);
-`register(spark)` is for where it is not, such as `--py-files`. Columns and options: `rsmq.pipeline.source`.
+Where rsmq is installed, Spark finds `format("rsmq")` by itself, through the module `pyspark_rsmq`. Elsewhere, such as
+with `--py-files`, call `register(spark)`. `rsmq.pipeline.source` describes the columns and options.
+
+Map: `format` is the data source. `spark` opens sessions, shows progress and translates Spark's errors. `jobs` are the
+commands that move data: archive, compact, replay and send. `report` counts messages and makes a page. Imports go one
+way: `report` imports `jobs`, `jobs` import `spark`, `spark` imports `format`.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from rsmq.pipeline.source import RsmqSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("rsmq")` known to a session."""
+    """Register `format("rsmq")` with a session."""
     spark.dataSource.register(RsmqSource)
 
 

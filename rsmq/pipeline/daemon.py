@@ -1,7 +1,8 @@
-"""Spark's Python daemon with rsmq and the worker's own module loaded: what it forks has them, and loads nothing twice.
+"""Spark's Python daemon with rsmq loaded: the workers that it forks need not load rsmq again.
 
-Spark starts it by its name (`spark.python.daemon.module`), on the driver and on every executor, once for each kind of
-worker; its argument is the worker's module, which PySpark's own daemon loads after each fork.
+Spark starts this module by its name (`spark.python.daemon.module`), on the driver and on every executor, once for each
+kind of worker. The argument is the worker's module. PySpark's own daemon loads that module after each fork; this one
+loads it before.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """`format("rsmq")` for Spark: topics as DataFrames and streams, and DataFrames into topics or device inboxes.
 
-Reading, the columns of Spark's Kafka source: `key binary, value binary, topic string, partition int, offset string`
-(the stream id), `id_ms bigint, id_seq bigint, timestamp timestamp`; with `includeHeaders` also `headers
+Reading, the columns are those of Spark's Kafka source: `key binary, value binary, topic string, partition int, offset
+string` (the stream id), `id_ms bigint, id_seq bigint, timestamp timestamp`; with `includeHeaders` also `headers
 array<struct<key string, value binary>>`, `id string` (message id) and `type string` (content type). Stream ids do not
 sort as text: sort by (`id_ms`, `id_seq`).
 
-Writing, the same names: `value` (string or binary) and, if there are such columns, `key`, `topic` (or the option of
-that name), `headers`, `id`, `type`; `partition`, `id_ms` and `id_seq` say where a row comes from. With `target=inbox` a
-row is a letter for the device in column `device`; `topic` is what it is about, `timestamp` when it was published.
+Writing uses the same names: `value` (string or binary) and, if there are such columns, `key`, `topic` (or the option of
+that name), `headers`, `id` and `type`. `partition`, `id_ms` and `id_seq` are the source position of a row. With
+`target=inbox` a row is a letter for the device in column `device`; `topic` is its topic, `timestamp` when it was
+published.
 """
 
 from __future__ import annotations
@@ -16,43 +17,44 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from rsmq.errors import ConfigError
-from rsmq.pipeline.column import SCHEMA, WITH_HEADERS
-from rsmq.pipeline.option import read_options, write_options
-from rsmq.pipeline.reader import Reader
-from rsmq.pipeline.stream import StreamReader
-from rsmq.pipeline.writer import StreamWriter, Writer, prepared
+from rsmq.pipeline.format.columns import SCHEMA, WITH_HEADERS
+from rsmq.pipeline.format.options import read_options, write_options
+from rsmq.pipeline.format.reader import BatchReader, StreamReader
+from rsmq.pipeline.format.writer import BatchWriter, StreamWriter, check_write
 
 
 class RsmqSource(DataSource):
-    """The data source. Options are checked where a read or write is planned, before the server is asked anything."""
+    """The data source. Options are checked when Spark plans a read or write, before the server is contacted."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is called with."""
+        """The argument of `format`."""
         return "rsmq"
 
     def schema(self) -> StructType:
         """The columns of a read."""
         return WITH_HEADERS if read_options(self.options).include_headers else SCHEMA
 
-    def reader(self, schema: StructType) -> Reader:
+    def reader(self, schema: StructType) -> BatchReader:
         """For `spark.read`."""
         self._check(schema)
-        return Reader(read_options(self.options))
+        return BatchReader(read_options(self.options))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         """For `spark.readStream`."""
         self._check(schema)
         return StreamReader(read_options(self.options))
 
-    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """For `df.write`."""
-        return Writer(prepared(write_options(self.options), schema, overwrite))
+        return BatchWriter(check_write(write_options(self.options), schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         """For `df.writeStream`."""
-        return StreamWriter(prepared(write_options(self.options), schema, overwrite))
+        return StreamWriter(check_write(write_options(self.options), schema, overwrite))
 
     def _check(self, schema: StructType) -> None:
         if schema != self.schema():
-            raise ConfigError("the columns of an rsmq topic are fixed: leave .schema(...) out and select what you need")
+            raise ConfigError(
+                "the columns of an rsmq topic are fixed: remove .schema(...) and select the columns that you need"
+            )

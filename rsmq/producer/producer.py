@@ -1,4 +1,4 @@
-"""The producer: messages in, ids out; encoding, partition and line are chosen here."""
+"""The producer: encodes a message, chooses its partition and queue, and returns its id when it is stored."""
 
 from __future__ import annotations
 
@@ -6,34 +6,49 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypedDict, TypeVar
 
 import anyio
 import anyio.abc
 
-from rsmq.clock import epoch_ms, to_ms
-from rsmq.connect import Client
 from rsmq.errors import ConfigError, TooLarge
-from rsmq.keys import Keys
-from rsmq.message import encode_payload, new_message_id
-from rsmq.partition import partition_for
+from rsmq.handler.retry import LONGEST_DELAY
+from rsmq.model.clock import epoch_ms, to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.message import encode_payload, new_message_id
+from rsmq.model.partition import partition_for
+from rsmq.model.settings import Settings
+from rsmq.model.words import duration
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once
-from rsmq.producer.doubt import Doubts
-from rsmq.producer.line import Line
-from rsmq.retry import LONGEST_DELAY
-from rsmq.settings import Settings
-from rsmq.topic import Topic, Topics
+from rsmq.producer.in_doubt import InDoubtMessages
+from rsmq.producer.send_queue import SendQueue
+from rsmq.producer.sender import Sender
+from rsmq.redis.connector import Client
+from rsmq.redis.topics import Topic, Topics
 
 MOST_PER_ROUND: Final = 1000
-"""More in one write only fills socket buffers: measured at 2.6 us a message, 4 000 at 4."""
+"""More in one write only fills socket buffers: 1 000 messages cost 2.6 us each, 4 000 cost 4."""
 LONGEST_ID: Final = 256
 
 T = TypeVar("T")
 
 
+class PublishOptions(TypedDict, total=False):
+    """What `publish` takes besides topic and payload. `Broker.publish` describes them; `Producer.publish` has the
+    defaults, written out there because it runs for each message."""
+
+    key: str | None
+    headers: Mapping[str, str] | None
+    delay: timedelta | None
+    at: datetime | None
+    message_id: str | None
+    wait_replicas: int
+
+
 class Producer:
-    """Puts messages into topics. What it has returned the id of is stored; what else happened is said by the error.
+    """Publishes messages to topics. A returned id means that the message is stored; an error says what happened.
 
     Calls made at the same time share one write. Messages with the same key are stored in the order of the calls, as
     long as they ask for the same number of replicas.
@@ -42,13 +57,14 @@ class Producer:
     def __init__(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> None:
         self._client, self._keys, self._settings, self._topics = client, keys, settings, topics
         self._limit = int(settings.payload_limit)
-        self._doubts = Doubts()
-        self._lines: dict[int, Line] = {}
+        self._in_doubt = InDoubtMessages()
+        self._queues: dict[int, SendQueue] = {}
+        self._senders: list[Sender] = []
         self._tasks: anyio.abc.TaskGroup | None = None
         self._streams: dict[str, list[str]] = {}
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Carry messages until cancelled. Calls still waiting then end with BrokerUnavailable or PublishUnknown."""
+        """Send messages until cancelled. Calls still waiting then raise BrokerUnavailable or PublishUnknown."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -56,7 +72,8 @@ class Producer:
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
-            self._lines.clear()
+            self._queues.clear()
+            self._senders.clear()
 
     async def publish(
         self,
@@ -70,19 +87,19 @@ class Producer:
         message_id: str | None = None,
         wait_replicas: int = 0,
     ) -> str:
-        """Store one message and return its id, when the server (with `wait_replicas`: and its replicas) confirmed it.
+        """Store one message and return its id once the server, and `wait_replicas` replicas, have confirmed it.
 
         With `message_id` it is stored once, however often this is called within the dedup window. With `delay` or `at`
-        it is delivered when it is due. Raises TooLarge, TopicFull, BrokerUnavailable (nothing is stored) or
+        it is delivered later. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (nothing is stored) or
         PublishUnknown (publish it again with the id it carries). A cancelled call may have stored the message.
         """
-        place = self._topics.cached(topic) or await self._topics.lookup(topic)
+        target = self._topics.cached(topic) or await self._topics.lookup(topic)
         is_delayed = delay is not None or at is not None
         kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id)
         due = due_time(delay, at) if is_delayed else ""
-        partition = partition_for(identity if key is None else key, place.partitions)
-        batch = self._line(wait_replicas).batch(kind, place, partition, self._stream(place, partition))
+        partition = partition_for(identity if key is None else key, target.partitions)
+        batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
         if isinstance(batch, Delay):
             batch.due.setdefault(identity, due)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,15 +125,15 @@ class Producer:
         """
         if not 1 <= batch <= MOST_MESSAGES:
             raise ConfigError(f"batch={batch} is not possible: use 1 to {MOST_MESSAGES} messages")
-        place = self._topics.cached(topic) or await self._topics.lookup(topic)
-        line, ids, on_the_way = self._line(0), list[str](), list[asyncio.Future[None]]()
+        target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        queue, ids, on_the_way = self._queue(0), list[str](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once
         encoded = self._encoded(items, key, headers, message_id, kind.encode)
         while True:
-            filled = self._fill(encoded, place, line, kind, batch, ids)
+            filled = self._fill(encoded, target, queue, kind, batch, ids)
             confirmed = [full.promise() for full in filled]
             for full in filled:
-                line.open(full)
+                queue.open(full)
             await asyncio.gather(*on_the_way)
             if not filled:
                 return ids
@@ -130,7 +147,7 @@ class Producer:
         message_id: Callable[[T], str] | None,
         encode: Encode,
     ) -> Iterator[tuple[str, str, Any, int]]:
-        """What decides the partition, the id, the entry and the size of each item."""
+        """For each item: the text that decides its partition, its id, its entry and its size."""
         for item in items:
             route = None if key is None else key(item)
             extra = headers(item) if callable(headers) else headers
@@ -141,19 +158,19 @@ class Producer:
     def _fill(
         self,
         encoded: Iterator[tuple[str, str, Any, int]],
-        place: Topic,
-        line: Line,
+        topic: Topic,
+        queue: SendQueue,
         kind: type[Batch],
         most: int,
         ids: list[str],
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
-        for route, identity, entry, length in islice(encoded, min(most * place.partitions, MOST_PER_ROUND)):
-            partition = partition_for(route, place.partitions)
+        for route, identity, entry, length in islice(encoded, min(most * topic.partitions, MOST_PER_ROUND)):
+            partition = partition_for(route, topic.partitions)
             batch = latest.get(partition)
             if batch is None or len(batch.ids) >= most:
-                batch = latest[partition] = line.new(kind, place, partition, self._stream(place, partition))
+                batch = latest[partition] = queue.new(kind, topic, partition, self._stream(topic, partition))
                 filled.append(batch)
             batch.add(identity, entry, length)
             ids.append(identity)
@@ -165,7 +182,7 @@ class Producer:
     def _encode(
         self, encode: Encode, payload: Any, key: str | None, headers: Mapping[str, str] | None, message_id: str | None
     ) -> tuple[str, Any, int]:
-        """A message's id, its entry and how much it weighs. Refuses what no consumer could read."""
+        """The id, the entry and the size of a message. Raises for a key or headers that are not text."""
         data, content_type = encode_payload(payload)
         identity = new_message_id() if message_id is None else check_message_id(message_id)
         size = len(data)
@@ -181,38 +198,44 @@ class Producer:
             raise TooLarge(size, self._limit)
         return identity, encode(data, identity, key, content_type, headers), size
 
-    def _stream(self, place: Topic, partition: int) -> str:
-        streams = self._streams.get(place.name)
-        if streams is None or len(streams) != place.partitions:
-            streams = [self._keys.stream(place.name, number) for number in range(place.partitions)]
-            self._streams[place.name] = streams
+    def _stream(self, topic: Topic, partition: int) -> str:
+        streams = self._streams.get(topic.name)
+        if streams is None or len(streams) != topic.partitions:
+            streams = [self._keys.stream(topic.name, number) for number in range(topic.partitions)]
+            self._streams[topic.name] = streams
         return streams[partition]
 
-    def _line(self, replicas: int) -> Line:
-        """The line for messages that want so many replicas: one that waits for replicas must not hold up the others."""
-        line = self._lines.get(replicas)
-        if line is None:
+    def _queue(self, replicas: int) -> SendQueue:
+        """The queue for this number of replicas: waiting for replicas must not delay other messages."""
+        queue = self._queues.get(replicas)
+        if queue is None:
             if self._tasks is None:
                 raise ConfigError("the broker is not open: publish inside `async with broker:`")
             if replicas < 0:
                 raise ConfigError(f"wait_replicas={replicas} is not possible: use 0 or more")
-            line = self._lines[replicas] = Line(
-                self._client, self._keys, self._settings, self._doubts, self._tasks, replicas
-            )
-        return line
+            queue = SendQueue(self._client, self._keys, self._settings, replicas, partial(self._start, self._tasks))
+            self._queues[replicas] = queue
+        return queue
+
+    def _start(self, tasks: anyio.abc.TaskGroup, queue: SendQueue, node: Client) -> asyncio.Event:
+        sender = Sender(queue, self._client, node, self._keys, self._settings, self._in_doubt)
+        self._senders.append(sender)
+        tasks.start_soon(sender.run)
+        return sender.wake
 
     @property
     def stored(self) -> Counter[str]:
         """Messages that the server has confirmed, by topic."""
-        return sum((line.stored for line in tuple(self._lines.values())), Counter())
+        return sum((queue.stored for queue in tuple(self._queues.values())), Counter())
 
     @property
     def failed(self) -> Counter[str]:
         """Messages whose publish ended with an error after they were written or had waited, by topic."""
-        return sum((line.failed for line in tuple(self._lines.values())), Counter())
+        return sum((queue.failed for queue in tuple(self._queues.values())), Counter())
 
     def __repr__(self) -> str:
-        return f"<Producer {'running' if self._tasks else 'not running'} lines={list(self._lines.values())}>"
+        state = "running" if self._tasks else "not running"
+        return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}>"
 
 
 def check_message_id(message_id: str) -> str:
@@ -227,7 +250,7 @@ def due_time(delay: timedelta | None, at: datetime | None) -> str:
     if at is None:
         assert delay is not None
         if not timedelta(0) <= delay <= LONGEST_DELAY:
-            raise ConfigError(f"delay={delay} is not possible: use 0 to {LONGEST_DELAY}")
+            raise ConfigError(f"delay of {duration(delay)} is not possible: use 0 s to {duration(LONGEST_DELAY)}")
         return f"+{to_ms(delay)}"
     if delay is not None:
         raise ConfigError("give delay or at, not both")

@@ -1,7 +1,9 @@
-"""Telemetry: what a worker and its groups are doing, for Prometheus, OpenTelemetry, probes and logs.
+"""Telemetry: metrics for Prometheus, probes, OpenTelemetry traces, and the message in log records.
 
-Everything here looks from outside, at counters that the roles keep anyway. What costs something per message (handler
-seconds, traces, the message in log lines) is a middleware that exists only when it was asked for. Traces are in
+`Endpoint` (`endpoint.py`) serves a worker's own counters (`worker_metrics.py`), its loop lag (`loop_monitor.py`) and
+its probes (`health.py`); `exporter.py` serves the metrics of topics and groups. Both use the HTTP server in
+`listener.py`. `metric.py` lists all metrics. These only read counters that exist anyway. What costs something for each
+message (handler seconds, traces, the message in log records) is a middleware that exists only on request. Traces are in
 `rsmq.telemetry.tracing`, which needs the extra `otel`.
 """
 

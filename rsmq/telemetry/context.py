@@ -1,4 +1,4 @@
-"""Which message a log line is about: in the handler, in the tasks it starts, in its thread. Never its payload."""
+"""The message that a log record is about: in the handler, in the tasks it starts, in its thread. Never its payload."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from rsmq.broker import Broker
-from rsmq.message import Message
-from rsmq.middleware import Call
+from rsmq.handler.middleware import Call
+from rsmq.model.message import Message
 
 CURRENT: Final[ContextVar[Any]] = ContextVar("rsmq_message", default=None)
 
 
 async def noting(work: Any, call_next: Call) -> Any:
-    """The middleware: what is logged inside belongs to this message, or batch."""
+    """The middleware: records logged inside belong to this message, or batch."""
     token = CURRENT.set(work)
     try:
         return await call_next(work)
@@ -23,16 +23,17 @@ async def noting(work: Any, call_next: Call) -> Any:
 
 
 def note_messages(broker: Broker) -> None:
-    """Let log lines know their message, from now on in all handlers of a broker."""
+    """Record the current message for log records, in all handlers of a broker from now on."""
     broker.middleware(noting)
 
 
-def facts(record: logging.LogRecord) -> dict[str, Any]:
-    """Topic, partition, group, message id and attempt of what a record is about; of a batch only what all share.
+def about_message(record: logging.LogRecord) -> dict[str, Any]:
+    """Topic, partition, group, message id and attempt of a record's message; of a batch only what all share.
 
-    That is the message whose handler is running, or one that the line itself names.
+    That is the message whose handler is running, or one among the record's arguments.
     """
-    work = next((arg for arg in arguments(record) if isinstance(arg, Message)), None) or CURRENT.get()
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    work = next((each for each in arguments if isinstance(each, Message)), None) or CURRENT.get()
     if work is None:
         return {}
     if isinstance(work, Message):
@@ -43,22 +44,17 @@ def facts(record: logging.LogRecord) -> dict[str, Any]:
     return {"topic": work[0].topic, "group": work[0].group, "messages": len(work)}
 
 
-def arguments(record: logging.LogRecord) -> tuple[object, ...]:
-    """What the text was made of."""
-    return record.args if isinstance(record.args, tuple) else ()
-
-
 class MessageFilter(logging.Filter):
     """For your own formatter: gives every record the attributes `topic`, `partition`, `group`, `message_id`, `attempt`.
 
-    They are None where a line is about no message. Needs `note_messages(broker)`.
+    They are None if a record is about no message. Needs `note_messages(broker)`.
     """
 
     NAMES: Final = ("topic", "partition", "group", "message_id", "attempt")
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add them; lets everything pass."""
-        known = facts(record)
+        known = about_message(record)
         for name in self.NAMES:
             setattr(record, name, known.get(name))
         return True

@@ -3,184 +3,137 @@
 from __future__ import annotations
 
 import logging
-import re
-import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
-from typing import Any, Final
+from typing import Any
 
-import anyio
 from pydantic_core import to_json
 
 from rsmq.broker import Broker
 from rsmq.errors import ConfigError
-from rsmq.telemetry.exposition import Page, page_of
-from rsmq.telemetry.figures import Figures
-from rsmq.telemetry.health import Limits, Probe, report
-from rsmq.telemetry.metric import BLOCKED, LOOP_LAG, Sample
-from rsmq.telemetry.stopwatch import Stopwatch
-from rsmq.telemetry.watch import Watch
+from rsmq.model.own_tasks import own_tasks
+from rsmq.telemetry.health import Limits, Probe, WorkerProbe, report
+from rsmq.telemetry.listener import Address, Answer, Listener
+from rsmq.telemetry.metric import BLOCKED, LOOP_LAG, Histogram, Metric, Sample
+from rsmq.telemetry.worker_metrics import HandlerDuration, WorkerMetrics
 
 log = logging.getLogger("rsmq.endpoint")
 
-PATIENCE: Final = 5.0
-"""Seconds for which a client may keep a thread without saying what it wants."""
-ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})")
-
-Answer = tuple[int, str, bytes]
-Route = Callable[[str], Answer]
-"""From an `Accept` header to status, content type and body."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen. Port 0 is any free one."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """From `HOST:PORT`. Raises ConfigError."""
-        match = ADDRESS.fullmatch(text)
-        if match is None or int(match["port"]) > 65_535:
-            raise ConfigError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:9100")
-        return cls(match["host"].strip("[]"), int(match["port"]))
-
-    def of_slot(self, slot: int) -> Address:
-        """That of one of several processes, which are counted from 1: each has a port of its own."""
-        return self if self.port == 0 else Address(self.host, self.port + slot - 1)
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class Requests(BaseHTTPRequestHandler):
-    """One connection: GET and HEAD of a few paths, everything else is an error."""
-
-    timeout = PATIENCE
-    server_version = "rsmq"
-    sys_version = ""
-
-    def __init__(self, routes: Mapping[str, Route], *args: Any) -> None:
-        self._routes = routes
-        super().__init__(*args)
-
-    def do_GET(self) -> None:
-        """Answer."""
-        route = self._routes.get(self.path.partition("?")[0])
-        if route is None:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", f"there is only {' '.join(self._routes)}\n".encode())
-            return
-        try:
-            answer = route(self.headers.get("Accept", ""))
-        except Exception as error:  # the boundary of this thread: the next scrape may succeed
-            log.exception("%s cannot be answered", self.path)
-            answer = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{type(error).__name__}\n".encode()
-        self._send(*answer)
-
-    do_HEAD = do_GET  # noqa: N815 - the parent class looks for these names
-
-    def _send(self, status: int, content_type: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        """Every probe would be a line."""
-
-
-class Listener(ThreadingHTTPServer):
-    """Listens in a thread of its own. Raises ConfigError when the address cannot be had."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, address: Address, routes: Mapping[str, Route]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        try:
-            super().__init__((address.host, address.port), partial(Requests, routes))
-        except OSError as error:
-            raise ConfigError(f"nobody can listen at {address}: {error.strerror or error}") from None
-        self.address = Address(address.host, self.server_address[1])
-        threading.Thread(target=self.serve_forever, args=(0.1,), name="rsmq-endpoint", daemon=True).start()
-
-    def server_bind(self) -> None:
-        """Without asking the name service who we are, as the parent class does."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def close(self) -> None:
-        """Stop listening."""
-        with suppress(OSError):
-            self.shutdown()
-            self.server_close()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away."""
-        log.debug("a client at %s was lost", client_address, exc_info=True)
+Read = Callable[[], Iterable[Sample]]
+Page = Callable[[str], tuple[str, bytes]]
+"""From an `Accept` header to content type and body."""
 
 
 class Endpoint:
-    """Shows one broker's worker to scrapers and probes.
+    """Serves the metrics and probes of one broker's worker.
 
-    `async with endpoint.serving():` around `broker.run()`, or `broker.lifespan(endpoint.serving)`. Making it registers
-    the middleware that times handlers, so make it before the broker runs.
+    `async with endpoint.serving():` around `broker.run()`, or `broker.lifespan(endpoint.serving)`. It registers a
+    middleware that times handlers, so create it before the broker runs; handlers may be registered before or after it.
     """
 
     def __init__(self, broker: Broker, address: str | Address) -> None:
         self._broker = broker
         self._address = Address.parse(address) if isinstance(address, str) else address
-        self._watch = Watch(broker)
-        self._stopwatch = Stopwatch(broker.handlers)
-        self._limits = Limits.of(broker.settings)
-        self._page: Page = page_of(Figures(broker).read, self._stopwatch.read, self._read_pulse)
+        self._worker_probe = WorkerProbe(broker)
+        self._handler_duration = HandlerDuration(broker)
+        self._page: Page = page_of(WorkerMetrics(broker).read, self._handler_duration.read, self._read_loop)
         self.address: Address | None = None
-        broker.middleware(self._stopwatch)
+        self._is_live = True
+        broker.middleware(self._handler_duration)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Answer for the length of the block."""
-        listener = Listener(
-            self._address,
-            {
-                "/metrics": self._metrics,
-                "/livez": partial(self._probe, "live"),
-                "/readyz": partial(self._probe, "ready"),
-            },
-        )
+        """Serve for the length of the block."""
+        probes = {"/livez": partial(self._probe, "live"), "/readyz": partial(self._probe, "ready")}
+        listener = Listener(self._address, {"/metrics": self._metrics, **probes})
         self.address = listener.address
         log.info("metrics and health at http://%s", listener.address)
         try:
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(self._watch.pulse.run)
+            async with own_tasks() as tasks:
+                await tasks.start(self._worker_probe.loop_monitor.run)
                 yield
                 tasks.cancel_scope.cancel()
         finally:
             self.address = None
             listener.close()
 
-    def _read_pulse(self) -> list[Sample]:
-        pulse = self._watch.pulse
-        return [Sample(LOOP_LAG, (), pulse.lag), Sample(BLOCKED, (), pulse.late)]
+    def _read_loop(self) -> list[Sample]:
+        monitor = self._worker_probe.loop_monitor
+        return [Sample(LOOP_LAG, (), monitor.lag), Sample(BLOCKED, (), monitor.late)]
 
     def _metrics(self, accept: str) -> Answer:
         return (HTTPStatus.OK, *self._page(accept))
 
     def _probe(self, probe: Probe, _accept: str) -> Answer:
-        told = report(self._watch.facts(), self._limits, probe)
-        status = HTTPStatus.OK if told["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, "application/json", to_json(told, indent=2) + b"\n"
+        answer = report(self._worker_probe.read(), Limits.of(self._broker.settings), probe)
+        is_ok = answer["status"] == "ok"
+        if probe == "live" and is_ok is not self._is_live:
+            self._is_live = is_ok
+            if is_ok:
+                log.info("/livez passes again")
+            else:
+                log.error("/livez fails: %s", "; ".join(answer["troubles"]))
+        status = HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, "application/json", to_json(answer, indent=2) + b"\n"
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.address or self._address} {'open' if self.address else 'closed'}>"
+
+
+class Collector:
+    """Reads the samples at each scrape, so no value is kept or counted twice."""
+
+    def __init__(self, read: Read, family: Callable[[Metric], Any]) -> None:
+        self._read, self._family = read, family
+
+    def collect(self) -> Iterator[Any]:
+        """The families, with all their samples together."""
+        families: dict[Metric, Any] = {}
+        for sample in self._read():
+            if sample.metric not in families:
+                families[sample.metric] = self._family(sample.metric)
+            add(families[sample.metric], sample)
+        yield from families.values()
+
+
+def add(family: Any, sample: Sample) -> None:
+    """One sample, or all the series of a histogram."""
+    metric, value = sample.metric, sample.value
+    labels = dict(zip(metric.labels, sample.labels, strict=True))
+    if isinstance(value, Histogram):
+        count = 0.0
+        for bound, count in value.buckets():
+            family.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
+        family.add_sample(f"{metric.name}_sum", labels, value.sum)
+        family.add_sample(f"{metric.name}_count", labels, count)
+    else:
+        family.add_sample(metric.name, labels, value)
+
+
+def page_of(*reads: Read) -> Page:
+    """The function that answers a scrape, with the process's own metrics (CPU, memory, open files).
+
+    Raises ConfigError without prometheus-client.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+        from prometheus_client.exposition import choose_encoder
+        from prometheus_client.metrics_core import Metric as Family
+    except ImportError:
+        raise ConfigError("metrics need the extra `prometheus`: pip install 'rsmq[prometheus]'") from None
+
+    def family(metric: Metric) -> Family:
+        return Family(metric.name.removesuffix("_total"), metric.text, metric.kind)
+
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    for read in reads:
+        registry.register(Collector(read, family))
+
+    def page(accept: str) -> tuple[str, bytes]:
+        encode, content_type = choose_encoder(accept)
+        return content_type, encode(registry)
+
+    return page

@@ -1,32 +1,36 @@
-"""The exporter: figures of all topics and groups for Prometheus, from one process beside the workers."""
+"""The exporter: metrics of all topics and groups for Prometheus, read from the server: no single worker knows them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final
 
-from rsmq.clock import monotonic
 from rsmq.errors import RsmqError
-from rsmq.telemetry.endpoint import Address, Answer, Listener
-from rsmq.telemetry.exposition import page_of
-from rsmq.telemetry.metric import UP, Sample
+from rsmq.inspector.observer import Observer
+from rsmq.inspector.state import GroupState, MemberState, TopicState
+from rsmq.inspector.trend import members_of
+from rsmq.model.clock import monotonic
+from rsmq.telemetry import metric
+from rsmq.telemetry.endpoint import page_of
+from rsmq.telemetry.listener import Address, Answer, Listener
+from rsmq.telemetry.metric import Sample
 
 log = logging.getLogger("rsmq.exporter")
 
 FRESH: Final = 1.0
 """Seconds for which an answer serves several scrapers: the server is asked once a second at most."""
 PATIENCE: Final = 9.0
-"""Seconds for one look; Prometheus itself gives up after 10."""
+"""Seconds to ask the server; Prometheus itself gives up after 10."""
 
 
 class Exporter:
     """Asks the server when it is scraped, in the event loop, and answers from threads.
 
-    When the server does not answer, the page has `rsmq_up 0` and nothing else of ours: a figure is never old.
+    When the server does not answer, the page has `rsmq_up 0` and no other metric of rsmq: no value is ever stale.
     """
 
     def __init__(self, take: Callable[[], Awaitable[Sequence[Sample]]]) -> None:
@@ -42,8 +46,7 @@ class Exporter:
     async def serving(self, address: Address) -> AsyncIterator[Address]:
         """Answer for the length of the block; gives the address, with its port."""
         self._loop = asyncio.get_running_loop()
-        routes = {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz}
-        listener = Listener(address, routes)
+        listener = Listener(address, {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})
         try:
             yield listener.address
         finally:
@@ -51,13 +54,13 @@ class Exporter:
             listener.close()
 
     def _read(self) -> Sequence[Sample]:
-        """For one scrape, in its thread."""
+        """The samples of one scrape, called in its thread."""
         loop = self._loop
         if loop is None:
             return ()
-        return asyncio.run_coroutine_threadsafe(self._look(), loop).result(PATIENCE + 1)
+        return asyncio.run_coroutine_threadsafe(self._ask(), loop).result(PATIENCE + 1)
 
-    async def _look(self) -> Sequence[Sample]:
+    async def _ask(self) -> Sequence[Sample]:
         async with self._lock:
             if monotonic() - self._seen_at >= FRESH:
                 try:
@@ -66,7 +69,7 @@ class Exporter:
                     (log.warning if self._is_up else log.debug)("the server does not answer: %s", error)
                     self._seen, is_up = (), False
                 self._is_up, self._seen_at = is_up, monotonic()
-            return [Sample(UP, (), self._is_up), *self._seen]
+            return [Sample(metric.UP, (), self._is_up), *self._seen]
 
     def _metrics(self, accept: str) -> Answer:
         return (HTTPStatus.OK, *self._page(accept))
@@ -82,3 +85,37 @@ class Exporter:
 
     def __repr__(self) -> str:
         return f"<Exporter {'up' if self._is_up else 'down'}>"
+
+
+async def group_samples(observer: Observer) -> list[Sample]:
+    """One snapshot as samples: O(partitions), nothing is changed. Raises what the connection raises."""
+    started = monotonic()
+    seen = await observer.snapshot()
+    samples = [sample for topic in seen.topics for sample in of_topic(topic)]
+    samples += [sample for group in seen.groups for sample in of_group(group, members_of(seen, group))]
+    return [*samples, Sample(metric.ASKING, (), monotonic() - started)]
+
+
+def of_topic(topic: TopicState) -> Iterator[Sample]:
+    """The samples of one topic."""
+    yield Sample(metric.STORED, (topic.topic.name,), topic.length)
+    yield Sample(metric.DELAYED, (topic.topic.name,), topic.delayed)
+
+
+def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Sample]:
+    """The samples of one group."""
+    silent = sum(member.heard_ago is None for member in members)
+    ages = [share.oldest_in_stream.total_seconds() for share in group.shares if share.oldest_in_stream is not None]
+    values = {
+        metric.LAG: group.lag,
+        metric.LAG_EXACT: group.is_lag_exact,
+        metric.OLDEST: max(ages, default=0.0),
+        metric.PENDING: group.pending,
+        metric.PARKED: group.parked,
+        metric.DEAD: group.dead_letters,
+        metric.MEMBERS: len(members) - silent,
+        metric.SILENT: silent,
+        metric.UNOWNED: 0 if group.distribution == "shared" else sum(not share.is_owned for share in group.shares),
+        metric.PAUSED: group.is_paused,
+    }
+    yield from (Sample(kind, (group.topic, group.name), value) for kind, value in values.items())

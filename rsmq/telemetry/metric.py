@@ -1,12 +1,12 @@
-"""Every metric that rsmq exports, once: name, kind, labels, meaning. Dashboard and alert rules are tested by it."""
+"""Every metric that rsmq exports: name, kind, labels, meaning. Tests compare dashboard, alerts and docs with it."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from rsmq.telemetry.histogram import Histogram
+from itertools import accumulate
+from typing import Final, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 GROUP = ("topic", "group")
@@ -24,9 +24,36 @@ class Metric:
     @property
     def series(self) -> tuple[str, ...]:
         """The names under which its samples can be asked for."""
-        return tuple(self.name + part for part in ("_bucket", "_sum", "_count")) if self.kind == "histogram" else (
-            self.name,
-        )  # fmt: skip
+        parts = ("_bucket", "_sum", "_count") if self.kind == "histogram" else ("",)
+        return tuple(self.name + part for part in parts)
+
+
+BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Seconds: from a handler that only computes to one that waits for a slow service."""
+
+
+class Histogram:
+    """Counts durations by upper bound, in seconds. One thread writes, without a lock."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def buckets(self) -> Iterator[tuple[str, float]]:
+        """Upper bound as text, and how many were at most that."""
+        bounds = [*(repr(bound) for bound in self.bounds), "+Inf"]
+        return zip(bounds, accumulate(self.counts[:]), strict=True)
+
+    def __repr__(self) -> str:
+        return f"<Histogram {sum(self.counts)} in {self.sum:.3f} s>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,47 +67,60 @@ class Sample:
 
 # -- of one worker process, from its own counters
 
-INFO = Metric("rsmq_worker_info", "gauge", ("member", "version"), "Always 1: who this is.")
+INFO = Metric(
+    "rsmq_worker_info", "gauge", ("member", "version"), "Always 1; its labels are the member id and the version."
+)
 SERVING = Metric("rsmq_worker_serving", "gauge", (), "1 while all handlers are served, 0 while it starts or stops.")
 SETTLED = Metric("rsmq_messages_settled_total", "counter", GROUP, "Messages handled and acknowledged.")
 RETRIED = Metric("rsmq_messages_retried_total", "counter", GROUP, "Failed attempts that will be repeated.")
 BURIED = Metric("rsmq_messages_dead_lettered_total", "counter", GROUP, "Messages moved to the dead letters.")
-REDELIVERED = Metric("rsmq_messages_redelivered_total", "counter", GROUP, "Messages taken over: pending or retried.")
+REDELIVERED = Metric(
+    "rsmq_messages_redelivered_total", "counter", GROUP, "Messages delivered again, after a takeover or a retry."
+)
 HANDED_BACK = Metric("rsmq_messages_handed_back_total", "counter", GROUP, "Messages returned unhandled by a stop.")
 LOST_BODIES = Metric("rsmq_messages_lost_body_total", "counter", GROUP, "Pending messages whose entry was deleted.")
 RESTORED = Metric(
-    "rsmq_messages_restored_total", "counter", GROUP, "Messages in hand made pending again: their consumer was deleted."
+    "rsmq_messages_restored_total",
+    "counter",
+    GROUP,
+    "Messages in flight made pending again: their consumer was deleted.",
 )
-DELETED = Metric("rsmq_entries_deleted_total", "counter", GROUP, "Entries that somebody else has deleted.")
+DELETED = Metric("rsmq_entries_deleted_total", "counter", GROUP, "Entries deleted by other clients.")
 REFUSED = Metric("rsmq_settles_refused_total", "counter", GROUP, "Settles refused because the lease had moved on.")
-NOT_PENDING = Metric("rsmq_settles_not_pending_total", "counter", GROUP, "Settles of what was settled before.")
+NOT_PENDING = Metric(
+    "rsmq_settles_not_pending_total", "counter", GROUP, "Settles of messages that were settled before."
+)
 READS = Metric("rsmq_reads_total", "counter", GROUP, "Reads that brought messages.")
 LEASE_MOVES = Metric("rsmq_lease_moves_total", "counter", (*GROUP, "move"), "Leases taken, released and lost.")
 OWNED = Metric("rsmq_partitions_owned", "gauge", GROUP, "Partitions that this process reads.")
-IN_HAND = Metric("rsmq_messages_in_hand", "gauge", GROUP, "Messages fetched and not finished.")
-SHELVED = Metric("rsmq_messages_shelved", "gauge", GROUP, "Messages in memory behind a key that waits for a retry.")
+IN_FLIGHT = Metric("rsmq_messages_in_hand", "gauge", GROUP, "Messages fetched and not finished.")
+BLOCKED_MESSAGES = Metric("rsmq_messages_shelved", "gauge", GROUP, "Messages in memory whose key waits for a retry.")
 BUSY = Metric("rsmq_handlers_busy", "gauge", GROUP, "Handler calls running now.")
-LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Most handler calls at once.")
+LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Highest number of concurrent handler calls.")
 LONGEST = Metric("rsmq_handler_longest_seconds", "gauge", GROUP, "How long the oldest running handler call has run.")
-SECONDS = Metric("rsmq_handler_seconds", "histogram", (*GROUP, "handler"), "Duration of handler calls (of a batch: 1).")
+SECONDS = Metric(
+    "rsmq_handler_seconds", "histogram", (*GROUP, "handler"), "Duration of handler calls; a batch is one call."
+)
 FAILED = Metric("rsmq_handler_failures_total", "counter", (*GROUP, "handler"), "Handler calls that raised.")
-READ_AGE = Metric("rsmq_read_age_seconds", "gauge", GROUP, "Since the slowest read loop last turned without an error.")
-BEAT_AGE = Metric("rsmq_heartbeat_age_seconds", "gauge", (), "Since a heartbeat was last confirmed by the server.")
+READ_AGE = Metric(
+    "rsmq_read_age_seconds", "gauge", GROUP, "Time since the last read without an error, of the slowest read loop."
+)
+HEARTBEAT_AGE = Metric("rsmq_heartbeat_age_seconds", "gauge", (), "Time since the server last confirmed a heartbeat.")
 LOOP_LAG = Metric("rsmq_loop_lag_seconds", "histogram", (), "How long the event loop took to answer.")
-BLOCKED = Metric("rsmq_loop_blocked_seconds", "gauge", (), "How long the event loop has been blocked by now.")
+BLOCKED = Metric("rsmq_loop_blocked_seconds", "gauge", (), "How long the event loop has been blocked so far.")
 PUBLISHED = Metric("rsmq_messages_published_total", "counter", ("topic",), "Messages confirmed by the server.")
 UNPUBLISHED = Metric("rsmq_publish_failures_total", "counter", ("topic",), "Messages whose publish ended in an error.")
 
 WORKER = (
     INFO, SERVING, SETTLED, RETRIED, BURIED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED, DELETED, REFUSED,
-    NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_HAND, SHELVED, BUSY, LIMIT, LONGEST, SECONDS, FAILED, READ_AGE, BEAT_AGE,
-    LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED,
+    NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_FLIGHT, BLOCKED_MESSAGES, BUSY, LIMIT, LONGEST, SECONDS, FAILED,
+    READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED,
 )  # fmt: skip
 
 # -- of the groups, from the server, by `rsmq exporter`
 
 UP = Metric("rsmq_up", "gauge", (), "1 if the server answered this scrape.")
-LOOK = Metric("rsmq_look_seconds", "gauge", (), "How long the exporter took to ask the server.")
+ASKING = Metric("rsmq_look_seconds", "gauge", (), "How long the exporter took to ask the server.")
 STORED = Metric("rsmq_topic_messages", "gauge", ("topic",), "Entries stored, also settled ones kept for replay.")
 DELAYED = Metric("rsmq_topic_delayed_messages", "gauge", ("topic",), "Messages that are not due yet.")
 LAG = Metric("rsmq_group_lag_messages", "gauge", GROUP, "Messages never delivered to the group.")
@@ -95,11 +135,5 @@ UNOWNED = Metric("rsmq_group_unowned_partitions", "gauge", GROUP, "Partitions wi
 PAUSED = Metric("rsmq_group_paused", "gauge", GROUP, "1 while the group is paused.")
 
 GROUPS = (
-    UP, LOOK, STORED, DELAYED, LAG, LAG_EXACT, OLDEST, PENDING, PARKED, DEAD, MEMBERS, SILENT, UNOWNED, PAUSED,
+    UP, ASKING, STORED, DELAYED, LAG, LAG_EXACT, OLDEST, PENDING, PARKED, DEAD, MEMBERS, SILENT, UNOWNED, PAUSED,
 )  # fmt: skip
-
-
-def series() -> Iterator[str]:
-    """Every name that a query may use."""
-    for metric in (*WORKER, *GROUPS):
-        yield from metric.series

@@ -1,4 +1,4 @@
-"""Chaos: your own handlers in several worker processes that are killed, paused and cut off, and then the verdict."""
+"""Chaos: runs your handlers in worker processes that are killed, paused and cut off, and then judges the run."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from typing import Any, Final, Self
 import anyio
 
 from rsmq.broker import Broker
-from rsmq.consumer.retention import why_not_trimmed
 from rsmq.errors import BrokerError, ConfigError, PublishUnknown
-from rsmq.handler import Handler
-from rsmq.message import Message, Place
-from rsmq.settings import Settings
-from rsmq.testing.ending import end
-from rsmq.testing.hand import Hand, Job
-from rsmq.testing.ledger import Ledger
-from rsmq.testing.line import Line
+from rsmq.handler.handler import Handler
+from rsmq.inspector.retention_holds import group_needs
+from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.settings import Settings
+from rsmq.testing.harness import exit_unwrapped
+from rsmq.testing.ledger import Event, Ledger
+from rsmq.testing.proxy import Proxy
 from rsmq.testing.server import ThrowawayServer
-from rsmq.testing.verdict import Order, Stored, Story, Verdict, Where, judge
+from rsmq.testing.verdict import History, Order, Stored, Verdict, Where, judge
+from rsmq.testing.worker_process import Job, WorkerProcess
 
 LEASE: Final = timedelta(seconds=2)
-"""Short, so that a run does not wait six seconds for each fault."""
+"""Shorter than the default of six seconds: a run waits for it after each fault."""
 
 
 class Chaos:
-    """Runs `workers` processes that serve `target` (`module:broker`), on a server of its own, behind a line of its own.
+    """Runs `workers` processes that serve `target` (`module:broker`), on a server of its own, through a proxy.
 
-    A worker that ends is replaced, as an operator's service manager would. `broker` in here publishes and looks; it
-    does not go through the line. Faults are noted: they excuse what is handled again, and nothing else.
+    A worker that ends is replaced, as a service manager would do. `broker` publishes and inspects without the proxy.
+    Faults are recorded: they excuse messages that are handled again, and nothing else.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Chaos:
         self._target, self._workers, self._patience = target, workers, patience.total_seconds()
         self._settings = {"lease_ttl": LEASE, "preflight": "warn", "prefix": f"c{uuid.uuid4().hex[:12]}", **settings}
         self.server = ThrowawayServer(tcp=True, durable=True)
-        self.line = Line(self.server.port)
-        self.hands: list[Hand] = []
+        self.proxy = Proxy(self.server.port)
+        self.processes: list[WorkerProcess] = []
         self._confirmed: list[tuple[str, str]] = []
         self._excused: dict[int, str] = {}
         self._stack = AsyncExitStack()
@@ -55,18 +55,18 @@ class Chaos:
             raise ConfigError(f"workers={self._workers} is not possible: use 1 or more")
         async with AsyncExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rsmq-chaos-")))
-            self.ledger, self._log = Ledger(directory / "ledger"), directory / "log"
+            self.ledger, self._log = Ledger(directory / "ledger", Event), directory / "log"
             stack.enter_context(self.server)
-            await stack.enter_async_context(self.line)
-            far = Settings(url=self.line.url, **self._settings).model_dump(mode="json", exclude_unset=True)
-            self._job = Job(self._target, str(self.ledger.path), far)
+            await stack.enter_async_context(self.proxy)
+            settings = Settings(url=self.proxy.url, **self._settings).model_dump(mode="json", exclude_unset=True)
+            self._job = Job(self._target, str(self.ledger.path), settings)
             self._groups = groups_of(self._job.broker())
             self.broker = Broker(Settings(url=self.server.url, **self._settings))
             await stack.enter_async_context(self.broker)
-            stack.callback(self._end_hands)
+            stack.callback(self._kill_all)
             for _ in range(self._workers):
-                self._hire()
-            await self._until(lambda: {hand.pid for hand in self.hands} <= self.ledger.pids("ready"), "workers serve")
+                self._start_worker()
+            await self._until(self._all_ready, "workers serve")
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(self._replace_dead)
             stack.callback(tasks.cancel_scope.cancel)
@@ -76,16 +76,16 @@ class Chaos:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
-        return await end(self._stack, kind, error, at)
+        return await exit_unwrapped(self._stack, kind, error, at)
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
     async def publish(
         self, topic: str, payload: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
     ) -> str:
-        """Publish one message; from now on it must be handled or be a dead letter, in every group that has a handler.
+        """Publish one message. Every group that has a handler must handle it or make it a dead letter.
 
-        An outage of the server is waited out, and a publish without an answer is done again under the same id.
+        Waits while the server is away; a publish without an answer is repeated under the same id.
         """
         message_id = str(uuid.uuid4())
         deadline = time.monotonic() + self._patience
@@ -101,63 +101,66 @@ class Chaos:
             return message_id
 
     async def handled(self, count: int) -> None:
-        """Wait until so many messages have been handled since the beginning, counted over all groups."""
-        await self._until(lambda: self.ledger.commits() >= count, f"{count} messages are handled")
+        """Wait until so many messages have been handled since the start, counted over all groups."""
+        await self._until(
+            lambda: sum(event.what == "commit" for event in self.ledger.events()) >= count,
+            f"{count} messages are handled",
+        )
 
     # -- faults ---------------------------------------------------------------------------------------------------
 
-    def kill(self, hand: Hand | None = None) -> Hand:
-        """SIGKILL a worker, the busiest one if none is given; another one takes its place."""
-        return self._hit(hand, "was killed", Hand.kill)
+    def kill(self, worker: WorkerProcess | None = None) -> WorkerProcess:
+        """SIGKILL a worker, by default the busiest one; a new one replaces it."""
+        return self._strike(worker, "was killed", WorkerProcess.kill)
 
-    def pause(self, hand: Hand | None = None) -> Hand:
-        """SIGSTOP a worker, the busiest one if none is given, until `resume`: its sockets stay open."""
-        return self._hit(hand, "was paused", Hand.pause)
+    def pause(self, worker: WorkerProcess | None = None) -> WorkerProcess:
+        """SIGSTOP a worker, by default the busiest one, until `resume`: its sockets stay open."""
+        return self._strike(worker, "was paused", WorkerProcess.pause)
 
     def resume(self) -> None:
-        """Wake all that are paused."""
-        for hand in self.hands:
-            if hand.is_paused:
-                hand.resume()
+        """SIGCONT all workers that are paused."""
+        for worker in self.processes:
+            if worker.is_paused:
+                worker.resume()
 
     def cut(self) -> None:
-        """Cut the line of all workers, until `mend`."""
+        """Let nothing pass between the workers and the server, until `mend`."""
         self._excuse_all("was cut off")
-        self.line.cut()
+        self.proxy.cut()
 
     def mend(self) -> None:
-        """Let everything through again."""
-        self.line.mend()
+        """Let everything pass again."""
+        self.proxy.mend()
 
     def reset(self) -> None:
         """Break every connection of every worker."""
         self._excuse_all("had its connections broken")
-        self.line.reset()
+        self.proxy.reset()
 
     def restart_server(self) -> None:
         """SIGKILL the server and start it again, with what it had written."""
         self._excuse_all("lost its server")
         self.server.restart()  # blocks for a moment, in this thread: the server ends with the thread that starts it
 
-    def busiest(self) -> Hand:
-        """The worker that has the most in its hands now: the worst one to lose."""
-        running = {hand.pid: hand for hand in self.hands if hand.is_running and not hand.is_paused}
+    def busiest(self) -> WorkerProcess:
+        """The worker that has the most messages in flight: the worst one to lose."""
+        running = {worker.pid: worker for worker in self.processes if worker.is_running and not worker.is_paused}
         if not running:
             raise ConfigError("no worker runs now: wait with `await chaos.handled(1)`, or resume() one")
-        busy = dict.fromkeys(running, 0)
+        in_flight = dict.fromkeys(running, 0)
         for event in self.ledger.events():
-            if event.pid in busy:
-                busy[event.pid] += {"start": 1, "commit": -1}.get(event.what, 0)
-        return running[max(busy, key=lambda pid: busy[pid])]
+            if event.pid in in_flight:
+                in_flight[event.pid] += {"start": 1, "commit": -1}.get(event.what, 0)
+        return running[max(in_flight, key=lambda pid: in_flight[pid])]
 
-    def _hit(self, hand: Hand | None, why: str, act: Callable[[Hand], None]) -> Hand:
-        victim = self.busiest() if hand is None else hand
+    def _strike(self, worker: WorkerProcess | None, why: str, act: Callable[[WorkerProcess], None]) -> WorkerProcess:
+        victim = self.busiest() if worker is None else worker
         self._excused[victim.pid] = why
         act(victim)
         return victim
 
     def _excuse_all(self, why: str) -> None:
-        self._excused.update({hand.pid: why for hand in self.hands})
+        self._excused.update({worker.pid: why for worker in self.processes})
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -166,46 +169,46 @@ class Chaos:
         self.resume()
         self.mend()
         holds = await self._settled()
-        story = Story(
+        history = History(
             self._groups, await self._stored(), list(self._confirmed), await self._dead(), list(self.ledger.events()),
             dict(self._excused), holds,
         )  # fmt: skip
-        return judge(story)
+        return judge(history)
 
     def log(self, size: int = 6000) -> str:
-        """The end of what the workers have printed."""
+        """The last part of what the workers have printed."""
         return self._log.read_text(errors="replace")[-size:] if self._log.exists() else ""
 
     async def _settled(self) -> list[str]:
-        """Wait until the server keeps nothing for any group; returns what it still keeps after the patience."""
+        """Wait until the server holds nothing for any group; returns what it still holds when the patience is over."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
                 holds = await self._holds()
-            except BrokerError as error:  # it has just come back: a connection of the pool was still the old one
-                holds = [f"nobody knows: {error}"]
+            except BrokerError as error:  # the server has just come back and the pool still had an old connection
+                holds = [f"the server does not answer: {error}"]
             if not holds or time.monotonic() > deadline:
                 return holds
             await anyio.sleep(0.05)
 
     async def _holds(self) -> list[str]:
         found = []
-        for topic, partition in await self._places():
-            for hold in await why_not_trimmed(self.broker.client, self.broker.keys, topic, partition):
-                found += [f"{topic}.{partition}: {hold}"] if hold.is_holding else []
+        for topic, partition in await self._partitions():
+            for needs in await group_needs(self.broker.client, self.broker.keys, topic, partition):
+                found += [f"{topic}.{partition}: {needs}"] if needs.is_holding else []
         return found
 
-    async def _places(self) -> list[tuple[str, int]]:
+    async def _partitions(self) -> list[tuple[str, int]]:
         topics = [await self.broker.topics.find(name) for name in dict.fromkeys(topic for topic, _ in self._groups)]
         return [(topic.name, number) for topic in topics if topic is not None for number in range(topic.partitions)]
 
     async def _stored(self) -> list[Stored]:
-        """All entries of the topics that have handlers, what handlers published included."""
+        """All entries of the topics that have handlers, also those that handlers published."""
         found = []
-        for topic, partition in await self._places():
+        for topic, partition in await self._partitions():
             stream = self.broker.keys.stream(topic, partition)
             for entry_id, fields in await self.broker.client.execute_command("XRANGE", stream, "-", "+"):
-                message = Message(Place(topic, partition, ""), entry_id, fields)
+                message = Message(MessageOrigin(topic, partition, ""), entry_id, fields)
                 found.append(Stored(topic, partition, message.key, message.id))
         return found
 
@@ -220,35 +223,39 @@ class Chaos:
 
     # -- the workers ----------------------------------------------------------------------------------------------
 
-    def _hire(self) -> None:
-        self.hands.append(Hand(self._job, self._log))
+    def _start_worker(self) -> None:
+        self.processes.append(WorkerProcess(self._job, self._log))
+
+    def _all_ready(self) -> bool:
+        ready = {event.pid for event in self.ledger.events() if event.what == "ready"}
+        return all(worker.pid in ready for worker in self.processes)
 
     async def _replace_dead(self) -> None:
         replaced = set[int]()
         while True:
-            for hand in list(self.hands):
-                if not hand.is_running and hand.pid not in replaced:
-                    replaced.add(hand.pid)
-                    self._hire()
+            for worker in list(self.processes):
+                if not worker.is_running and worker.pid not in replaced:
+                    replaced.add(worker.pid)
+                    self._start_worker()
             await anyio.sleep(0.02)
 
-    def _end_hands(self) -> None:
-        for hand in self.hands:
-            hand.kill()
+    def _kill_all(self) -> None:
+        for worker in self.processes:
+            worker.kill()
 
     async def _until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + self._patience
         while not condition():
-            if time.monotonic() > deadline or not any(hand.is_running for hand in self.hands):
-                raise AssertionError(f"still not: {what}. The workers say:\n{self.log()}")
+            if time.monotonic() > deadline or not any(worker.is_running for worker in self.processes):
+                raise AssertionError(f"gave up waiting until {what}. The workers' log:\n{self.log()}")
             await anyio.sleep(0.01)
 
     def __repr__(self) -> str:
-        return f"<Chaos {self._target} {self.hands}>"
+        return f"<Chaos {self._target} {self.processes}>"
 
 
 def groups_of(broker: Broker) -> dict[tuple[str, str], Order]:
-    """What order each (topic, group) of a broker keeps."""
+    """The order that each (topic, group) of a broker keeps."""
     return {(handler.topic, handler.group): order_of(handler) for handler in broker.handlers}
 
 

@@ -1,60 +1,116 @@
-"""The harness: a broker's own handlers, run in the test by a real worker on a real server, with a clock to move."""
+"""The harness: runs a broker's handlers in the test, with a real worker and server and a clock that can be moved."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic_core import from_json
 
 from rsmq.broker import Broker
-from rsmq.clock import epoch_ms
 from rsmq.consumer.consumer import Consumer
 from rsmq.dlq import DeadLetter
 from rsmq.errors import ConfigError
-from rsmq.handler import Handler
-from rsmq.message import JSON, TEXT, Message, Place, encode_payload
-from rsmq.middleware import Call
-from rsmq.payload import decode_json
-from rsmq.schedule import Every
-from rsmq.settings import Settings
-from rsmq.testing.ending import end
-from rsmq.testing.outcome import Outcome, Run, Status, runs_of
-from rsmq.testing.quiet import bring_forward, until_quiet
-from rsmq.ticker import payload_of
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Call
+from rsmq.handler.payload import decode_json
+from rsmq.handler.retry import batch_outcomes
+from rsmq.handler.schedule import Schedule
+from rsmq.model.clock import epoch_ms
+from rsmq.model.message import JSON, TEXT, Message, MessageOrigin, encode_payload
+from rsmq.model.settings import Settings
+from rsmq.model.words import count, duration
+from rsmq.testing.idle import bring_forward, until_idle
+from rsmq.worker.scheduler import payload_of
 
 ANYTHING: Final[Any] = object()
-"""Stands for a payload or key that an assertion does not look at."""
+"""A payload or key that an assertion does not compare."""
 
 QUICK: Final = timedelta(milliseconds=10)
+Status = Literal["done", "waiting", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of a handler for one message. `error` is what it raised, or returned for this item of a batch."""
+
+    topic: str
+    group: str
+    message_id: str
+    attempt: int
+    result: Any
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A message in one group. `done`: settled; `waiting`: for its retry or due time; `dead`: a dead letter.
+
+    `error` and `result` are of the last run; `runs` are all of them, `dead_letter` is set when it is dead.
+    """
+
+    topic: str
+    group: str
+    handler: str
+    message_id: str
+    status: Status
+    runs: tuple[Run, ...]
+    dead_letter: DeadLetter | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is settled."""
+        return self.status == "done"
+
+    @property
+    def attempts(self) -> int:
+        """How often its handler has run."""
+        return len(self.runs)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of the last run; None if it succeeded or there was no run yet."""
+        return self.runs[-1].error if self.runs else None
+
+    @property
+    def result(self) -> Any:
+        """What the handler returned in the last run."""
+        return self.runs[-1].result if self.runs else None
+
+
+def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, error: BaseException | None) -> list[Run]:
+    """One run per message of a handler call, which returned `result` or raised `error`."""
+    messages = [work] if isinstance(work, Message) else list(work)
+    is_batch = handler.batch is not None
+    errors = [error] * len(messages)
+    if error is None and is_batch:
+        errors = batch_outcomes(result, messages)
+    return [
+        Run(message.topic, message.group, message.id, message.attempt, result, each)
+        for message, each in zip(messages, errors, strict=True)
+    ]
 
 
 class Harness:
-    """Runs the handlers of `broker` in this process and tells what became of messages.
+    """Runs the handlers of `broker` in this process and reports the outcome of each message.
 
-    Inside `async with` the broker itself works on `url`, under `prefix`: handlers that publish through it do so there,
-    too. Everything is the real thing but the clock, which `advance` moves for retries and delayed messages.
-    `patience` is how long the handlers may take before a wait fails.
+    Inside `async with` the broker itself uses `url` and `prefix`, also for what handlers publish through it. Everything
+    is real except the clock, which `advance` moves for retries and delayed messages. A wait fails after `patience`.
     """
 
     def __init__(
-        self,
-        broker: Broker,
-        *,
-        url: str,
-        prefix: str,
-        patience: timedelta = timedelta(seconds=30),
-        **overrides: Any,
+        self, broker: Broker, *, url: str, prefix: str, patience: timedelta = timedelta(seconds=30), **overrides: Any
     ) -> None:
         self.broker = broker
         chosen = {"delay_resolution": QUICK, "preflight": "warn", **broker.settings.model_dump(exclude_unset=True)}
         self.settings = Settings(**{**chosen, **overrides, "url": url, "prefix": prefix})
         self._patience = patience.total_seconds()
         self._runs: list[Run] = []
-        self._schedules: dict[str, Every] = {}
+        self._schedules: dict[str, Schedule] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -68,25 +124,25 @@ class Harness:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> bool | None:
-        return await end(self._stack, kind, error, at)
+        return await exit_unwrapped(self._stack, kind, error, at)
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """A worker, if there is anything to work on."""
+        """Run a worker if the broker has handlers."""
         async with self.broker.running() if self.broker.handlers else self.broker:
             yield
 
     def _hold_schedules(self, stack: AsyncExitStack) -> None:
-        """What comes by the clock on the wall would come into one test and not into the next."""
+        """Stop schedules from ticking by the wall clock: they would publish in one test and not in the next."""
         schedules, self.broker.schedules = self.broker.schedules, []
-        self._schedules = {every.name: every for every in schedules}
+        self._schedules = {schedule.name: schedule for schedule in schedules}
         stack.callback(setattr, self.broker, "schedules", schedules)
 
     async def _observe(self, work: Any, call_next: Call) -> Any:
-        """A middleware: what each call of a handler came to."""
+        """A middleware that records the result of each handler call."""
         first = work if isinstance(work, Message) else work[0]
-        place = (first.topic, first.group)
-        handler = next(each for each in self.broker.handlers if (each.topic, each.group) == place)
+        wanted = (first.topic, first.group)
+        handler = next(each for each in self.broker.handlers if (each.topic, each.group) == wanted)
         try:
             result = await call_next(work)
         except BaseException as error:
@@ -108,10 +164,10 @@ class Harness:
         at: datetime | None = None,
         message_id: str | None = None,
     ) -> list[Outcome]:
-        """Publish one message, let the handlers do all there is to do now, and return one outcome a group.
+        """Publish one message, wait until the handlers are idle, and return one outcome per group.
 
-        What they publish themselves is handled as well. A message that failed waits for its retry: see `advance`.
-        Raises ConfigError when no handler has the topic, AssertionError when they do not come to an end.
+        Messages that the handlers publish are handled as well. A message that failed waits for its retry: see
+        `advance`. Raises ConfigError when no handler has the topic, AssertionError when the handlers do not finish.
         """
         if not self._handlers(topic):
             known = ", ".join(sorted({handler.topic for handler in self.broker.handlers})) or "none at all"
@@ -123,57 +179,58 @@ class Harness:
         return await self.outcomes(topic, identity)
 
     async def handle(self) -> None:
-        """Let the handlers do all there is to do now, whoever published it."""
-        await until_quiet(self.broker.client, self.broker.keys, self._consumers, self._patience)
+        """Wait until the handlers have handled everything that is due now, also what other code published."""
+        await until_idle(self.broker.client, self.broker.keys, self._consumers, self._patience)
 
     async def advance(self, span: timedelta) -> None:
         """Move the clock: retries and delayed messages that are due within `span` are handled before it returns."""
         if span < timedelta(0):
-            raise ConfigError(f"the clock cannot be moved by {span}: only forward")
+            raise ConfigError(f"the clock cannot be moved by {duration(span)}: only forward")
         await self.handle()
         await bring_forward(self.broker.client, self.broker.keys, self._consumers, span)
         await self.handle()
 
     async def tick(self, schedule: str, at: datetime) -> str | None:
-        """Publish one tick of a schedule (`broker.every`), as a worker would at that time, and let it be handled.
+        """Publish one tick of a schedule (`broker.every`), as a worker would at that time, and wait for its handlers.
 
-        Returns the message id, None if the function published nothing. Schedules never tick by themselves here.
+        Returns the message id, or None if the function published nothing. Inside a harness schedules do not tick by
+        themselves.
         """
-        every = self._schedules.get(schedule)
-        if every is None:
+        found = self._schedules.get(schedule)
+        if found is None:
             known = ", ".join(sorted(self._schedules)) or "none at all"
             raise ConfigError(f"the broker has no schedule {schedule!r}; it has: {known}")
-        payload = await payload_of(every, epoch_ms(at))
+        payload = await payload_of(found, epoch_ms(at))
         if payload is None:
             return None
-        message_id = every.message_id(epoch_ms(at))
-        await self.broker.publish(every.topic, payload, key=every.key, headers=every.headers, message_id=message_id)
+        message_id = found.message_id(epoch_ms(at))
+        await self.broker.publish(found.topic, payload, key=found.key, headers=found.headers, message_id=message_id)
         await self.handle()
         return message_id
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def outcomes(self, topic: str, message_id: str) -> list[Outcome]:
-        """Where a message is now: one outcome for each group that has a handler here."""
+        """The current outcome of a message, one for each group that has a handler here."""
         return [await self._outcome(handler, message_id) for handler in self._handlers(topic)]
 
     async def _outcome(self, handler: Handler, message_id: str) -> Outcome:
-        place = (handler.topic, handler.group, message_id)
-        runs = tuple(run for run in self._runs if (run.topic, run.group, run.message_id) == place)
+        wanted = (handler.topic, handler.group, message_id)
+        runs = tuple(run for run in self._runs if (run.topic, run.group, run.message_id) == wanted)
         letters = await self.dead_letters(handler.topic, handler.group)
         letter = next((letter for letter in letters if letter.message_id == message_id), None)
         status: Status = "dead" if letter is not None else "done" if runs and runs[-1].error is None else "waiting"
         return Outcome(handler.topic, handler.group, handler.name, message_id, status, runs, letter)
 
     async def published(self, topic: str) -> list[Message]:
-        """Everything that was published to a topic and is due, oldest first, with decoded `payload`; handled or not."""
+        """All messages of a topic that are due, handled or not, oldest first, with decoded `payload`."""
         found = await self.broker.topics.find(topic)
         messages = []
         for partition in range(0 if found is None else found.partitions):
-            place = Place(topic, partition, "")
+            origin = MessageOrigin(topic, partition, "")
             stream = self.broker.keys.stream(topic, partition)
             for entry_id, fields in await self.broker.client.execute_command("XRANGE", stream, "-", "+"):
-                message = Message(place, entry_id, fields)
+                message = Message(origin, entry_id, fields)
                 message.payload = readable(message)
                 messages.append(message)
         return sorted(messages, key=lambda message: (message.timestamp, message.stream_id))
@@ -190,7 +247,7 @@ class Harness:
     async def assert_published(
         self, topic: str, payload: Any = ANYTHING, *, key: Any = ANYTHING, count: int = 1
     ) -> list[Message]:
-        """`count` messages with this payload and key (as far as given) are in the topic; returns them."""
+        """Assert that the topic has `count` messages with this payload and key (if given); returns them."""
         messages = await self.published(topic)
         like = ANYTHING if payload is ANYTHING else as_published(payload)
         found = [
@@ -201,14 +258,13 @@ class Harness:
         if len(found) != count:
             wanted = "" if payload is ANYTHING else f" {payload!r}"
             wanted += "" if key is ANYTHING else f" with key {key!r}"
-            there = "".join(f"\n  {message.payload!r} key={message.key!r}" for message in messages[:20])
-            raise AssertionError(
-                f"{topic!r} has {len(found)} messages{wanted}, not {count}; it has:{there or ' nothing'}"
-            )
+            there = "".join(f"\n  {each.payload!r} key={each.key!r}" for each in messages[:20]) or " nothing"
+            many = "1 message" if len(found) == 1 else f"{len(found)} messages"
+            raise AssertionError(f"{topic!r} has {many}{wanted}, not {count}; it has:{there}")
         return found
 
     async def assert_dead_letter(self, topic: str, group: str, *, reason: str | None = None) -> DeadLetter:
-        """The group has exactly one dead letter, for this reason if given (`failed`, `rejected`, ...); returns it."""
+        """Assert that the group has one dead letter, with this reason if given (`failed`, ...); returns it."""
         letters = await self.dead_letters(topic, group)
         if len(letters) != 1 or reason not in (None, letters[0].reason):
             wanted = "one dead letter" + ("" if reason is None else f" that was {reason}")
@@ -216,15 +272,15 @@ class Harness:
         return letters[0]
 
     async def assert_no_dead_letters(self) -> None:
-        """No group that has a handler here has a dead letter."""
-        letters = [each for handler in self.broker.handlers for each in await self._dead_of(handler)]
+        """Assert that no group with a handler here has a dead letter."""
+        groups = [(handler.topic, handler.group) for handler in self.broker.handlers]
+        letters = [letter for topic, group in groups for letter in await self.dead_letters(topic, group)]
         if letters:
-            raise AssertionError(f"there are {len(letters)} dead letters:{_listed(letters)}")
+            raise AssertionError(
+                f"there {'is' if len(letters) == 1 else 'are'} {count(len(letters), 'dead letter')}:{_listed(letters)}"
+            )
 
-    # -- within ---------------------------------------------------------------------------------------------------
-
-    async def _dead_of(self, handler: Handler) -> list[DeadLetter]:
-        return await self.dead_letters(handler.topic, handler.group)
+    # -- internal -------------------------------------------------------------------------------------------------
 
     @property
     def _consumers(self) -> Sequence[Consumer]:
@@ -238,17 +294,29 @@ class Harness:
 
 
 def readable(message: Message) -> Any:
-    """A payload as an assertion wants it: JSON decoded, text as str, anything else as it is."""
+    """The payload for assertions: JSON decoded, text as str, other types as bytes."""
     if message.type == JSON:
         return decode_json(message)
     return message.data.decode() if message.type.startswith("text/") else message.data
 
 
 def as_published(payload: Any) -> Any:
-    """A payload as `readable` would give it back: a model as a dict."""
+    """The payload as `readable` returns it after publishing: a model becomes a dict."""
     data, kind = encode_payload(payload)
     return from_json(data) if kind == JSON else data.decode() if kind == TEXT else data
 
 
 def _listed(letters: Sequence[DeadLetter]) -> str:
     return "".join(f"\n  {each.topic}/{each.group} {each.reason}: {each.error}" for each in letters[:20])
+
+
+async def exit_unwrapped(
+    stack: AsyncExitStack, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+) -> bool | None:
+    """Leave `stack`. Task groups wrap errors that pass through them: the test's own error is raised unwrapped."""
+    try:
+        return await stack.__aexit__(kind, error, at)
+    except BaseExceptionGroup as group:
+        if error is not None and group.split(lambda leaf: leaf is error)[1] is None:
+            return False  # the error itself goes on
+        raise

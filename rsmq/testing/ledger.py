@@ -1,20 +1,22 @@
-"""The ledger of a chaos run: which handler began and ended what, in a file outside the server under test."""
+"""The ledger of a run: what every process did, in one append-only file outside the server under test."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from pydantic_core import from_json, to_json
 
 What = Literal["ready", "start", "commit", "bye"]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line. `commit`: the handler has returned; `at` is the machine's monotonic clock; `pid` says who."""
+    """What a handler did. `commit`: it has returned; `at`: the machine's monotonic clock; `pid`: its process."""
 
     what: What
     pid: int
@@ -24,53 +26,60 @@ class Event:
     message_id: str = ""
     attempt: int = 0
 
+    @classmethod
+    def now(cls, what: What, **fields: Any) -> Self:
+        """An event of this process, at this moment."""
+        return cls(what, os.getpid(), time.monotonic(), **fields)
 
-class Pen:
-    """Writes a ledger. One write a line with O_APPEND: lines of several processes never mix, their order is real.
 
-    A process that is killed in its write may leave half a line: the newline in front keeps that to itself.
+class LedgerWriter:
+    """Appends records, which are dataclasses, to a ledger: one line of JSON each.
+
+    A call is one write with O_APPEND, so the lines of several processes do not mix and their order is the real one. A
+    process that is killed while it writes may leave half a line; the newline in front separates it from the next one.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
 
-    def note(self, what: What, topic: str = "", group: str = "", message_id: str = "", attempt: int = 0) -> None:
-        """Add an event of this process."""
-        event = Event(what, os.getpid(), time.monotonic(), topic, group, message_id, attempt)
-        os.write(self._file, b"\n" + json.dumps(asdict(event)).encode() + b"\n")
+    def write(self, *records: object) -> None:
+        """Append in one write. Raises OSError when the disk is full."""
+        lines = b"".join([b"\n", *(to_json(record) + b"\n" for record in records)])
+        if os.write(self._file, lines) != len(lines):
+            raise OSError(f"only a part of {len(records)} records was written to the ledger: the disk is full")
 
 
-class Ledger:
-    """Reads a ledger while others write it."""
+class Ledger(Generic[R]):
+    """Reads a ledger while other processes write it. `torn` has the half lines of processes that were killed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, record: type[R]) -> None:
         self.path = path
         self.path.touch()
-        self._events: list[Event] = []
+        self.torn: list[bytes] = []
+        self._record = record
+        self._events: list[R] = []
         self._position = 0
 
-    def events(self) -> list[Event]:
-        """Everything so far, in the order in which it was written."""
+    def read(self) -> list[R]:
+        """What was written since the last call, in the order in which it was written."""
         with self.path.open("rb") as file:
             file.seek(self._position)
             whole, newline, _ = file.read().rpartition(b"\n")
-        if newline:
-            self._position += len(whole) + 1
-            self._events += [event for line in whole.split(b"\n") if (event := read_event(line)) is not None]
+        self._position += len(whole) + len(newline)
+        lines = whole.split(b"\n") if newline else []
+        new = [record for line in lines if line and (record := self._parse(line)) is not None]
+        self._events += new
+        return new
+
+    def _parse(self, line: bytes) -> R | None:
+        """The record of a line; None for half a line."""
+        try:
+            return self._record(**from_json(line))
+        except ValueError:
+            self.torn.append(line)
+            return None
+
+    def events(self) -> list[R]:
+        """Everything so far, in the order in which it was written. Do not change it."""
+        self.read()
         return self._events
-
-    def commits(self) -> int:
-        """How many runs of handlers have ended well."""
-        return sum(1 for event in self.events() if event.what == "commit")
-
-    def pids(self, what: What) -> set[int]:
-        """The processes that noted something."""
-        return {event.pid for event in self.events() if event.what == what}
-
-
-def read_event(line: bytes) -> Event | None:
-    """The event of a line; None for an empty one, or half of one: its writer was killed before it had said it."""
-    if not line.endswith(b"}"):
-        return None
-    event: Event = Event(**json.loads(line))
-    return event

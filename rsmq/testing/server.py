@@ -1,8 +1,10 @@
-"""A real server for a test run: in a directory of its own, gone without a trace, killed and paused at will."""
+"""A real server for a test run: it can be killed, paused and restarted. Also: deleting all keys under a prefix."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import shutil
 import signal
 import socket
@@ -13,9 +15,13 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
-from rsmq.embedded import server_binary
+from anyio.from_thread import start_blocking_portal
+
 from rsmq.errors import BrokerUnavailable
-from rsmq.keeper import dies_with_us
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
+from rsmq.redis.embedded.keeper import dies_with_us
+from rsmq.redis.embedded.server import server_binary
 
 START_SECONDS: Final = 30.0
 
@@ -27,48 +33,57 @@ class ThrowawayServer:
     written to disk. Started in the main thread it ends with its process, also when that is killed (Linux).
     """
 
+    ends_with_process = True
+    """Whether Linux ends the server when the process that started it is killed."""
+
     def __init__(self, *, tcp: bool = False, durable: bool = False) -> None:
         self.port = free_port() if tcp else 0
         self.is_durable = durable
-        self._directory = Path()
+        self.directory = Path()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """What `RSMQ_URL` would say."""
-        return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self._directory / 's'}"
+        """The value for `RSMQ_URL`."""
+        return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self.directory / 's'}"
 
     @property
     def pid(self) -> int | None:
         """The process id while it runs."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its process exists, paused or not."""
+        return self._process is not None and self._process.poll() is None
+
+    def log(self) -> str:
+        """What the server has printed."""
+        return (self.directory / "log").read_text(errors="replace")
+
     def start(self) -> Self:
         """Start it and wait until it answers. Raises ConfigError without the extra, BrokerUnavailable with its log."""
-        if self._directory == Path():
-            # not the test's own directory: the path of a unix socket may have about 100 bytes
-            self._directory = Path(tempfile.mkdtemp(prefix="rsmq-test-", dir="/tmp"))
-        with (self._directory / "log").open("ab") as log:
+        if self.directory == Path():
+            self.directory = new_directory()
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        with (self.directory / "log").open("ab") as log:
             # a session of its own: Ctrl-C is for the test run, which then ends the server in order
             self._process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=dies_with_us() if threading.current_thread() is threading.main_thread() else None,
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=dies_with_us() if self.ends_with_process and in_main_thread else None,
             )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                words = (self._directory / "log").read_text(errors="replace")[-500:]
+        while not self.answers():
+            if not self.is_running or time.monotonic() > deadline:
+                printed = self.log()[-2000:]
                 self.close()
-                raise BrokerUnavailable(f"the server of the tests did not start: {words}")
+                raise BrokerUnavailable(f"the test server did not start: {printed}")
             time.sleep(0.005)
         return self
 
     def kill(self) -> None:
         """SIGKILL."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(30)
-            self._process = None
+        self._end(signal.SIGKILL)
 
     def restart(self) -> None:
         """Kill it and start it at the same address, with its data if it is durable."""
@@ -86,22 +101,27 @@ class ThrowawayServer:
     def close(self) -> None:
         """End it and remove its directory."""
         self.kill()
-        if self._directory != Path():
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = Path()
+        if self.directory != Path():
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = Path()
 
-    def _command(self) -> list[str]:
-        place = ("--port", str(self.port), "--bind", "127.0.0.1")
-        sockets = () if self.port else ("--unixsocket", str(self._directory / "s"), "--unixsocketperm", "700")
+    def command(self) -> list[str]:
+        """The command line of the server."""
+        sockets = () if self.port else ("--unixsocket", str(self.directory / "s"), "--unixsocketperm", "700")
         return [
-            server_binary(), *place, *sockets, "--dir", str(self._directory), "--save", "",
-            "--appendonly", "yes" if self.is_durable else "no", "--appendfsync", "everysec",
+            self.binary(), "--port", str(self.port), "--bind", "127.0.0.1", *sockets, "--dir", str(self.directory),
+            "--save", "", "--appendonly", "yes" if self.is_durable else "no", "--appendfsync", "everysec",
             "--maxmemory-policy", "noeviction",
         ]  # fmt: skip
 
-    def _answers(self) -> bool:
+    def binary(self) -> str:
+        """The path of the executable."""
+        return server_binary()
+
+    def answers(self) -> bool:
+        """Whether it can serve now."""
         kind = socket.AF_INET if self.port else socket.AF_UNIX
-        address = ("127.0.0.1", self.port) if self.port else str(self._directory / "s")
+        address = ("127.0.0.1", self.port) if self.port else str(self.directory / "s")
         with socket.socket(kind) as connection, contextlib.suppress(OSError):
             connection.settimeout(1)
             connection.connect(address)
@@ -114,18 +134,71 @@ class ThrowawayServer:
             raise RuntimeError("the server does not run: start it first")
         self._process.send_signal(number)
 
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(30)
+            self._process = None
+
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ThrowawayServer {self.url} {'running' if self._process else 'not running'}>"
+        return f"<{type(self).__name__} {self.url} {'running' if self.is_running else 'not running'}>"
+
+
+def new_directory() -> Path:
+    """A directory for a server's data: in memory if there is room.
+
+    On a busy disk a sync takes seconds, the log is written only after it, and a server that is killed meanwhile loses
+    what it had confirmed. Not the test's own directory: the path of a unix socket may have about 100 bytes.
+    """
+    memory = Path("/dev/shm")
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
+    return Path(tempfile.mkdtemp(prefix="rsmq-test-", dir=memory if has_room else "/tmp"))
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that is free now, and so is the one 10 000 above it, for the bus of a cluster.
+
+    The range is one from which no outgoing connection gets its port: one could take it before the server is up.
+    """
+    while True:
+        port = random.randrange(12_000, 22_000)
+        with socket.socket() as probe, socket.socket() as bus, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + 10_000))
+            return port
+
+
+def remove_keys(url: str, prefix: str) -> int:
+    """Delete all keys under a prefix and return how many there were. For code without an event loop."""
+    with start_blocking_portal() as portal:
+        return portal.call(_connect_and_remove, Connector(url, Settings(url=url, prefix=prefix)), prefix)
+
+
+async def _connect_and_remove(connector: Connector, prefix: str) -> int:
+    async with connector.connected() as client:
+        return await remove_prefix(client, prefix)
+
+
+async def remove_prefix(client: Client, prefix: str) -> int:
+    """Delete all keys under a prefix, on every node, and return how many there were."""
+    await client.refresh()
+    return sum([await _remove_on(node, client, prefix) for node in client.nodes])
+
+
+async def _remove_on(node: Client, client: Client, prefix: str) -> int:
+    """The keys of one node. One UNLINK a key: on a cluster the keys of one command would have to share a slot."""
+    cursor, removed = b"", 0
+    while cursor != b"0":
+        cursor, keys = await node.execute_command("SCAN", cursor or 0, "MATCH", f"{prefix}:*", "COUNT", 1000)
+        removed += sum(await client.pipelined([("UNLINK", key) for key in keys])) if keys else 0
+    return removed

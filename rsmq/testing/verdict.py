@@ -1,4 +1,4 @@
-"""The verdict over a chaos run: from what was published, handled and dead-lettered to a list of findings. Pure."""
+"""The verdict on a run: compares what was published with what was handled and what is a dead letter. No I/O."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from rsmq.model.words import count
 from rsmq.testing.ledger import Event
 
 MOST_SHOWN = 20
@@ -39,7 +40,7 @@ class Never:
 
 @dataclass(frozen=True, slots=True)
 class MoreThanOnce:
-    """Handled to the end several times. `why` says which fault excuses it; empty: nothing does."""
+    """Handled successfully several times. `why` names the fault that excuses it; empty: it is not excused."""
 
     where: Where
     pids: tuple[int, ...]
@@ -48,7 +49,7 @@ class MoreThanOnce:
 
 @dataclass(frozen=True, slots=True)
 class OutOfOrder:
-    """Was started before an earlier one of its key had been handled to its end."""
+    """Started before the handler of an earlier message of its key had finished."""
 
     where: Where
     earlier: str
@@ -56,22 +57,23 @@ class OutOfOrder:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """The server still keeps something for a group when all should be settled."""
+    """The server still holds something for a group when everything should be settled."""
 
     what: str
 
 
 Order = Literal["none", "single", "batch"]
-"""Of the messages of a key: any; one after the other; or as a list to one call, one call after the other."""
+"""How messages of a key are handled: in any order, one after the other, or as lists, one call after the other."""
 
 Finding = Never | MoreThanOnce | OutOfOrder | Stuck
 
 
 @dataclass(slots=True)
-class Story:
-    """All there is to know about one run. `groups`: (topic, group) -> what its order is.
+class History:
+    """Everything that the verdict depends on. `groups`: (topic, group) -> the order that it keeps.
 
-    `confirmed` are the ids that a publisher was told are stored, by topic; `excused`: pid -> the fault done to it.
+    `stored`: the entries of all topics, in stream order; `confirmed`: (topic, id) of each publish that succeeded;
+    `excused`: pid -> the fault that was injected into that process; `holds`: what the server still holds.
     """
 
     groups: Mapping[tuple[str, str], Order]
@@ -85,7 +87,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found. `faults` are broken promises; a repeat that a fault excuses is none."""
+    """The findings of a run. `faults` are the broken promises: all findings except repeats that are excused."""
 
     findings: tuple[Finding, ...]
     handled: int
@@ -93,16 +95,16 @@ class Verdict:
 
     @property
     def faults(self) -> list[Finding]:
-        """Everything that nothing excuses."""
+        """The findings that are not excused."""
         return [each for each in self.findings if not (isinstance(each, MoreThanOnce) and each.why)]
 
     @property
     def repeats(self) -> list[MoreThanOnce]:
-        """What was handled more than once, excused or not: a handler with side effects must bear that."""
+        """Messages handled more than once, excused or not: handlers with side effects must be idempotent."""
         return [each for each in self.findings if isinstance(each, MoreThanOnce)]
 
     def assert_nothing_lost(self) -> None:
-        """Raises AssertionError unless everything was handled, in order per key, and repeated only by a fault."""
+        """Raises AssertionError unless all was handled, in order per key, and repeated only because of a fault."""
         if self.faults:
             raise AssertionError(str(self))
 
@@ -111,54 +113,52 @@ class Verdict:
             type(each).__name__ + (f" ({each.why})" if isinstance(each, MoreThanOnce) and each.why else "")
             for each in self.findings
         )
-        found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing to report"
+        found = ", ".join(f"{many} {name}" for name, many in sorted(counts.items())) or "nothing to report"
         lines = "".join(f"\n  {each}" for each in self.faults[:MOST_SHOWN])
-        return f"{self.handled} handled, {self.dead} dead letters; {found}{lines}"
+        return f"{self.handled} handled, {count(self.dead, 'dead letter')}; {found}{lines}"
 
 
-def judge(story: Story) -> Verdict:
+def judge(history: History) -> Verdict:
     """The verdict over one run."""
     commits: dict[Where, list[int]] = defaultdict(list)
-    for event in story.events:
+    for event in history.events:
         if event.what == "commit":
             commits[Where(event.topic, event.group, event.message_id)].append(event.pid)
-    findings: list[Finding] = [Never(where) for where in expected(story) if where not in commits | _set(story.dead)]
+    findings: list[Finding] = [
+        Never(where) for where in expected(history) if where not in commits and where not in history.dead
+    ]
     for where, pids in commits.items():
         if len(pids) > 1:
-            why = next((story.excused[pid] for pid in pids if pid in story.excused), "")
+            why = next((history.excused[pid] for pid in pids if pid in history.excused), "")
             findings.append(MoreThanOnce(where, tuple(pids), why))
-    findings += disorder(story)
-    findings += [Stuck(hold) for hold in story.holds]
-    return Verdict(tuple(findings), len(commits), len(story.dead))
+    findings += disorder(history)
+    findings += [Stuck(hold) for hold in history.holds]
+    return Verdict(tuple(findings), len(commits), len(history.dead))
 
 
-def expected(story: Story) -> list[Where]:
-    """What every group must have seen: all that is in its topic, and all that a publisher was told is there."""
-    ids = dict.fromkeys([(each.topic, each.message_id) for each in story.stored] + list(story.confirmed))
-    return [Where(topic, group, one) for topic, group in story.groups for place, one in ids if place == topic]
+def expected(history: History) -> list[Where]:
+    """What every group must have handled: all entries of its topic and all messages that were confirmed."""
+    ids = dict.fromkeys([(each.topic, each.message_id) for each in history.stored] + list(history.confirmed))
+    return [Where(topic, group, one) for topic, group in history.groups for stored_in, one in ids if stored_in == topic]
 
 
-def disorder(story: Story) -> list[Finding]:
-    """Messages of a key that were not handled one after the other. Repeats are ignored, dead letters leave the row."""
+def disorder(history: History) -> list[Finding]:
+    """Messages of a key that were not handled one after the other. Repeats and dead letters do not count."""
     starts, commits = dict[Where, tuple[int, int]](), dict[Where, tuple[int, int]]()
-    for at, event in enumerate(story.events):
+    for at, event in enumerate(history.events):
         into = starts if event.what == "start" else commits if event.what == "commit" else {}
         into.setdefault(Where(event.topic, event.group, event.message_id), (at, event.pid))
-    rows: dict[tuple[str, int, str], list[str]] = defaultdict(list)
-    for topic, partition, key, message_id in story.stored:
+    by_key: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+    for topic, partition, key, message_id in history.stored:
         if key is not None:
-            rows[topic, partition, key].append(message_id)
+            by_key[topic, partition, key].append(message_id)
     found: list[Finding] = []
-    for (topic, group), order in story.groups.items():
-        for (place, _, _), ids in rows.items():
-            row = [Where(topic, group, each) for each in ids] if order != "none" and place == topic else []
+    for (topic, group), order in history.groups.items():
+        for (stored_in, _, _), ids in by_key.items():
+            row = [Where(topic, group, each) for each in ids] if order != "none" and stored_in == topic else []
             for earlier, later in pairwise([where for where in row if where in commits]):
                 began, began_by = starts.get(later, commits[later])
                 is_together = order == "batch" and starts[earlier][1] == began_by
                 if began < (starts if is_together else commits)[earlier][0]:
                     found.append(OutOfOrder(later, earlier.message_id))
     return found
-
-
-def _set(dead: Iterable[Where]) -> dict[Where, list[int]]:
-    return {where: [] for where in dead}

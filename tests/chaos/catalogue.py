@@ -1,7 +1,7 @@
-"""The catalogue: every scenario of the chaos suite, registered where it is written.
+"""The catalogue: every scenario of the chaos suite, registered where it is defined.
 
-A scenario is a coroutine that is given a `Stage` (a seed, a duration, servers and scenes) and returns a verdict. What
-it does to whom, and what must be true afterwards, is said in its registration: the page of results is made from it.
+A scenario is a coroutine that gets a `Testbed` (servers, runs, a seed, a duration) and returns a verdict. Its
+registration says which fault it injects and what must be true afterwards; docs/chaos.md is generated from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.chaos import scenarios
 from tests.chaos.checker import Verdict
 from tests.servers import Kind
 
-Play = Callable[..., Awaitable[Verdict]]
+Function = Callable[..., Awaitable[Verdict]]
 KINDS: tuple[Kind, ...] = ("valkey-9.1", "redis-8.2", "valkey-8.1")
 ONE: tuple[Kind, ...] = ("valkey-9.1",)
 
@@ -26,17 +26,18 @@ ONE: tuple[Kind, ...] = ("valkey-9.1",)
 class Scenario:
     """One entry.
 
-    `number` is that of the design's catalogue of faults, or a letter and a number for what it misses. `bound` says what
-    is checked beyond: nothing lost, nothing unexpected, order per key, no double commit, dead letters exactly the
-    poison, everything settled, nothing leaked. `variants` are further keyword arguments. `is_cheap`: some seconds, so
-    that CI can run it. `servers`: on which it runs; one that has to do with rsmq alone needs one server only.
+    `number` is that of the design's catalogue of faults, or a letter and a number for a fault that it does not list.
+    `injection` is the fault; `bound` says what is checked beyond: nothing lost, nothing unexpected, order per key, no
+    double commit, dead letters exactly the poison, everything settled, nothing leaked. `variants` are further keyword
+    arguments. `is_cheap`: takes some seconds, so CI can run it. `servers`: the servers on which it runs; a fault that
+    does not involve the server needs only one.
     """
 
     number: str
     name: str
     injection: str
     bound: str
-    play: Play
+    function: Function
     variants: Sequence[Mapping[str, Any]] = ({},)
     servers: tuple[Kind, ...] = KINDS
     is_cheap: bool = False
@@ -46,15 +47,15 @@ class Scenario:
         return [(" ".join([self.name, *map(str, given.values())]), given) for given in self.variants]
 
     @property
-    def place(self) -> tuple[int, str, int]:
-        """What it is sorted by."""
+    def sort_key(self) -> tuple[int, str, int]:
+        """Numbers first, then the faults with a letter."""
         letter, digits = re.fullmatch(r"([A-Z]?)(\d+)", self.number.partition(",")[0]).groups()  # type: ignore[union-attr]
         return len(letter), letter, int(digits)
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """An entry of the design's catalogue that tests outside this folder play, because what they need lives there."""
+    """An entry of the design's catalogue that tests in another folder cover, because they need its fixtures."""
 
     number: str
     name: str
@@ -64,14 +65,14 @@ class Elsewhere:
 CATALOGUE: dict[str, Scenario] = {}
 
 
-def scenario(number: str, *, injection: str, bound: str = "", **more: Any) -> Callable[[Play], Play]:
-    """Register the decorated coroutine under its own name, underscores as blanks."""
+def scenario(number: str, *, injection: str, bound: str = "", **more: Any) -> Callable[[Function], Function]:
+    """Register the decorated coroutine under its name, with spaces for underscores."""
 
-    def register(play: Play) -> Play:
-        name = play.__name__.replace("_", " ")
+    def register(function: Function) -> Function:
+        name = function.__name__.replace("_", " ")
         assert name not in CATALOGUE, f"two scenarios are called {name}"
-        CATALOGUE[name] = Scenario(number, name, injection, bound, play, **more)
-        return play
+        CATALOGUE[name] = Scenario(number, name, injection, bound, function, **more)
+        return function
 
     return register
 
@@ -80,7 +81,7 @@ def load() -> list[Scenario]:
     """Import all scenarios; returns them in the order of their numbers."""
     for module in pkgutil.iter_modules(scenarios.__path__):
         importlib.import_module(f"{scenarios.__name__}.{module.name}")
-    return sorted(CATALOGUE.values(), key=lambda each: each.place)
+    return sorted(CATALOGUE.values(), key=lambda each: each.sort_key)
 
 
 ELSEWHERE = [
@@ -88,21 +89,28 @@ ELSEWHERE = [
         "tests/contract/test_bounds.py::test_too_large_is_refused_before_sending",)),
     Elsewhere("47", "sentinel: the master is lost, the pool leaves a stale one", (
         "tests/sentinel/test_failover.py::test_a_master_is_lost",)),
+    Elsewhere("45, 47", "sentinel: the master is lost, and the next one's clock is an hour ahead, or behind", (
+        "tests/sentinel/test_failover.py::test_next_master_has_another_clock",)),
     Elsewhere("48", "sentinel: the master is cut off with its clients", (
         "tests/sentinel/test_failover.py::test_a_master_is_cut_off",
         "tests/sentinel/test_failover.py::test_a_cut_off_master_is_left")),
     Elsewhere("49", "cluster: a master is killed or stands still, slots move, a worker is killed", (
         "tests/cluster/test_faults.py",)),
     Elsewhere("51", "inbox: reconnect while a batch is written, two sessions, take-over in an acknowledgement", (
-        "tests/persistence/test_defects.py::test_no_reconnect_race",
-        "tests/persistence/test_defects.py::test_takeover_during_ack",
+        "tests/persistence/test_defects.py::test_reconnect_makes_the_old_session_stale",
+        "tests/persistence/test_defects.py::test_ack_of_an_old_session_is_refused_after_a_takeover",
         "tests/contract/test_devices.py::test_a_device_that_comes_and_goes",
         "tests/contract/test_devices.py::test_backlog_and_live_letters_do_not_race")),
     Elsewhere("51", "inbox: expiry between index and letter, trimming against an acknowledgement, packet-id wrap", (
-        "tests/persistence/test_defects.py::test_every_key_expires",
-        "tests/persistence/test_defects.py::test_trimming_half_way_through_an_acknowledgement",
-        "tests/persistence/test_defects.py::test_packet_id_wrap")),
+        "tests/persistence/test_defects.py::test_inbox_keys_all_expire_after_their_letters",
+        "tests/persistence/test_defects.py::test_ack_of_trimmed_letters_removes_only_the_rest",
+        "tests/persistence/test_defects.py::test_packet_id_wrap_skips_the_id_of_an_unacknowledged_letter")),
     Elsewhere("51", "inbox: the server restarts under a session, a slot moves under a device", (
         "tests/contract/test_devices.py::test_the_server_restarts_under_a_session",
-        "tests/cluster/test_devices.py::test_a_device_moves_under_load")),
+        "tests/cluster/test_devices.py::test_device_whose_slot_moves_under_load_gets_all_letters_in_order")),
+    Elsewhere("51", "inbox: answers are lost and calls repeated after another client's call, storms of take-overs", (
+        "tests/persistence/test_lost_answers.py",)),
+    Elsewhere("30, 51", "FLUSHALL under a schedule, delayed messages, a feed and the session of a device", (
+        "tests/robustness/test_flushall.py::test_flushall_under_load_every_role_begins_again",
+        "tests/persistence/test_endings.py::test_flushall_under_a_session_ends_it_at_the_next_letter")),
 ]  # fmt: skip

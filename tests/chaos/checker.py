@@ -1,4 +1,7 @@
-"""The checker: from what was published, handled and dead-lettered to a list of findings. Pure."""
+"""The independent judge of the chaos suite: compares what was published, handled and dead-lettered. No I/O.
+
+It shares the format of the ledger with `rsmq.testing.verdict`, and no code.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ Name = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Lost: published with success, never handled, and no dead letter. `why`: what takes it from any promise."""
+    """Lost: published successfully, never handled, and no dead letter. `why`: why no promise covers it."""
 
     message: Name
     why: str = ""
@@ -23,7 +26,7 @@ class Never:
 
 @dataclass(frozen=True, slots=True)
 class MoreThanOnce:
-    """Handled to the end several times. `why` says which fault excuses it; empty: nothing does."""
+    """Handled successfully several times. `why` names the fault that excuses it; empty: it is not excused."""
 
     message: Name
     pids: tuple[int, ...]
@@ -32,7 +35,7 @@ class MoreThanOnce:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateStart:
-    """Started again although an earlier start had not failed, but handled to the end once at most."""
+    """Started again although an earlier start had not failed, but handled successfully once at most."""
 
     message: Name
     pids: tuple[int, ...]
@@ -41,7 +44,7 @@ class DuplicateStart:
 
 @dataclass(frozen=True, slots=True)
 class DoubleCommit:
-    """The server has accepted its settlement several times: somebody settled what was not his any more."""
+    """The server accepted its settlement several times: a worker settled a message that it no longer owned."""
 
     message: Name
     pids: tuple[int, ...]
@@ -50,7 +53,7 @@ class DoubleCommit:
 
 @dataclass(frozen=True, slots=True)
 class TooMany:
-    """More messages were started again than the fault may cost."""
+    """More messages were started again than the fault allows."""
 
     repeats: int
     bound: int
@@ -58,14 +61,14 @@ class TooMany:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something was left behind when everybody had stopped: a connection, a descriptor, a member, a key for ever."""
+    """Something was left when all processes had stopped: a connection, a descriptor, a member, a key without TTL."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfOrder:
-    """`message` was started before `earlier`, of the same key, had been handled to its end for the first time."""
+    """`message` was started before `earlier`, of the same key, had been handled successfully for the first time."""
 
     message: Name
     earlier: Name
@@ -73,14 +76,14 @@ class OutOfOrder:
 
 @dataclass(frozen=True, slots=True)
 class Unexpected:
-    """Handled although nobody had published it."""
+    """Handled although it was not published."""
 
     message: Name
 
 
 @dataclass(frozen=True, slots=True)
 class Innocent:
-    """A dead letter that should be none."""
+    """A dead letter that is not poison."""
 
     message: Name
     reason: str
@@ -88,7 +91,7 @@ class Innocent:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """Poison that is no dead letter, or several."""
+    """Poison that became no dead letter, or several."""
 
     message: Name
     times: int
@@ -96,7 +99,7 @@ class Spared:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """The server still keeps something for the group when all should be settled."""
+    """The server still holds something for the group when everything should be settled."""
 
     what: str
 
@@ -107,13 +110,13 @@ Finding = Never | Repeat | TooMany | OutOfOrder | Unexpected | Innocent | Spared
 
 
 @dataclass(slots=True)
-class Story:
-    """All that a checker needs to know about one run.
+class History:
+    """Everything that the verdict depends on.
 
-    `stored`: publish has returned; `unknown`: it may be stored. `poison`: what must become a dead letter. `excused`:
-    pid -> the fault that was done to it; every duplicate must have been handled by such a process at least once.
+    `stored`: publish has returned; `unknown`: it may be stored. `poison`: must become dead letters. `excused`:
+    pid -> the fault that was injected into it; every duplicate must have been handled by such a process at least once.
     `rewound`: why the server may have forgotten settlements. `most_repeats`: how many messages the fault may repeat.
-    `given_up`: messages that somebody has taken behind everybody's back, and how: nobody can promise anything.
+    `given_up`: messages that another client removed, and how; no promise covers them.
     """
 
     stored: set[Name] = field(default_factory=set)
@@ -132,7 +135,7 @@ class Story:
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found. `faults` must be empty; excused duplicates and losses are only counted."""
+    """The findings. `faults` must be empty; excused duplicates and losses are only counted."""
 
     findings: list[Finding]
     handled: int
@@ -149,7 +152,7 @@ class Verdict:
 
     @property
     def starts(self) -> int:
-        """Messages that were started again without need, handled twice or not."""
+        """How many messages were started again without need, handled twice or not."""
         return sum(isinstance(each, MoreThanOnce | DuplicateStart) for each in self.findings)
 
     def __str__(self) -> str:
@@ -161,32 +164,32 @@ class Verdict:
         return f"{self.handled} handled; {found or 'nothing to report'}" + "".join(f"\n  {e}" for e in self.faults[:20])
 
 
-def check(story: Story) -> Verdict:
+def check(history: History) -> Verdict:
     """The verdict over one run."""
-    commits = [event for event in story.events if event.what == "commit"]
+    commits = [event for event in history.events if event.what == "commit"]
     handled = {(event.key, event.n) for event in commits}
     findings: list[Finding] = []
-    lost = sorted(story.stored - handled - {name for name, _ in story.dead})
-    findings += [Never(name, story.given_up.get(name, "")) for name in lost]
-    findings += [Unexpected(name) for name in sorted(handled - story.stored - story.unknown)]
-    twice = repeats(commits, story.excused)
+    lost = sorted(history.stored - handled - {name for name, _ in history.dead})
+    findings += [Never(name, history.given_up.get(name, "")) for name in lost]
+    findings += [Unexpected(name) for name in sorted(handled - history.stored - history.unknown)]
+    twice = repeats(commits, history.excused)
     findings += twice
     known = {each.message for each in twice}
-    again = [each for each in restarts(story.events, story.excused) if each.message not in known]
+    again = [each for each in restarts(history.events, history.excused) if each.message not in known]
     findings += again
-    if story.most_repeats is not None and len(known) + len(again) > story.most_repeats:
-        findings.append(TooMany(len(known) + len(again), story.most_repeats))
-    findings += double_commits(story.events, story.rewound)
-    findings += disorder(story.events, story.given_up) if story.is_ordered else []
-    findings += [Innocent(name, reason) for name, reason in story.dead if name not in story.poison]
-    findings += spared(story.poison, [name for name, _ in story.dead])
-    findings += [Stuck(hold) for hold in story.holds]
-    findings += [Leak(leak) for leak in story.leaks]
+    if history.most_repeats is not None and len(known) + len(again) > history.most_repeats:
+        findings.append(TooMany(len(known) + len(again), history.most_repeats))
+    findings += double_commits(history.events, history.rewound)
+    findings += disorder(history.events, history.given_up) if history.is_ordered else []
+    findings += [Innocent(name, reason) for name, reason in history.dead if name not in history.poison]
+    findings += spared(history.poison, [name for name, _ in history.dead])
+    findings += [Stuck(hold) for hold in history.holds]
+    findings += [Leak(leak) for leak in history.leaks]
     return Verdict(findings, len(handled))
 
 
 def repeats(commits: Iterable[Event], excused: dict[int, str]) -> list[MoreThanOnce]:
-    """Messages handled to the end more than once."""
+    """Messages handled successfully more than once."""
     by_name: dict[Name, list[int]] = defaultdict(list)
     for event in commits:
         by_name[event.key, event.n].append(event.pid)
@@ -198,7 +201,7 @@ def repeats(commits: Iterable[Event], excused: dict[int, str]) -> list[MoreThanO
 
 
 def restarts(events: Iterable[Event], excused: dict[int, str]) -> list[DuplicateStart]:
-    """Messages started again while an earlier start was open, or after its end. A failed attempt is no such start."""
+    """Messages started again although an earlier start was open or had succeeded. Failed attempts do not count."""
     begun: dict[Name, list[int]] = defaultdict(list)
     again: dict[Name, list[int]] = {}
     for event in events:
@@ -227,13 +230,13 @@ def double_commits(events: Iterable[Event], why: str) -> list[DoubleCommit]:
 def disorder(events: Iterable[Event], given_up: Collection[Name] = ()) -> list[Finding]:
     """Distinct messages of a key that were not handled one after the other, in order. Repeats are ignored.
 
-    Only what was handled at last counts as earlier: a dead letter leaves the row. What somebody took may come late.
+    Dead letters do not count. A message that another client removed may come late.
     """
     first_commit: dict[Name, int] = {}
     first_start: dict[Name, int] = {}
-    for place, event in enumerate(events):
+    for at, event in enumerate(events):
         into = first_commit if event.what == "commit" else first_start if event.what == "start" else {}
-        into.setdefault((event.key, event.n), place)
+        into.setdefault((event.key, event.n), at)
     by_key: dict[str, list[int]] = defaultdict(list)
     for key, n in first_commit:
         by_key[key].append(n)

@@ -1,4 +1,4 @@
-"""What the chaos tests share: how a scenario is played, and the measured numbers at the end of the run."""
+"""Fixtures of the chaos tests: running a scenario, and the measured numbers at the end of the test session."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ import pytest
 
 from tests.chaos.catalogue import CATALOGUE, load
 from tests.chaos.checker import Verdict
-from tests.chaos.scene import IS_LONG
-from tests.chaos.stage import Stage
+from tests.chaos.scenario_run import IS_LONG
+from tests.chaos.testbed import Testbed
 from tests.servers import Server
 
 MEASURED = pytest.StashKey[list[str]]()
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "1" if IS_LONG else "0"))
-"""How long each quiet phase of a scenario lasts at least."""
+"""The least duration of each phase without faults."""
 
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "10"))
 """How long the random mix lasts."""
 
-Play = Callable[..., Awaitable[Verdict]]
+RunScenario = Callable[..., Awaitable[Verdict]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The long form plays every scenario with several seeds."""
+    """With CHAOS=long every scenario runs with several seeds."""
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(1, int(os.environ.get("CHAOS_SEEDS", "10")) + 1) if IS_LONG else [1])
 
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[object], None]:
-    """Say something at the end of the test run: measured, not asserted."""
+    """Print a measurement at the end of the test session."""
     lines = request.config.stash.setdefault(MEASURED, [])
     return lambda what: lines.append(f"{request.node.name}: {what}")
 
 
 @pytest.fixture
-def play(tmp_path: Path, seed: int, server: Server, report: Callable[[object], None]) -> Play:
-    """Plays a scenario by its name, and wants a clean verdict."""
+def run_scenario(tmp_path: Path, seed: int, server: Server, report: Callable[[object], None]) -> RunScenario:
+    """Runs a scenario by its name and asserts that the verdict is clean."""
     load()
 
-    async def play_it(name: str, **given: Any) -> Verdict:
-        async with Stage("valkey-9.1", seed, SECONDS, tmp_path, server, MINUTES) as stage:
-            verdict = await CATALOGUE[name].play(stage, **given)
-            assert stage.scene is not None
-            recovered = f"work went on after {stage.scene.recovered:.2f} s; " if stage.scene.recovered else ""
-            report(f"{recovered}{len(stage.scene.story.unknown)} of unknown outcome; {verdict}")
+    async def run_it(name: str, **given: Any) -> Verdict:
+        async with Testbed("valkey-9.1", seed, SECONDS, tmp_path, server, MINUTES) as testbed:
+            verdict = await CATALOGUE[name].function(testbed, **given)
+            assert testbed.run is not None
+            recovered = f"work went on after {testbed.run.recovered:.2f} s; " if testbed.run.recovered else ""
+            report(f"{recovered}{len(testbed.run.history.unknown)} of unknown outcome; {verdict}")
         assert not verdict.faults, verdict
         return verdict
 
-    return play_it
+    return run_it
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

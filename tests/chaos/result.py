@@ -1,10 +1,11 @@
-"""What a run of a scenario has shown, kept over runs, and the page that is made from it."""
+"""The results of scenarios, kept in docs/chaos.json, and the page that is generated from them."""
 
 from __future__ import annotations
 
 import functools
 import json
 import subprocess
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,16 +20,16 @@ KEPT, PAGE = DOCS / "chaos.json", DOCS / "chaos.md"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run. `verdict`: clean, broken, failed (a check of the scenario itself), or skipped. Times in seconds.
+    """One run. `verdict`: clean, broken, failed (a check of the scenario itself) or skipped. Times in seconds.
 
-    `played` is its day, `state` that of the code, as git names it.
+    `date` is the day of the run, `commit` the state of the code.
     """
 
     title: str
     server: str
     seed: int
     verdict: str
-    said: str = ""
+    details: str = ""
     handled: int = 0
     duplicates: int = 0
     restarted: int = 0
@@ -36,17 +37,19 @@ class Result:
     lost: int = 0
     recovery: float = 0.0
     took: float = 0.0
-    played: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
-    state: str = field(default_factory=lambda: state_of_the_code())
+    note: str = ""
+    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
+    commit: str = field(default_factory=lambda: state_of_the_code())
 
     @property
     def cell(self) -> str:
-        """In the table: verdict, messages handled twice, seconds until work went on."""
+        """The cell of the table: verdict, messages handled twice, seconds until the workers handled messages again."""
         if self.verdict == "skipped":
             return "skipped"
         recovery = f" · {self.recovery:.1f} s" if self.recovery else ""
         lost = f" · {self.lost} lost" if self.lost else ""
-        return f"{self.verdict} · {self.duplicates}{recovery}{lost}"
+        note = f" · {self.note}" if self.note else ""
+        return f"{self.verdict} · {self.duplicates}{recovery}{lost}{note}"
 
 
 def keep(results: Iterable[Result]) -> list[Result]:
@@ -65,40 +68,57 @@ def read() -> list[Result]:
 def page(scenarios: Sequence[Scenario], results: Sequence[Result]) -> str:
     """The page, as Markdown."""
     servers = list(dict.fromkeys(each.server for each in sorted(results, key=lambda each: each.server, reverse=True)))
-    by_place = defaultdict[tuple[str, str], list[Result]](list)
+    by_cell = defaultdict[tuple[str, str], list[Result]](list)
     for each in results:
-        by_place[each.title, each.server].append(each)
+        by_cell[each.title, each.server].append(each)
     lines = [
         TOP,
-        *(played(server, results) for server in servers),
+        *(runs_on(server, results) for server in servers),
         "",
-        "| # | scenario | what is done | also checked |" + "".join(f" {each} |" for each in servers),
+        "| # | scenario | fault | also checked |" + "".join(f" {each} |" for each in servers),
     ]
     lines.append("|---|---|---|---|" + "---|" * len(servers))
     for one in scenarios:
         for title, _ in one.titles():
-            cells = [seeds(by_place[title, each]) for each in servers]
+            cells = [seeds(by_cell[title, each]) for each in servers]
             lines.append(f"| {one.number} | {title} | {one.injection} | {one.bound} | {' | '.join(cells)} |")
-    lines += ["", "## Played by other tests", "", "| # | what | tests |", "|---|---|---|"]
+    lines += added_up(results)
+    lines += ["", "## Covered by other tests", "", "| # | fault | tests |", "|---|---|---|"]
     lines += [f"| {one.number} | {one.name} | {', '.join(f'`{test}`' for test in one.tests)} |" for one in ELSEWHERE]
     broken = [each for each in results if each.verdict in ("broken", "failed")]
-    lines += ["", "## Not clean", ""] + [f"- {each.title}, {each.server}: {each.said}" for each in broken]
-    lines += [] if broken else ["Nothing of what the table shows."]
+    lines += ["", "## Not clean", ""] + [f"- {each.title}, {each.server}: {each.details}" for each in broken]
+    lines += [] if broken else ["Every run in the table is clean."]
     return "\n".join(lines) + "\n" + OPEN
 
 
 def seeds(results: Sequence[Result]) -> str:
-    """The cell of one scenario on one server: with its seed, if it was played with several."""
+    """The cell of one scenario on one server: with the seeds, if there were several."""
     if len(results) == 1:
         return results[0].cell
-    return "<br>".join(f"seed {each.seed}: {each.cell}" for each in results)
+    return "<br>".join(f"seed {each.seed}: {each.cell}" for each in sorted(results, key=lambda each: each.seed))
 
 
-def played(server: str, results: Sequence[Result]) -> str:
-    """When a column was played, and on which states of the code."""
+def added_up(results: Sequence[Result]) -> list[str]:
+    """A table of the mix: its pieces, each with another seed, count together."""
+    by_server = defaultdict[str, list[Result]](list)
+    for each in results:
+        if each.title == "mix":
+            by_server[each.server].append(each)
+    lines = [MIX] if by_server else []
+    for server, pieces in sorted(by_server.items(), reverse=True):
+        not_clean = sum(each.verdict != "clean" for each in pieces)
+        times = f"{sum(each.took for each in pieces) / 3600:.2f} | {max(each.recovery for each in pieces):.1f} s"
+        counts = f"{sum(each.handled for each in pieces):,} | {sum(each.duplicates for each in pieces):,}"
+        lines.append(f"| {server} | {len(pieces)} | {times} | {counts} | {not_clean} |".replace(",", " "))
+    return lines
+
+
+def runs_on(server: str, results: Sequence[Result]) -> str:
+    """When the runs of a column took place, and on which commits."""
     here = [each for each in results if each.server == server]
-    states = Counter(f"{each.played}, {each.state}" for each in here)
-    return f"- {server}: " + "; ".join(f"{count} on {state}" for state, count in sorted(states.items())) + "."
+    states = Counter(f"{each.date}, {each.commit}" for each in here)
+    line = f"- {server}: " + "; ".join(f"{count} on {state}" for state, count in sorted(states.items())) + "."
+    return "\n".join(textwrap.wrap(line, 120, subsequent_indent="  ", break_on_hyphens=False))
 
 
 @functools.cache
@@ -114,32 +134,52 @@ def _git(*command: str) -> str:
     ).stdout.strip()
 
 
-TOP = """# The faults that rsmq is put through
+TOP = """# Chaos tests
 
-Real publishers, real worker processes, a real server; what was published and what handlers did is written to a file
-outside the server. When the fault is over the backlog is drained, everybody is asked to stop, and a checker reads the
-file. `make chaos` plays all of it and writes this page; `python -m tests.chaos --help` says how to play one.
+Each scenario runs real publishers, real worker processes and a real server, and injects a fault. Publishers and
+handlers record what they do in a file outside the server. After the fault the workers drain the backlog, all processes
+are stopped, and a checker reads the file. `make chaos` runs all scenarios and writes this page;
+`python -m tests.chaos --help` shows how to run one.
 
-A run is **clean** when nothing confirmed was lost, nothing came from nowhere, messages of a key were handled in order,
-no settlement was accepted twice, no handler was started twice without a fault that explains it, the dead letters were
-exactly the poison, nothing was stuck, and nobody left a member, a descriptor or an endless key behind. The checker is
-tested with bad runs of each kind (`tests/chaos/test_checker.py`).
+A run is **clean** when all of this is true: no confirmed message was lost; no message was handled that was not
+published; messages of a key were handled in order; no settlement was accepted twice; no handler was started twice
+unless a fault explains it; the dead letters are exactly the poison messages; nothing is stuck; no process left a
+member, a file descriptor or a key without TTL. `tests/chaos/test_checker.py` shows that the checker detects each kind
+of violation.
 
-Behind the verdict: how many messages were handled twice because of the fault (at least once: a handler that is killed
-after its work runs again), the longest time until work went on, and how many messages were lost of those that the
-server's own promise leaves out, or that somebody else has taken. Times were taken beside other work on a machine with
-two cores: they show the order of magnitude. An empty cell was not played there: what has to do with rsmq alone is
-played on one server. Scenarios, their day, and the state of the code:
+After the verdict a cell shows how many messages were handled twice because of the fault (delivery is at least once: if
+a handler is killed after its work, the message is handled again), the longest time until the workers handled messages
+again, and how many messages were lost that no promise covers: the server may lose them, or another client removed
+them. Times were measured on a shared machine with two cores and show the order of magnitude. An empty cell means that
+the scenario was not run on that server: faults that do not involve the server are run on one. Scenarios, date and
+commit:
 """
 
-OPEN = """
-## Open
+MIX = """
+## The mix, added up
 
-- `XGROUP DELCONSUMER` and the death of the worker within the seconds in which it would have noticed: what it had in
-  hand is lost, and nothing in the server tells of it. With `distribution="shared"` nobody notices at all: there is no
-  owner who could know. rsmq itself deletes only consumers that have nothing pending.
-- Entries that somebody else removes are counted, not brought back; how many of them a group had not been given is not
-  known, only whether there can be any. In a topic that is trimmed by its own policy (`on_full="trim"`) nobody counts.
-- The parts of a mix that depend on time (which worker is the busiest, what is on its way) differ between two runs of
-  the same seed: a seed repeats the faults and their order, not the race.
+The mix is played in pieces that count together: `make chaos ONLY=mix PIECES=6 MINUTES=10` plays six more, each with a
+seed that it has not had. The aim is 24 hours on one state of the code.
+
+| server | pieces | hours | longest recovery | messages handled | handled twice | pieces not clean |
+|---|---|---|---|---|---|---|"""
+
+OPEN = """
+## Known gaps
+
+- `XGROUP DELCONSUMER`, and the worker dies within the seconds that it needs to detect it: its messages in flight are
+  lost, and the server has no trace of them. With `distribution="shared"` this is never detected, because partitions
+  have no owner. rsmq itself deletes only consumers that have nothing pending.
+- Entries that another client removes are counted, not restored. How many of them a group had not yet received is
+  unknown. In a topic that is trimmed by its own policy (`on_full="trim"`) they are not counted.
+- A delayed message (`delay`, `at`) is due at a time of the server's clock, as the user has asked. If that clock is set
+  back, it comes later by as much. A retry does not: its wait begins anew at most.
+- If a failover or a power loss costs writes, and the server's clock is behind its newest entry, new messages get the
+  ids of lost ones. A worker that still handles a lost message then settles the new one under its id. The new one is
+  lost if its own worker dies before it has handled it.
+- With `appendfsync always`, leases are lost when an fsync takes longer than a sixth of `lease_ttl`: a heartbeat waits a
+  third of it for a reply, and a command may wait for two syncs. Nothing is lost and order is kept, but handlers are
+  cancelled and run again.
+- The parts of the mix that depend on timing (which worker is the busiest, which messages are in flight) differ between
+  two runs with the same seed: a seed repeats the faults and their order, not the race.
 """

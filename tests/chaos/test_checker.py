@@ -1,4 +1,4 @@
-"""The checker can fail: each kind of broken promise, fed to it as a bad ledger, is found."""
+"""The checker detects each kind of broken promise in a bad ledger."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tests.chaos.checker import (
     DoubleCommit,
     DuplicateStart,
     Finding,
+    History,
     Innocent,
     Leak,
     MoreThanOnce,
     Never,
     OutOfOrder,
     Spared,
-    Story,
     Stuck,
     TooMany,
     Unexpected,
     check,
 )
-from tests.chaos.ledger import Event, Ledger, Pen
+from tests.chaos.ledger import Event, EventLedger, EventWriter
 
 
 def run(*words: str) -> list[Event]:
     """Events in short form: `start:k0` is message 0 of key k, `commit:k0@7` by process 7."""
     events = []
-    for place, word in enumerate(words):
+    for at, word in enumerate(words):
         what, _, rest = word.partition(":")
         name, _, pid = rest.partition("@")
-        events.append(Event(what, int(pid or 1), float(place), name[0], int(name[1:]), 1))
+        events.append(Event(what, int(pid or 1), float(at), name[0], int(name[1:]), 1))
     return events
 
 
@@ -47,90 +47,90 @@ STORED = {("k", 0), ("k", 1), ("k", 2)}
 GOOD = handled("k0", "k1", "k2")
 
 
-def faults(story: Story) -> list[Finding]:
+def faults(history: History) -> list[Finding]:
     """The broken promises."""
-    return check(story).faults
+    return check(history).faults
 
 
 def test_a_good_run_has_no_findings() -> None:
     """Everything once and in order."""
-    assert check(Story(stored=STORED, events=GOOD)).findings == []
+    assert check(History(stored=STORED, events=GOOD)).findings == []
 
 
 def test_a_lost_message_is_found() -> None:
     """Published, never handled; started only does not count."""
-    assert faults(Story(stored=STORED, events=[*handled("k0", "k1"), *run("start:k2")])) == [Never(("k", 2))]
+    assert faults(History(stored=STORED, events=[*handled("k0", "k1"), *run("start:k2")])) == [Never(("k", 2))]
 
 
-def test_what_others_took_is_named_and_no_fault() -> None:
-    """Trimmed by somebody else: still in the findings, with its reason; what came through is not."""
-    story = Story(stored=STORED, events=handled("k0", "k1"), given_up={("k", 1): "trimmed", ("k", 2): "trimmed"})
-    verdict = check(story)
+def test_message_removed_by_another_client_is_reported_as_excused() -> None:
+    """A trimmed message is a finding with its reason, not a fault; a handled one is no finding."""
+    history = History(stored=STORED, events=handled("k0", "k1"), given_up={("k", 1): "trimmed", ("k", 2): "trimmed"})
+    verdict = check(history)
     assert verdict.findings == [Never(("k", 2), "trimmed")]
     assert verdict.faults == []
     assert "1 Never (trimmed)" in str(verdict)
 
 
-def test_what_others_took_may_come_late() -> None:
-    """Its place in the row is lost with it; everybody else keeps theirs."""
-    late = Story(stored=STORED, events=handled("k1", "k2", "k0"), given_up={("k", 0): "its consumer was deleted"})
+def test_message_removed_by_another_client_may_come_late() -> None:
+    """Its order is not checked; that of all other messages is."""
+    late = History(stored=STORED, events=handled("k1", "k2", "k0"), given_up={("k", 0): "its consumer was deleted"})
     assert faults(late) == []
     assert faults(replace(late, given_up={("k", 1): "its consumer was deleted"})) == [OutOfOrder(("k", 1), ("k", 0))]
 
 
 def test_a_message_of_unknown_outcome_may_be_missing_or_there() -> None:
-    """Nobody promised that it is stored."""
-    assert faults(Story(stored=STORED, unknown={("k", 3)}, events=GOOD)) == []
-    assert faults(Story(stored=STORED, unknown={("k", 3)}, events=GOOD + handled("k3"))) == []
+    """It was not confirmed."""
+    assert faults(History(stored=STORED, unknown={("k", 3)}, events=GOOD)) == []
+    assert faults(History(stored=STORED, unknown={("k", 3)}, events=GOOD + handled("k3"))) == []
 
 
 def test_a_message_from_nowhere_is_found() -> None:
     """Handled, but never published."""
-    assert faults(Story(stored=STORED, events=GOOD + handled("k9"))) == [Unexpected(("k", 9))]
+    assert faults(History(stored=STORED, events=GOOD + handled("k9"))) == [Unexpected(("k", 9))]
 
 
 def test_a_repeat_needs_an_excuse() -> None:
-    """A duplicate is a fault, unless one of its handlers ran in a process that something was done to."""
+    """A duplicate is a fault, unless one of its handlers ran in a process with an injected fault."""
     twice = GOOD + run("start:k2@7", "commit:k2@7")
-    assert faults(Story(stored=STORED, events=twice)) == [MoreThanOnce(("k", 2), (1, 7))]
-    excused = check(Story(stored=STORED, events=twice, excused={1: "killed"}))
+    assert faults(History(stored=STORED, events=twice)) == [MoreThanOnce(("k", 2), (1, 7))]
+    excused = check(History(stored=STORED, events=twice, excused={1: "killed"}))
     assert excused.faults == []
     assert excused.repeats == [MoreThanOnce(("k", 2), (1, 7), "killed")]
-    assert faults(Story(stored=STORED, events=twice, excused={8: "killed"})) == [MoreThanOnce(("k", 2), (1, 7))]
+    assert faults(History(stored=STORED, events=twice, excused={8: "killed"})) == [MoreThanOnce(("k", 2), (1, 7))]
 
 
 def test_swapped_messages_of_a_key_are_found() -> None:
     """Message 2 before message 1."""
-    assert faults(Story(stored=STORED, events=handled("k0", "k2", "k1"))) == [OutOfOrder(("k", 2), ("k", 1))]
+    assert faults(History(stored=STORED, events=handled("k0", "k2", "k1"))) == [OutOfOrder(("k", 2), ("k", 1))]
 
 
 def test_overlapping_messages_of_a_key_are_found() -> None:
     """In order, but the second started before the first was done."""
     events = run("start:k0", "start:k1", "commit:k0", "commit:k1")
-    assert faults(Story(stored=STORED - {("k", 2)}, events=events)) == [OutOfOrder(("k", 1), ("k", 0))]
-    assert faults(Story(stored=STORED - {("k", 2)}, events=events, is_ordered=False)) == []
+    assert faults(History(stored=STORED - {("k", 2)}, events=events)) == [OutOfOrder(("k", 1), ("k", 0))]
+    assert faults(History(stored=STORED - {("k", 2)}, events=events, is_ordered=False)) == []
 
 
 def test_a_repeat_is_no_disorder() -> None:
     """A redelivery may repeat an earlier message behind a later one; other keys do not matter at all."""
     events = handled("k0", "k1", "k2", "k1", "j0")
     stored = STORED | {("j", 0)}
-    assert faults(Story(stored=stored, events=events, excused={1: "killed"})) == []
+    assert faults(History(stored=stored, events=events, excused={1: "killed"})) == []
 
 
-def test_innocent_and_spared_are_found() -> None:
+def test_dead_letters_other_than_the_poison_are_found() -> None:
     """The dead letters must be exactly the poison: not more, not less, not twice."""
     events = handled("k0", "k1")
     poison = {("k", 2)}
-    assert faults(Story(STORED, poison=poison, dead=[(("k", 2), "crashed")], events=events)) == []
-    assert faults(Story(STORED, poison=poison, events=events)) == [Never(("k", 2)), Spared(("k", 2), 0)]
-    assert faults(Story(STORED, poison=poison, dead=[(("k", 2), "x")] * 2, events=events)) == [Spared(("k", 2), 2)]
-    assert faults(Story(STORED, dead=[(("k", 2), "crashed")], events=events)) == [Innocent(("k", 2), "crashed")]
+    assert faults(History(STORED, poison=poison, dead=[(("k", 2), "crashed")], events=events)) == []
+    assert faults(History(STORED, poison=poison, events=events)) == [Never(("k", 2)), Spared(("k", 2), 0)]
+    assert faults(History(STORED, poison=poison, dead=[(("k", 2), "x")] * 2, events=events)) == [Spared(("k", 2), 2)]
+    assert faults(History(STORED, dead=[(("k", 2), "crashed")], events=events)) == [Innocent(("k", 2), "crashed")]
 
 
-def test_what_is_left_is_found() -> None:
-    """Handled is not enough: it must be settled too."""
-    assert faults(Story(stored=STORED, events=GOOD, holds=["3 pending"])) == [Stuck("3 pending")]
+def test_unsettled_message_is_found() -> None:
+    """A handled message must also be settled."""
+    assert faults(History(stored=STORED, events=GOOD, holds=["3 pending"])) == [Stuck("3 pending")]
 
 
 @given(st.data())
@@ -151,33 +151,34 @@ def test_any_damage_to_a_good_run_is_found(data: st.DataObject) -> None:
         while order[at][1] + 1 >= counts[order[at][0]]:
             at -= 1
         damaged[at], damaged[at + 1] = damaged[at + 1], damaged[at]
-    assert check(Story(stored=stored, events=handled(*names))).findings == []
-    assert faults(Story(stored=stored, events=handled(*damaged)))
+    assert check(History(stored=stored, events=handled(*names))).findings == []
+    assert faults(History(stored=stored, events=handled(*damaged)))
 
 
 def test_a_ledger_is_read_while_it_is_written(tmp_path: Path) -> None:
-    """Half a line is not an event yet."""
-    ledger, pen = Ledger(tmp_path / "ledger"), Pen(tmp_path / "ledger")
-    pen.note("start", "k", 1, 1)
+    """Half a line is not yet an event."""
+    ledger, writer = EventLedger(tmp_path / "ledger"), EventWriter(tmp_path / "ledger")
+    writer.note("start", "k", 1, 1)
     assert [(event.what, event.key, event.n) for event in ledger.events()] == [("start", "k", 1)]
     with ledger.path.open("ab") as file:
-        file.write(b"commit 1 2.0 k")
+        file.write(b'{"what":"commit","pid":1,"at":2.0,"key":"k"')
     assert len(ledger.events()) == 1
     with ledger.path.open("ab") as file:
-        file.write(b" 1 1\n")
+        file.write(b',"n":1,"attempt":1}\n')
     assert ledger.commits() == {("k", 1)}
 
 
-def test_the_last_words_of_the_killed_count_for_nothing(tmp_path: Path) -> None:
-    """Half a line of a killed process is put aside; half a line of one that goes on means a damaged file."""
-    ledger, pen = Ledger(tmp_path / "ledger"), Pen(tmp_path / "ledger")
+def test_half_a_line_of_a_killed_process_is_ignored(tmp_path: Path) -> None:
+    """Half a line is ignored if its process wrote nothing more; otherwise the file is damaged."""
+    half = b'{"what":"try","pid":1,"at":2.0,"key":"k'
+    ledger, writer = EventLedger(tmp_path / "ledger"), EventWriter(tmp_path / "ledger")
     with ledger.path.open("ab") as file:
-        file.write(b"\ntry 1 2.0 k 1 0\ntry 1 2.0 k")
-    pen.note("start", "k", 7, 1)
+        file.write(b'\n{"what":"try","pid":1,"at":2.0,"key":"k","n":1}\n' + half)
+    writer.note("start", "k", 7, 1)
     assert [(event.what, event.n) for event in ledger.events()] == [("try", 1), ("start", 7)]
-    assert ledger.torn == ["try 1 2.0 k"]
+    assert ledger.torn == [half]
     with ledger.path.open("ab") as file:
-        file.write(b"\ntry 1 3.0 k 2 0\n")
+        file.write(b'\n{"what":"try","pid":1,"at":3.0,"key":"k","n":2}\n')
     with pytest.raises(ValueError, match="damaged"):
         ledger.events()
 
@@ -185,38 +186,38 @@ def test_the_last_words_of_the_killed_count_for_nothing(tmp_path: Path) -> None:
 def test_a_second_start_needs_an_excuse() -> None:
     """Started again although the first start is open or was done; after a failure it must be."""
     again = GOOD[:4] + run("start:k2@7", "start:k2@1", "commit:k2@1")
-    assert faults(Story(stored=STORED, events=again)) == [DuplicateStart(("k", 2), (7, 1))]
-    assert check(Story(stored=STORED, events=again, excused={7: "killed"})).faults == []
+    assert faults(History(stored=STORED, events=again)) == [DuplicateStart(("k", 2), (7, 1))]
+    assert check(History(stored=STORED, events=again, excused={7: "killed"})).faults == []
     failed = GOOD[:4] + run("start:k2@7", "fail:k2@7", "start:k2@1", "commit:k2@1")
-    assert check(Story(stored=STORED, events=failed)).findings == []
+    assert check(History(stored=STORED, events=failed)).findings == []
 
 
 def test_more_repeats_than_a_fault_may_cost_are_found() -> None:
-    """An excuse is not a free ticket where the bound is known."""
+    """Even excused repeats are limited if the bound is known."""
     again = handled("k0") + run("start:k1@7", "start:k1@1", "commit:k1@1", "start:k2@7", "start:k2@1", "commit:k2@1")
-    story = Story(stored=STORED, events=again, excused={7: "killed"}, most_repeats=1)
-    assert faults(story) == [TooMany(2, 1)]
-    story.most_repeats = 2
-    assert faults(story) == []
+    history = History(stored=STORED, events=again, excused={7: "killed"}, most_repeats=1)
+    assert faults(history) == [TooMany(2, 1)]
+    history.most_repeats = 2
+    assert faults(history) == []
 
 
 def test_a_double_commit_is_found() -> None:
     """Two settlements of one message that the server has accepted, though it was handled once."""
     twice = GOOD + run("settle:k0@1", "settle:k1@1", "settle:k1@7")
-    assert faults(Story(stored=STORED, events=twice)) == [DoubleCommit(("k", 1), (1, 7))]
-    assert faults(Story(stored=STORED, events=twice, excused={7: "killed"})) == [DoubleCommit(("k", 1), (1, 7))]
-    assert faults(Story(stored=STORED, events=twice, rewound="FLUSHALL")) == []
+    assert faults(History(stored=STORED, events=twice)) == [DoubleCommit(("k", 1), (1, 7))]
+    assert faults(History(stored=STORED, events=twice, excused={7: "killed"})) == [DoubleCommit(("k", 1), (1, 7))]
+    assert faults(History(stored=STORED, events=twice, rewound="FLUSHALL")) == []
 
 
 def test_a_leak_is_found() -> None:
-    """What outlives everybody."""
-    assert faults(Story(stored=STORED, events=GOOD, leaks=["a connection"])) == [Leak("a connection")]
+    """A leak is something that is left when all processes have stopped."""
+    assert faults(History(stored=STORED, events=GOOD, leaks=["a connection"])) == [Leak("a connection")]
 
 
 def test_a_verdict_names_the_messages() -> None:
-    """Whoever reads it can look for them."""
-    story = Story(stored=STORED, events=handled("k0", "k2", "k9") + run("start:k0@7", "settle:k0@1", "settle:k0@7"))
-    said = str(check(story))
+    """The text of the verdict names the messages of its findings."""
+    history = History(stored=STORED, events=handled("k0", "k2", "k9") + run("start:k0@7", "settle:k0@1", "settle:k0@7"))
+    said = str(check(history))
     for kind in (
         "Never(message=('k', 1)",
         "Unexpected(message=('k', 9))",

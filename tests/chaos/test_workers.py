@@ -1,53 +1,53 @@
-"""Workers that die, sleep, stop, come and go, under load."""
+"""Workers that are killed, paused, stopped and added under load."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chaos.conftest import Play
+from tests.chaos.conftest import RunScenario
 
 pytestmark = pytest.mark.chaos
 both = pytest.mark.parametrize("distribution", ["hash", "shared"])
 
 
 @both
-async def test_sigkill(play: Play, distribution: str) -> None:
-    """A killed worker's messages run elsewhere long before its lease of 30 s is over; nothing is lost or reordered."""
-    await play("sigkill", distribution=distribution)
+async def test_killed_worker_is_replaced(run_scenario: RunScenario, distribution: str) -> None:
+    """Other workers handle a killed worker's messages long before its lease of 30 s ends; none lost or reordered."""
+    await run_scenario("sigkill", distribution=distribution)
 
 
 @both
-async def test_pause_longer_than_the_lease(play: Play, distribution: str) -> None:
-    """A worker that sleeps for two leases under load is replaced; awake again it spoils nothing."""
-    await play("long pause", distribution=distribution)
+async def test_pause_longer_than_the_lease_fences_the_worker(run_scenario: RunScenario, distribution: str) -> None:
+    """A worker that is paused for two leases under load is replaced; its late writes have no effect."""
+    await run_scenario("long pause", distribution=distribution)
 
 
-async def test_pause_shorter_than_the_lease(play: Play) -> None:
-    """A nap costs nothing: not even a duplicate."""
-    await play("nap")
+async def test_pause_shorter_than_the_lease_repeats_nothing(run_scenario: RunScenario) -> None:
+    """A pause shorter than the lease causes no duplicate."""
+    await run_scenario("nap")
 
 
 @both
-async def test_sigterm(play: Play, distribution: str) -> None:
-    """A worker that is asked to stop finishes what runs and hands back the rest: no duplicate at all."""
-    await play("sigterm", distribution=distribution)
+async def test_sigterm_finishes_running_handlers(run_scenario: RunScenario, distribution: str) -> None:
+    """A worker that gets SIGTERM finishes running handlers and gives back the rest: no duplicate."""
+    await run_scenario("sigterm", distribution=distribution)
 
 
-async def test_scale_up_and_down(play: Play) -> None:
-    """From one worker to four and back to one, under ordered load: no duplicate, no disorder, everybody works."""
-    await play("scale up and down")
+async def test_scaling_up_and_down_keeps_order(run_scenario: RunScenario) -> None:
+    """From one worker to four and back to one, under ordered load: no duplicate, no disorder, every worker is used."""
+    await run_scenario("scale up and down")
 
 
-async def test_crash_loop(play: Play) -> None:
-    """Two messages that kill their process, among sixty: they are the dead letters, and nobody else is."""
-    await play("poison that kills", do="exit")
+async def test_message_that_kills_its_process_becomes_a_dead_letter(run_scenario: RunScenario) -> None:
+    """Two of sixty messages kill their process: exactly these become dead letters."""
+    await run_scenario("poison that kills", do="exit")
 
 
-async def test_blocked_event_loop(play: Play) -> None:
-    """A handler that blocks its event loop for two leases keeps its messages: a slow handler is not a dead one."""
-    await play("blocked event loop")
+async def test_blocked_event_loop_keeps_its_messages(run_scenario: RunScenario) -> None:
+    """A handler that blocks its event loop for two leases keeps its messages: it is not treated as dead."""
+    await run_scenario("blocked event loop")
 
 
-async def test_hung_handler(play: Play) -> None:
-    """A handler that hangs is ended by its timeout and tried again; one that always hangs becomes a dead letter."""
-    await play("hung handler")
+async def test_hung_handler_is_ended_by_its_timeout(run_scenario: RunScenario) -> None:
+    """A timeout ends a hung handler and the message is retried; one that always hangs becomes a dead letter."""
+    await run_scenario("hung handler")

@@ -1,6 +1,6 @@
 """A worker process of the chaos tests: `python -m tests.chaos.worker '<Job as JSON>'`.
 
-The message says what its handler does; the handler writes what it did into the ledger.
+Each message says what its handler shall do; the handler records in the ledger what it did.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import anyio
 from tenacity import wait_fixed
 
-import rsmq.worker
+import rsmq.worker.worker
 from rsmq import Broker, Message, RetryPolicy, Settings
-from tests.chaos.ledger import Pen
-from tests.chaos.notary import Notary, swear_in
+from tests.chaos.ledger import EventWriter
+from tests.chaos.recorder import RecordingSettler, install
 
-TOPIC, GROUP = "work", "crew"
+TOPIC, GROUP = "work", "workers"
 LEDGER = "CHAOS_LEDGER"
-"""Environment: where a handler in a process of its own finds the ledger."""
+"""Environment variable with the path of the ledger, for a handler in a process of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is told. Times in seconds; `more` are further settings, as the environment would give them.
+    """How a worker runs. Times in seconds; `more` are further settings, as strings like in the environment.
 
-    `cycles`: start and stop the broker so often before serving. `member`: instead of an id unique per boot.
-    `limit`: most descriptors, beyond those open when it serves. `log`: a file instead of standard error.
+    `cycles`: start and stop the broker so often before serving. `member`: a fixed member id instead of a unique one.
+    `log`: a file instead of standard error.
     """
 
+    module: ClassVar[str] = "tests.chaos.worker"
     url: str
     prefix: str
     ledger: str
@@ -61,7 +62,7 @@ class Job:
     more: dict[str, str] = field(default_factory=dict)
 
     def settings(self) -> Settings:
-        """The settings of every process of a scene."""
+        """The settings of every process of a run."""
         given = {"preflight": "warn", **self.more}
         return Settings(
             url=self.url,
@@ -73,13 +74,9 @@ class Job:
             **given,
         )
 
-    def line(self) -> str:
-        """The job as the argument of a process."""
-        return json.dumps(asdict(self))
-
 
 async def act(order: dict[str, object], message: Message) -> None:
-    """What the message says: `exit` ends the process, `block` holds the event loop, `hang` never ends, ..."""
+    """Do what the message says: `exit` ends the process, `block` holds the event loop, `hang` never ends, ..."""
     seconds = float(str(order.get("seconds", 0)))
     match order.get("do", "work"):
         case "exit":
@@ -89,7 +86,7 @@ async def act(order: dict[str, object], message: Message) -> None:
         case "block":
             time.sleep(seconds)  # noqa: ASYNC251 - the fault under test
         case "hold the GIL" if message.attempt == 1:
-            ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # as a bad regular expression does: no thread runs either
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # like a bad regular expression: no other thread runs
         case "hang":
             await anyio.sleep_forever()
         case "wait":
@@ -108,27 +105,27 @@ async def act(order: dict[str, object], message: Message) -> None:
 
 
 async def swallow(seconds: float) -> None:
-    """A handler that takes no cancellation, for so long."""
+    """Ignore cancellation for so long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(BaseException):
             await asyncio.sleep(end - time.monotonic())
 
 
-def make_broker(job: Job, pen: Pen) -> Broker:
-    """A broker whose only handler keeps the ledger."""
+def make_broker(job: Job, ledger: EventWriter) -> Broker:
+    """A broker with one handler, which writes the ledger."""
     broker = Broker(job.settings())
 
     async def handle(order: dict[str, object], message: Message) -> None:
         key, n = str(order["key"]), int(str(order["n"]))
-        Notary.names[message.partition, message.entry_id] = (key, n)
-        pen.note("start", key, n, message.attempt)
+        RecordingSettler.names[message.partition, message.entry_id] = (key, n)
+        ledger.note("start", key, n, message.attempt)
         try:
             await act(order, message)
         except BaseException:
-            pen.note("fail", key, n, message.attempt)
+            ledger.note("fail", key, n, message.attempt)
             raise
-        pen.note("commit", key, n, message.attempt)
+        ledger.note("commit", key, n, message.attempt)
 
     broker.handler(
         TOPIC,
@@ -144,13 +141,13 @@ def make_broker(job: Job, pen: Pen) -> Broker:
 
 
 def handle_apart(order: dict[str, object]) -> None:
-    """The handler of `execution="process"`: what holds the GIL there stops nobody else."""
-    pen = Pen(Path(os.environ[LEDGER]))
+    """The handler with `execution="process"`: holding the GIL there does not stop other messages."""
+    ledger = EventWriter(Path(os.environ[LEDGER]))
     key, n = str(order["key"]), int(str(order["n"]))
-    pen.note("start", key, n)
+    ledger.note("start", key, n)
     seconds = float(str(order.get("seconds", 0)))
     (ctypes.PyDLL(None).usleep if order.get("do") == "hold the GIL" else ctypes.CDLL(None).usleep)(int(seconds * 1e6))
-    pen.note("commit", key, n)
+    ledger.note("commit", key, n)
 
 
 def descriptors() -> int:
@@ -160,14 +157,14 @@ def descriptors() -> int:
 
 
 def limit_descriptors(room: int) -> None:
-    """From now on at most so many more may be open. Negative: as many as the system allows."""
+    """Allow only so many more open descriptors. Negative: as many as the system allows."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if room < 0 else descriptors() + room, hard))
 
 
-async def serve(job: Job, pen: Pen) -> None:
-    """Serve until SIGTERM. SIGUSR1 takes all free file descriptors away, SIGUSR2 gives them back."""
-    broker = make_broker(job, pen)
+async def serve(job: Job, ledger: EventWriter) -> None:
+    """Serve until SIGTERM. SIGUSR1 takes all free file descriptors away, SIGUSR2 returns them."""
+    broker = make_broker(job, ledger)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, broker.stop)
     loop.add_signal_handler(signal.SIGUSR1, limit_descriptors, 0)
@@ -177,27 +174,27 @@ async def serve(job: Job, pen: Pen) -> None:
             await asyncio.sleep(0.03)
     async with anyio.create_task_group() as tasks:
         await tasks.start(broker.run)
-        pen.note("ready")
+        ledger.note("ready")
 
 
 def main(job: Job) -> None:
-    """Serve, and count what is left open at the end."""
+    """Serve, and count the descriptors that are still open at the end."""
     os.environ[LEDGER] = job.ledger
-    pen = Pen(Path(job.ledger))
-    swear_in(pen)
+    ledger = EventWriter(Path(job.ledger))
+    install(ledger)
     if job.member:
-        rsmq.worker.new_member_id = lambda: job.member
+        rsmq.worker.worker.new_member_id = lambda: job.member
     before = descriptors()
-    asyncio.run(serve(job, pen))
+    asyncio.run(serve(job, ledger))
     deadline = time.monotonic() + 5
     while descriptors() > before and time.monotonic() < deadline:
-        time.sleep(0.05)  # a thread of the heartbeat may still wait for its last answer
-    pen.note("bye", n=descriptors() - before)
+        time.sleep(0.05)  # a heartbeat thread may still wait for its last answer
+    ledger.note("bye", n=descriptors() - before)
 
 
 if __name__ == "__main__":
-    given = Job(**json.loads(sys.argv[1]))
-    to = {"filename": given.log} if given.log else {}
+    job_of_this_process = Job(**json.loads(sys.argv[1]))
+    to = {"filename": job_of_this_process.log} if job_of_this_process.log else {}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s", **to)
     with suppress(KeyboardInterrupt):
-        main(given)
+        main(job_of_this_process)

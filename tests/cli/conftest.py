@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 
+from tests import forks
 from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -42,10 +44,25 @@ class Cli:
 
     def __call__(self, *args: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "rsmq", *args], cwd=self.directory, env=self.environment | environment,
-            input="" if stdin is None else stdin, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        with TemporaryFile("w+") as given, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            given.write(stdin or "")
+            given.seek(0)
+            process = forks.start(
+                "rsmq",
+                *args,
+                cwd=self.directory,
+                env=self.environment | environment,
+                stdin=given,
+                stdout=out,
+                stderr=err,
+            )
+            try:
+                code = process.wait(120)
+            finally:
+                process.kill()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(["rsmq", *args], code, out.read(), err.read())
 
     def ok(self, *args: str, stdin: str | None = None) -> str:
         """What it prints; it must succeed."""
@@ -59,21 +76,30 @@ class Cli:
 
 
 class Running:
-    """A command that goes on. Its output, both streams together, is collected line by line."""
+    """A command that goes on. Its output, both streams together, is collected line by line.
+
+    `before` is another command, such as `nice`, that starts it.
+    """
 
     def __init__(self, cli: Cli, *args: str, before: Sequence[str] = ()) -> None:
-        self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "rsmq", *args], cwd=cli.directory, env=cli.environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        reading, writing = os.pipe()
+        self._output = os.fdopen(reading)
+        self.process: subprocess.Popen[bytes] | forks.ForkedProcess
+        if before:
+            self.process = subprocess.Popen(
+                [*before, sys.executable, "-m", "rsmq", *args], cwd=cli.directory, env=cli.environment,
+                stdin=subprocess.DEVNULL, stdout=writing, stderr=writing, start_new_session=True,
+            )  # fmt: skip
+        else:
+            self.process = forks.start("rsmq", *args, cwd=cli.directory, env=cli.environment, stdout=writing)
+        os.close(writing)
         self.lines: list[str] = []
         self.pids: set[int] = {self.process.pid}
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             self.lines.append(line.rstrip())
             if " has pid " in line:
                 self.pids.add(int(line.split()[-1]))
@@ -93,20 +119,19 @@ class Running:
 
     def end(self) -> int:
         """Wait for its end and return the exit code."""
-        code = self.process.wait(60)
+        code = self.process.wait(120)
         self._reader.join(60)
         return code
 
     def kill(self) -> None:
-        """End it and all its children, whatever they do."""
+        """Kill it and all its children."""
         for pid in self.pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self.end()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._output.close()
 
 
 def is_alive(pid: int) -> bool:

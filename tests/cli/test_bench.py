@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from rsmq.bench.advice import advise
-from rsmq.bench.meter import Cost
-from rsmq.bench.trial import BY_NAME
+from rsmq.cli.bench.command import advise
+from rsmq.cli.bench.meter import Cost
+from rsmq.cli.bench.run import BY_NAME
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server, wait_until
 
 SMALL = ("--messages", "200")
+IMPATIENT = {"RSMQ_UNAVAILABLE_TIMEOUT": "PT0.1S"}
 
 
 def left_behind(server: Server) -> list[bytes]:
@@ -62,14 +63,14 @@ def test_ctrl_c_leaves_nothing_behind(cli: Cli, start: Callable[..., Running], s
 
 def test_a_cluster_or_sentinel_is_refused_in_one_line(cli: Cli) -> None:
     """The bare client is measured on one server, so it asks for one."""
-    done = cli("bench", "--url", "redis+sentinel://127.0.0.1:1/main")
+    done = cli("bench", "--url", "redis+sentinel://127.0.0.1:1/main", **IMPATIENT)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
 
 
 def test_no_server_is_one_line(cli: Cli) -> None:
     """Exit code 1, and what to check."""
-    done = cli("bench", "--url", "redis://127.0.0.1:1/0")
+    done = cli("bench", "--url", "redis://127.0.0.1:1/0", **IMPATIENT)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "RSMQ_URL" in done.stderr

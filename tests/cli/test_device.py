@@ -10,8 +10,8 @@ from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
 
 
-def test_send_show_purge(cli: Cli) -> None:
-    """A letter sent is shown with all it carries, and gone after a purge, which must be agreed to."""
+def test_device_inbox_is_sent_shown_and_purged(cli: Cli) -> None:
+    """A letter is shown with its topic and packet id, and deleted by a purge that was confirmed."""
     cli.ok("device", "send", "phone", '{"n": 1}', "--topic", "alerts", "--header", "a=b", "--expiry", "PT1H")
     assert cli.ok("device", "send", "phone", "5", "--text") == "stored for phone\n"
     shown = cli.json("device", "show", "phone")
@@ -24,13 +24,13 @@ def test_send_show_purge(cli: Cli) -> None:
     assert 'packet 1 alerts {"n":1}' in text
     refused = cli("device", "purge", "phone")
     assert refused.returncode == 2
-    assert "say --yes" in refused.stderr
+    assert "use --yes" in refused.stderr
     assert cli.ok("device", "purge", "phone", "--yes") == "deleted 2 letters of phone\n"
     assert cli.json("device", "show", "phone")["letters"] == []
 
 
-def test_list(cli: Cli) -> None:
-    """Devices are listed, on demand only those with letters, and the rest is pointed at."""
+def test_device_list_shows_backlog(cli: Cli) -> None:
+    """Devices are listed, with --waiting only those with letters; the output says if there are more."""
     assert cli.ok("device", "list") == "there are no devices\n"
     for number in range(3):
         cli.ok("device", "send", f"phone-{number}", "x")
@@ -40,20 +40,20 @@ def test_list(cli: Cli) -> None:
     assert "there are more" in cli.ok("device", "list", "-n", "2")
 
 
-def test_what_is_not_there(cli: Cli) -> None:
-    """An unknown device is a negative answer; an id or an expiry that cannot be is wrong use."""
+def test_unknown_device_is_exit_code_1(cli: Cli) -> None:
+    """An unknown device is exit code 1; an invalid id or expiry is exit code 2."""
     for verb in (("show",), ("purge", "--yes")):
-        answer = cli("device", verb[0], "nobody", *verb[1:])
+        answer = cli("device", verb[0], "unknown", *verb[1:])
         assert (answer.returncode, answer.stdout) == (1, "")
-        assert "nothing is known of device 'nobody'" in answer.stderr
+        assert "device 'unknown' is unknown" in answer.stderr
     for wrong in (("show", ""), ("send", "x" * 257, "1"), ("send", "phone", "1", "--expiry", "10")):
         answer = cli("device", *wrong)
         assert answer.returncode == 2, wrong
         assert "Traceback" not in answer.stderr
 
 
-def test_tail_is_a_session(cli: Cli, start: Callable[..., Running]) -> None:
-    """Letters are printed as they come and acknowledged; Ctrl-C ends the session in order."""
+def test_device_tail_is_a_session(cli: Cli, start: Callable[..., Running]) -> None:
+    """Letters are printed and acknowledged as they come; Ctrl-C ends the session in order."""
     cli.ok("device", "send", "phone", "one", "--text")
     session = start("device", "tail", "--client", "phone")
     assert "1 packet 1 one" in session.expect("one")[0]
@@ -65,8 +65,8 @@ def test_tail_is_a_session(cli: Cli, start: Callable[..., Running]) -> None:
     assert (state["backlog"], state["gateway"]) == (0, None)
 
 
-def test_unacknowledged_letters_come_again(cli: Cli) -> None:
-    """What was not acknowledged is printed again, marked."""
+def test_unacknowledged_letters_are_delivered_again(cli: Cli) -> None:
+    """A letter that was not acknowledged is printed again, as redelivered."""
     cli.ok("device", "send", "phone", "one", "--text")
     first = json.loads(cli.ok("device", "tail", "--client", "phone", "--no-ack", "-n", "1", "--json"))
     again = json.loads(cli.ok("device", "tail", "--client", "phone", "-n", "1", "--json"))
@@ -75,8 +75,8 @@ def test_unacknowledged_letters_come_again(cli: Cli) -> None:
     assert cli.json("device", "show", "phone")["backlog"] == 0
 
 
-def test_a_clean_tail_starts_empty(cli: Cli, start: Callable[..., Running]) -> None:
-    """What was stored before a clean start is gone without being printed; a window must have room for a letter."""
+def test_clean_tail_starts_with_an_empty_inbox(cli: Cli, start: Callable[..., Running]) -> None:
+    """Letters stored before a clean start are deleted without being printed; the window must be at least 1."""
     cli.ok("device", "send", "phone", "one", "--text")
     session = start("device", "tail", "--client", "phone", "--clean", "-n", "1")
     wait_until(lambda: cli.json("device", "show", "phone")["gateway"] is not None, "it is connected")
@@ -87,7 +87,7 @@ def test_a_clean_tail_starts_empty(cli: Cli, start: Callable[..., Running]) -> N
     assert cli("device", "tail", "--client", "phone", "--window", "0").returncode == 2
 
 
-def test_a_session_that_is_taken_over_says_so(cli: Cli, start: Callable[..., Running]) -> None:
+def test_tail_whose_session_is_taken_over_says_so(cli: Cli, start: Callable[..., Running]) -> None:
     """One line, exit code 1."""
     cli.ok("device", "send", "phone", "one", "--text")
     session = start("device", "tail", "--client", "phone", "--no-ack")

@@ -61,14 +61,14 @@ def test_every_command_has_an_example_and_its_options() -> None:
         assert words in ("rsmq server", "rsmq demo", "rsmq pipeline compact") or "--url" in options, words
 
 
-def test_destroying_commands_take_yes() -> None:
-    """What destroys can be told that it may."""
+def test_deleting_commands_have_a_yes_option() -> None:
+    """Every command that deletes has --yes."""
     for words, command in every_command():
         if words.split()[-1] in ("delete", "reset", "purge"):
             assert any("--yes" in parameter.opts for parameter in command.params), words  # type: ignore[attr-defined]
 
 
-def test_publish_and_tail(cli: Cli) -> None:
+def test_published_message_is_tailed(cli: Cli) -> None:
     """What is published is printed again, in order, and still there: nothing is consumed."""
     first = cli.ok("publish", "orders", '{"n": 1}', "--key", "a", "--header", "tenant=x").strip()
     second = cli.json("publish", "orders", "hello\x1b[31m", "--key", "a")
@@ -84,7 +84,7 @@ def test_publish_and_tail(cli: Cli) -> None:
     assert cli.ok("tail", "orders", "-n", "0") == ""
 
 
-def test_publish_lines(cli: Cli) -> None:
+def test_publish_reads_lines_of_stdin(cli: Cli) -> None:
     """With - every line of stdin is a message; empty lines are none, and the last needs no end."""
     assert (
         cli.ok("publish", "orders", "-", "--key", "a", stdin='{"n": 1}\n\n2\r\nthree')
@@ -93,7 +93,28 @@ def test_publish_lines(cli: Cli) -> None:
     assert [line.rpartition(" ")[2] for line in cli.ok("tail", "orders").splitlines()] == ['{"n":1}', "2", "three"]
 
 
-def test_publish_once_and_later(cli: Cli) -> None:
+def test_publish_takes_plain_words_as_text(cli: Cli) -> None:
+    """Words, versions and dates are text, and so is all with --text; numbers and words of JSON are JSON."""
+    words = ["hello", "hello world", "1.2.3", "2026-01-31", "tru", "nano", "12", "true", "null"]
+    cli.ok("publish", "orders", "-", "--key", "a", stdin="\n".join(words))
+    cli.ok("publish", "orders", "hello", "--key", "a")
+    cli.ok("publish", "orders", '{"user":', "--key", "a", "--text")
+    found = [json.loads(line) for line in cli.ok("tail", "orders", "-n", "20", "--json").splitlines()]
+    assert [each["data"] for each in found] == [*words, "hello", '{"user":']
+    assert [each["type"].partition("/")[0] for each in found] == ["text"] * 6 + ["application"] * 3 + ["text"] * 2
+
+
+def test_publish_of_lines_ends_at_a_wrong_line(cli: Cli) -> None:
+    """It says which one, and how many messages are stored: those before it."""
+    refused = cli("publish", "orders", "-", "--key", "a", stdin='1\n\n{"n": 2}\n{"n":\n5\n')
+    assert refused.returncode == 2
+    assert "line 4 of stdin: the payload starts like JSON" in " ".join(refused.stderr.split())
+    assert "published before it: 2" in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.stderr
+    assert [json.loads(line)["data"] for line in cli.ok("tail", "orders", "--json").splitlines()] == ["1", '{"n":2}']
+
+
+def test_publish_stores_an_id_once_and_delays_messages(cli: Cli) -> None:
     """An id is stored once; what is delayed is in the topic, but not yet in its stream."""
     for _ in range(2):
         assert cli.ok("publish", "orders", "1", "--id", "o-1") == "o-1\n"
@@ -108,22 +129,30 @@ WRONG = [
     (["publish", "orders", "1", "--at", "2026-01-01T00:00:00"], "has no time zone"),
     (["publish", "orders", "1", "--header", "x"], "name=value"),
     (["publish", "a:b", "1"], "topic name 'a:b' is not allowed"),
-    (["publish", "orders", "--id", "x"], "one id cannot be given to many lines"),
+    (["publish", "orders", "--id", "x"], "--id cannot be used with stdin"),
     (["publish", "orders", "1", "--delay", "PT1S", "--at", "2999-01-01T00:00:00Z"], "give delay or at, not both"),
-    (["dlq", "replay", "orders", "billing", "--all", "--key", "k"], "one of the three"),
+    (["publish", "orders", '{"user":'], "the payload starts like JSON but is none (Expecting value"),
+    (["publish", "orders", "{'user': 1}"], "mend it, or send it as text with --text"),
+    (["publish", "orders", " [1, 2"], "--text"),
+    (["publish", "orders", '"hello'], "--text"),
+    (["publish", "orders", '{"price": NaN}'], "JSON has no NaN"),
+    (["publish", "orders", "--", "-Infinity"], "JSON has no -Infinity"),
+    (["publish", "orders", "1e999"], "1e999 is too large a number"),
+    (["device", "send", "phone", '{"user":'], "the payload starts like JSON but is none"),
+    (["dlq", "replay", "orders", "billing", "--all", "--key", "k"], "give one of: ids, --all"),
     (["dlq", "replay", "orders", "billing", "--where", "n"], "write field=value"),
     (["dlq", "replay", "orders", "billing", "--all", "--rate", "50"], "write 50/s, 10/min or 1/h"),
-    (["dlq", "list", "orders", "--reason", "malformed"], "name a topic and a group"),
-    (["topic", "set", "orders"], "say what to set"),
+    (["dlq", "list", "orders", "--reason", "malformed"], "need a topic and a group"),
+    (["topic", "set", "orders"], "nothing to set"),
     (["group", "reset", "orders", "billing", "--to", "yesterday", "--yes"], "use earliest, latest, a stream id"),
-    (["dlq", "replay", "orders", "billing"], "give ids, or --all"),
+    (["dlq", "replay", "orders", "billing"], "give one of: ids, --all"),
     (["topic", "list", "--url", "http://localhost"], "is not understood: use redis://host:6379/0"),
     (["nonsense"], "No such command"),
 ]
 
 
 @pytest.mark.parametrize(("args", "text"), WRONG, ids=[" ".join(args) for args, _ in WRONG])
-def test_wrong_use_is_explained(cli: Cli, args: list[str], text: str) -> None:
+def test_wrong_use_is_exit_code_2(cli: Cli, args: list[str], text: str) -> None:
     """A wrong value is exit code 2, a sentence on stderr, and no traceback."""
     result = cli(*args)
     assert result.returncode == 2, result.stderr
@@ -131,7 +160,7 @@ def test_wrong_use_is_explained(cli: Cli, args: list[str], text: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_unknown_setting(cli: Cli) -> None:
+def test_unknown_setting_is_refused(cli: Cli) -> None:
     """A typo in the environment is refused by every command."""
     result = cli("topic", "list", RSMQ_PREFIXX="a")
     assert (result.returncode, result.stderr) == (2, "rsmq: unknown setting RSMQ_PREFIXX. Did you mean RSMQ_PREFIX?\n")
@@ -152,23 +181,23 @@ MISSING = [
 
 
 @pytest.mark.parametrize("args", MISSING, ids=" ".join)
-def test_what_does_not_exist(cli: Cli, args: list[str]) -> None:
-    """A topic that is not there is a negative answer: exit code 1, one line, and it is not created by asking."""
+def test_missing_topic_is_exit_code_1(cli: Cli, args: list[str]) -> None:
+    """A missing topic is exit code 1 and one line, and is not created by the question."""
     result = cli(*args)
-    assert (result.returncode, result.stderr) == (1, "rsmq: there is no topic 'nothing': there is none at all\n")
+    assert (result.returncode, result.stderr) == (1, "rsmq: there is no topic 'nothing': there are no topics\n")
     assert cli.json("topic", "list") == []
 
 
-def test_unreachable_server(cli: Cli) -> None:
-    """A server that is away is one line and exit code 1."""
+def test_unreachable_server_is_exit_code_1(cli: Cli) -> None:
+    """An unreachable server is one line and exit code 1."""
     result = cli("topic", "list", "--url", "redis://127.0.0.1:1/0", RSMQ_UNAVAILABLE_TIMEOUT="PT0.1S")
     assert result.returncode == 1
     assert result.stderr.startswith("rsmq: no answer from the server at redis://127.0.0.1:1/0")
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_topic_life(cli: Cli) -> None:
-    """A topic is created with its partitions, changed, shown, and gone after it was confirmed."""
+def test_topic_is_created_changed_and_deleted(cli: Cli) -> None:
+    """A topic is created with its partitions, changed, shown, and deleted after a confirmation."""
     assert "orders: 3 partitions" in cli.ok("topic", "set", "orders", "--partitions", "3")
     changed = cli.json("topic", "set", "orders", "--max-length", "5", "--on-full", "trim", "--retention-age", "PT1H")
     assert (changed["max_length"], changed["on_full"], changed["retention_age"]) == (5, "trim", "PT1H")
@@ -181,7 +210,7 @@ def test_topic_life(cli: Cli) -> None:
     assert "has 3 partitions, not 4" in refused.stderr
     asked = cli("topic", "delete", "orders")
     assert asked.returncode == 2
-    assert "say --yes" in asked.stderr
+    assert "use --yes" in asked.stderr
     assert cli.ok("topic", "delete", "orders", "--yes") == "deleted orders\n"
     assert cli.ok("topic", "list") == "there are no topics\n"
 
@@ -191,10 +220,10 @@ def test_served_topic_is_not_deleted(cli: Cli, app: Path, start: Start) -> None:
     start("worker", "app:broker").expect(" serves ")
     result = cli("topic", "delete", "orders", "--yes")
     assert result.returncode == 1
-    assert "is being served: stop " in result.stderr
+    assert "has live members: stop " in result.stderr
 
 
-def test_group_life(cli: Cli, group: None) -> None:
+def test_group_is_listed_paused_resumed_and_reset(cli: Cli, group: None) -> None:
     """A group is listed, paused, resumed and reset, and says what holds its topic."""
     cli.ok("publish", "orders", "-", stdin="1\n2\n3\n")
     (listed,) = cli.json("group", "list", "orders")
@@ -202,11 +231,11 @@ def test_group_life(cli: Cli, group: None) -> None:
     held = cli("topic", "why-not-trimmed", "orders")
     assert held.returncode == 1
     assert "billing" in held.stdout
-    assert cli.ok("group", "pause", "orders", "billing") == "billing of orders is paused\n"
+    assert cli.ok("group", "pause", "orders", "billing") == "orders/billing is paused\n"
     assert "paused" in cli.ok("group", "show", "orders", "billing")
-    assert cli.ok("group", "resume", "orders", "billing") == "billing of orders is running\n"
+    assert cli.ok("group", "resume", "orders", "billing") == "orders/billing is running\n"
     assert cli("group", "reset", "orders", "billing", "--to", "latest").returncode == 2
-    assert "0 messages before it" in cli.ok("group", "reset", "orders", "billing", "--to", "latest", "--yes")
+    assert "a lag of 0 messages" in cli.ok("group", "reset", "orders", "billing", "--to", "latest", "--yes")
     assert cli("topic", "why-not-trimmed", "orders").returncode == 0
     cli.ok("topic", "set", "orders", "--archive", "required")
     held = cli("topic", "why-not-trimmed", "orders")
@@ -220,10 +249,13 @@ def test_group_life(cli: Cli, group: None) -> None:
     assert cli.json("group", "reset", "orders", "billing", "--to", "2020-01-01T00:00:00Z", "--yes")["lag"] == 3
     assert len(cli.ok("tail", "orders", "--group", "billing", "-n", "2").splitlines()) == 2
     unknown = cli("group", "show", "orders", "billin")
-    assert (unknown.returncode, unknown.stderr) == (1, "rsmq: topic 'orders' has no group 'billin': it has billing\n")
+    assert (unknown.returncode, unknown.stderr) == (
+        1,
+        "rsmq: topic 'orders' has no group 'billin': its groups are billing\n",
+    )
 
 
-def test_tail_follows(cli: Cli, start: Start) -> None:
+def test_tail_follow_prints_new_messages(cli: Cli, start: Start) -> None:
     """With --follow new messages are printed as they come, each once, until Ctrl-C, which is no failure."""
     cli.ok("publish", "orders", "1")
     following = start("tail", "orders", "--follow")
@@ -235,8 +267,8 @@ def test_tail_follows(cli: Cli, start: Start) -> None:
     assert len(following.lines) == 3
 
 
-def test_tail_shows_what_cannot_be_read(cli: Cli, server: Server, prefix: str) -> None:
-    """Entries that are no messages are shown as such, and bytes that are no text are base64 in JSON."""
+def test_tail_shows_unreadable_entries(cli: Cli, server: Server, prefix: str) -> None:
+    """Unreadable entries say why, and bytes that are not UTF-8 are base64 in JSON."""
     cli.ok("topic", "set", "orders", "--partitions", "1")
     with server.client() as redis:
         redis.xadd(f"{prefix}:{{orders.0}}", {"x": "1"})
@@ -249,8 +281,8 @@ def test_tail_shows_what_cannot_be_read(cli: Cli, server: Server, prefix: str) -
     assert objects[1]["data_base64"] == "/w=="
 
 
-def test_members(cli: Cli, app: Path, start: Start) -> None:
-    """Who serves, with handler and partitions; after a stop nobody."""
+def test_member_list_shows_live_members(cli: Cli, app: Path, start: Start) -> None:
+    """Each member with handler and partitions; after a stop there are none."""
     worker = start("worker", "app:broker")
     worker.expect(" takes ", 2)
     (member,) = cli.json("member", "list", "orders", "billing")
@@ -261,8 +293,8 @@ def test_members(cli: Cli, app: Path, start: Start) -> None:
     assert cli.ok("member", "list") == "there are no members\n"
 
 
-def test_dead_letters(cli: Cli, dead: str) -> None:
-    """A dead letter is listed, shown without steering the terminal, replayed, and purged after a confirmation."""
+def test_dead_letter_is_listed_shown_replayed_and_purged(cli: Cli, dead: str) -> None:
+    """It is shown without control characters, replayed, and purged after a confirmation."""
     assert cli.json("dlq", "list") == [{"topic": "orders", "group": "billing", "dead_letters": 1}]
     assert dead in cli.ok("dlq", "list", "orders", "billing")
     shown = cli.ok("dlq", "show", "orders", "billing", dead)
@@ -270,7 +302,7 @@ def test_dead_letters(cli: Cli, dead: str) -> None:
     assert "data: no json: \\x1b[31m" in shown
     assert cli.json("dlq", "show", "orders", "billing", dead)["data"] == "no json: \x1b[31m"
     gone = cli("dlq", "replay", "orders", "billing", "0/1-1")
-    assert (gone.returncode, gone.stderr) == (1, "rsmq: 1 of the 1 ids were not there\n")
+    assert (gone.returncode, gone.stderr) == (1, "rsmq: 1 id does not exist, of 1\n")
     assert cli("dlq", "show", "orders", "billing", "nonsense").returncode == 2
     asked = cli("dlq", "purge", "orders", "billing")
     assert asked.returncode == 2
@@ -281,38 +313,38 @@ def test_dead_letters(cli: Cli, dead: str) -> None:
     assert len(cli.ok("tail", "orders").splitlines()) == 2
 
 
-def test_dead_letters_are_chosen(cli: Cli, dead: str) -> None:
-    """What is meant is listed, shown by a dry run, and replayed at a rate; what is not meant stays."""
-    place = ("orders", "billing")
-    assert [each["id"] for each in cli.json("dlq", "list", *place, "--reason", "malformed", "--key", "k")] == [dead]
-    assert cli.json("dlq", "list", *place, "--until", "2020-01-01T00:00:00Z") == []
-    assert "no such dead letters" in cli.ok("dlq", "list", *place, "--error", "surely not in any error")
-    assert cli.json("dlq", "replay", *place, "--where", "n=1", "--dry-run") == {"would_replay": 0, "ids": []}
-    rehearsed = cli.ok("dlq", "replay", *place, "--reason", "malformed", "--dry-run")
-    assert dead in rehearsed
-    assert "1 dead letters of billing of orders would be replayed" in rehearsed
-    assert cli.json("dlq", "replay", *place, "--reason", "attempts") == {"replayed": 0}
-    assert cli.json("dlq", "replay", *place, "--since", "2020-01-01T00:00:00Z", "--rate", "50/s") == {"replayed": 1}
+def test_dead_letters_are_filtered_by_conditions(cli: Cli, dead: str) -> None:
+    """Matching letters are listed, shown by a dry run, and replayed at a rate; the others stay."""
+    group = ("orders", "billing")
+    assert [each["id"] for each in cli.json("dlq", "list", *group, "--reason", "malformed", "--key", "k")] == [dead]
+    assert cli.json("dlq", "list", *group, "--until", "2020-01-01T00:00:00Z") == []
+    assert "no matching dead letters" in cli.ok("dlq", "list", *group, "--error", "surely not in any error")
+    assert cli.json("dlq", "replay", *group, "--where", "n=1", "--dry-run") == {"would_replay": 0, "ids": []}
+    dry = cli.ok("dlq", "replay", *group, "--reason", "malformed", "--dry-run")
+    assert dead in dry
+    assert "1 dead letter of orders/billing would be replayed" in dry
+    assert cli.json("dlq", "replay", *group, "--reason", "attempts") == {"replayed": 0}
+    assert cli.json("dlq", "replay", *group, "--since", "2020-01-01T00:00:00Z", "--rate", "50/s") == {"replayed": 1}
     assert cli.json("dlq", "list") == []
 
 
-def test_group_delete(cli: Cli, app: Path, start: Start) -> None:
-    """A group that is served stays; afterwards nothing of it is left, and it holds nothing back."""
+def test_group_with_live_members_is_not_deleted(cli: Cli, app: Path, start: Start) -> None:
+    """It is deleted after its worker stops, and no longer keeps the topic from being trimmed."""
     worker = start("worker", "app:broker")
     worker.expect(" serves ")
     refused = cli("group", "delete", "orders", "billing", "--yes")
-    assert (refused.returncode, "is being served" in refused.stderr) == (1, True)
+    assert (refused.returncode, "has live members" in refused.stderr) == (1, True)
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
     cli.ok("publish", "orders", "1")
     assert cli("group", "delete", "orders", "billing").returncode == 2
-    assert cli.ok("group", "delete", "orders", "billing", "--yes") == "deleted billing of orders\n"
+    assert cli.ok("group", "delete", "orders", "billing", "--yes") == "deleted orders/billing\n"
     assert cli.json("group", "list") == []
     assert cli("topic", "why-not-trimmed", "orders").returncode == 0
 
 
-def test_shell_completion(cli: Cli) -> None:
-    """The shell is told what can follow, down to the options."""
+def test_shell_completion_knows_commands_and_options(cli: Cli) -> None:
+    """The shell completes commands and options."""
     script = cli("--show-completion", SHELL="/bin/bash").stdout
     words = {"_RSMQ_COMPLETE": "complete_bash", "COMP_WORDS": "rsmq dlq re", "COMP_CWORD": "2"}
     assert cli(**words).stdout.split() == ["replay"]
@@ -321,17 +353,17 @@ def test_shell_completion(cli: Cli) -> None:
     assert script == "" or "_RSMQ_COMPLETE" in script  # a shell is found by the process above, if there is one
 
 
-def test_doctor_looks_at_the_queues(cli: Cli, dead: str) -> None:
-    """What waits with nobody to do it is a warning with its mend; --strict makes it a negative answer."""
+def test_doctor_warns_of_group_without_members(cli: Cli, dead: str) -> None:
+    """Messages without a live member are a warning with what to do; --strict makes it exit code 1."""
     cli.ok("publish", "orders", "1")
     text = cli.ok("doctor", "--over", "PT0S")
-    assert "nobody serves group billing of orders, 1 messages wait: start `rsmq worker`" in text
+    assert "group billing of orders has no live member, 1 message waits: start `rsmq worker`" in text
     assert "`rsmq dlq list orders billing`" in text
     assert cli("doctor", "--over", "PT0S", "--strict").returncode == 1
 
 
-def test_doctor_is_content(cli: Cli) -> None:
-    """A fit server: what it is, what it costs, exit code 0."""
+def test_doctor_accepts_a_good_server(cli: Cli) -> None:
+    """The server, its warnings, exit code 0."""
     text = cli.ok("doctor")
     assert "Valkey 9" in text
     assert "none: a restart of the server loses every message" in text
@@ -341,8 +373,8 @@ def test_doctor_is_content(cli: Cli) -> None:
     assert {"level": "ok", "topic": "eviction", "text": "noeviction"} in state["findings"]
 
 
-def test_doctor_refuses(cli: Cli) -> None:
-    """A server that would throw messages away is exit code 1, with what to do; its password is nobody's business."""
+def test_doctor_refuses_an_evicting_server(cli: Cli) -> None:
+    """A server that may evict messages is exit code 1, with what to do; its password is not printed."""
     with Server("--maxmemory-policy", "allkeys-lru", password="secret", tcp=True) as server:
         result = cli("doctor", "--url", server.url)
         refused = cli("publish", "orders", "1", "--url", server.url)
@@ -353,21 +385,21 @@ def test_doctor_refuses(cli: Cli) -> None:
     assert "the server would delete messages" in refused.stderr
 
 
-def test_server_in_the_foreground(cli: Cli, start: Start, tmp_path: Path) -> None:
-    """`rsmq server` prints where it is, serves commands without RSMQ_URL, and ends with Ctrl-C."""
+def test_server_runs_until_interrupted(cli: Cli, start: Start, tmp_path: Path) -> None:
+    """`rsmq server` prints its address, serves commands without RSMQ_URL, and ends with Ctrl-C."""
     del cli.environment["RSMQ_URL"]
     cli.environment["XDG_STATE_HOME"] = str(tmp_path / "state")
     (tmp_path / "pyproject.toml").touch()
     server = start("server", "--json")
-    place = json.loads(server.expect('"url"')[0])
-    assert place["directory"].startswith(str(tmp_path))
+    server_info = json.loads(server.expect('"url"')[0])
+    assert server_info["directory"].startswith(str(tmp_path))
     cli.ok("publish", "orders", "1")
-    assert len(cli.ok("tail", "orders", "--url", place["url"]).splitlines()) == 1
+    assert len(cli.ok("tail", "orders", "--url", server_info["url"]).splitlines()) == 1
     assert "(embedded, in " in cli.ok("doctor")
     server.signal(signal.SIGINT)
     assert server.end() == 0
 
 
-def test_version(cli: Cli) -> None:
-    """The version of the package."""
+def test_version_is_printed(cli: Cli) -> None:
+    """It is the version of the package."""
     assert cli.ok("--version").startswith("rsmq ")

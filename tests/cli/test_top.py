@@ -10,21 +10,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
 
-from rsmq.cli.picture import draw
-from rsmq.trend import Board, GroupRow, MemberRow, ShareRow, TopicRow
+from rsmq.cli.top_screen import draw
+from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from tests.cli.conftest import Cli, Running
+from tests.inspector.states import MEMBER, PART
 from tests.servers import wait_until
 
 Start = Callable[..., Running]
 FAST = ("--every", "PT0.1S")
 
 
-def test_once(cli: Cli, app: Path, start: Start) -> None:
+def test_top_once_prints_rates(cli: Cli, app: Path, start: Start) -> None:
     """One object with rates, or tables, with topic, group and member."""
     worker = start("worker", "app:broker")
     worker.expect(" takes ", 2)
@@ -41,14 +43,14 @@ def test_once(cli: Cli, app: Path, start: Start) -> None:
     assert group["members"][0]["id"] in text
 
 
-def test_nothing_to_see(cli: Cli) -> None:
+def test_top_without_topics_says_so(cli: Cli) -> None:
     """Without topics it says so; a topic that does not exist is a negative answer."""
     assert "there are no topics" in cli.ok("top", "--once", *FAST)
     assert cli("top", "nothing", "--once", *FAST).returncode == 1
     assert cli("top", "--once", "--every", "PT0S").returncode == 2
 
 
-def test_lines_for_programs_until_interrupted(cli: Cli, start: Start) -> None:
+def test_top_json_prints_lines_until_interrupted(cli: Cli, start: Start) -> None:
     """--json without --once is an object a line; Ctrl-C is no failure."""
     cli.ok("publish", "orders", "1")
     running = start("top", "--json", *FAST)
@@ -58,7 +60,7 @@ def test_lines_for_programs_until_interrupted(cli: Cli, start: Start) -> None:
     assert all(json.loads(line)["topics"][0]["name"] == "orders" for line in lines)
 
 
-def test_on_a_terminal_it_is_live(cli: Cli) -> None:
+def test_top_on_a_terminal_draws_again_and_again(cli: Cli) -> None:
     """It takes over the screen, draws again and again, and gives the screen back at Ctrl-C."""
     cli.ok("publish", "orders", "1")
     leader, follower = pty.openpty()
@@ -73,10 +75,10 @@ def test_on_a_terminal_it_is_live(cli: Cli) -> None:
         shown.extend(os.read(leader, 65536))
         return shown.count(mark) >= count
 
-    wait_until(lambda: sees(b"rsmq top", 3), "three pictures")
+    wait_until(lambda: sees(b"rsmq top", 3), "three screens")
     process.send_signal(signal.SIGINT)
     wait_until(lambda: sees(b"\x1b[?1049l", 1), "the screen is given back")
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     os.close(leader)
     assert b"\x1b[?1049h" in shown
     assert b"orders" in shown
@@ -85,19 +87,24 @@ def test_on_a_terminal_it_is_live(cli: Cli) -> None:
 def drawn(board: Board) -> str:
     """As a wide terminal without colours would show it."""
     console = Console(file=io.StringIO(), width=200, highlight=False)
-    console.print(draw(board, "title", with_shares=True))
+    console.print(draw(board, "title", with_partitions=True))
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-def test_a_picture_says_what_is_wrong() -> None:
-    """Growth, new dead letters, an unserved group, a dead member and a late loop are told; names cannot steer."""
-    share = ShareRow(0, "", 1, None, 3, 0, 2, timedelta(minutes=3))
-    late = MemberRow("orders", "billing", "w\x1b[31m", "bill", 8, None, timedelta(seconds=2), 3, (0,))
-    group = GroupRow(
+def test_screen_marks_what_is_wrong() -> None:
+    """Growth, new dead letters, an unserved group, a dead member and a late loop are shown.
+
+    Names cannot control the terminal.
+    """
+    share = replace(PART, owner="", is_lag_exact=False, oldest=timedelta(minutes=3))
+    late = replace(
+        MEMBER, id="w\x1b[31m", concurrency=8, heard_ago=None, loop_lag=timedelta(seconds=2), in_flight=3
+    )  # fmt: skip
+    group = GroupTrend(
         "orders", "billing", "hash", False, 12.5, None, 100.0, None, timedelta(minutes=3), 3, 0, 2, 1, 0, (share,),
         (late,),
     )  # fmt: skip
-    text = drawn(Board(timedelta(seconds=1), (TopicRow("orders", 1, 5000, 0, 112.0, 1),), (group,)))
-    for part in ("unserved", "↑ +100/s", "+1", "3 min", "nobody", "dead", "2 s", "3/8", "5 000", "112", r"w\x1b[31m"):
+    text = drawn(Board(timedelta(seconds=1), (TopicTrend("orders", 1, 5000, 0, 112.0, 1),), (group,)))
+    for part in ("unserved", "↑ +100/s", "+1", "3 min", "none", "dead", "2 s", "3/8", "5 000", "112", r"w\x1b[31m"):
         assert part in text, part
     assert "\x1b" not in text

@@ -9,14 +9,15 @@ from typing import Any, Self
 
 import redis
 
-from rsmq.slot import SLOTS, slot_of
-from tests.servers import Server, free_port, wait_until
+from rsmq.redis.slots import SLOTS, slot_of
+from rsmq.testing.server import free_port
+from tests.servers import Server, wait_until
 
 MASTERS = 3
 PAGE = 2
-"""Keys moved at a time: few, so that a slot is half-way for a while."""
+"""Keys moved at a time: few, so that a slot stays between two nodes for a while."""
 NODE_TIMEOUT_MS = 1000
-"""How long a master is away before its replica asks to take its place."""
+"""How long a master is away before its replica asks to replace it."""
 
 
 class Member(Server):
@@ -43,7 +44,7 @@ class Member(Server):
             return str(client.execute_command("CLUSTER INFO")["cluster_state"])
 
     def replication(self) -> dict[str, Any]:
-        """Its role, and whom it is connected with."""
+        """Its role and its replication links."""
         with self.client() as client:
             return dict(client.info("replication"))
 
@@ -87,7 +88,10 @@ class Cluster:
                 member.ask("CLUSTER", "ADDSLOTSRANGE", number * share, min(SLOTS, (number + 1) * share) - 1)
         for member in self.members[1:]:
             member.ask("CLUSTER", "MEET", "127.0.0.1", self.members[0].port, self.members[0].bus)
-        wait_until(lambda: all(len(self._known(member)) == 2 * MASTERS for member in self.members), "all know all")
+        wait_until(
+            lambda: all(len(self._known(member)) == 2 * MASTERS for member in self.members),
+            "every node knows every other",
+        )
         for master, replica in zip(self.members, self.members[MASTERS:], strict=False):
             replica.ask("CLUSTER", "REPLICATE", master.id)
         self.settle()
@@ -97,7 +101,7 @@ class Cluster:
         return [line for line in lines if "handshake" not in line]
 
     def settle(self) -> None:
-        """Wait until every slot is served, every replica is in sync, and all nodes agree who serves what."""
+        """Wait until every slot is served, every replica is in sync, and all nodes have the same slot map."""
         wait_until(self._is_settled, "the cluster is whole")
 
     def _is_settled(self) -> bool:
@@ -117,7 +121,7 @@ class Cluster:
         return tuple(sorted((first, last, where[1]) for first, last, where, *_ in member.ask("CLUSTER", "SLOTS")))
 
     def heal(self) -> None:
-        """Start or wake whoever is down and wait until the cluster is whole again."""
+        """Start or resume every node that is down and wait until the cluster is whole again."""
         for member in self.members:
             if not member.is_running:
                 member.start()
@@ -126,7 +130,7 @@ class Cluster:
 
     @property
     def masters(self) -> list[Member]:
-        """Those that serve slots now."""
+        """The nodes that serve slots now."""
         return [member for member in self.members if member.is_running and member.role == "master"]
 
     def owner(self, key: str, asked: Sequence[Member] = ()) -> Member:
@@ -135,7 +139,7 @@ class Cluster:
         for first, last, (_, port, *_), *_ in witness.ask("CLUSTER", "SLOTS"):
             if first <= slot <= last:
                 return next(member for member in self.members if member.port == port)
-        raise AssertionError(f"slot {slot} is served by nobody")
+        raise AssertionError(f"slot {slot} is served by no node")
 
     def migrate(self, key: str) -> Member:
         """Move the slot of a key to another master the way resharding tools do, key by key. Returns the new owner."""
@@ -143,7 +147,7 @@ class Cluster:
             return target
 
     def migrate_at_once(self, key: str) -> Member:
-        """The way of Valkey 9: the slot is copied while it is served, and changes hands in one moment."""
+        """Move it as Valkey 9 does: the slot is copied while it is served, and its owner changes in one step."""
         slot, source = slot_of(key), self.owner(key)
         target = next(master for master in self.masters if master is not source)
         try:
@@ -155,7 +159,7 @@ class Cluster:
 
     @contextmanager
     def moving(self, key: str) -> Iterator[Member]:
-        """The same, but the block runs when what exists has moved, and the slot has not yet changed hands."""
+        """The same, but the block runs when the existing keys have moved and the slot still has its old owner."""
         slot, source = slot_of(key), self.owner(key)
         target = next(master for master in self.masters if master is not source)
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)

@@ -1,4 +1,4 @@
-"""One cluster for all tests of this directory; whoever breaks it heals it."""
+"""One cluster for all tests of this directory; a test that breaks it heals it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from rsmq import Broker
-from rsmq.connect import Client, Connector
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
 from tests.cluster.cluster import Cluster
 from tests.contract.witness import Witness
 
@@ -54,5 +54,5 @@ def broker(make_broker: Callable[..., Broker]) -> Broker:
 
 @pytest.fixture
 def witness() -> Witness:
-    """What the handlers of a test have seen."""
+    """The messages that the handlers of a test have received."""
     return Witness()

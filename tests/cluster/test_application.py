@@ -1,4 +1,4 @@
-"""Schedules, and the harness of a user's tests, on a cluster."""
+"""Schedules and the test harness on a cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from tenacity import wait_fixed
 
 from rsmq import Broker, RetryPolicy
 from rsmq.testing import Harness
-from rsmq.testing.cleaning import remove_keys
+from rsmq.testing.server import remove_keys
 from tests.cluster.cluster import Cluster
 from tests.contract.witness import Witness
 from tests.patience import until
 
 
-async def test_the_clock_moves(broker: Broker, cluster: Cluster, prefix: str) -> None:
-    """Retries and delayed messages of partitions on all masters."""
+async def test_harness_clock_on_a_cluster_moves_retries_and_delays(
+    broker: Broker, cluster: Cluster, prefix: str
+) -> None:
+    """Retries and delayed messages of partitions on all masters become due."""
     seen: list[tuple[int, int]] = []
 
     @broker.handler("t", group="g", retry=RetryPolicy(3, wait_fixed(3600)))
@@ -37,8 +39,8 @@ async def test_the_clock_moves(broker: Broker, cluster: Cluster, prefix: str) ->
         assert sorted(seen) == [(n, attempt) for n in range(13) for attempt in (1, 2)]
 
 
-async def test_a_schedule(broker: Broker, witness: Witness) -> None:
-    """What notes the ticks is in the slot of the stream."""
+async def test_schedule_on_a_cluster_publishes_ticks(broker: Broker, witness: Witness) -> None:
+    """The record of the ticks is in the slot of the stream."""
 
     @broker.every(timedelta(milliseconds=100), "ticks")
     def clock() -> str:
@@ -52,7 +54,9 @@ async def test_a_schedule(broker: Broker, witness: Witness) -> None:
         await until(lambda: len(witness.seen) >= 3, "ticks are handled")
 
 
-async def test_cleaning(broker: Broker, cluster: Cluster, prefix: str) -> None:
+async def test_cleaning_of_a_cluster_removes_only_keys_of_the_prefix(
+    broker: Broker, cluster: Cluster, prefix: str
+) -> None:
     """The plugin removes the keys of a test from all masters, and no others."""
     async with broker:
         await broker.publish_many("t", range(40))

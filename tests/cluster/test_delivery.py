@@ -1,4 +1,4 @@
-"""The queue on a cluster: what it promises elsewhere holds when its partitions live on several nodes."""
+"""The queue on a cluster: its guarantees hold when the partitions are on several nodes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerError, Message, Reject, RetryPolicy, Settings
-from rsmq.connect import Client, Connector
 from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.presence import Presence, listeners
 from rsmq.inspector import Inspector
-from rsmq.keys import Keys
-from rsmq.partition import partition_for
-from rsmq.preflight import gather, judge
-from rsmq.topic import Topics
-from rsmq.wire import Wire, pack
+from rsmq.model.keys import Keys
+from rsmq.model.partition import partition_for
+from rsmq.redis.connector import Client, Connector
+from rsmq.redis.preflight import gather, judge
+from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.topics import Topics
 from tests.cluster.cluster import Cluster
+from tests.model.test_keys import ACL
 from tests.patience import until
-from tests.test_keys import ACL
 
 PARTITIONS = 12
 
 
 class Record:
-    """What handlers saw, and who was the first to see it out of order."""
+    """The messages that handlers received, by key."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[int]] = defaultdict(list)
@@ -43,7 +43,7 @@ class Record:
         self.total += 1
 
     async def complete(self, expected: dict[str, list[int]], *, is_ordered: bool = True, seconds: float = 30) -> None:
-        """Wait until everything was handled at least once, in order but for repetitions of what came before."""
+        """Wait until every message was handled at least once; first deliveries must be in order."""
 
         def first_times() -> dict[str, list[int]]:
             return {key: list(dict.fromkeys(numbers)) for key, numbers in self.seen.items()}
@@ -58,12 +58,12 @@ class Record:
 
 @pytest.fixture
 def broker(make_broker: Callable[..., Broker]) -> Broker:
-    """With more partitions than nodes, not connected yet."""
+    """One with more partitions than nodes, not connected yet."""
     return make_broker(partitions=PARTITIONS, command_timeout=timedelta(seconds=2))
 
 
 def listen(broker: Broker, record: Record, group: str = "g", **options: Any) -> None:
-    """A handler that notes what it sees."""
+    """Register a handler that records its messages."""
 
     @broker.handler("t", group=group, **options)
     async def handle(data: dict[str, int], message: Message) -> None:
@@ -72,14 +72,16 @@ def listen(broker: Broker, record: Record, group: str = "g", **options: Any) -> 
 
 
 async def publish(broker: Broker, keys: int, each: int) -> dict[str, list[int]]:
-    """`each` numbered messages for every key; returns what is expected to be seen."""
+    """`each` numbered messages for every key; returns the expected numbers."""
     items = [(f"k{key}", number) for number in range(each) for key in range(keys)]
     await asyncio.gather(*(broker.publish("t", {"n": number}, key=key) for key, number in items))
     return {f"k{key}": list(range(each)) for key in range(keys)}
 
 
-async def test_all_partitions_over_all_nodes_in_order(broker: Broker, cluster: Cluster, keys: Keys) -> None:
-    """The partitions of a topic live on every master, and each key's messages are handled in order, once."""
+async def test_messages_of_partitions_on_all_nodes_arrive_in_order(
+    broker: Broker, cluster: Cluster, keys: Keys
+) -> None:
+    """The partitions of a topic are on every master, and the messages of each key are handled once, in order."""
     record, other = Record(), Record()
     listen(broker, record)
     listen(broker, other, "other", distribution="shared", ordering="none")
@@ -95,8 +97,8 @@ async def test_all_partitions_over_all_nodes_in_order(broker: Broker, cluster: C
     assert owners == {master.port for master in cluster.masters}
 
 
-async def test_retry_delay_and_dead_letter(broker: Broker, keys: Keys) -> None:
-    """What fails is tried again, what is delayed comes when it is due, poison becomes a dead letter, on every node."""
+async def test_retries_delays_and_dead_letters_work_on_every_node(broker: Broker, keys: Keys) -> None:
+    """Failed messages are retried, delayed ones arrive when due, and poison messages become dead letters."""
     record, poisoned = Record(), set[int]()
 
     @broker.handler("t", group="g", ordering="none", retry=RetryPolicy(max_attempts=2, wait=wait_fixed(0.05)))
@@ -121,8 +123,10 @@ async def test_retry_delay_and_dead_letter(broker: Broker, keys: Keys) -> None:
     assert poisoned == set(range(0, 60, 5))
 
 
-async def test_a_message_id_is_stored_once(broker: Broker, cluster: Cluster, keys: Keys) -> None:
-    """Also when its slot has moved between the two calls."""
+async def test_message_id_published_twice_is_stored_once_on_a_cluster(
+    broker: Broker, cluster: Cluster, keys: Keys
+) -> None:
+    """This also holds when its slot has moved between the two calls."""
     async with broker:
         await broker.publish("t", {"n": 1}, key="k", message_id="m-1")
         partition = partition_for("k", PARTITIONS)
@@ -131,8 +135,8 @@ async def test_a_message_id_is_stored_once(broker: Broker, cluster: Cluster, key
         assert await broker.client.execute_command("XLEN", keys.stream("t", partition)) == 1
 
 
-async def test_replicas_are_waited_for(broker: Broker) -> None:
-    """On the node of each message; more than there are is said."""
+async def test_publish_on_a_cluster_waits_for_replicas(broker: Broker) -> None:
+    """Each message waits for replicas of its node; an error says when there are too few."""
     async with broker:
         for number in range(12):
             await broker.publish("t", {"n": number}, wait_replicas=1)
@@ -140,8 +144,8 @@ async def test_replicas_are_waited_for(broker: Broker) -> None:
             await broker.publish("t", {"n": 12}, wait_replicas=2)
 
 
-async def test_publishing_waits_while_a_slot_moves(broker: Broker, cluster: Cluster, keys: Keys) -> None:
-    """A slot half-way between two nodes holds up its own partition only; nothing is lost or doubled."""
+async def test_publish_to_a_moving_slot_waits(broker: Broker, cluster: Cluster, keys: Keys) -> None:
+    """A slot between two nodes delays only its own partition; no message is lost or doubled."""
     async with broker:
         partition = partition_for("k", PARTITIONS)
         stream = keys.stream("t", partition)
@@ -160,8 +164,10 @@ def other(item: dict[str, int], partition: int) -> str:
     return next(key for at in range(1000) if partition_for(key := f"{item['n']}-{at}", PARTITIONS) != partition)
 
 
-async def test_questions_over_all_nodes(broker: Broker, client: Client, keys: Keys, settings: Settings) -> None:
-    """The inspector sees every partition, member and lease; what a topic leaves goes from every node."""
+async def test_inspector_on_a_cluster_sees_all_nodes(
+    broker: Broker, client: Client, keys: Keys, settings: Settings
+) -> None:
+    """It sees every partition, member and lease; deleting a topic removes its keys from every node."""
     record, inspector = Record(), Inspector(client, keys, settings)
     listen(broker, record)
     async with broker.running():
@@ -184,8 +190,8 @@ async def test_questions_over_all_nodes(broker: Broker, client: Client, keys: Ke
         assert (await node.execute_command("SCAN", 0, "MATCH", f"{keys.prefix}:*", "COUNT", 10_000))[1] == []
 
 
-async def test_every_master_is_looked_at(client: Client, cluster: Cluster, keys: Keys) -> None:
-    """One master that would lose messages is enough to refuse, and is named."""
+async def test_preflight_on_a_cluster_checks_every_master(client: Client, cluster: Cluster, keys: Keys) -> None:
+    """One master that would lose messages is enough to refuse; the message names it."""
     culprit = cluster.masters[1]
     culprit.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
@@ -197,17 +203,17 @@ async def test_every_master_is_looked_at(client: Client, cluster: Cluster, keys:
     assert "allkeys-lru" in refused[0].text
 
 
-async def test_presence_moves_with_its_slot(
+async def test_presence_follows_its_moving_slot(
     connector: Connector, client: Client, cluster: Cluster, keys: Keys, settings: Settings
 ) -> None:
-    """Who is subscribed is seen by all, also when the slot of its channel goes to another node."""
+    """Every node counts the subscriber, also after the slot of the channel has moved."""
     absent = list[float]()
     presence = Presence(connector, settings, keys, "m", lambda _: None, lambda: absent.append(1.0))
     presence.start()
 
     async def is_seen(count: int) -> None:
         with anyio.fail_after(20):
-            while await listeners(client, [keys.presence("m"), keys.presence("nobody")]) != [count, 0]:
+            while await listeners(client, [keys.presence("m"), keys.presence("silent")]) != [count, 0]:
                 await anyio.sleep(0.02)
 
     try:
@@ -220,10 +226,10 @@ async def test_presence_moves_with_its_slot(
     assert not absent
 
 
-async def test_a_new_owner_cuts_off_the_last_reader(client: Client, keys: Keys, settings: Settings) -> None:
-    """On the node that holds the partition, wherever that is: its blocked read must take nothing any more."""
+async def test_new_owner_on_a_cluster_cuts_off_the_last_reader(client: Client, keys: Keys, settings: Settings) -> None:
+    """The blocked read on the node of the partition receives no more messages."""
     for partition in range(3):
-        wire = Wire(client.node_for(keys.lease("t", partition, "g")))
+        wire = RawConnection(client.node_for(keys.lease("t", partition, "g")))
         await wire.open()
         reader = f"{wire.client_id} {wire.address}"
         assert await Leases(client, keys, settings, "old").take("t", partition, "g", reader=reader) is not None
@@ -234,8 +240,8 @@ async def test_a_new_owner_cuts_off_the_last_reader(client: Client, keys: Keys, 
             await wire.exchange([pack(("PING",))])
 
 
-async def test_the_acl_of_the_page_is_enough(cluster: Cluster, prefix: str) -> None:
-    """A user made on every node as docs/keys.md says publishes, handles and passes the preflight."""
+async def test_user_with_the_documented_acl_works_on_a_cluster(cluster: Cluster, prefix: str) -> None:
+    """A user created on every node as docs/keys.md says publishes, handles and passes the preflight."""
     rules = ACL.replace("rsmq:", f"{prefix}:").split()
     for member in cluster.members:
         member.ask("ACL", "SETUSER", f"u-{prefix}", "on", ">secret", *rules[rules.index("resetkeys") :])

@@ -1,4 +1,4 @@
-"""Device inboxes on a cluster: each device lives in one slot, sessions and senders follow it wherever it goes."""
+"""Device inboxes on a cluster: each device is in one slot, and sessions and senders follow the slot."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.connect import Client
 from rsmq.errors import SessionTaken
-from rsmq.slot import slot_of
+from rsmq.redis.connector import Client
+from rsmq.redis.slots import slot_of
 from tests.cluster.cluster import Cluster
 from tests.patience import until
 
@@ -24,7 +24,7 @@ def broker(settings: Settings) -> Broker:
 
 
 async def take(broker: Broker, device: str, numbers: list[int], count: int) -> None:
-    """Receive and acknowledge until so many numbers are there."""
+    """Receive and acknowledge until `count` numbers have arrived."""
     async with broker.connect(device, window=10) as session:
         while len(numbers) < count:
             letter = await anext(session)
@@ -32,8 +32,8 @@ async def take(broker: Broker, device: str, numbers: list[int], count: int) -> N
             await session.ack(letter)
 
 
-async def test_devices_live_on_all_nodes(broker: Broker, cluster: Cluster) -> None:
-    """One call writes to devices of every node; each gets its letters in order, before and while it is connected."""
+async def test_devices_on_all_nodes_get_their_letters_in_order(broker: Broker, cluster: Cluster) -> None:
+    """One call writes to devices of every node; letters arrive before and while a device is connected."""
     async with broker:
         devices = [f"phone-{number}" for number in range(DEVICES)]
         owners = {cluster.owner(broker.keys.session(device)).port for device in devices}
@@ -49,8 +49,8 @@ async def test_devices_live_on_all_nodes(broker: Broker, cluster: Cluster) -> No
         assert sum([await broker.devices.purge(device) for device in devices]) == 0
 
 
-async def test_all_keys_of_a_device_are_in_one_slot(broker: Broker, cluster: Cluster) -> None:
-    """Also those that a script makes up: a strange id is one slot, and leaves nothing elsewhere."""
+async def test_keys_of_a_device_with_a_strange_id_are_in_one_slot(broker: Broker, cluster: Cluster) -> None:
+    """This includes keys that a script derives; other slots get no key."""
     async with broker:
         for device in ("}{", "a}b{c", "{x}", "%7B", "*?[a]", "line\r\nbreak", "기기-😀"):
             await broker.send(device, 1)
@@ -62,8 +62,8 @@ async def test_all_keys_of_a_device_are_in_one_slot(broker: Broker, cluster: Clu
             assert found == 3, "inbox, letter and session are together"
 
 
-async def test_a_feed_on_a_cluster(broker: Broker, client: Client) -> None:
-    """A topic of many nodes feeds inboxes of many nodes, each message once and in the order of its partition."""
+async def test_feed_on_a_cluster_delivers_each_message_once_in_order(broker: Broker, client: Client) -> None:
+    """A topic of many nodes feeds inboxes of many nodes, in the order of each partition."""
     broker.deliver("alerts", to=lambda alert: [f"phone-{alert['n'] % 7}", "all"], partitions=6)
     async with broker.running():
         await broker.publish_many("alerts", [{"n": n} for n in range(600)], key=lambda alert: "one")
@@ -75,8 +75,8 @@ async def test_a_feed_on_a_cluster(broker: Broker, client: Client) -> None:
             assert got == expected
 
 
-async def test_a_device_moves_under_load(broker: Broker, cluster: Cluster) -> None:
-    """Its slot goes to another node key by key while it is written to and read: nothing lost, twice or overtaken."""
+async def test_device_whose_slot_moves_under_load_gets_all_letters_in_order(broker: Broker, cluster: Cluster) -> None:
+    """Its slot moves key by key during writes and reads: no letter is lost, doubled or out of order."""
     got: list[int] = []
     async with broker, anyio.create_task_group() as tasks:
         tasks.start_soon(take, broker, "roamer", got, 3000)
@@ -93,8 +93,8 @@ async def test_a_device_moves_under_load(broker: Broker, cluster: Cluster) -> No
     assert got == list(range(3000))
 
 
-async def test_a_takeover_after_a_move(broker: Broker, cluster: Cluster) -> None:
-    """The doorbell follows the slot: the old session hears of the new one on the node that has it now."""
+async def test_session_taken_over_after_its_slot_moved_is_closed(broker: Broker, cluster: Cluster) -> None:
+    """The doorbell follows the slot: the old session is notified on the node that has the slot now."""
     async with broker, Broker(broker.settings) as other, broker.connect("roamer-2") as old:
         await anyio.to_thread.run_sync(cluster.migrate, broker.keys.session("roamer-2"))
         waiting = asyncio.ensure_future(anext(old))
@@ -103,8 +103,8 @@ async def test_a_takeover_after_a_move(broker: Broker, cluster: Cluster) -> None
                 await waiting
 
 
-async def test_a_master_of_devices_is_killed(broker: Broker, cluster: Cluster) -> None:
-    """Senders and sessions go on with its replica by themselves; what comes after the failover arrives in order."""
+async def test_session_after_the_death_of_its_master_continues_on_the_replica(broker: Broker, cluster: Cluster) -> None:
+    """Letters sent after the failover arrive in order."""
     async with broker:
         victim = cluster.owner(broker.keys.session("phone"))
         got: list[int] = []

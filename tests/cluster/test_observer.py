@@ -1,4 +1,4 @@
-"""A look over everything, where the partitions are on several nodes."""
+"""A snapshot where the partitions are on several nodes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from rsmq import Broker
-from rsmq.connect import Client
-from rsmq.keys import Keys
-from rsmq.observer import Observer
-from rsmq.settings import Settings
-from rsmq.timetable import look_up
-from rsmq.topic import Topics
+from rsmq.inspector.observer import Observer
+from rsmq.inspector.schedules import look_up
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.topics import Topics
 
 
-async def test_a_snapshot_of_all_nodes(
+async def test_snapshot_of_a_cluster_counts_every_partition_and_member(
     client: Client, settings: Settings, keys: Keys, make_broker: Callable[..., Broker]
 ) -> None:
-    """Every partition, share and member is counted, wherever it is."""
+    """Partitions and members on all nodes are included."""
     broker = make_broker()
 
     @broker.handler("orders", group="billing", partitions=8)
@@ -28,12 +28,10 @@ async def test_a_snapshot_of_all_nodes(
     broker.every(timedelta(hours=1), "ticks", name="clock")(lambda: "x")
     async with broker.running():
         await broker.publish_many("orders", [{"n": n} for n in range(40)], key=lambda each: str(each["n"]))
-        topics = (await Observer(client, keys, settings).look()).topics
-        topic = next(each for each in topics if each.name == "orders")
-        assert sum(stream.added for stream in topic.streams) == 40
-        (group,) = topic.groups
+        seen = await Observer(client, keys, settings).snapshot(["orders"])
+        assert sum(partition.added for partition in seen.topics[0].partitions) == 40
+        (group,), (member,) = seen.groups, seen.members
         assert len(group.shares) == 8
-        (member,) = group.members
         assert member.heard_ago is not None
         assert member.heard_ago < timedelta(minutes=1)
         assert {share.owner for share in group.shares} <= {member.id, ""}

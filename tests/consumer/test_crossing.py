@@ -1,4 +1,4 @@
-"""A retry that is due before the reply to its parking is read."""
+"""Replies that cross: a retry that is due before the reply to its parking, a settlement during a claim."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rsmq.consumer import reclaimer
 from rsmq.consumer.lane import START
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.settler import Settler
-from rsmq.script import CLAIM_PENDING, PARK_MESSAGE, RESTORE_PENDING, UNPARK_MESSAGES
+from rsmq.redis.scripts import CLAIM_PENDING, PARK_MESSAGE, RESTORE_PENDING, UNPARK_MESSAGES
 from tests.contract.witness import ask, settled
 from tests.patience import until
 
 
-async def test_it_comes_back_before_it_is_known_to_be_parked(
+async def test_parked_message_that_is_due_before_the_reply_to_its_parking_is_handled_again(
     server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The unparker brings it while its parking still waits for the reply: it is handled again, not left pending."""
+    """The retry poller brings it while its parking still waits for the reply: it must not be left pending."""
     broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
     run = Settler._run
 
     async def slow(settler: Settler, script: Any, lane: Any, *args: Any) -> bool:
+        async def is_restored() -> bool:
+            return not await ask(broker, "ZCARD", lane.retry_key)
+
         result = await run(settler, script, lane, *args)
         if script is PARK_MESSAGE:
             lane.retry_at = 0.0
-            with anyio.move_on_after(20):
-                while await ask(broker, "ZCARD", lane.retry_key):
-                    await anyio.sleep(0.01)
+            await until(is_restored, "the retry poller brings it")
         return result
 
     monkeypatch.setattr(Settler, "_run", slow)
@@ -49,13 +50,13 @@ async def test_it_comes_back_before_it_is_known_to_be_parked(
     assert attempts == [1, 2]
 
 
-async def test_what_waits_in_its_place_is_left_to_its_timer(
+async def test_retry_poller_leaves_a_message_that_blocks_its_key_to_its_timer(
     server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With key order the unparker sees at the same moment that a retry is due, and hears of it when it is settled: it
-    must not bring it a second time."""
+    """With key order the poller asks at the moment the retry is due, and gets the reply when it is settled: the message
+    must not run a second time."""
     broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
-    start, offer, offered, is_heard = Settler.start, Queue.offer, list[int](), anyio.Event()
+    start, offer, offered, is_heard = Settler.charge, Queue.offer, list[int](), anyio.Event()
 
     def note(queue: Queue, lane: Any, messages: Any) -> None:
         offered.extend(message.attempt for message in messages)
@@ -67,7 +68,7 @@ async def test_what_waits_in_its_place_is_left_to_its_timer(
             await settled(broker, "orders")
             assert broker.worker is not None
             lane = broker.worker.consumers[0].lanes[0]
-            await until(lambda: not lane.held, "it is not in hand any more")
+            await until(lambda: not lane.in_flight, "it is not in flight any more")
             is_heard.set()
         return reply
 
@@ -80,7 +81,7 @@ async def test_what_waits_in_its_place_is_left_to_its_timer(
 
     monkeypatch.setattr(reclaimer, "UNPARK_MESSAGES", unpark)
     monkeypatch.setattr(Queue, "offer", note)
-    monkeypatch.setattr(Settler, "start", start_late)
+    monkeypatch.setattr(Settler, "charge", start_late)
 
     @broker.handler("orders", group="billing", retry=RetryPolicy(max_attempts=3, wait=wait_none()))
     async def bill(message: Message) -> None:
@@ -90,21 +91,21 @@ async def test_what_waits_in_its_place_is_left_to_its_timer(
 
     async with broker.running():
         await broker.publish("orders", {}, key="one")
-        await until(is_heard.is_set, "the unparker has its answer")
+        await until(is_heard.is_set, "the poller has its reply")
     assert (attempts, offered) == ([1, 2], [1])
 
 
-async def test_it_comes_back_though_the_audit_has_made_it_pending(
+async def test_parked_message_that_the_auditor_made_pending_is_retried(
     server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The audit meets its parking on the way and makes it pending, in nobody's hands: its retry comes all the same."""
+    """The auditor's check crosses the parking and makes the message pending, without a handler: it is still retried."""
     broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
     run, restored = Settler._run, list[bytes]()
 
     async def crossed(settler: Settler, script: Any, lane: Any, *args: Any) -> bool:
         result = await run(settler, script, lane, *args)
         if script is PARK_MESSAGE:
-            member, keys, entry_id = lane.lease.owner, (lane.stream, lane.lease_key), args[-1]
+            member, keys, entry_id = lane.lease.owner, (lane.stream, lane.lease_key), args[0]
             _, *found = await RESTORE_PENDING(broker.client, keys, (member, lane.epoch, lane.group, 1, entry_id, 1))
             restored.extend(found)
         return result
@@ -123,10 +124,10 @@ async def test_it_comes_back_though_the_audit_has_made_it_pending(
     assert (attempts, len(restored)) == ([1, 2], 1)
 
 
-async def test_it_is_settled_while_it_is_being_taken_over(
+async def test_message_that_is_settled_during_a_claim_runs_once(
     server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was pending when the server was asked, and is not in hand any more when the reply is read: it runs once."""
+    """It was pending when the server executed the claim, and is not in flight any more when the reply is read."""
     broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
     is_over, is_heard = anyio.Event(), anyio.Event()
 
@@ -136,7 +137,7 @@ async def test_it_is_settled_while_it_is_being_taken_over(
             assert broker.worker is not None
             lane = broker.worker.consumers[0].lanes[0]
             is_over.set()
-            await until(lambda: not lane.held, "it is settled")
+            await until(lambda: not lane.in_flight, "it is settled")
             is_heard.set()
         return reply
 
@@ -153,7 +154,7 @@ async def test_it_is_settled_while_it_is_being_taken_over(
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
         consumer.lanes[0].cursor = START
-        await consumer.warden.interrupt()
+        await consumer.fetchers.interrupt()
         await until(is_heard.is_set, "the claim has its answer")
         await broker.publish("orders", {}, key="one")
         await until(lambda: len(attempts) > 1, "the next one has run")

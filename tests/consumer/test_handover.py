@@ -1,4 +1,4 @@
-"""A partition changes hands while the line to the server breaks."""
+"""A partition is handed over while the connection to the server breaks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.contract.witness import ask, lanes, settled
 from tests.patience import until
 
 
-async def test_a_lease_is_given_back_though_the_line_breaks(
+async def test_lease_is_released_after_the_connection_broke(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lane is dropped by then: kept on the server, the lease would hold up its partition until it runs out."""
+    """The lane is dropped by then: a lease left on the server would block its partition until it runs out."""
     failed: list[Lease] = []
     release = Leases.release
 
-    async def broken(self: Leases, lease: Lease) -> None:
+    async def broken(self: Leases, lease: Lease, late_reader: str) -> None:
         if failed.count(lease) < 2:
             failed.append(lease)
-            raise BrokerUnavailable("the line breaks")
-        await release(self, lease)
+            raise BrokerUnavailable("the connection breaks")
+        await release(self, lease, late_reader)
 
     monkeypatch.setattr(Leases, "release", broken)
 
@@ -55,8 +55,8 @@ async def deliver_to_the_dead(broker: Broker) -> str:
     return stream
 
 
-async def test_what_another_had_started_stays_charged_when_a_lane_is_kept_after_all(settings: Settings) -> None:
-    """It was taken over, and handed back: it is ours by then, but not a message that nobody has ever had in hand."""
+async def test_cancelled_handover_keeps_the_attempts_that_another_member_started(settings: Settings) -> None:
+    """Messages that were taken over and handed back are delivered to this member, but they are not unseen."""
     broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
     seen, is_over = list[tuple[int, int]](), anyio.Event()
 
@@ -73,15 +73,15 @@ async def test_what_another_had_started_stays_charged_when_a_lane_is_kept_after_
             assert broker.worker is not None
             (consumer,) = broker.worker.consumers
             (lane,) = consumer.lanes.values()
-            assert not await consumer.warden.quiesce(lane, 0)
-            await consumer.warden.resume_lane(lane)
+            assert not await consumer.lifecycle.quiesce(lane, 0)
+            await consumer.lifecycle.resume(lane)
             is_over.set()
             await settled(broker, "t")
     assert seen == [(n, 2) for n in range(3)]
 
 
-async def test_what_was_taken_over_is_not_lost_with_a_deleted_consumer(settings: Settings) -> None:
-    """Somebody deletes our consumer while what a dead member had left waits for its turn: it is handled still."""
+async def test_messages_taken_over_survive_a_deleted_consumer(settings: Settings) -> None:
+    """Another client deletes our consumer while messages of a dead member wait for their turn: they are handled."""
     broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
     seen, is_over = list[tuple[int, int]](), anyio.Event()
 

@@ -1,4 +1,4 @@
-"""The ends of a worker's life: told to stop before it has really begun, and what it leaves behind."""
+"""Begin and end of a worker: a stop before it has joined its groups, and the consumers it leaves behind."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import anyio.lowlevel
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.heartbeat.beat import Beat
-from rsmq.stream import consumers_of
+from rsmq.heartbeat.heartbeat import Heartbeat
+from rsmq.redis.streams import consumers_of
 from rsmq.testing import ThrowawayServer
 from tests.patience import until
 
 
-async def test_a_stop_while_the_server_goes_away_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its server dies between its first question and its joining the group: one stop ends it, nobody waits for ever."""
-    joining, join = anyio.Event(), Beat.join
+async def test_stop_ends_a_worker_whose_server_died_while_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server dies between the first command and joining the group: one stop is enough."""
+    joining, join = anyio.Event(), Heartbeat.join
     with ThrowawayServer(tcp=True) as server:
 
-        async def join_nobody(beat: Beat, *about: Any) -> None:
+        async def join_dead_server(heartbeat: Heartbeat, *about: Any) -> None:
             server.kill()
             joining.set()
-            await join(beat, *about)
+            await join(heartbeat, *about)
 
-        monkeypatch.setattr(Beat, "join", join_nobody)
+        monkeypatch.setattr(Heartbeat, "join", join_dead_server)
         broker = Broker(Settings(url=server.url, preflight="warn"))
         broker.handler("t", group="g")(handle)
         with anyio.fail_after(30):
@@ -37,7 +37,7 @@ async def test_a_stop_while_the_server_goes_away_at_the_start(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
-async def test_a_stop_takes_the_consumers_along(server_url: str, prefix: str, distribution: Any) -> None:
+async def test_stop_removes_the_consumers_of_an_idle_group(server_url: str, prefix: str, distribution: Any) -> None:
     """With nothing pending a group has no consumer once its last worker has stopped."""
     broker, handled = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=2)), list[int]()
     ordering = "key" if distribution == "hash" else "none"

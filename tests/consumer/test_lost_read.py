@@ -1,4 +1,4 @@
-"""A read whose answer is lost on its way: what it delivered has been seen by nobody."""
+"""A read whose reply is lost: what it delivered has not arrived at any handler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from rsmq import Broker, BrokerUnavailable, Message, Settings
 from rsmq.consumer import reclaimer
-from rsmq.script import CLAIM_PENDING
-from tests.chaos.proxy import Proxy
+from rsmq.consumer.retry_poller import RetryPoller
+from rsmq.redis.scripts import CLAIM_PENDING
+from rsmq.testing.proxy import Proxy
 from tests.contract.witness import ask, settled
 from tests.patience import until
 from tests.servers import Server
@@ -19,15 +20,19 @@ from tests.servers import Server
 
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
 @pytest.mark.parametrize("batch", [None, 10])
-async def test_it_is_no_attempt(distribution: Any, batch: int | None) -> None:
-    """It is pending for a reader that has never had it in hand: once the line is back its first attempt starts."""
+async def test_messages_of_a_lost_reply_are_first_attempts(
+    distribution: Any, batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are pending for a member that never received them: their first attempt starts after the reconnect."""
+    # nothing is parked here; a poll for retries whose reply is lost as well would make them second attempts
+    monkeypatch.setattr(RetryPoller, "_poll", no_poll)
     ordering = "none" if distribution == "shared" else "key"
     with Server(tcp=True) as server:
-        async with Proxy(server.port) as line:
+        async with Proxy(server.port) as proxy:
             # what blocks now does so until long after this test
             patient: Any = {"preflight": "warn", "partitions": 1, "block": "PT20S", "lease_ttl": "PT60S"}
             patient["presence_grace"] = "PT0S"
-            worker, publisher = (Broker(Settings(url=url, **patient)) for url in (line.url, server.url))
+            worker, publisher = (Broker(Settings(url=url, **patient)) for url in (proxy.url, server.url))
             seen = list[tuple[int, int]]()
 
             async def note(orders: list[dict[str, int]], messages: list[Message]) -> None:
@@ -50,19 +55,19 @@ async def test_it_is_no_attempt(distribution: Any, batch: int | None) -> None:
                 await publisher.publish("t", {"n": 0})
                 await settled(publisher, "t")
                 await until(is_blocked, "it reads")
-                line.cut()
+                proxy.cut()
                 await publisher.publish_many("t", [{"n": n} for n in range(1, 6)])
-                await until(is_delivered, "the answer is on its way")
-                line.reset()
-                line.mend()
+                await until(is_delivered, "the reply is on its way")
+                proxy.reset()
+                proxy.mend()
                 await settled(publisher, "t")
             assert seen == [(n, 1) for n in range(6)]
 
 
-async def test_what_was_adopted_from_another_has_been_started(
+async def test_messages_of_a_lost_adoption_keep_their_attempts(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to the adoption is lost, and then the reading connection: it is ours, but it was in others' hands."""
+    """The reply to the adoption is lost, then the reading connection: the dead member may have started them."""
     short = {"partitions": 1, "prefetch": 4, "lease_ttl": timedelta(seconds=2), "preflight": "warn"}
     broker = Broker(settings.model_copy(update=short))
     seen, is_lost, is_over = list[tuple[int, int]](), anyio.Event(), anyio.Event()
@@ -71,7 +76,7 @@ async def test_what_was_adopted_from_another_has_been_started(
         reply = await CLAIM_PENDING(client, names, args)
         if args[5] and reply[3:] and not is_lost.is_set():
             is_lost.set()
-            raise BrokerUnavailable("the answer is lost")
+            raise BrokerUnavailable("the reply is lost")
         return reply
 
     monkeypatch.setattr(reclaimer, "CLAIM_PENDING", claim)
@@ -90,24 +95,24 @@ async def test_what_was_adopted_from_another_has_been_started(
         await ask(broker, "XCLAIM", stream, "g", "dead", 0, entry_id, "IDLE", 86_400_000, "RETRYCOUNT", 1, "JUSTID")
         await until(is_lost.is_set, "the dead one's message is adopted")
         assert broker.worker is not None
-        client_id, _, _ = broker.worker.consumers[0].readers[0].reader.partition(" ")
+        client_id, _, _ = broker.worker.consumers[0].fetchers.active[0].reader.partition(" ")
         await ask(broker, "CLIENT", "KILL", "ID", client_id)
         is_over.set()
         await settled(broker, "t")
     assert sorted(seen) == [(0, 1), (1, 1), (2, 1), (3, 2)]
 
 
-async def test_a_takeover_that_is_begun_anew_meanwhile_is(
+async def test_recovery_that_is_restarted_during_a_claim_begins_again(
     server_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page is on its way when another role asks for a new beginning: it does not say where to go on any more."""
+    """A page is on its way when another role restarts the recovery: the page must not move the cursor."""
     broker, pages = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[Any]()
 
     async def claim(*args: Any) -> Any:
         reply = await CLAIM_PENDING(*args)
         if not pages:
             (lane,) = broker.worker.consumers[0].lanes.values()
-            lane.begin_anew()
+            lane.restart_recovery()
         pages.append(reply)
         return reply
 
@@ -115,6 +120,10 @@ async def test_a_takeover_that_is_begun_anew_meanwhile_is(
     broker.handler("t", group="g")(ignore)
     async with broker.running():
         await until(lambda: len(pages) == 2, "it has been gone through twice")
+
+
+async def no_poll(_poller: RetryPoller) -> None:
+    """Asks for no retries."""
 
 
 async def ignore(order: dict[str, int]) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.queue import Queue
+from rsmq.handler.handler import build_handler
 from rsmq.heartbeat.lease import Lease
-from rsmq.keys import Keys
-from rsmq.message import Message
+from rsmq.model.keys import Keys
+from rsmq.model.message import Message
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.topics import Topic
 
 STEPS = st.lists(
     st.tuples(
@@ -24,9 +30,20 @@ STEPS = st.lists(
 
 
 def make_lane(partition: int = 0, prefix: str = "t") -> Lane:
-    """A lane that nobody can take away."""
+    """A lane whose lease never ends."""
     lease = Lease("topic", "group", partition, "", "me", "1", float("inf"))
     return Lane(Keys(prefix), "topic", partition, "group", lease)
+
+
+def make_context(client: Client, settings: Settings, lanes: dict[int, Lane] | None = None) -> ConsumerContext:
+    """What the roles of a member `me` share that serves the group `group`."""
+
+    async def handle(_data: bytes) -> None:
+        """Never called."""
+
+    topic = Topic("topic", 8, 0, "reject", timedelta(0), 0, 0)
+    handler = build_handler(handle, "topic", group="group")
+    return ConsumerContext(client, Keys(settings.prefix), settings, "me", topic, handler, lanes or {})
 
 
 def make_message(lane: Lane, number: int, key: int | None, *, is_suspect: bool = False) -> Message:
@@ -102,18 +119,18 @@ class History:
 
     def check(self) -> None:
         """What is counted is what is there."""
-        behind = {key: len(line) for key, line in self.lane.waiting.items()}
-        shelved = sum(count for key, count in behind.items() if key in self.lane.parked) + len(self.lane.parked)
+        behind = {key: len(messages) for key, messages in self.lane.waiting.items()}
+        blocked = sum(count for key, count in behind.items() if key in self.lane.parked) + len(self.lane.parked)
         waiting = sum(count for key, count in behind.items() if key not in self.lane.parked)
-        assert self.queue.shelved == shelved
+        assert self.queue.blocked == blocked
         suspects = len(self.queue._suspects)
-        assert self.queue.in_hand == len(self.running) + len(self.queue.ready) + waiting + suspects
+        assert self.queue.in_flight == len(self.running) + len(self.queue.ready) + waiting + suspects
 
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_no_history_breaks_order_or_counts(steps: list[tuple[str, int, bool]]) -> None:
-    """Whatever happens in whatever order, keys stay in order, suspects alone, and the counts true."""
+def test_queue_keeps_order_and_counts_in_any_history(steps: list[tuple[str, int, bool]]) -> None:
+    """In any order of events: keys stay in order, suspects run alone, and the counts are true."""
     history = History()
     for step, choice, flag in steps:
         if step == "offer":
@@ -128,26 +145,26 @@ def test_no_history_breaks_order_or_counts(steps: list[tuple[str, int, bool]]) -
         history.start()
         history.finish(0)
         history.check()
-    assert history.queue.in_hand == history.queue.shelved == 0
+    assert history.queue.in_flight == history.queue.blocked == 0
     assert not history.lane.waiting
     assert not any(history.offered.values()), "something never ran"
 
 
-def test_messages_without_key_run_beside_each_other() -> None:
+def test_messages_without_key_are_all_ready() -> None:
     """Without a key nothing waits."""
     lane, queue = make_lane(), Queue(is_ordered=True)
     queue.offer(lane, [make_message(lane, number, None) for number in range(5)])
     assert len(queue.ready) == 5
 
 
-def test_without_key_order_equal_keys_run_beside_each_other() -> None:
+def test_messages_of_one_key_are_all_ready_without_key_order() -> None:
     """`ordering="none"` ignores the key."""
     lane, queue = make_lane(), Queue(is_ordered=False)
     queue.offer(lane, [make_message(lane, number, 1) for number in range(5)])
     assert len(queue.ready) == 5
 
 
-def test_a_pending_message_that_waits_for_its_retry_blocks_its_key_only() -> None:
+def test_pending_message_that_waits_for_its_retry_blocks_only_its_key() -> None:
     """Taken over before its retry is due, it holds back the later messages of its key, and no others."""
     lane, queue = make_lane(), Queue(is_ordered=True)
     waiting, later, other = (make_message(lane, number, key) for number, key in ((1, 1), (2, 1), (3, 2)))
@@ -159,11 +176,11 @@ def test_a_pending_message_that_waits_for_its_retry_blocks_its_key_only() -> Non
     assert list(queue.ready) == [waiting]
 
 
-def test_withdrawing_one_lane_leaves_the_others() -> None:
+def test_withdrawing_one_lane_keeps_the_others() -> None:
     """A partition that is handed over takes nothing of another one with it."""
     mine, theirs, queue = make_lane(0), make_lane(1), Queue(is_ordered=True)
     queue.offer(mine, [make_message(mine, 1, 1)])
     queue.offer(theirs, [make_message(theirs, 1, 1), make_message(theirs, 2, 1)])
     assert len(queue.withdraw(theirs)) == 2
     assert [message.origin for message in queue.ready] == [mine]
-    assert queue.in_hand == 1
+    assert queue.in_flight == 1

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -15,7 +16,6 @@ from redis.exceptions import NoScriptError
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, RetryPolicy
-from rsmq.connect import Client
 from rsmq.consumer.execution import build_runner
 from rsmq.consumer.fetcher import Fetcher
 from rsmq.consumer.lane import Lane
@@ -23,24 +23,28 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerUnavailable
-from rsmq.handler import build_handler
-from rsmq.settings import Settings
-from rsmq.wire import Wire, pack
-from tests.consumer.test_queue import make_lane, make_message
+from rsmq.handler.handler import build_handler
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.raw_connection import RawConnection, pack
+from tests.consumer.test_queue import make_context, make_lane, make_message
 from tests.contract.witness import settled
 from tests.patience import until
 from tests.servers import Server
 
 
-class Gate:
-    """A settler whose answers wait until the test opens the gate."""
+class HeldSettler:
+    """A settler whose replies wait until the test sets `open`."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.asked: list[str] = []
 
-    def note(self, _lane: Lane) -> None:
-        """Nobody settles here."""
+    def schedule(self, _lane: Lane) -> None:
+        """Nothing is settled here."""
+
+    def add_done(self, _lane: Lane, _entry_ids: list[bytes]) -> None:
+        """Nothing is settled here."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def answer(*_args: Any, **_more: Any) -> bool:
@@ -52,12 +56,14 @@ class Gate:
 
 
 @asynccontextmanager
-async def pool(function: Any, gate: Gate, *, batch: int | None = None, **options: Any) -> AsyncIterator[Runner]:
+async def pool(
+    function: Any, settler: HeldSettler, *, batch: int | None = None, **options: Any
+) -> AsyncIterator[Runner]:
     """A runner for a handler, on a queue of its own."""
     linger = None if batch is None else timedelta(milliseconds=1)
     handler = build_handler(function, "topic", group="group", batch=batch, linger=linger, **options)
     call: Any = handler.invoke if batch is None else handler.invoke_batch
-    runner = build_runner(handler, call, Queue(is_ordered=True), gate, Counter())  # type: ignore[arg-type]
+    runner = build_runner(handler, call, Queue(is_ordered=True), settler, Counter())  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         await tasks.start(runner.run)
         yield runner
@@ -78,9 +84,9 @@ async def turns(count: int = 20) -> None:
 
 
 @pytest.mark.parametrize("batch", [None, 10])
-async def test_a_lease_that_is_lost_while_an_attempt_is_charged(batch: int | None) -> None:
+async def test_message_does_not_start_when_its_lease_is_lost_during_the_charge(batch: int | None) -> None:
     """The message counts as running meanwhile, so that a handover waits for it; without the lease it does not start."""
-    lane, gate, started = make_lane(), Gate(), list[Any]()
+    lane, settler, started = make_lane(), HeldSettler(), list[Any]()
 
     async def one(_data: bytes, message: Message) -> None:
         started.append(message)
@@ -88,38 +94,38 @@ async def test_a_lease_that_is_lost_while_an_attempt_is_charged(batch: int | Non
     async def many(_data: list[bytes], messages: list[Message]) -> None:
         started.extend(messages)
 
-    async with pool(one if batch is None else many, gate, batch=batch) as runner:
+    async with pool(one if batch is None else many, settler, batch=batch) as runner:
         runner.queue.offer(lane, [again(lane, 1, 1)])
-        await runner.kick()
-        await until(lambda: gate.asked == ["start"], "it asks to start")
+        await runner.wake()
+        await until(lambda: settler.asked == ["charge"], "it asks to start")
         assert lane.running == 1
         lane.lease.lose()
-        gate.open.set()
+        settler.open.set()
         await turns()
-        assert (started, lane.running, runner.queue.in_hand) == ([], 0, 0)
+        assert (started, lane.running, runner.queue.in_flight) == ([], 0, 0)
 
 
-async def test_a_failure_counts_as_running_until_it_is_settled() -> None:
-    """A handover or a stop waits until the retry is noted: else the next owner would start it at once."""
-    lane, gate = make_lane(), Gate()
+async def test_failed_message_counts_as_running_until_it_is_parked() -> None:
+    """A handover or a stop waits for that: otherwise the next owner would start the message at once."""
+    lane, settler = make_lane(), HeldSettler()
 
     async def fails(_data: bytes) -> None:
         raise ValueError
 
-    async with pool(fails, gate) as runner:
+    async with pool(fails, settler) as runner:
         runner.queue.offer(lane, [make_message(lane, 1, 1)])
-        await runner.kick()
+        await runner.wake()
         await turns()
-        assert (gate.asked, lane.running) == (["park"], 1)
-        gate.open.set()
+        assert (settler.asked, lane.running) == (["park"], 1)
+        settler.open.set()
         await turns()
         assert lane.running == 0
 
 
 @pytest.mark.parametrize("batch", [None, 1])
-async def test_a_suspect_is_settled_before_the_next_one_starts(batch: int | None) -> None:
-    """The next one may end the process; an acknowledgement that waits for company would then be lost with it."""
-    lane, gate, started = make_lane(), Gate(), list[bytes]()
+async def test_suspect_is_settled_before_the_next_one_starts(batch: int | None) -> None:
+    """The next one may end the process, and with it an acknowledgement that waits for a batch."""
+    lane, settler, started = make_lane(), HeldSettler(), list[bytes]()
 
     async def one(_data: bytes, message: Message) -> None:
         started.append(message.entry_id)
@@ -127,116 +133,115 @@ async def test_a_suspect_is_settled_before_the_next_one_starts(batch: int | None
     async def many(_data: list[bytes], messages: list[Message]) -> None:
         started.extend(message.entry_id for message in messages)
 
-    async with pool(one if batch is None else many, gate, batch=batch) as runner:
+    async with pool(one if batch is None else many, settler, batch=batch) as runner:
         runner.queue.offer(lane, [again(lane, n, n, is_suspect=True) for n in (1, 2)])
-        await runner.kick()
-        await until(lambda: "start" in gate.asked, "it asks to start")
-        first, gate.open = gate.open, asyncio.Event()
+        await runner.wake()
+        await until(lambda: "charge" in settler.asked, "it asks to start")
+        first, settler.open = settler.open, asyncio.Event()
         first.set()
-        await until(lambda: "settle" in gate.asked, "it settles")
+        await until(lambda: "settle" in settler.asked, "it settles")
         await turns()
         assert started == [b"1-0"]
-        gate.open.set()
-        runner.kick_soon()
+        settler.open.set()
+        runner.wake_soon()
         await until(lambda: len(started) >= 2, "two have started")
         assert started == [b"1-0", b"2-0"]
 
 
-async def test_a_linger_leaves_nothing_behind() -> None:
-    """A batch that waited in vain for company must not leave its alarm clock in the pool for ever."""
-    lane, gate = make_lane(), Gate()
+async def test_linger_leaves_no_waiter_in_the_pool() -> None:
+    """A batch that lingered until its deadline must not leave its future among the idle tasks."""
+    lane, settler = make_lane(), HeldSettler()
 
     async def many(_data: list[bytes]) -> None: ...
 
-    async with pool(many, gate, batch=10) as runner:
+    async with pool(many, settler, batch=10) as runner:
         for number in range(20):
             runner.queue.offer(lane, [make_message(lane, number, None)])
-            await runner.kick()
-            await until(lambda: not runner.queue.in_hand, "nothing is in hand")
+            await runner.wake()
+            await until(lambda: not runner.queue.in_flight, "nothing is in flight")
         await turns()
-        assert len(runner._idle) <= len(runner._slots)
+        assert len(runner._idle) <= len(runner._task_slots)
 
 
 def make_fetcher(client: Client, settings: Settings, lanes: dict[int, Lane], queue: Queue) -> Fetcher:
-    """A fetcher that has lanes and a queue, and nobody to talk to."""
-    nobody: Any = None
-    return Fetcher(
-        client, settings, "me", "group", lanes, queue, nobody, nobody, nobody, nobody, Counter()
-    )  # fmt: skip
+    """A fetcher that has lanes and a queue, but no other roles."""
+    runner: Any = SimpleNamespace(queue=queue)
+    unused: Any = None
+    return Fetcher(make_context(client, settings, lanes), runner, unused, unused)
 
 
-async def test_a_late_read_does_not_overtake_the_takeover(client: Client, settings: Settings) -> None:
-    """What was read for a lane that is gone is not given to the new lane of the same partition."""
+async def test_late_read_is_not_given_to_a_new_lane_of_its_partition(client: Client, settings: Settings) -> None:
+    """It would overtake what is pending there, which the owner of the new lane takes over first."""
     old, new, queue = make_lane(), make_lane(), Queue(is_ordered=True)
     fetcher = make_fetcher(client, settings, {0: new}, queue)
     reply = [[old.stream.encode(), [[b"9-0", [b"data", b"x", b"key", b"k"]]]]]
     await fetcher._offer(reply, [old])
-    assert (queue.in_hand, new.held) == (0, set())
+    assert (queue.in_flight, new.in_flight) == (0, set())
     await fetcher._offer(reply, [new])
-    assert (queue.in_hand, new.held) == (1, {b"9-0"})
+    assert (queue.in_flight, new.in_flight) == (1, {b"9-0"})
 
 
-async def test_the_ghost_of_the_last_connection_is_ended(client: Client, settings: Settings) -> None:
-    """A read that is still on its way on the connection before must not be answered into the void."""
-    ghost, fetcher = Wire(client), make_fetcher(client, settings, {}, Queue(is_ordered=True))
-    await ghost.open()
-    fetcher._last_reader = f"{ghost.client_id} {ghost.address}"
+async def test_reconnecting_ends_the_read_on_the_last_connection(client: Client, settings: Settings) -> None:
+    """A read that is still on its way there would deliver messages in a reply that is never read."""
+    last, fetcher = RawConnection(client), make_fetcher(client, settings, {}, Queue(is_ordered=True))
+    await last.open()
+    fetcher._read_by, fetcher._read_of = last.name, [make_lane()]
     await fetcher._connect()
     with pytest.raises(BrokerUnavailable):
-        await ghost.exchange([pack(("PING",))])
-    assert fetcher._last_reader == fetcher.reader
-    await ghost.close()
-    await fetcher._wire.close()
+        await last.exchange([pack(("PING",))])
+    assert not fetcher.is_read_late
+    await last.close()
+    await fetcher._connection.close()
 
 
-async def test_a_hand_back_that_fails_keeps_nothing_in_hand(
+async def test_hand_back_that_fails_keeps_nothing_in_flight(
     client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever takes the lane over next, this member included, must find these messages again."""
+    """The next member that takes the lane over, perhaps this one, must find these messages again."""
 
     async def fails(*_args: Any) -> None:
         raise BrokerUnavailable("away")
 
     monkeypatch.setattr("rsmq.consumer.settler.HAND_BACK", fails)
     lane = make_lane()
-    lane.held = {b"1-0", b"2-0"}
-    settler = Settler(client, settings, "me", "group", lambda _lane: None, Counter())
+    lane.in_flight = {b"1-0", b"2-0"}
+    settler = Settler(make_context(client, settings), lambda _lane: None)
     with pytest.raises(BrokerUnavailable):
         await settler.hand_back(lane, [make_message(lane, 1, 1)])
-    assert lane.held == {b"2-0"}
+    assert lane.in_flight == {b"2-0"}
 
 
-async def test_a_lane_that_cannot_be_settled_harms_no_other(client: Client, settings: Settings) -> None:
-    """All lanes travel in one call; when one's lease key is of a foreign type, the others are settled all the same."""
-    lost, stats = list[Lane](), Counter[str]()
-    settler = Settler(client, settings, "me", "group", lost.append, stats)
+async def test_lane_that_cannot_be_settled_leaves_the_others_settled(client: Client, settings: Settings) -> None:
+    """One call settles all lanes. If the lease key of one has a foreign type, the others are settled all the same."""
+    lost, context = list[Lane](), make_context(client, settings)
+    settler = Settler(context, lost.append)
     lanes = [make_lane(number, settings.prefix) for number in range(3)]
     for lane in lanes:
         await client.execute_command("XGROUP", "CREATE", lane.stream, "group", "0", "MKSTREAM")
         await client.execute_command("HSET", lane.lease_key, "owner", "me", "epoch", lane.epoch)
         entry_id = await client.execute_command("XADD", lane.stream, "*", "data", "x")
         await client.execute_command("XREADGROUP", "GROUP", "group", "me", "STREAMS", lane.stream, ">")
-        lane.held.add(entry_id)
+        lane.in_flight.add(entry_id)
         lane.done.append(entry_id)
-        settler.note(lane)
+        settler.schedule(lane)
     await client.execute_command("SET", lanes[1].lease_key, "no hash")
     (batch,) = settler.take()
     assert len(batch) == 3
-    wire = Wire(client)
-    await wire.open()
-    (reply,) = await wire.exchange([settler.command(batch)])
+    connection = RawConnection(client)
+    await connection.open()
+    (reply,) = await connection.exchange([settler.packed(batch)])
     await settler.confirm(batch, reply)
-    await wire.close()
+    await connection.close()
     assert lost == [lanes[1]]
-    assert [len(lane.held) for lane in lanes] == [0, 1, 0]
-    assert stats["refused"] == 1
-    await settler.drained([lanes[0], lanes[2]])
+    assert [len(lane.in_flight) for lane in lanes] == [0, 1, 0]
+    assert context.stats["refused"] == 1
+    await settler.wait_until_settled([lanes[0], lanes[2]])
 
 
-async def test_a_settle_that_meets_a_restart_twice_is_sent_again(
+async def test_settle_that_meets_two_restarts_is_sent_again(
     client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The restarted server has forgotten the script, and dies before it gets it: what was done stays noted."""
+    """The restarted server has forgotten the script, and dies before it is loaded: what is done stays in the lane."""
 
     class Fails:
         async def __call__(self, *_args: Any) -> None:
@@ -244,17 +249,17 @@ async def test_a_settle_that_meets_a_restart_twice_is_sent_again(
 
     monkeypatch.setattr("rsmq.consumer.settler.SETTLE_MESSAGES", Fails())
     lane = make_lane()
-    lane.held, lane.done = {b"1-0"}, [b"1-0"]
-    settler = Settler(client, settings, "me", "group", lambda _lane: None, Counter())
-    settler.note(lane)
+    lane.in_flight, lane.done = {b"1-0"}, [b"1-0"]
+    settler = Settler(make_context(client, settings), lambda _lane: None)
+    settler.schedule(lane)
     (batch,) = settler.take()
     assert lane.done == []
     await settler.confirm(batch, NoScriptError("forgotten"))
     assert (lane.done, settler.take() != []) == ([b"1-0"], True)
 
 
-async def test_a_wait_that_a_failover_brought_back_ends(server: Server, prefix: str) -> None:
-    """The lost master had confirmed the start of a retry, the new one still lists its wait: nothing waits for ever."""
+async def test_retry_that_a_failover_brought_back_is_removed(server: Server, prefix: str) -> None:
+    """The lost master had confirmed the start of a retry that the new one still lists: the retry poller asks again."""
     broker = Broker(Settings(url=server.url, prefix=prefix, preflight="warn"))
     done: list[int] = []
 
@@ -271,7 +276,7 @@ async def test_a_wait_that_a_failover_brought_back_ends(server: Server, prefix: 
         await settled(broker, "t")
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
-        await until(lambda: consumer.lanes[0].retry_at == float("inf"), "nobody looks for retries any more")
+        await until(lambda: consumer.lanes[0].retry_at == float("inf"), "no retry is expected any more")
         ((entry_id, _),) = await broker.client.execute_command("XRANGE", broker.keys.stream("t", 0), "-", "+")
         with server.client() as operator:
             operator.zadd(retry, {entry_id + b"|1": 1})  # what was lost with the master

@@ -1,4 +1,4 @@
-"""The rebalancer: a worker that is told to stop while a lease changes hands leaves none behind."""
+"""The rebalancer: a worker that stops while a lease changes its owner leaves none behind."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker, BrokerUnavailable, worker
+from rsmq import Broker, BrokerUnavailable
 from rsmq.heartbeat import lease as leases
 from rsmq.heartbeat.assignment import assign
-from rsmq.script import RELEASE_LEASE, TAKE_LEASE, Script
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
+from rsmq.redis.scripts import RELEASE_LEASE, TAKE_LEASE, Script
+from rsmq.worker import worker
 from tests.patience import until
 
 AIR = 0.1
-"""Seconds that an answer is on its way: longer than the stop needs to reach the rebalancer."""
+"""Seconds that a reply is on its way: longer than the stop needs to reach the rebalancer."""
 
 
 class Slow:
-    """A script whose n-th answer is still on its way when somebody says `now`."""
+    """A script that calls `now` while its n-th reply is on its way."""
 
     def __init__(self, script: Script, number: int, now: Callable[[], object]) -> None:
         self._script, self._left, self._now = script, number, now
@@ -66,10 +67,10 @@ async def owners(broker: Broker) -> set[bytes]:
 
 @pytest.mark.parametrize("number", [1, 5, 8])
 @pytest.mark.parametrize("way", ["stop", "cancel"])
-async def test_a_worker_that_ends_while_it_takes_a_lease(
+async def test_worker_that_ends_while_it_takes_a_lease_gives_it_back(
     make: Callable[[], Broker], monkeypatch: pytest.MonkeyPatch, number: int, way: str
 ) -> None:
-    """The server has granted it and the answer is on its way: it is given back, so that another can have it at once."""
+    """The server has granted it and the reply is on its way: another member can have it at once."""
     broker = make()
     async with broker:
         with anyio.CancelScope() as scope:
@@ -81,10 +82,10 @@ async def test_a_worker_that_ends_while_it_takes_a_lease(
         await until(lambda: held(other) == 8, "another worker has all partitions")
 
 
-async def test_a_worker_that_is_cancelled_while_it_gives_one_back(
+async def test_worker_that_is_cancelled_while_it_releases_a_lease_releases_it(
     make: Callable[[], Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition is being handed over to a member that has joined: it is given back all the same."""
+    """A partition is being handed over to a member that has joined."""
     first, second, scope = make(), make(), anyio.CancelScope()
 
     async def run() -> None:
@@ -94,7 +95,7 @@ async def test_a_worker_that_is_cancelled_while_it_gives_one_back(
     async def release(*args: Any) -> Any:
         if not scope.cancel_called:
             scope.cancel()
-            await asyncio.sleep(AIR)  # the line is busy
+            await asyncio.sleep(AIR)  # the server is slow
         return await RELEASE_LEASE(*args)
 
     async with first, anyio.create_task_group() as tasks:
@@ -105,10 +106,10 @@ async def test_a_worker_that_is_cancelled_while_it_gives_one_back(
             await until(lambda: held(second) == 8, "the second has all")
 
 
-async def test_a_grant_that_was_not_heard_of_is_handed_over(
+async def test_lease_whose_grant_was_lost_is_handed_over(
     make: Callable[[], Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is lost while another joins, who should have that partition: it need not wait for the lease's end."""
+    """The reply is lost while another member joins that should have the partition: it need not wait for the lease."""
     monkeypatch.setattr(worker, "new_member_id", iter(("first", "second")).__next__)
     first, second, is_granted = make(), make(), anyio.Event()
 
@@ -117,7 +118,7 @@ async def test_a_grant_that_was_not_heard_of_is_handed_over(
         if args[0] == "first" and "{t.7}" in names[0] and not is_granted.is_set():
             is_granted.set()
             await until(lambda: "second" in view.live, "the other is seen")
-            raise BrokerUnavailable("the answer is lost")
+            raise BrokerUnavailable("the reply is lost")
         return reply
 
     monkeypatch.setattr(leases, "TAKE_LEASE", take)
@@ -129,8 +130,8 @@ async def test_a_grant_that_was_not_heard_of_is_handed_over(
             await until(lambda: held(first) == held(second) == 4, "each has half")
 
 
-async def test_a_partition_that_cannot_be_taken_does_not_keep_the_others(make: Callable[[], Broker]) -> None:
-    """Somebody has written under the key of its lease: until that is mended all others are served."""
+async def test_partition_that_cannot_be_taken_does_not_block_the_others(make: Callable[[], Broker]) -> None:
+    """Another client has written under the key of its lease: until that is repaired the others are served."""
     broker = make()
     async with broker:
         await broker.client.execute_command("SET", broker.keys.lease("t", 0, "g"), "foreign")

@@ -1,1 +1,1 @@
-"""What rsmq promises, one function a promise, through its public API."""
+"""The promises of rsmq, tested through its public API."""

@@ -1,4 +1,4 @@
-"""Brokers of one test: several of them are several members. `make matrix` runs it elsewhere, too."""
+"""Brokers for a test: each of them is one member. `make matrix` runs the tests on other servers, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.matrix.way import UrlOf, chosen
 
 @pytest.fixture(scope="session")
 def url_of(request: pytest.FixtureRequest) -> Iterator[UrlOf]:
-    """Where the tests find their server: the shared one, or what CONTRACT_WAY names."""
+    """The server of the tests: the shared one, or the one that CONTRACT_WAY names."""
     with chosen() as way:
         if way is None:
             url = request.getfixturevalue("server").url
@@ -42,5 +42,5 @@ def broker(make_broker: Callable[..., Broker]) -> Broker:
 
 @pytest.fixture
 def witness() -> Witness:
-    """What the handlers of a test have seen."""
+    """Records the handled messages of a test."""
     return Witness()

@@ -21,7 +21,7 @@ TIDY: dict[str, Any] = {
 
 
 async def delivered(broker: Broker, partitions: int) -> int:
-    """How many messages are in the hands of members."""
+    """How many messages the members have in flight."""
     replies = [
         await ask(broker, "XPENDING", broker.keys.stream("t", partition), "g") for partition in range(partitions)
     ]
@@ -32,7 +32,7 @@ async def delivered(broker: Broker, partitions: int) -> int:
 async def test_prefetch_bounds_what_a_worker_holds(
     make_broker: Callable[..., Broker], witness: Witness, partitions: int
 ) -> None:
-    """However many wait, a member takes no more than its prefetch into its hands."""
+    """A member never has more messages in flight than its prefetch."""
     broker, began, gate = make_broker(prefetch=20), anyio.Event(), anyio.Event()
 
     @broker.handler("t", group="g", concurrency=3)
@@ -54,7 +54,7 @@ async def test_prefetch_bounds_what_a_worker_holds(
 
 
 async def test_one_stuck_key_does_not_fill_the_worker(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """Behind a key that waits for its retry far more messages gather than the prefetch: other keys go on."""
+    """More messages than the prefetch wait behind a key with a retry: other keys are still handled."""
     broker, gate = make_broker(prefetch=20), anyio.Event()
 
     @broker.handler("t", group="g", partitions=1, retry=RetryPolicy(max_attempts=10_000, wait=wait_fixed(0.2)))
@@ -77,7 +77,7 @@ async def test_one_stuck_key_does_not_fill_the_worker(make_broker: Callable[...,
 
 
 async def test_retention_never_passes_what_a_group_needs(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """Not delivered to one group, waiting for a retry in another: kept. Settled by all: gone."""
+    """A message is kept until all groups have received and settled it; then it is trimmed."""
     broker, gate = make_broker(**TIDY), anyio.Event()
 
     @broker.handler("t", group="quick", partitions=1)
@@ -109,7 +109,7 @@ async def test_retention_never_passes_what_a_group_needs(make_broker: Callable[.
 
 
 async def test_a_full_topic_is_an_error_to_the_publisher(broker: Broker, witness: Witness) -> None:
-    """on_full=reject: what was accepted is kept, the rest is refused; when the consumers have caught up it goes on."""
+    """on_full=reject: accepted messages are kept, others are refused until the consumers have caught up."""
     async with broker:
         await patient(broker.topics.ensure)("t", 1)
         await patient(broker.topics.change)("t", max_length=10, retention_length=0, retention_age=timedelta(0))
@@ -131,8 +131,8 @@ async def test_a_full_topic_is_an_error_to_the_publisher(broker: Broker, witness
             await witness.sees(range(11))
 
 
-async def test_a_topic_may_trim_instead(broker: Broker) -> None:
-    """on_full=trim: the newest are kept, the publisher never waits, the server never fills."""
+async def test_a_full_topic_with_on_full_trim_drops_the_oldest(broker: Broker) -> None:
+    """on_full=trim: the newest messages are kept, and the publisher never waits."""
     async with broker:
         await patient(broker.topics.ensure)("t", 1)
         await patient(broker.topics.change)("t", max_length=100, on_full="trim")
@@ -143,7 +143,7 @@ async def test_a_topic_may_trim_instead(broker: Broker) -> None:
 
 
 async def test_too_large_is_refused_before_sending(make_broker: Callable[..., Broker]) -> None:
-    """The limit is the setting's, the default 256 KiB, and nothing reaches the server."""
+    """The limit is a setting, by default 256 KiB, and nothing is sent to the server."""
     async with make_broker() as broker:
         with pytest.raises(TooLarge):
             await broker.publish("t", b"x" * (256 * 1024 + 1))
@@ -155,7 +155,7 @@ async def test_too_large_is_refused_before_sending(make_broker: Callable[..., Br
 
 
 async def test_dead_letters_are_bounded(make_broker: Callable[..., Broker]) -> None:
-    """dlq_length keeps the newest; the count is exact to a node of the stream."""
+    """dlq_length keeps the newest; the count may differ by a node of the stream."""
     broker = make_broker(dlq_length=10)
 
     @broker.handler("t", group="g", partitions=1, retry=RetryPolicy(max_attempts=1))

@@ -17,29 +17,30 @@ import pytest
 import redis
 
 from rsmq import Broker, BrokerError, PublishUnknown, Settings
-from rsmq.vigil import Vigil
+from rsmq.testing.server import free_port
+from rsmq.worker.eviction_monitor import EvictionMonitor
 from tests.contract.witness import Witness, settled
 from tests.patience import until
-from tests.servers import Server, free_port, wait_until
+from tests.servers import Server, wait_until
 
 LASTS: Final = 1.5
 """Seconds that a condition lasts."""
 MOST_LINES: Final = 10
-"""Warnings a second of it, and as many once."""
+"""Warnings allowed per second, and so many on top."""
 MOST_CPU: Final = 0.5
-"""Of one core, publisher and handlers included."""
+"""Allowed share of one core, with publisher and handlers."""
 
 
 @dataclass
 class Load:
-    """Numbers that are published one after the other, whatever the server says."""
+    """Publishes numbers one after the other and survives all errors of the server."""
 
     broker: Broker
     confirmed: set[int] = field(default_factory=set)
     refused: int = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish until cancelled."""
         number = 0
         while True:
             number += 1
@@ -65,7 +66,7 @@ def out_of_memory(server: Server) -> Iterator[None]:
 
 @contextmanager
 def busy(server: Server) -> Iterator[None]:
-    """Somebody's script runs and runs: BUSY."""
+    """A script of another client does not end: BUSY."""
 
     def run() -> None:
         with suppress(redis.ResponseError), redis.Redis.from_url(server.url, socket_timeout=None) as client:
@@ -82,7 +83,7 @@ def busy(server: Server) -> Iterator[None]:
 
 @contextmanager
 def loading(server: Server) -> Iterator[None]:
-    """It was killed, and takes its time to read what it knows: LOADING."""
+    """It restarts and loads its data slowly: LOADING."""
     with server.client() as client:
         for number in range(500):
             client.set(f"ballast{number}", 1)
@@ -102,7 +103,7 @@ def read_only(server: Server) -> Iterator[None]:
 
 @contextmanager
 def replica_alone(server: Server) -> Iterator[None]:
-    """It has become a replica that has lost its master and serves nothing stale: MASTERDOWN."""
+    """It is a replica without a master that serves no stale data: MASTERDOWN."""
     with server.client() as client:
         client.config_set("replica-serve-stale-data", "no")
         client.replicaof("127.0.0.1", 1)
@@ -112,7 +113,7 @@ def replica_alone(server: Server) -> Iterator[None]:
 
 @contextmanager
 def too_few_replicas(server: Server) -> Iterator[None]:
-    """It wants a replica that follows before it takes a write: NOREPLICAS."""
+    """It requires a replica for writes: NOREPLICAS."""
     with server.client() as client:
         client.config_set("min-replicas-to-write", 1)
         yield
@@ -134,7 +135,7 @@ def disk_error(server: Server) -> Iterator[None]:
 
 
 def lasting(condition: Callable[[Server], AbstractContextManager[None]], server: Server) -> float:
-    """Have a condition for a while; returns the seconds it took. For a thread."""
+    """Keep a condition for a while; returns the seconds it took. Runs in a thread."""
     begin = time.monotonic()
     with condition(server):
         time.sleep(max(0.0, LASTS - (time.monotonic() - begin)))  # that it lasts is the thing under test
@@ -163,7 +164,7 @@ def log() -> Iterator[Quiet]:
 
 @pytest.fixture
 def own() -> Iterator[Server]:
-    """A server that keeps everything, and loads slowly."""
+    """A server with an append-only file that loads slowly."""
     with Server("--key-load-delay", "1500", "--loading-process-events-interval-bytes", "1024", aof=True) as server:
         yield server
 
@@ -175,7 +176,7 @@ def own() -> Iterator[Server]:
 async def test_work_goes_on_after(
     condition: Callable[[Server], AbstractContextManager[None]], distribution: str, own: Server, prefix: str, log: Quiet
 ) -> None:
-    """Whatever the server says no for: under load, with a failing handler."""
+    """Work continues after each condition, under load and with a failing handler."""
     settings = Settings(
         url=own.url, prefix=prefix, preflight="warn", unavailable_timeout=timedelta(milliseconds=700),
         lease_ttl=timedelta(seconds=2),
@@ -208,8 +209,8 @@ async def test_work_goes_on_after(
     assert cpu <= MOST_CPU * (seconds + 1)
 
 
-async def test_scripts_are_forgotten(own: Server, prefix: str) -> None:
-    """SCRIPT FLUSH, again and again under load: nobody notices."""
+async def test_forgotten_scripts_are_loaded_again(own: Server, prefix: str) -> None:
+    """SCRIPT FLUSH many times under load has no visible effect."""
     broker, witness = Broker(Settings(url=own.url, prefix=prefix, preflight="warn")), Witness()
 
     @broker.handler("t", group="g")
@@ -229,7 +230,7 @@ async def test_scripts_are_forgotten(own: Server, prefix: str) -> None:
     assert load.refused == 0
 
 
-async def test_everything_is_evicted(own: Server, prefix: str) -> None:
+async def test_evicted_groups_and_streams_are_created_again(own: Server, prefix: str) -> None:
     """The policy is changed under a worker, and the server makes room: groups and streams come back by themselves, and
     what is published afterwards is handled."""
     broker, witness = Broker(Settings(url=own.url, prefix=prefix, preflight="warn")), Witness()
@@ -239,15 +240,15 @@ async def test_everything_is_evicted(own: Server, prefix: str) -> None:
         witness.note(order["n"])
 
     async with broker.running():
-        vigil = Vigil(broker.client)
-        await vigil.look()
+        monitor = EvictionMonitor(broker.client)
+        await monitor.check()
         await broker.publish_many("t", [{"n": n} for n in range(50)])
         await witness.sees(range(50))
-        with own.client() as client, caplog_of("rsmq.vigil") as lines:
+        with own.client() as client, caplog_of("rsmq.eviction") as lines:
             client.config_set("maxmemory-policy", "allkeys-lru")
             client.config_set("maxmemory", 1)
             await until(lambda: evicted(client) > 20, "more is evicted than the topic has streams")
-            await vigil.look()
+            await monitor.check()
             client.config_set("maxmemory", 0)
             client.config_set("maxmemory-policy", "noeviction")
         assert "maxmemory-policy has become allkeys-lru" in lines[0]
@@ -258,7 +259,7 @@ async def test_everything_is_evicted(own: Server, prefix: str) -> None:
 
 
 def evicted(client: redis.Redis) -> int:
-    """Make the server look for room; returns how many keys have gone so far."""
+    """Make the server evict keys; returns how many it has evicted so far."""
     with suppress(redis.ResponseError):
         client.set("x", 1)
     return int(client.info("stats")["evicted_keys"])

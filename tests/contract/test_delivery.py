@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from rsmq import Broker, Message
-from rsmq.clock import from_epoch_ms
+from rsmq.model.clock import from_epoch_ms
 from tests.contract.witness import Witness, ask, lengths, patient, settled
 from tests.patience import until
 
@@ -24,7 +24,7 @@ def listen(broker: Broker, witness: Witness, group: str = "g", **options: object
 
 
 def numbers(count: int, group: str = "g", start: int = 0) -> list[tuple[str, int]]:
-    """What a witness of all messages of a group has seen."""
+    """The messages that a group has handled."""
     return [(group, n) for n in range(start, start + count)]
 
 
@@ -45,7 +45,7 @@ async def test_what_publish_confirmed_is_handled(broker: Broker, witness: Witnes
 async def test_what_was_published_before_a_worker_exists_is_kept(
     make_broker: Callable[..., Broker], witness: Witness
 ) -> None:
-    """Publisher gone, no group yet: the message waits in the topic."""
+    """The message stays in the topic although the publisher is gone and no group exists."""
     async with make_broker() as publisher:
         await publisher.publish("t", {"n": 0})
     later = make_broker()
@@ -55,7 +55,7 @@ async def test_what_was_published_before_a_worker_exists_is_kept(
 
 
 async def test_every_group_gets_every_message_stored_once(broker: Broker, witness: Witness) -> None:
-    """Three groups, one copy in the server."""
+    """Three groups share one copy in the server."""
     for group in ("a", "b", "c"):
         listen(broker, witness, group)
     async with broker.running():
@@ -68,7 +68,7 @@ async def test_every_group_gets_every_message_stored_once(broker: Broker, witnes
 
 
 async def test_messages_survive_a_stop_of_the_worker(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """What was fetched but not begun is handed back: the next worker has it, and nobody has it twice."""
+    """Fetched messages that were not started are given back; the next worker handles each of them one time."""
     for _ in range(3):
         broker = make_broker(prefetch=50)
         listen(broker, witness, concurrency=4)
@@ -87,7 +87,7 @@ async def test_messages_survive_a_stop_of_the_worker(make_broker: Callable[..., 
 
 
 async def test_cancelled_worker_loses_nothing(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """Cancelled in the middle instead of stopped: what was not settled comes again."""
+    """After a cancellation instead of a stop, unsettled messages are delivered again."""
     broker, began = make_broker(), anyio.Event()
 
     @broker.handler("t", group="g")
@@ -108,10 +108,10 @@ async def test_cancelled_worker_loses_nothing(make_broker: Callable[..., Broker]
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "id", "time"])
-async def test_a_group_starts_where_it_is_told(
+async def test_a_new_group_starts_at_its_configured_position(
     make_broker: Callable[..., Broker], witness: Witness, start: str
 ) -> None:
-    """From the first message, only new ones, after an id, or from a time on."""
+    """The start is the first message, only new ones, an id, or a time."""
     async with make_broker() as publisher:
         await patient(publisher.topics.ensure)("t", 1)
         for n in range(4):
@@ -130,7 +130,7 @@ async def test_a_group_starts_where_it_is_told(
 
 
 async def test_start_counts_only_for_a_new_group(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """A group that comes back goes on where it was, whatever its handler says about the start."""
+    """An existing group continues at its position and ignores the start of its handler."""
     first = make_broker()
     listen(first, witness)
     async with first.running():
@@ -148,7 +148,7 @@ async def test_start_counts_only_for_a_new_group(make_broker: Callable[..., Brok
 
 @pytest.mark.parametrize("place", ["earliest", "time"])
 async def test_a_reset_replays_the_topic(broker: Broker, witness: Witness, place: str) -> None:
-    """While its worker runs: the group handles what is kept once more, the other group does not notice."""
+    """While its worker runs, the group handles all kept messages again; the other group does not."""
     listen(broker, witness)
     listen(broker, witness, "other")
     async with broker.running():
@@ -158,14 +158,14 @@ async def test_a_reset_replays_the_topic(broker: Broker, witness: Witness, place
         witness.seen.clear()
         moment = datetime.now(UTC) - timedelta(hours=1)
         await patient(broker.reset_group)("t", "g", "earliest" if place == "earliest" else moment)
-        # what its worker has read before it hears of the new epoch is settled by nobody, and comes again
+        # messages that the worker read before it learns of the new epoch are not settled and are delivered again
         await witness.sees(numbers(100), again=True)
         await settled(broker, "t")
         assert ("other", 0) not in witness.seen
 
 
 async def test_a_paused_group_waits(broker: Broker, witness: Witness) -> None:
-    """Nothing new is delivered while a group is paused; other groups go on; resumed, it gets everything."""
+    """A paused group gets no new messages, other groups do; after the resume it gets all of them."""
     listen(broker, witness)
     listen(broker, witness, "other")
     async with broker.running():
@@ -175,7 +175,7 @@ async def test_a_paused_group_waits(broker: Broker, witness: Witness) -> None:
         assert broker.worker is not None
         consumer = next(each for each in broker.worker.consumers if each.handler.group == "g")
         await until(lambda: consumer.membership.paused, "the pause is noticed")
-        await until(lambda: consumer._intake.is_paused, "the reader is paused")
+        await until(lambda: consumer.fetchers.is_paused, "the reader is paused")
         await broker.publish_many("t", [{"n": n} for n in range(1, 50)])
         await witness.sees(numbers(49, "other", start=1))
         assert not {what for what in witness.seen if what[0] == "g"} - {("g", 0)}
@@ -184,7 +184,7 @@ async def test_a_paused_group_waits(broker: Broker, witness: Witness) -> None:
 
 
 async def test_published_twice_with_an_id_is_one_message(broker: Broker, witness: Witness) -> None:
-    """At the same time and one after the other."""
+    """Also when both are published at the same time."""
     listen(broker, witness)
     async with broker.running():
         ids = await asyncio.gather(*[broker.publish("t", {"n": 0}, message_id="order-7") for _ in range(5)])
@@ -198,7 +198,7 @@ async def test_published_twice_with_an_id_is_one_message(broker: Broker, witness
 
 @pytest.mark.parametrize("how", ["delay", "at"])
 async def test_a_delayed_message_comes_when_it_is_due(broker: Broker, how: str) -> None:
-    """Not before, and once."""
+    """A delayed message is handled one time, not before it is due."""
     came: list[datetime] = []
 
     @broker.handler("t", group="g")
@@ -217,7 +217,7 @@ async def test_a_delayed_message_comes_when_it_is_due(broker: Broker, how: str) 
     assert came[0] >= due - timedelta(milliseconds=1), "it came too early"
 
 
-async def test_a_message_says_where_it_comes_from(broker: Broker) -> None:
+async def test_a_message_carries_the_metadata_of_its_publisher(broker: Broker) -> None:
     """Key, id, headers, topic, group, attempt and time are those of the publisher."""
     got: list[Message] = []
 

@@ -1,4 +1,4 @@
-"""The page of guarantees names tests that exist, and leaves no promise and no contract test out."""
+"""docs/guarantees.md names existing tests, and has every promise and every contract test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def named_in(path: str) -> set[str]:
 
 
 def test_every_named_test_exists() -> None:
-    """A renamed test must not leave a promise without one."""
+    """A promise whose test was renamed must not be without a test."""
     missing = [f"{path}::{name}" for path, name in NAMED if name not in named_in(path)]
     assert not missing
 
@@ -29,17 +29,19 @@ def test_every_promise_names_a_test() -> None:
     sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
     promises = [section for section in sections if section[0].isdigit()]
     assert [section[0] for section in promises] == list("12345678")
-    bare = [line for section in promises for line in section.splitlines() if line[:2] == "- " and "::" not in line]
+    items = [item for section in promises for item in re.findall(r"^- .*(?:\n  .*)*", section, re.MULTILINE)]
+    bare = [item for item in items if "::" not in item]
+    assert items
     assert not bare
 
 
-def test_every_scene_of_chaos_stands_for_a_promise() -> None:
-    """What chaos tests is promised somewhere."""
+def test_every_chaos_test_covers_a_promise() -> None:
+    """Every chaos test is named on the page."""
     paths = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests/chaos").glob("test_*.py"))]
     scenes = {
         (path, name)
         for path in paths
-        if not path.endswith(("test_checker.py", "test_registry.py"))
+        if not path.endswith(("test_checker.py", "test_registry.py", "test_result.py"))
         for name in named_in(path)
     }
     assert scenes <= set(NAMED)

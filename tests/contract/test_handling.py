@@ -1,4 +1,4 @@
-"""What a handler may look like, and what surrounds it."""
+"""The forms of a handler, middleware and lifespan."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ class Record:
         (Model, {"n": 7}, Model(n=7)),
     ],
 )
-async def test_payload_by_annotation(broker: Broker, annotation: Any, payload: Any, expected: Any) -> None:
-    """What is published arrives as what the handler asks for."""
+async def test_payload_is_decoded_by_the_annotation(
+    broker: Broker, annotation: Any, payload: Any, expected: Any
+) -> None:
+    """The payload arrives as the type of the handler's annotation."""
     got: list[Any] = []
 
     async def handle(payload: Any) -> None:
@@ -60,7 +62,7 @@ async def test_payload_by_annotation(broker: Broker, annotation: Any, payload: A
 
 
 async def test_a_payload_that_does_not_fit_is_no_attempt(broker: Broker) -> None:
-    """The wrong type is malformed: not retried, the handler never sees it."""
+    """A payload of the wrong type is malformed: it is not retried and the handler is not called."""
     seen: list[Model] = []
 
     @broker.handler("t", group="g")
@@ -76,7 +78,7 @@ async def test_a_payload_that_does_not_fit_is_no_attempt(broker: Broker) -> None
 
 
 async def test_a_plain_function_runs_in_a_thread(broker: Broker, witness: Witness) -> None:
-    """It may block: `concurrency` of them run at once, beside the event loop."""
+    """It may block: up to `concurrency` of them run at the same time outside the event loop."""
     together = threading.Barrier(4)
 
     @broker.handler("t", group="g", concurrency=4)
@@ -92,13 +94,13 @@ async def test_a_plain_function_runs_in_a_thread(broker: Broker, witness: Witnes
 
 
 def square(order: dict[str, int], message: Message) -> None:
-    """For a process of its own: it can tell only through the file it is given."""
+    """Runs in another process, so it reports through a file."""
     with open(message.headers["file"], "a") as file:
         file.write(f"{order['n'] ** 2}\n")
 
 
-async def test_a_function_in_a_process_of_its_own(broker: Broker, tmp_path: Any) -> None:
-    """execution="process": payload and message travel there."""
+async def test_a_process_handler_gets_payload_and_message(broker: Broker, tmp_path: Any) -> None:
+    """execution="process": payload and message are sent to the process."""
     broker.handler("t", group="g", execution="process", concurrency=1)(square)
     results = tmp_path / "results"
     async with broker.running():
@@ -108,7 +110,7 @@ async def test_a_function_in_a_process_of_its_own(broker: Broker, tmp_path: Any)
     assert results.read_text().split() == ["0", "1", "4", "9"]
 
 
-async def test_batches(broker: Broker, witness: Witness) -> None:
+async def test_a_batch_is_full_or_waits_for_linger(broker: Broker, witness: Witness) -> None:
     """Up to `batch` at a time, fewer after `linger`."""
     sizes: list[int] = []
 
@@ -179,7 +181,7 @@ async def test_lifespan_surrounds_the_worker(broker: Broker) -> None:
     assert story == ["open", "handled", "closed"]
 
 
-async def test_publish_from_a_handler(broker: Broker, witness: Witness) -> None:
+async def test_a_handler_publishes_to_the_next_topic(broker: Broker, witness: Witness) -> None:
     """A handler may publish: a chain of topics."""
 
     @broker.handler("t", group="g")

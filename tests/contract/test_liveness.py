@@ -1,4 +1,4 @@
-"""A slow handler is not a dead one: promise 5. What needs processes that die is in tests/chaos."""
+"""A slow handler is not treated as dead: promise 5. Tests with killed processes are in tests/chaos."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = {"lease_ttl": timedelta(seconds=1), "block": timedelta(milliseconds=300)
 async def test_a_slow_handler_keeps_its_messages(
     make_broker: Callable[..., Broker], witness: Witness, distribution: Literal["hash", "shared"]
 ) -> None:
-    """Handlers that run for three leases, in two members: each message is handled once."""
+    """Handlers that run for three leases, in two members: each message is handled one time."""
 
     def member() -> Broker:
         broker = make_broker(**SHORT)
@@ -67,7 +67,7 @@ async def test_a_slow_thread_keeps_its_message(make_broker: Callable[..., Broker
 async def test_a_member_that_only_loses_its_presence_keeps_its_work(
     make_broker: Callable[..., Broker], witness: Witness
 ) -> None:
-    """Its subscription is closed again and again: it subscribes anew before anybody believes that it is dead."""
+    """Its subscription is closed many times: it subscribes again before other members declare it dead."""
 
     def member() -> Broker:
         broker = make_broker()
@@ -95,7 +95,7 @@ async def test_a_member_that_only_loses_its_presence_keeps_its_work(
 
 
 async def test_a_hung_handler_ends_by_its_timeout(broker: Broker, witness: Witness) -> None:
-    """It counts as a failed attempt, and the next one may succeed."""
+    """The timeout counts as a failed attempt, and the next attempt may succeed."""
     tries: list[int] = []
 
     @broker.handler("t", group="g", timeout=timedelta(milliseconds=200))

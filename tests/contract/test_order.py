@@ -11,8 +11,8 @@ import anyio
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, Retry, RetryPolicy
-from tests.contract.witness import Witness, lanes, settled
+from rsmq import Broker, Message, Reject, Retry, RetryPolicy
+from tests.contract.witness import Witness, dead, dies, lanes, patient, settled
 from tests.patience import until
 
 QUICK = RetryPolicy(max_attempts=1000, wait=wait_fixed(0.02))
@@ -27,8 +27,8 @@ def distinct(seen: list[tuple[str, int]]) -> dict[str, list[int]]:
     return rows
 
 
-async def test_order_of_a_key(broker: Broker, witness: Witness) -> None:
-    """Forty keys at once, each in order, never two of a key at the same time; keys do run beside each other."""
+async def test_messages_of_a_key_are_handled_in_order(broker: Broker, witness: Witness) -> None:
+    """Forty keys run concurrently; messages of one key are handled in order, one at a time."""
     running: set[str | None] = set()
     most = 0
 
@@ -52,7 +52,7 @@ async def test_order_of_a_key(broker: Broker, witness: Witness) -> None:
 
 
 async def test_order_holds_across_retries_and_other_keys_go_on(broker: Broker, witness: Witness) -> None:
-    """While one message of a key fails, the later ones of its key wait, and another key is handled to its end."""
+    """While one message of a key fails, the later ones of its key wait, and another key is handled."""
     others = anyio.Event()
 
     @broker.handler("t", group="g", retry=QUICK, partitions=1)
@@ -74,8 +74,8 @@ async def test_order_holds_across_retries_and_other_keys_go_on(broker: Broker, w
     assert witness.seen.index(("free", 9)) < witness.seen.index(("stuck", 2))
 
 
-async def test_without_order_a_failing_message_holds_up_nobody(broker: Broker, witness: Witness) -> None:
-    """ordering="none": the message that fails comes back behind the others of its key."""
+async def test_without_order_a_failing_message_does_not_block_its_key(broker: Broker, witness: Witness) -> None:
+    """ordering="none": the failing message is handled after the others of its key."""
     others = anyio.Event()
 
     @broker.handler("t", group="g", ordering="none", retry=QUICK)
@@ -133,8 +133,8 @@ async def test_order_holds_while_members_come_and_go(make_broker: Callable[..., 
     assert len(witness.seen) == len(sent)
 
 
-async def test_order_of_a_key_in_a_batch_with_a_failure(broker: Broker, witness: Witness) -> None:
-    """What follows a failed item of its key is handled again after it, never before."""
+async def test_order_of_a_key_holds_in_a_batch_with_a_failure(broker: Broker, witness: Witness) -> None:
+    """Messages behind a failed item of their key are handled again after it."""
     failed: set[tuple[str, int]] = set()
 
     @broker.handler("t", group="g", batch=20, linger=timedelta(milliseconds=50), retry=QUICK)
@@ -164,7 +164,7 @@ async def test_order_of_a_key_in_a_batch_with_a_failure(broker: Broker, witness:
 
 
 async def test_order_holds_across_a_stop(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """A worker stops while a key waits for its retry: the next worker begins with the failed message."""
+    """A worker stops while a key waits for its retry: the next worker starts with the failed message."""
     gate = anyio.Event()
 
     def member() -> Broker:
@@ -204,3 +204,57 @@ async def test_any_text_is_a_key(broker: Broker, witness: Witness, key: str) -> 
             await broker.publish("t", {"n": n}, key=key)
         await witness.sees([(key, n) for n in range(5)])
     assert [n for _, n in witness.seen] == list(range(5))
+
+
+@pytest.mark.parametrize("busy", ["running", "waiting for its retry"])
+@pytest.mark.parametrize("batch", [None, 4])
+async def test_replayed_dead_letters_come_after_what_was_published_before_the_replay(
+    broker: Broker, witness: Witness, busy: str, batch: int | None
+) -> None:
+    """Their key is busy: they take their turn at the end, in their own order, and later messages come after them."""
+    is_mended, go, running = anyio.Event(), anyio.Event(), set[int]()
+
+    async def handle(order: dict[str, int]) -> None:
+        n = order["n"]
+        assert not running, "two of one key at once"
+        if n < 2 and not is_mended.is_set():
+            raise Reject("broken")
+        if n == 2 and busy != "running" and not go.is_set():
+            witness.note(("failed", 2))
+            raise Retry("later")
+        running.add(n)
+        if n == 2:
+            witness.note(("began", 2))
+            await go.wait()
+        running.discard(n)
+        witness.note(("k", n))
+
+    async def handle_batch(orders: list[dict[str, int]]) -> list[Exception | None]:
+        outcomes: list[Exception | None] = []
+        for order in orders:
+            try:
+                await handle(order)
+                outcomes.append(None)
+            except (Reject, Retry) as error:
+                outcomes.append(error)
+                if isinstance(error, Retry):  # what comes after it in the batch is handled again
+                    return outcomes + [Retry("behind it")] * (len(orders) - len(outcomes))
+        return outcomes
+
+    broker.handler("t", group="g", retry=QUICK, partitions=1, batch=batch)(handle if batch is None else handle_batch)
+    async with broker.running():
+        await broker.publish_many("t", [{"n": n} for n in range(2)], key=lambda _: "k")
+        await dies(broker, "t", "g", 2)
+        is_mended.set()
+        await broker.publish_many("t", [{"n": n} for n in range(2, 10)], key=lambda _: "k")
+        await until(lambda: ("began" if busy == "running" else "failed", 2) in witness.seen, "the key is busy")
+        found = await patient(broker.topics.find)("t")
+        assert found is not None
+        await patient(broker.dead_letters.replay)(found, "g")
+        assert await dead(broker, "t", "g") == []
+        await broker.publish_many("t", [{"n": n} for n in range(10, 13)], key=lambda _: "k")
+        go.set()
+        await witness.sees([("k", n) for n in range(13)])
+        await settled(broker, "t")
+    handled = [seen for seen in witness.seen if seen[0] == "k"]
+    assert distinct(handled) == {"k": [*range(2, 10), 0, 1, *range(10, 13)]}

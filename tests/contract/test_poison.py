@@ -1,4 +1,4 @@
-"""What fails for good ends in the dead letters, and takes nobody with it: promise 6."""
+"""Messages that fail for good become dead letters and do not affect other messages: promise 6."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.02))
 
 
 @pytest.mark.parametrize("ordering", ["key", "none"])
-async def test_attempts_run_out(broker: Broker, witness: Witness, ordering: Any) -> None:
+async def test_a_failing_message_becomes_a_dead_letter_after_max_attempts(
+    broker: Broker, witness: Witness, ordering: Any
+) -> None:
     """A message that always fails is tried max_attempts times and then kept with its reason; the others are done."""
 
     @broker.handler("t", group="g", retry=QUICK, ordering=ordering)
@@ -46,7 +48,7 @@ async def test_attempts_run_out(broker: Broker, witness: Witness, ordering: Any)
     assert (letter.topic, letter.group) == ("t", "g")
 
 
-async def test_the_handler_decides(broker: Broker, witness: Witness) -> None:
+async def test_a_handler_rejects_or_delays_its_retry(broker: Broker, witness: Witness) -> None:
     """Reject is final, Retry(after=...) waits that long, and what the policy does not retry is final too."""
     times: list[float] = []
 
@@ -78,7 +80,7 @@ async def test_the_handler_decides(broker: Broker, witness: Witness) -> None:
 
 
 async def test_a_timeout_is_a_failure(broker: Broker) -> None:
-    """One that never ends is a dead letter with reason timeout."""
+    """A message whose handler never ends becomes a dead letter with reason timeout."""
 
     @broker.handler("t", group="g", retry=QUICK, timeout=timedelta(milliseconds=100))
     async def handle(_order: dict[str, int]) -> None:
@@ -90,8 +92,8 @@ async def test_a_timeout_is_a_failure(broker: Broker) -> None:
         await settled(broker, "t")
 
 
-async def test_batch_outcomes_per_item(broker: Broker, witness: Witness) -> None:
-    """The good items of a batch are settled, the bad ones retried or dead-lettered, each for itself."""
+async def test_a_batch_handler_settles_each_item_separately(broker: Broker, witness: Witness) -> None:
+    """The good items of a batch are settled, the bad ones retried or dead-lettered, separately."""
     tries: list[tuple[int, int]] = []
 
     @broker.handler("t", group="g", batch=10, linger=timedelta(milliseconds=200), retry=QUICK, ordering="none")
@@ -119,7 +121,7 @@ async def test_batch_outcomes_per_item(broker: Broker, witness: Witness) -> None
 
 @pytest.mark.parametrize("ordering", ["key", "none"])
 async def test_a_batch_that_raises_fails_each_of_its_items(broker: Broker, witness: Witness, ordering: Any) -> None:
-    """An exception of the whole batch is everybody's failure: they are tried again, and in the end all are done."""
+    """An exception of the handler fails all items of the batch: they are retried and handled in the end."""
     calls: list[int] = []
 
     @broker.handler("t", group="g", batch=50, linger=timedelta(milliseconds=100), retry=QUICK, ordering=ordering)
@@ -158,7 +160,7 @@ BAD = {
 
 @pytest.mark.parametrize("batch", [None, 100], ids=["one by one", "in batches"])
 async def test_what_cannot_be_read_is_isolated(broker: Broker, witness: Witness, batch: int | None) -> None:
-    """Unreadable entries of other clients become dead letters; the messages around them are handled, once."""
+    """Unreadable entries of other clients become dead letters; the messages around them are handled one time."""
     if batch is None:
 
         @broker.handler("t", group="g", partitions=1)
@@ -190,7 +192,7 @@ async def test_what_cannot_be_read_is_isolated(broker: Broker, witness: Witness,
 
 
 async def test_odd_entries_that_can_be_read_are_handled(broker: Broker) -> None:
-    """Any client may publish: only `data` is needed, unknown fields become headers, strange bytes are escaped."""
+    """Any client may publish: only `data` is needed, unknown fields become headers, invalid bytes are escaped."""
     got: list[Message] = []
 
     @broker.handler("t", group="g", partitions=1)
@@ -214,7 +216,7 @@ def crash(order: dict[str, int]) -> None:
 
 
 async def test_a_crash_in_a_process_of_its_own_is_a_failure(broker: Broker) -> None:
-    """execution="process": the code dies, the member does not."""
+    """execution="process": the crash ends the process of the handler, not the member."""
     broker.handler("t", group="g", execution="process", concurrency=1, retry=QUICK)(crash)
     async with broker.running():
         await broker.publish_many("t", [{"n": n} for n in range(4)])
@@ -223,8 +225,8 @@ async def test_a_crash_in_a_process_of_its_own_is_a_failure(broker: Broker) -> N
         assert lanes(broker)
 
 
-async def test_a_dead_letter_gets_another_life(broker: Broker, witness: Witness) -> None:
-    """Replayed it goes to the group that had failed, and to no other."""
+async def test_a_replayed_dead_letter_goes_to_its_group(broker: Broker, witness: Witness) -> None:
+    """A replay delivers the message only to the group that had failed."""
     is_mended = anyio.Event()
 
     @broker.handler("t", group="g", retry=QUICK)
@@ -254,8 +256,10 @@ async def test_a_dead_letter_gets_another_life(broker: Broker, witness: Witness)
     assert len(witness.seen) == 10
 
 
-async def test_a_foreign_key_in_the_way_kills_nobody(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """Another type under our dead-letter key: the worker lives, and buries the message when the way is free."""
+async def test_a_key_of_a_wrong_type_does_not_end_the_worker(
+    make_broker: Callable[..., Broker], witness: Witness
+) -> None:
+    """The dead-letter key has another type: the worker runs on and buries the message when the key is deleted."""
     broker = make_broker()
 
     @broker.handler("t", group="g", partitions=1, concurrency=2)
@@ -278,7 +282,7 @@ async def test_a_foreign_key_in_the_way_kills_nobody(make_broker: Callable[..., 
 
 
 async def test_a_handler_that_swallows_its_cancellation_is_asked_again(broker: Broker, witness: Witness) -> None:
-    """The time-out comes once more until the handler gives in."""
+    """The timeout cancels the handler again until it ends."""
     refusals = 0
 
     @broker.handler("t", group="g", timeout=timedelta(milliseconds=100), retry=RetryPolicy(max_attempts=1))

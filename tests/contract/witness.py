@@ -1,8 +1,7 @@
-"""A witness: what handlers saw, and waiting for it with a verdict instead of a time-out."""
+"""Records what handlers have seen, and waits for it: a failure names the missing or repeated messages."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -11,8 +10,8 @@ import anyio
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from rsmq import Broker, BrokerError, BrokerUnavailable
-from rsmq.consumer.retention import why_not_trimmed
 from rsmq.dlq import DeadLetter
+from rsmq.inspector.retention_holds import group_needs
 from tests.patience import until
 
 PATIENCE = 40.0
@@ -25,21 +24,21 @@ patient = retry(
     wait=wait_fixed(0.05),
     reraise=True,
 )
-"""A test that looks into the server asks again where the line breaks at that moment, as any user would."""
+"""Repeats a command of a test when its connection breaks, as a user would do."""
 
 
 class Witness:
-    """Handlers tell it what they have done."""
+    """Handlers record here what they have handled."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
     def note(self, what: Hashable) -> None:
-        """One thing was done."""
+        """Record one message."""
         self.seen.append(what)
 
     async def sees(self, expected: Iterable[Hashable], *, again: bool = False) -> None:
-        """Wait until all of it has been seen; once only, unless `again` allows repeats. Other things do not matter."""
+        """Wait until all of it was seen, without repeats unless `again` allows them. Others are ignored."""
         wanted = set(expected)
         try:
             await until(lambda: wanted <= set(self.seen), "everything is seen")
@@ -51,12 +50,12 @@ class Witness:
 
 @patient
 async def ask(broker: Broker, *command: Any) -> Any:
-    """One command of a test's own, behind rsmq's back."""
+    """One command of the test itself."""
     return await broker.client.execute_command(*command)
 
 
 async def add(broker: Broker, stream: str, *fields: Any, at: str = "") -> None:
-    """An entry of another client, once. Its id is given: an XADD whose answer was lost may then be repeated."""
+    """Add an entry as another client. It has an id, so an XADD whose reply was lost can be repeated."""
     if not at:
         newest = await ask(broker, "XREVRANGE", stream, "+", "-", "COUNT", 1)
         time, _, number = (newest[0][0] if newest else b"0-0").decode().partition("-")
@@ -70,17 +69,17 @@ async def add(broker: Broker, stream: str, *fields: Any, at: str = "") -> None:
 
 @patient
 async def settled(broker: Broker, topic: str) -> None:
-    """Wait until no group keeps anything of a topic: not delivered, pending, or waiting for a retry."""
+    """Wait until no group holds anything of a topic: not delivered, pending or waiting for a retry."""
     found = await broker.topics.find(topic)
     assert found is not None
     holds: list[str] = []
     with anyio.move_on_after(PATIENCE):
         while True:
             holds = [
-                f"{topic}.{partition} {hold}"
+                f"{topic}.{partition} {needs}"
                 for partition in range(found.partitions)
-                for hold in await why_not_trimmed(broker.client, broker.keys, topic, partition)
-                if hold.is_holding
+                for needs in await group_needs(broker.client, broker.keys, topic, partition)
+                if needs.is_holding
             ]
             if not holds:
                 return
@@ -115,7 +114,7 @@ async def dies(broker: Broker, topic: str, group: str, count: int) -> list[tuple
 def lanes(broker: Broker) -> set[int]:
     """The partitions that the only handler of a running broker owns now."""
     assert broker.worker is not None
-    (numbers,) = json.loads(broker.worker.status())["lanes"].values()
+    (numbers,) = (sorted(consumer.lanes) for consumer in broker.worker.consumers)
     return set(numbers)
 
 

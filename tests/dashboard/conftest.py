@@ -47,6 +47,7 @@ def browser() -> Iterator[sync_api.Browser]:
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"there is no browser here: install one of {', '.join(BROWSERS)}")
+    sync_api.expect.set_options(timeout=30_000)  # its own 5 s are too few for a busy machine
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield running
@@ -116,8 +117,8 @@ def page(browser: sync_api.Browser) -> Iterator[sync_api.Page]:
 
 
 @pytest.fixture
-def picture(page: sync_api.Page) -> Callable[[str], None]:
-    """Keep a picture for the documentation, when that is wanted."""
+def screenshot(page: sync_api.Page) -> Callable[[str], None]:
+    """Keep a screenshot for the documentation, when that is wanted."""
 
     def keep(name: str) -> None:
         if SCREENSHOTS:

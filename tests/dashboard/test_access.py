@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.cli.conftest import Cli
+from tests.servers import wait_until
 
 TOKEN = "a-token-of-thirty-two-characters"
 HANDSHAKE = {
@@ -18,16 +19,16 @@ HANDSHAKE = {
 
 
 @pytest.fixture(scope="module")
-def place(open_dashboard: Callable[..., str], scene: Cli) -> str:
+def url(open_dashboard: Callable[..., str], scene: Cli) -> str:
     """The address of a dashboard that only shows, to those who know the token."""
     (scene.directory / "token").write_text(TOKEN + "\n")
     return open_dashboard("--token-file", "token", "--name", "queue.example.com")
 
 
-def test_the_token_opens_it(place: str, page: Page, scene: Cli) -> None:
-    """Without it a form, with a wrong one too; then everything, and nothing to change."""
+def test_token_opens_the_dashboard(url: str, page: Page, scene: Cli) -> None:
+    """Without or with a wrong token there is only the form; with it all pages, without changes."""
     scene.ok("publish", "orders", "1")
-    page.goto(place)
+    page.goto(url)
     expect(page.get_by_text("Overview", exact=True)).to_be_hidden()
     page.get_by_label("Token").fill("a guess")
     page.get_by_role("button", name="Enter").click()
@@ -39,32 +40,32 @@ def test_the_token_opens_it(place: str, page: Page, scene: Cli) -> None:
     (cookie,) = page.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert TOKEN not in cookie["value"]
-    page.goto(f"{place}dead-letters/orders/billing")
+    page.goto(f"{url}dead-letters/orders/billing")
     expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
     assert page.get_by_role("button", name="purge").count() == 0
     assert page.get_by_role("button", name="replay").count() == 0
 
 
 @pytest.fixture
-def visitor(place: str) -> Iterator[httpx.Client]:
+def visitor(url: str) -> Iterator[httpx.Client]:
     """One who knows the token."""
-    with httpx.Client(base_url=place) as client:
+    with httpx.Client(base_url=url) as client:
         assert client.post("/login", data={"token": TOKEN}).status_code == 303
         yield client
 
 
-def test_sockets_and_files_need_the_token_too(place: str, visitor: httpx.Client) -> None:
-    """Nothing is behind the form that can be had without it."""
+def test_sockets_and_files_need_the_token(url: str, visitor: httpx.Client) -> None:
+    """They are refused without it."""
     sid = visitor.get("/_nicegui_ws/socket.io/", params={"EIO": "4", "transport": "polling"})
     assert sid.status_code == 200
-    with httpx.Client(base_url=place) as stranger:
+    with httpx.Client(base_url=url) as stranger:
         polling = stranger.get("/_nicegui_ws/socket.io/", params={"EIO": "4", "transport": "polling"})
         socket = stranger.get("/_nicegui_ws/socket.io/?EIO=4&transport=websocket", headers=HANDSHAKE)
         assert (polling.status_code, socket.status_code) == (401, 403)
 
 
-def test_other_sites_get_nothing(visitor: httpx.Client) -> None:
-    """A page of another site has the visitor's network, and perhaps the cookie: its name gives it away."""
+def test_request_of_another_site_is_refused(visitor: httpx.Client) -> None:
+    """A page of another site may have the visitor's cookie: it is refused by host and origin."""
     foreign = {"Origin": "http://evil.example"}
     path = "/_nicegui_ws/socket.io/?EIO=4&transport="
     assert visitor.get(f"{path}websocket", headers=HANDSHAKE | foreign).status_code == 403
@@ -72,6 +73,20 @@ def test_other_sites_get_nothing(visitor: httpx.Client) -> None:
     assert visitor.get("/", headers={"Host": "evil.example"}).status_code == 421
     named = visitor.get("/", headers={"Host": "queue.example.com"})
     assert (named.status_code, named.headers["x-frame-options"]) == (200, "DENY")
+
+
+def test_guessing_is_slowed_down_and_the_right_user_gets_in_after_it(url: str, visitor: httpx.Client) -> None:
+    """Hundreds of wrong tokens get few answers and then 429 with the time to wait; even the right one waits then."""
+    with httpx.Client(base_url=url) as guesser:
+        answers = [guesser.post("/login", data={"token": f"guess {n}"}) for n in range(300)]
+        assert {each.status_code for each in answers} == {401, 429}
+        assert sum(each.status_code == 401 for each in answers) < 100
+        refused = next(each for each in answers if each.status_code == 429)
+        assert 1 <= int(refused.headers["retry-after"]) <= 3
+        assert f"try again in {refused.headers['retry-after']} s" in refused.text
+        assert visitor.get("/").status_code == 200, "who is logged in is not affected"
+        wait_until(lambda: guesser.post("/login", data={"token": TOKEN}).status_code == 303, "the right one is let in")
+        assert guesser.get("/").status_code == 200
 
 
 WRONG = [
@@ -83,15 +98,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("code", "args"), WRONG)
-def test_wrong_use_is_explained(scene: Cli, code: int, args: tuple[str, ...]) -> None:
-    """One line: no name for every address, a guessable token, an address of somebody else, a server that is away."""
+def test_wrong_options_are_exit_code_2(scene: Cli, code: int, args: tuple[str, ...]) -> None:
+    """One line: a missing host name, a short token, an address that cannot be used, an unreachable server."""
     (scene.directory / "short").write_text("1234")
     result = scene("dashboard", "--port", "0", *args, RSMQ_UNAVAILABLE_TIMEOUT="PT0.1S")
     assert result.returncode == code, result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_exposed_it_makes_a_token(open_dashboard: Callable[..., str], start: Callable[..., object]) -> None:
-    """On another address than this machine's own it asks for one that it has printed."""
-    place = open_dashboard("--host", "0.0.0.0", "--name", "localhost")
-    assert httpx.get(place.replace("0.0.0.0", "localhost")).status_code == 401
+def test_public_address_gets_a_new_token(open_dashboard: Callable[..., str], start: Callable[..., object]) -> None:
+    """On an address other than this machine's own it asks for a token that it has printed."""
+    url = open_dashboard("--host", "0.0.0.0", "--name", "localhost")
+    assert httpx.get(url.replace("0.0.0.0", "localhost")).status_code == 401

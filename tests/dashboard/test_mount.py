@@ -1,4 +1,4 @@
-"""The dashboard inside somebody else's application."""
+"""The dashboard mounted into another application."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli
-from tests.servers import free_port, wait_until
+from tests.servers import wait_until
 
 OWN = """
 from contextlib import asynccontextmanager
@@ -43,7 +44,7 @@ def again():
 
 
 @pytest.fixture
-def place(scene: Cli) -> Iterator[str]:
+def url(scene: Cli) -> Iterator[str]:
     """The address of the application."""
     (scene.directory / "own.py").write_text(OWN)
     port = free_port()
@@ -60,26 +61,26 @@ def place(scene: Cli) -> Iterator[str]:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody listens."""
+    """Whether the port is open."""
     try:
         return httpx.get(f"{url}/own").status_code == 200
     except httpx.ConnectError:
         return False
 
 
-def test_it_lives_below_its_path(place: str, page: Page, scene: Cli) -> None:
-    """Links stay below it, and the rest of the application is what it was, its lifespan too."""
+def test_mounted_dashboard_stays_below_its_path(url: str, page: Page, scene: Cli) -> None:
+    """Its links stay below it, and the rest of the application and its lifespan work as before."""
     scene.ok("publish", "orders", "1")
-    assert httpx.get(f"{place}/own").json() == "mine"
-    assert "mount it once" in httpx.get(f"{place}/second").json()
-    assert httpx.get(f"{place}/own", headers={"Host": "evil.example"}).status_code == 200
-    assert httpx.get(f"{place}/queues/", headers={"Host": "evil.example"}).status_code == 421
-    page.goto(f"{place}/queues/")
+    assert httpx.get(f"{url}/own").json() == "mine"
+    assert "mount it once" in httpx.get(f"{url}/second").json()
+    assert httpx.get(f"{url}/own", headers={"Host": "evil.example"}).status_code == 200
+    assert httpx.get(f"{url}/queues/", headers={"Host": "evil.example"}).status_code == 421
+    page.goto(f"{url}/queues/")
     page.get_by_role("link", name="orders", exact=True).click()
     expect(page.get_by_text("Topic orders", exact=True)).to_be_visible()
-    assert page.url == f"{place}/queues/topic/orders"
+    assert page.url == f"{url}/queues/topic/orders"
     page.get_by_role("link", name="messages").click()
     expect(page.get_by_text("Messages of orders", exact=True)).to_be_visible()
     page.get_by_role("link", name="Overview").click()
     expect(page.get_by_text("Overview", exact=True).first).to_be_visible()
-    assert page.url == f"{place}/queues/"
+    assert page.url == f"{url}/queues/"

@@ -1,4 +1,4 @@
-"""Which dead letters are meant, and how they are replayed: some of them, at a rate."""
+"""Selecting dead letters by their fields, and replaying the selected ones at a rate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.connect import Client
 from rsmq.dlq import DeadLetter, DeadLetters, Selection, read_fields
 from rsmq.errors import ConfigError
-from rsmq.keys import Keys
-from rsmq.settings import Settings
-from rsmq.topic import Topic, Topics
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.topics import Topic, Topics
 
 GROUP = "billing"
 DIED = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -23,7 +23,7 @@ LATER = timedelta(microseconds=1)
 def letter(
     data: bytes | None = b'{"shop": 7, "who": {"tier": "gold", "tags": ["a", "b"]}, "a.b": "dot"}',
 ) -> DeadLetter:
-    """One of a kind."""
+    """A dead letter with all fields set."""
     return DeadLetter("0/1-1", "orders", 0, GROUP, "attempts", "ValueError: Gateway timeout", 5, "1-1", DIED, "w",
                       data, "c-42", "m", {}, ())  # fmt: skip
 
@@ -45,7 +45,7 @@ MATCHES = [
 
 
 @pytest.mark.parametrize(("selection", "is_meant"), MATCHES)
-def test_what_a_letter_says(selection: Selection, is_meant: bool) -> None:
+def test_selection_matches_fields_of_the_dead_letter(selection: Selection, is_meant: bool) -> None:
     """Each condition alone, and all of them together."""
     assert selection.matches(letter()) is is_meant
 
@@ -58,27 +58,27 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("text", "is_meant"), FIELDS)
-def test_what_a_payload_says(text: str, is_meant: bool) -> None:
+def test_selection_matches_fields_of_the_payload(text: str, is_meant: bool) -> None:
     """Fields are found by their path and compared by value, text without quotes."""
     assert Selection(where=read_fields([text])).matches(letter()) is is_meant
 
 
 @pytest.mark.parametrize("data", [None, b"", b"no json", b"\xff", b"[" * 100_000, b"7", b"null"])
-def test_a_payload_without_fields(data: bytes | None) -> None:
-    """What is no JSON has no fields; neither condition is met by it, nor is it an error."""
+def test_payload_without_fields_matches_only_unequal(data: bytes | None) -> None:
+    """A payload that is not JSON has no fields: no condition selects it, and it is no error."""
     assert not Selection(where=read_fields(["shop=7"])).matches(letter(data))
 
 
 @pytest.mark.parametrize("text", ["shop", "=7", "!=7", ""])
-def test_a_wrong_condition_is_explained(text: str) -> None:
-    """The error shows what one looks like."""
+def test_wrong_condition_is_explained(text: str) -> None:
+    """The error shows a valid condition."""
     with pytest.raises(ConfigError, match="write field=value"):
         read_fields([text])
 
 
 @pytest.fixture
 async def topic(client: Client, keys: Keys, settings: Settings) -> Topic:
-    """Ten dead letters in three partitions, every other one of them of shop 1."""
+    """Ten dead letters in three partitions, every other one of shop 1."""
     found = await Topics(client, keys, settings).ensure("orders", 3)
     for number in range(10):
         fields: list[Any] = ["data", f'{{"n": {number}, "shop": {number % 2}}}', "dlq.reason", "attempts"]
@@ -86,8 +86,8 @@ async def topic(client: Client, keys: Keys, settings: Settings) -> Topic:
     return found
 
 
-async def test_a_selection_is_replayed_and_the_rest_stays(client: Client, keys: Keys, topic: Topic) -> None:
-    """Only those that are meant move, once."""
+async def test_replay_selected_leaves_the_rest(client: Client, keys: Keys, topic: Topic) -> None:
+    """A second replay of the same selection finds nothing."""
     letters = DeadLetters(client, keys)
     wanted = Selection(where=read_fields(["shop=1"]))
     assert [each.id async for each in letters.select(topic, GROUP, wanted)] == [
@@ -99,8 +99,8 @@ async def test_a_selection_is_replayed_and_the_rest_stays(client: Client, keys: 
     assert await client.execute_command("XLEN", keys.stream("orders", 1)) == 2
 
 
-async def test_a_rate_is_kept(client: Client, keys: Keys, topic: Topic) -> None:
-    """The first goes at once, the second in an hour: whoever breaks it off finds one replayed."""
+async def test_replay_keeps_its_rate(client: Client, keys: Keys, topic: Topic) -> None:
+    """The first is replayed at once, the second would follow in an hour: a cancelled call has replayed one."""
     letters = DeadLetters(client, keys)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
@@ -116,8 +116,8 @@ async def test_a_rate_is_kept(client: Client, keys: Keys, topic: Topic) -> None:
     assert await letters.count(topic, GROUP) == 9
 
 
-async def test_what_dies_again_meanwhile_is_not_replayed_twice(client: Client, keys: Keys, topic: Topic) -> None:
-    """A selection is of what exists when it begins."""
+async def test_replay_skips_messages_that_die_again_meanwhile(client: Client, keys: Keys, topic: Topic) -> None:
+    """A replay covers the dead letters that exist when it begins."""
     letters, seen = DeadLetters(client, keys), 0
     async for _ in letters.select(topic, GROUP, Selection()):
         seen += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 EXPECTED = Path(__file__).parent / "expected"
-SECONDS = 60.0
+SECONDS = 200.0
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Phones that come and go: the whole run with small numbers, and the judgement, which must be able to condemn."""
+"""Phones that connect and disconnect: a run with small numbers, and the verdict, which detects each violation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from tests.examples.program import EXAMPLES, run_python
 
 SOURCE = EXAMPLES / "devices"
+EVENTS = {"+": "connected", "-": "left", "n": "new", "a": "again"}
 MODULES = ("ledger", "verdict", "history", "passenger")
 
 
@@ -29,23 +30,26 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def verdict(devices: None) -> ModuleType:
-    """The judgement."""
+    """The verdict module."""
     return importlib.import_module("verdict")
 
 
 @pytest.fixture
 def history(devices: None) -> ModuleType:
-    """The history of a run."""
+    """The history module."""
     return importlib.import_module("history")
 
 
 def entries(*lines: str) -> list[object]:
-    """Ledger entries, written as `ms event phone seq flight published_ms`."""
-    return [importlib.import_module("ledger").Entry.parse(line) for line in lines]
+    """Ledger entries from `ms event phone seq flight published_ms`, with + - n a for the events."""
+    found: list[object] = []
+    for at, event, phone, *numbers in map(str.split, lines):
+        found.append(importlib.import_module("ledger").Entry(float(at), EVENTS[event], phone, *map(int, numbers)))
+    return found
 
 
-def test_the_run(env: dict[str, str], tmp_path: Path) -> None:
-    """Phones come and go, a gateway is killed, every letter arrives: the verdict is good and the picture is drawn."""
+def test_run_with_a_killed_gateway_has_a_good_verdict(env: dict[str, str], tmp_path: Path) -> None:
+    """Phones come and go, a gateway is killed, every letter arrives: the verdict is good and the chart is drawn."""
     output = run_python(
         SOURCE / "run.py", "--phones", "40", "--flights", "30", "--seconds", "2", "--chart", "chart.svg",
         cwd=tmp_path, env=env,
@@ -63,19 +67,19 @@ def count(output: str, title: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_wrong_numbers_are_explained(tmp_path: Path, env: dict[str, str]) -> None:
-    """A number that cannot be is exit code 2 and a sentence."""
+def test_run_with_a_wrong_number_prints_a_usage_error(tmp_path: Path, env: dict[str, str]) -> None:
+    """An impossible number gives exit code 2 and no traceback."""
     command = [sys.executable, str(SOURCE / "run.py"), "--phones", "0"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "greater than or equal to 2" in " ".join(done.stderr.split()) or "range" in done.stderr
 
 
-def test_the_passengers_are_always_the_same(devices: None) -> None:
-    """Publisher, worker and judge agree on who is on board, and nobody is on board twice."""
+def test_passengers_of_a_departure_are_always_the_same(devices: None) -> None:
+    """Publisher, worker and verdict get the same passengers, none of them twice."""
     passenger = importlib.import_module("passenger")
-    departures = importlib.import_module("rsmq.demo.flight").read_departures(20)
+    departures = importlib.import_module("rsmq.cli.demo.flight").read_departures(20)
     for departure in departures:
         aboard = passenger.passengers(departure, 1000)
         assert aboard == passenger.passengers(departure, 1000)
@@ -84,7 +88,7 @@ def test_the_passengers_are_always_the_same(devices: None) -> None:
 
 
 GOOD = ["1 + p 0 0 0", "2 n p 1 0 1", "3 n p 2 1 1", "4 n p 3 2 1"]
-FATES = {
+CASES = {
     "good": (GOOD, {}),
     "again, marked": ([*GOOD, "5 a p 2 1 1"], {"again": 1}),
     "lost": (GOOD[:-1], {"lost": 1}),
@@ -95,27 +99,27 @@ FATES = {
 }
 
 
-@pytest.mark.parametrize("fate", FATES)
-def test_the_judge_condemns(verdict: ModuleType, fate: str) -> None:
-    """Each kind of harm is told apart and makes the verdict bad; a marked repeat does not."""
-    departures = importlib.import_module("rsmq.demo.flight").read_departures(3)
+@pytest.mark.parametrize("case", CASES)
+def test_verdict_detects_each_violation(verdict: ModuleType, case: str) -> None:
+    """Each violation has its own count and makes the verdict bad; a marked repeat does not."""
+    departures = importlib.import_module("rsmq.cli.demo.flight").read_departures(3)
     same_airport = [departure.model_copy(update={"origin": "JFK"}) for departure in departures]
-    lines, wrong = FATES[fate]
+    lines, wrong = CASES[case]
     judged = verdict.judge(same_airport, lambda departure: ["p"], entries(*lines))
     counts = ("again", "lost", "unmarked", "out_of_order", "unexpected")
     assert {name: getattr(judged, name) for name in counts} == dict.fromkeys(counts, 0) | wrong
-    assert judged.is_good == (fate in ("good", "again, marked"))
+    assert judged.is_good == (case in ("good", "again, marked"))
 
 
 @pytest.mark.parametrize("word", ["left", "dropped"])
-def test_the_word_of_the_server_counts(verdict: ModuleType, word: str) -> None:
+def test_verdict_is_bad_when_the_server_kept_or_dropped_letters(verdict: ModuleType, word: str) -> None:
     """A letter that is left in an inbox, or was dropped, makes the verdict bad."""
     assert verdict.judge([], lambda departure: [], []).is_good
     assert not verdict.judge([], lambda departure: [], [], **{word: 1}).is_good
 
 
-def test_a_letter_waits_for_its_phone_and_then_for_us(history: ModuleType) -> None:
-    """Before its phone connects a letter is backlog, afterwards on its way; a death ends the stays of the cut off."""
+def test_history_counts_letters_away_and_on_their_way(history: ModuleType) -> None:
+    """A letter is away until its phone connects, then on its way; a killed gateway takes its phones offline."""
     lines = (
         "1000 + p 0 0 0",
         "2000 n p 1 0 0",

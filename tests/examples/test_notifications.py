@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 
+from rsmq.testing.server import free_port
 from tests.examples.program import EXAMPLES, expected, run_python, sorted_lines
-from tests.servers import free_port, wait_until
+from tests.servers import wait_until
 
 SERVICE = EXAMPLES / "notifications"
 USERS = ("ada", "linus", "mary", "radia")
@@ -22,7 +23,7 @@ TEXTS = ("your order is on its way", "your order has arrived", "your order was r
 
 @contextmanager
 def running(module: list[str], env: dict[str, str], output: Path) -> Iterator[None]:
-    """A program that runs until it is told to end, and then ends without complaint."""
+    """A program that runs until SIGINT and then ends without a traceback."""
     problems = output.with_suffix(".err")
     with output.open("w") as out, problems.open("w") as err:
         process = subprocess.Popen([sys.executable, *module], cwd=SERVICE, env=env, stdout=out, stderr=err)
@@ -96,7 +97,7 @@ def test_a_wrong_notification_is_refused(env: dict[str, str], tmp_path: Path) ->
         assert client.post("/notify", json={"user": "ada"}).status_code == 422
 
 
-def test_the_measurement(env: dict[str, str], tmp_path: Path) -> None:
+def test_measurement_compares_both_ways_and_leaves_nothing_unsent(env: dict[str, str], tmp_path: Path) -> None:
     """The measurement shows p50 and p99 of both ways with their ratio, and that nothing accepted was left unsent."""
     output = run_python(SERVICE / "measure.py", "60", cwd=tmp_path, env=env)
     shown = [re.sub(r"\d+\.\d", "#", " ".join(re.findall(r"[\w.;]+", line))) for line in output.splitlines()]

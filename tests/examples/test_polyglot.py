@@ -65,7 +65,13 @@ def test_node_handles_what_it_left(polyglot: Path, env: dict[str, str]) -> None:
 def test_a_topic_that_nobody_made(polyglot: Path, env: dict[str, str]) -> None:
     """Node.js cannot know the partitions of a topic that does not exist, and says what to do."""
     ended = subprocess.run(
-        ["node", "orders.js", "publish"], cwd=polyglot, env=env, capture_output=True, text=True, timeout=60, check=False
+        ["node", "orders.js", "publish"],
+        cwd=polyglot,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert ended.returncode == 1
     assert "there is no topic polyglot yet: start its Python worker" in ended.stderr

@@ -1,4 +1,4 @@
-"""A fuzzer over every decoder: whatever the bytes or the text, it is a value or one of rsmq's own errors.
+"""A fuzzer over every decoder: any bytes or text give a value or one of rsmq's own errors.
 
 Short in every run; `CHAOS=long` gives each decoder a hundred times as many tries.
 """
@@ -19,25 +19,25 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rsmq.address import redact
-from rsmq.cli.value import parse_headers, parse_moment, parse_payload, parse_place, parse_span
-from rsmq.connect import Connector, check_url
-from rsmq.dlq.letter import DeadLetter, letter_id, split_id
-from rsmq.errors import BrokerError, ConfigError, Malformed, RsmqError
-from rsmq.flaw import flaws_of
-from rsmq.inspector import read_info
-from rsmq.keys import Keys, check_name, decode_device, encode_device
-from rsmq.message import Message, Place, entry_fields, pack_fields, read_headers, unpack_fields
-from rsmq.payload import decoder_for
-from rsmq.persistence.device import read_device
+from rsmq.cli.parameters import parse_duration, parse_headers, parse_payload, parse_start, parse_time
+from rsmq.dlq.dead_letter import DeadLetter, letter_id, split_id
+from rsmq.errors import BrokerError, ConfigError, Malformed, NotJson, RsmqError
+from rsmq.handler.payload import decoder_for
+from rsmq.inspector.state import read_info
+from rsmq.model.keys import Keys, check_name, decode_device, encode_device
+from rsmq.model.message import Message, MessageOrigin, entry_fields, pack_fields, read_headers, unpack_fields
+from rsmq.model.settings import Settings
+from rsmq.persistence.devices import read_device
 from rsmq.persistence.letter import STAMP, VERSION, Letter, read_envelope, seal_payload
-from rsmq.preflight.facts import flags_of, parse_info
-from rsmq.settings import Settings
-from rsmq.stream import as_dict, start_id
-from rsmq.wire import Wire, pack
+from rsmq.redis.connector import Connector, check_url
+from rsmq.redis.preflight.facts import flags_of, parse_info
+from rsmq.redis.preflight.vulnerabilities import vulnerabilities_of
+from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.streams import as_dict, start_id
+from rsmq.redis.url import redact
 
 IS_LONG = os.environ.get("CHAOS") == "long"
-PLACE = Place("orders", 3, "billing")
+ORIGIN = MessageOrigin("orders", 3, "billing")
 
 
 def fuzz(tries: int) -> Any:
@@ -97,10 +97,10 @@ def mutated(base: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
 @fuzz(250)
 @given(st.lists(st.tuples(NAMES, BYTES), max_size=6), IDS)
 @example([(b"data", b""), (b"id", b"ffffffff-ffff-7fff-bfff-ffffffffffff")], b"1-1")
-def test_an_entry_is_a_message_or_malformed(pairs: list[tuple[bytes, bytes]], entry_id: bytes) -> None:
-    """Any fields: Malformed at once, or a message that answers every question."""
+def test_entry_is_a_message_or_malformed(pairs: list[tuple[bytes, bytes]], entry_id: bytes) -> None:
+    """Any fields give Malformed at once, or a message whose properties all work."""
     try:
-        message = Message(PLACE, entry_id, [part for pair in pairs for part in pair])
+        message = Message(ORIGIN, entry_id, [part for pair in pairs for part in pair])
         message.check_size()
     except Malformed:
         return
@@ -121,10 +121,10 @@ DECODERS = {
 @pytest.mark.parametrize("kind", DECODERS)
 @fuzz(60)
 @given(raw=st.one_of(BYTES, mutated(JSON_BYTES)))
-def test_a_payload_is_a_value_or_malformed(kind: str, raw: bytes) -> None:
+def test_payload_is_a_value_or_malformed(kind: str, raw: bytes) -> None:
     """For every kind of annotation."""
     try:
-        DECODERS[kind](Message(PLACE, b"1-1", [b"data", raw]))
+        DECODERS[kind](Message(ORIGIN, b"1-1", [b"data", raw]))
     except Malformed:
         return
 
@@ -147,7 +147,7 @@ def test_headers_are_strings_or_malformed(raw: bytes) -> None:
 @example(b"\xff\xff\xff\xff")
 @example(b"\x00\x00\x00\x00")
 def test_packed_fields_are_fields_or_malformed(packed: bytes) -> None:
-    """What is read is exactly what was there."""
+    """Unpacking returns exactly what was packed."""
     try:
         fields = unpack_fields(packed)
     except Malformed:
@@ -157,13 +157,15 @@ def test_packed_fields_are_fields_or_malformed(packed: bytes) -> None:
 
 @fuzz(200)
 @given(st.binary(max_size=40), TEXTS, st.none() | TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=3))
-def test_a_message_comes_back(data: bytes, message_id: str, key: str | None, headers: dict[str, str]) -> None:
-    """Published, packed, unpacked, read: the same. Text with a lone surrogate is refused by the publisher's encoder."""
+def test_message_round_trip_keeps_every_field(
+    data: bytes, message_id: str, key: str | None, headers: dict[str, str]
+) -> None:
+    """Published, packed, unpacked and read. The encoder refuses text with a lone surrogate."""
     try:
         raw = unpack_fields(pack_fields(entry_fields(data, message_id, key, headers=headers)))
     except (UnicodeEncodeError, ValueError):
         return
-    message = Message(PLACE, b"1-1", raw)
+    message = Message(ORIGIN, b"1-1", raw)
     assert (message.data, message.id, message.key, message.headers) == (data, message_id, key, headers)
 
 
@@ -174,7 +176,7 @@ def test_a_message_comes_back(data: bytes, message_id: str, key: str | None, hea
 @given(
     st.binary(max_size=60) | st.builds(lambda rest: bytes([VERSION]) + bytes(STAMP - 1) + rest, st.binary(max_size=60))
 )
-def test_an_envelope_is_a_letter_or_malformed(envelope: bytes) -> None:
+def test_envelope_is_a_letter_or_malformed(envelope: bytes) -> None:
     """Each property is a value or Malformed."""
     letter = Letter(7, envelope)
     for name in ("data", "payload", "topic", "type", "headers", "timestamp", "expires_at", "packet_id"):
@@ -189,13 +191,13 @@ def test_an_envelope_is_a_letter_or_malformed(envelope: bytes) -> None:
 @given(
     st.one_of(st.binary(max_size=30), TEXTS, JSON_VALUES), TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=3), st.data()
 )
-def test_a_letter_comes_back_and_cut_it_is_malformed(
+def test_letter_round_trip_and_cut_it_is_malformed(
     payload: Any, topic: str, headers: dict[str, str], data: st.DataObject
 ) -> None:
-    """What was sealed is read; any shorter piece is a shorter payload or Malformed, never something else."""
+    """A cut envelope is a shorter payload or Malformed, never something else."""
     try:
         sealed = bytes([VERSION]) + struct.pack(">HIHI", 0, 1, 0, 2) + seal_payload(payload, topic, headers, 1 << 20)
-    except (ConfigError, UnicodeEncodeError, ValueError):
+    except (ConfigError, NotJson, UnicodeEncodeError, ValueError):
         return
     assert (Letter(1, sealed).topic, Letter(1, sealed).headers) == (topic, headers)
     cut = sealed[: data.draw(st.integers(0, len(sealed)))]
@@ -211,8 +213,8 @@ def test_a_letter_comes_back_and_cut_it_is_malformed(
 
 @fuzz(200)
 @given(st.text(max_size=300))
-def test_a_device_comes_back_from_its_key(device: str) -> None:
-    """Every id that is taken is found again in its key, and no other id has that key."""
+def test_device_id_round_trip_through_its_key(device: str) -> None:
+    """An accepted id can be read back from its key, and no other id has that key."""
     try:
         encoded = encode_device(device)
     except ConfigError:
@@ -229,8 +231,8 @@ def test_a_device_comes_back_from_its_key(device: str) -> None:
     st.one_of(st.text(max_size=140), st.from_regex(r"[A-Za-z0-9._-]{1,130}", fullmatch=True)),
     st.sampled_from(["topic", "group"]),
 )
-def test_a_name_is_allowed_or_refused(name: str, kind: str) -> None:
-    """And what is allowed cannot end a hash tag or begin another key."""
+def test_name_is_allowed_or_refused(name: str, kind: str) -> None:
+    """An allowed name cannot end a hash tag or begin another key."""
     try:
         check_name(kind, name)
     except ConfigError:
@@ -240,8 +242,8 @@ def test_a_name_is_allowed_or_refused(name: str, kind: str) -> None:
 
 @fuzz(200)
 @given(st.one_of(TEXTS, st.from_regex(r"\d{1,22}(-\d{0,22})?", fullmatch=True)))
-def test_a_start_is_a_stream_id_or_refused(text: str) -> None:
-    """Where a group begins."""
+def test_start_is_a_stream_id_or_refused(text: str) -> None:
+    """The option `start` of a handler."""
     try:
         assert start_id(text).isascii()
     except ConfigError:
@@ -252,8 +254,8 @@ def test_a_start_is_a_stream_id_or_refused(text: str) -> None:
 @given(st.one_of(TEXTS, st.from_regex(r"\d{0,12}/\d{0,22}(-\d{0,22})?", fullmatch=True)))
 @example("²/1-1")
 @example("1/1-²")
-def test_the_id_of_a_dead_letter_is_read_or_refused(text: str) -> None:
-    """What is read is spelled the same again."""
+def test_dead_letter_id_is_read_or_refused(text: str) -> None:
+    """An accepted id is written the same again."""
     try:
         partition, stream_id = split_id(text)
     except ConfigError:
@@ -268,8 +270,8 @@ DEAD_NAMES = st.sampled_from([b"dlq.attempts", b"dlq.reason", b"dlq.origin", b"d
 @given(st.lists(st.tuples(DEAD_NAMES, BYTES)), IDS)
 @example([(b"dlq.at_ms", b"999999999999999")], b"1-1")
 @example([(b"dlq.packed", b"\x00\x00")], b"1-1")
-def test_a_dead_letter_is_always_shown(pairs: list[tuple[bytes, bytes]], stream_id: bytes) -> None:
-    """It may be here because it cannot be read."""
+def test_dead_letter_of_any_fields_is_readable(pairs: list[tuple[bytes, bytes]], stream_id: bytes) -> None:
+    """An unreadable message becomes a dead letter, too."""
     letter = DeadLetter.read("t", 0, "g", stream_id, [part for pair in pairs for part in pair])
     assert letter.at.tzinfo is UTC
     plain = tuple(pair for pair in pairs if not pair[0].startswith(b"dlq."))
@@ -305,13 +307,13 @@ def spelled(reply: Any) -> bytes:
 @example(b"-ASK\r\n")
 @example(b"*-2\r\n")
 @example(b"-ERR \xff\xfe\r\n")
-def test_whatever_a_peer_answers_is_a_reply_or_our_error(answer: bytes) -> None:
-    """Another service on the port, a proxy's page, a cut line: a reply, or an error of rsmq, within the time limit."""
+def test_server_bytes_are_replies_or_broker_errors(answer: bytes) -> None:
+    """Another service on the port, a proxy page, a cut connection: a reply or a BrokerError, within the time limit."""
     asyncio.run(exchange_with(answer))
 
 
 async def exchange_with(answer: bytes) -> None:
-    """One peer that gives the same answer to everything, then hangs up."""
+    """A peer that answers every command with the same bytes, then closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(4096)
@@ -322,7 +324,7 @@ async def exchange_with(answer: bytes) -> None:
     async with listener:
         url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         client = Connector(url, Settings(command_timeout=timedelta(seconds=1))).client()
-        wire = Wire(client)
+        wire = RawConnection(client)
         try:
             await wire.open()
             await wire.exchange([pack(("PING",))])
@@ -340,19 +342,19 @@ async def exchange_with(answer: bytes) -> None:
         st.text(max_size=100).map(lambda text: text.encode(errors="replace")),
     )
 )
-def test_what_a_server_tells_about_itself(reply: bytes) -> None:
-    """INFO, and what is made of its version."""
+def test_server_info_of_any_bytes_is_read(reply: bytes) -> None:
+    """INFO, and the version in it."""
     info = parse_info(reply)
-    flaws_of(info)
-    flaws_of({"redis_version": reply.decode(errors="replace")})
+    vulnerabilities_of(info)
+    vulnerabilities_of({"redis_version": reply.decode(errors="replace")})
     flags_of(reply)
     flags_of([b"flags", [reply]])
 
 
 @fuzz(200)
 @given(BYTES)
-def test_what_a_member_tells_about_itself(info: bytes) -> None:
-    """Anybody may write under that key: it is a dict, or nothing."""
+def test_member_info_of_any_bytes_is_read(info: bytes) -> None:
+    """Any client may write under that key: it is a dict, or nothing."""
     assert isinstance(read_info(info), dict)
 
 
@@ -363,8 +365,8 @@ def test_what_a_member_tells_about_itself(info: bytes) -> None:
         max_size=5,
     )
 )
-def test_the_state_of_a_device(pairs: list[tuple[bytes, bytes]]) -> None:
-    """A hash that somebody else wrote: a state, or one of our errors."""
+def test_device_state_of_any_fields_is_read(pairs: list[tuple[bytes, bytes]]) -> None:
+    """A hash that another client wrote is a state or an RsmqError."""
     try:
         read_device("phone", [part for pair in pairs for part in pair], 0)
     except RsmqError:
@@ -373,8 +375,8 @@ def test_the_state_of_a_device(pairs: list[tuple[bytes, bytes]]) -> None:
 
 @fuzz(100)
 @given(st.lists(st.binary(max_size=5), max_size=6))
-def test_a_flat_reply(flat: list[bytes]) -> None:
-    """Pairs, or one of our errors."""
+def test_flat_reply_of_any_fields_is_read(flat: list[bytes]) -> None:
+    """It is a dict of pairs or an RsmqError."""
     try:
         as_dict(flat)
     except RsmqError:
@@ -392,8 +394,8 @@ NAMES_OF_SETTINGS = sorted(Settings.model_fields)
     st.sampled_from(NAMES_OF_SETTINGS),
     st.one_of(TEXTS, st.from_regex(r"P(T\d{1,30}[HMS])?|\d{1,30}(KiB|GB)?", fullmatch=True)),
 )
-def test_a_setting_holds_or_is_refused(name: str, text: str) -> None:
-    """Any text for any setting, as the environment gives it."""
+def test_setting_of_any_text_is_valid_or_refused(name: str, text: str) -> None:
+    """Any text for any setting, as from the environment."""
     try:
         made = Settings(**{name: text})
     except ConfigError:
@@ -420,8 +422,8 @@ def test_a_setting_holds_or_is_refused(name: str, text: str) -> None:
 @example("rediss://h?ssl_cert_reqs=maybe")
 @example("redis://h?db=x")
 @example("unix:///s?db=x")
-def test_an_address_holds_or_is_refused(text: str) -> None:
-    """And the password in it is shown by neither."""
+def test_url_of_any_text_is_valid_or_refused(text: str) -> None:
+    """Neither the URL nor the error shows the password."""
     assert isinstance(redact(text), str)
     try:
         connector = Connector(check_url(text), Settings(allow_insecure=True))
@@ -433,19 +435,23 @@ def test_an_address_holds_or_is_refused(text: str) -> None:
 
 @fuzz(150)
 @given(st.one_of(TEXTS, st.from_regex(r"[Pp]?T?\d{0,30}[HMSDW]?", fullmatch=True), st.datetimes().map(str)))
-def test_values_on_the_command_line(text: str) -> None:
-    """A value, or a mistake that is explained."""
-    for parse in (parse_span, parse_moment, parse_place, lambda raw: parse_headers([raw])):
+def test_command_line_value_of_any_text_is_valid_or_refused(text: str) -> None:
+    """A value, or a usage error."""
+    for parse in (parse_duration, parse_time, parse_start, lambda raw: parse_headers([raw])):
         try:
             parse(text)
         except typer.BadParameter:
             continue
-    parse_payload(text, is_text=False)
+    try:
+        parse_payload(text, is_text=False)
+    except typer.BadParameter:
+        assert parse_payload(text, is_text=True) == text
 
 
-def test_long_values_on_the_command_line() -> None:
-    """What nests deeper than Python goes is text."""
-    assert parse_payload("[" * 100_000, is_text=False) == "[" * 100_000
+def test_command_line_value_of_any_length_is_refused_quickly() -> None:
+    """JSON that nests deeper than Python can parse is no JSON."""
+    with pytest.raises(typer.BadParameter):
+        parse_payload("[" * 100_000, is_text=False)
 
 
 # -- the pipeline
@@ -458,8 +464,8 @@ TOPICS = st.dictionaries(st.sampled_from(["epoch", "0", "1", "x"]), st.integers(
 @fuzz(150)
 @given(JSON_VALUES | st.dictionaries(TEXTS, TOPICS, max_size=2))
 def test_offsets_are_read_or_refused(found: Any) -> None:
-    """A checkpoint that was edited by hand."""
-    offset = pytest.importorskip("rsmq.pipeline.offset")
+    """A Spark checkpoint that was edited by hand."""
+    offset = pytest.importorskip("rsmq.pipeline.format.offsets")
     try:
         offsets = offset.Offsets.from_json(found)
     except RsmqError:
@@ -477,9 +483,9 @@ PLAUSIBLE = st.sampled_from(["redis://[::1", "a", "1", '{"a":{"0":"1-1"}}', "(",
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # what Python thinks of a pattern such as [[
 @fuzz(120)
 @given(st.dictionaries(OPTIONS, TEXTS | JSON_VALUES.map(json.dumps) | PLAUSIBLE))
-def test_options_of_a_read_hold_or_are_refused(given_options: dict[str, str]) -> None:
-    """Any text for any option, one line of what is wrong."""
-    option = pytest.importorskip("rsmq.pipeline.option")
+def test_read_options_of_any_text_are_valid_or_refused(given_options: dict[str, str]) -> None:
+    """Any text for any option gives a value or a one-line error."""
+    option = pytest.importorskip("rsmq.pipeline.format.options")
     for read in (option.read_options, option.write_options):
         try:
             read(given_options)
@@ -487,6 +493,6 @@ def test_options_of_a_read_hold_or_are_refused(given_options: dict[str, str]) ->
             continue
 
 
-def test_our_errors_have_one_root() -> None:
-    """What the fuzzer lets pass is what a caller can catch."""
+def test_errors_have_one_root() -> None:
+    """The fuzzer accepts only errors that a caller can catch."""
     assert all(issubclass(each, RsmqError) for each in (Malformed, ConfigError, BrokerError))

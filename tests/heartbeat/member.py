@@ -1,4 +1,4 @@
-"""One member as a worker would hold it, for the tests of this directory."""
+"""One member with the roles that a worker gives it, for the tests of this directory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.to_thread
 
-from rsmq.connect import Client, Connector
-from rsmq.heartbeat.beat import Beat
+from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.heartbeat.membership import Membership
-from rsmq.keys import Keys
-from rsmq.settings import Settings
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
 
 TOPIC, GROUP = "orders", "billing"
 
 
 class Member:
-    """A beat, a view of the others, and leases."""
+    """A heartbeat, a view of the group, and leases."""
 
     def __init__(self, name: str, client: Client, connector: Connector, settings: Settings) -> None:
         self.name, self.keys = name, Keys(settings.prefix)
-        self.beat = Beat(connector, settings, self.keys, name)
+        self.heartbeat = Heartbeat(connector, settings, self.keys, name)
         self.membership = Membership(client, self.keys, settings, name, TOPIC, GROUP)
         self.leases = Leases(client, self.keys, settings, name)
         self.lost: list[Lease] = []
@@ -33,22 +33,22 @@ class Member:
         """Take the lease of partition 0 and have it renewed."""
         lease = await self.leases.take(TOPIC, 0, GROUP, reader="", absent=absent)
         if lease is not None:
-            self.beat.watch(lease, self.lost.append)
+            self.heartbeat.renew(lease, self.lost.append)
         return lease
 
     async def vanish(self) -> None:
-        """End both threads without goodbye: the sockets close, as those of a killed process."""
-        await anyio.to_thread.run_sync(self.beat.stop)
+        """End both threads without withdrawing: the sockets close like those of a killed process."""
+        await anyio.to_thread.run_sync(self.heartbeat.stop)
 
 
 @asynccontextmanager
 async def member(name: str, client: Client, connector: Connector, settings: Settings) -> AsyncIterator[Member]:
-    """A member that has joined and watches."""
+    """A member that has joined and watches the group."""
     one = Member(name, client, connector, settings)
-    one.beat.start(asyncio.get_running_loop())
+    one.heartbeat.start(asyncio.get_running_loop())
     try:
         async with anyio.create_task_group() as tasks:
-            await one.beat.join(TOPIC, GROUP, {"handler": "h"}, one.membership.notice)
+            await one.heartbeat.join(TOPIC, GROUP, {"handler": "h"}, one.membership.refresh)
             await tasks.start(one.membership.run)
             yield one
             tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""The assignment is complete, disjoint, balanced, the same for everybody, and moves little."""
+"""The assignment is complete, disjoint, balanced, the same for every member, and moves few partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTITIONS = st.integers(1, 64)
 
 @given(PARTITIONS, MEMBERS)
 def test_every_partition_has_one_owner_and_loads_differ_by_at_most_one(partitions: int, members: list[str]) -> None:
-    """Complete and balanced."""
+    """The assignment is complete and balanced."""
     owners = assign(partitions, members)
     assert sorted(owners) == list(range(partitions))
     loads = [list(owners.values()).count(member) for member in members]
@@ -21,16 +21,18 @@ def test_every_partition_has_one_owner_and_loads_differ_by_at_most_one(partition
 
 
 @given(PARTITIONS, MEMBERS, st.randoms(use_true_random=False))
-def test_everybody_computes_the_same(partitions: int, members: list[str], random: object) -> None:
-    """The order in which members are seen does not matter."""
+def test_assignment_does_not_depend_on_the_order_of_members(
+    partitions: int, members: list[str], random: object
+) -> None:
+    """Every member computes the same owners."""
     shuffled = list(members)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert assign(partitions, shuffled) == assign(partitions, members)
 
 
 @given(PARTITIONS, MEMBERS)
-def test_a_leave_moves_little(partitions: int, members: list[str]) -> None:
-    """What the leaver had must move; beyond that the load bound moves at most one partition a member."""
+def test_assignment_after_a_leave_moves_few_partitions(partitions: int, members: list[str]) -> None:
+    """The partitions of the member that left must move; the load bound moves at most two more for each member."""
     if len(members) < 2:
         return
     before, after = assign(partitions, members), assign(partitions, members[1:])
@@ -40,8 +42,8 @@ def test_a_leave_moves_little(partitions: int, members: list[str]) -> None:
 
 
 @given(PARTITIONS, st.dictionaries(st.uuids().map(str), st.floats(0.1, 10), min_size=1, max_size=8))
-def test_weights_are_followed(partitions: int, weights: dict[str, float]) -> None:
-    """Each member gets its share, rounded up or down."""
+def test_assignment_with_weights_gives_each_member_its_share(partitions: int, weights: dict[str, float]) -> None:
+    """The share is rounded up or down."""
     owners = assign(partitions, weights)
     total = sum(weights.values())
     assert len(owners) == partitions
@@ -49,17 +51,17 @@ def test_weights_are_followed(partitions: int, weights: dict[str, float]) -> Non
         assert abs(list(owners.values()).count(member) - partitions * weight / total) < 1 + 1e-6
 
 
-def test_nobody_owns_nothing() -> None:
-    """Without members there are no owners, and nothing fails."""
+def test_assignment_without_members_is_empty() -> None:
+    """No error is raised."""
     assert assign(8, []) == {}
 
 
-def test_quotas_add_up() -> None:
-    """Largest remainders leave nothing over."""
+def test_quotas_of_equal_weights_add_up_to_all_partitions() -> None:
+    """The largest remainders get the partitions that are left over."""
     assert sum(quotas(7, {"a": 1.0, "b": 1.0, "c": 1.0}).values()) == 7
 
 
-def test_what_one_caller_changes_no_other_sees() -> None:
-    """The answer is remembered, and every caller gets a copy."""
+def test_cached_assignment_is_copied_for_each_caller() -> None:
+    """A caller that changes its copy does not change the cached result."""
     assign(8, ["a", "b"]).clear()
     assert len(assign(8, ["b", "a"])) == 8

@@ -1,7 +1,8 @@
-"""Leases: taken, given back, believed in for a bounded time, and the last owner's reader cut off."""
+"""Leases: taken, released, held for a bounded time; the last owner's reader is cut off."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -9,14 +10,14 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from rsmq.clock import monotonic
-from rsmq.connect import Client, Connector
 from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.lease import Lease, Leases
-from rsmq.keys import Keys
-from rsmq.script import OK, TAKE_LEASE
-from rsmq.settings import Settings
-from rsmq.wire import Wire, pack
+from rsmq.model.clock import monotonic
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
+from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.scripts import OK, RESET_GROUP, TAKE_LEASE
 from tests.servers import Kind, Server
 
 pytestmark = pytest.mark.anyio
@@ -24,20 +25,20 @@ TOPIC, GROUP = "orders", "billing"
 
 
 def lease_until(deadline: float) -> Lease:
-    """A grant that is believed in until then."""
+    """A grant that is held until then."""
     return Lease(TOPIC, GROUP, 0, "key", "one", "1", deadline)
 
 
-def test_it_is_believed_until_its_deadline() -> None:
-    """By the local clock, without asking anybody; a renewal that comes too late changes nothing."""
+def test_lease_past_its_deadline_is_not_held() -> None:
+    """The local clock decides; a renewal that comes too late changes nothing."""
     assert lease_until(monotonic() + 60).is_held()
     over = lease_until(monotonic())
     over.prolong(monotonic() + 60)
     assert not over.is_held()
 
 
-def test_once_lost_it_is_never_held_again() -> None:
-    """A renewal that was on its way does not bring it back."""
+def test_lost_lease_is_never_held_again() -> None:
+    """A renewal that was in progress does not revive it."""
     lease = lease_until(monotonic() + 60)
     lease.lose()
     lease.prolong(monotonic() + 60)
@@ -45,17 +46,17 @@ def test_once_lost_it_is_never_held_again() -> None:
     assert "lost" in repr(lease)
 
 
-async def test_belief_ends_before_the_server_gives_it_away(client: Client, keys: Keys, settings: Settings) -> None:
-    """Counted from before the call, less the margin."""
+async def test_lease_deadline_is_before_the_end_on_the_server(client: Client, keys: Keys, settings: Settings) -> None:
+    """The deadline counts from before the call, less the margin."""
     before = monotonic()
     lease = await Leases(client, keys, settings, "one").take(TOPIC, 0, GROUP, reader="")
     assert lease is not None
-    believed = (settings.lease_ttl - settings.lease_margin).total_seconds()
-    assert before + believed <= lease.deadline <= monotonic() + believed
+    held_for = (settings.lease_ttl - settings.lease_margin).total_seconds()
+    assert before + held_for <= lease.deadline <= monotonic() + held_for
 
 
-async def test_one_owner_at_a_time(client: Client, keys: Keys, settings: Settings) -> None:
-    """Refused while held, granted after the release under the next epoch; a stale release frees nothing."""
+async def test_held_lease_is_refused_to_another_member(client: Client, keys: Keys, settings: Settings) -> None:
+    """It is granted after the release, under the next epoch; a stale release frees nothing."""
     one, two = (Leases(client, keys, settings, name) for name in ("one", "two"))
     lease = await one.take(TOPIC, 0, GROUP, reader="")
     assert lease is not None
@@ -68,18 +69,34 @@ async def test_one_owner_at_a_time(client: Client, keys: Keys, settings: Setting
     assert await one.take(TOPIC, 0, GROUP, reader="") is None
 
 
-async def test_whoever_is_said_to_be_absent_but_listens_keeps_it(
+async def test_lease_of_an_absent_owner_with_a_subscriber_is_refused(
     client: Client, keys: Keys, settings: Settings
 ) -> None:
-    """The server looks itself; a third member's absence does not count either."""
+    """The script checks the subscribers itself; the absence of a third member does not count either."""
     assert await Leases(client, keys, settings, "one").take(TOPIC, 0, GROUP, reader="")
     listener = client.pubsub()
     await listener.subscribe(keys.presence("one"))
-    await listener.get_message(timeout=5)
+    await listener.get_message(timeout=30)
     two = Leases(client, keys, settings, "two")
     assert await two.take(TOPIC, 0, GROUP, reader="", absent={"one"}) is None
     await listener.aclose()
     assert await two.take(TOPIC, 0, GROUP, reader="", absent={"three"}) is None
+
+
+async def test_partition_without_a_record_waits_for_the_longest_lease(
+    client: Client, keys: Keys, settings: Settings
+) -> None:
+    """The record was deleted: the last owner may have a longer lease than the member that asks, and believes in it."""
+    stream, member = keys.stream(TOPIC, 0), json.dumps({"member": "one", "lease_ttl_ms": 600_000})
+    await client.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+    assert await Leases(client, keys, settings, "one").take(TOPIC, 0, GROUP, reader="")
+    await client.execute_command("SADD", keys.members(TOPIC, GROUP), "one")
+    await client.execute_command("SET", keys.alive(TOPIC, GROUP, "one"), member)
+    await client.execute_command("DEL", keys.lease(TOPIC, 0, GROUP))
+    short = settings.model_copy(update={"lease_ttl": timedelta(seconds=1)})
+    assert await Leases(client, keys, short, "two").take(TOPIC, 0, GROUP, reader="") is None
+    until_ms = int(await client.execute_command("HGET", keys.lease(TOPIC, 0, GROUP), "until_ms"))
+    assert until_ms - int((await client.execute_command("TIME"))[0]) * 1000 > 500_000
 
 
 # -- the last owner's reader ------------------------------------------------------------------------------------------
@@ -95,56 +112,81 @@ async def foreign(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
             yield client
 
 
-async def test_a_blocked_read_of_the_last_owner_takes_nothing(foreign: Client, keys: Keys, settings: Settings) -> None:
-    """Its connection is ended before the new owner reads: what is published then goes to the new owner."""
+async def test_blocked_read_of_the_last_owner_receives_nothing(foreign: Client, keys: Keys, settings: Settings) -> None:
+    """Its connection is closed before the new owner reads: later messages go to the new owner."""
     stream = keys.stream(TOPIC, 0)
     await foreign.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
-    wire = Wire(foreign)
-    await wire.open()
+    reader = RawConnection(foreign)
+    await reader.open()
     short = settings.model_copy(update={"lease_ttl": timedelta(0)})
-    assert await Leases(foreign, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{wire.client_id} {wire.address}")
-    await wire.send([pack(("XREADGROUP", "GROUP", GROUP, "one", "BLOCK", 60_000, "STREAMS", stream, ">"))])
+    assert await Leases(foreign, keys, short, "one").take(
+        TOPIC, 0, GROUP, reader=f"{reader.client_id} {reader.address}"
+    )
+    await reader.send([pack(("XREADGROUP", "GROUP", GROUP, "one", "BLOCK", 60_000, "STREAMS", stream, ">"))])
     assert await Leases(foreign, keys, settings, "two").take(TOPIC, 0, GROUP, reader="")
     await foreign.execute_command("XADD", stream, "*", "data", "1")
     assert (await foreign.execute_command("XPENDING", stream, GROUP))[0] == 0
     with pytest.raises(BrokerUnavailable):
-        await wire.receive(1, 10)
+        await reader.receive(1, 10)
 
 
-async def test_the_last_owner_is_cut_off_though_the_first_answer_was_lost(
-    client: Client, keys: Keys, settings: Settings
-) -> None:
-    """The server has granted it and nobody heard whom to cut off: whoever asks again is told once more."""
+async def test_last_owner_is_cut_off_after_a_lost_reply(client: Client, keys: Keys, settings: Settings) -> None:
+    """The reply that named the reader was lost: the next call returns it again."""
     stream, lease = keys.stream(TOPIC, 0), keys.lease(TOPIC, 0, GROUP)
     await client.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
-    wire = Wire(client)
-    await wire.open()
+    reader = RawConnection(client)
+    await reader.open()
     short = settings.model_copy(update={"lease_ttl": timedelta(0)})
-    assert await Leases(client, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{wire.client_id} {wire.address}")
-    await wire.send([pack(("XREADGROUP", "GROUP", GROUP, "one", "BLOCK", 60_000, "STREAMS", stream, ">"))])
-    assert (await TAKE_LEASE(client, (lease, stream), ("two", 60_000, "", "", "", GROUP)))[0] == OK
+    assert await Leases(client, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{reader.client_id} {reader.address}")
+    await reader.send([pack(("XREADGROUP", "GROUP", GROUP, "one", "BLOCK", 60_000, "STREAMS", stream, ">"))])
+    assert (await TAKE_LEASE(client, (lease, stream), ("two", 60_000, "", "", "", GROUP, "")))[0] == OK
     assert await Leases(client, keys, settings, "two").take(TOPIC, 0, GROUP, reader="")
     await client.execute_command("XADD", stream, "*", "data", "1")
     assert (await client.execute_command("XPENDING", stream, GROUP))[0] == 0
     with pytest.raises(BrokerUnavailable):
-        await wire.receive(1, 10)
+        await reader.receive(1, 10)
 
 
-async def test_nobody_elses_connection_is_cut_off(client: Client, keys: Keys, settings: Settings) -> None:
-    """After a restart of the server the same number is another connection, from another address."""
-    wire = Wire(client)
-    await wire.open()
+@pytest.mark.parametrize("ending", ["released late", "reset", "taken by a member that ended"])
+async def test_late_read_is_cut_off_however_its_lease_ended(
+    client: Client, keys: Keys, settings: Settings, ending: str
+) -> None:
+    """The read may arrive at the server long after that: the next owner closes its connection first."""
+    stream, lease_key = keys.stream(TOPIC, 0), keys.lease(TOPIC, 0, GROUP)
+    await client.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+    reader = RawConnection(client)
+    await reader.open()
+    one, two = (Leases(client, keys, settings, name) for name in ("one", "two"))
+    lease = await one.take(TOPIC, 0, GROUP, reader=reader.name)
+    assert lease is not None
+    if ending == "released late":
+        await one.release(lease, reader.name)
+    elif ending == "reset":
+        names = (stream, lease_key, keys.retry(TOPIC, 0, GROUP))
+        assert await RESET_GROUP(client, names, (GROUP, "0")) == OK
+    else:
+        await client.execute_command("HSET", lease_key, "until_ms", 0)
+        assert (await TAKE_LEASE(client, (lease_key, stream), ("three", 0, "5 addr", "", "", GROUP, "")))[0] == OK
+    assert await two.take(TOPIC, 0, GROUP, reader="") is not None
+    with pytest.raises(BrokerUnavailable):
+        await reader.exchange([pack(("PING",))])
+
+
+async def test_connection_from_another_address_is_not_cut_off(client: Client, keys: Keys, settings: Settings) -> None:
+    """After a restart of the server the same client id belongs to another connection."""
+    reader = RawConnection(client)
+    await reader.open()
     short = settings.model_copy(update={"lease_ttl": timedelta(0)})
-    assert await Leases(client, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{wire.client_id} 192.0.2.1:99")
+    assert await Leases(client, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{reader.client_id} 192.0.2.1:99")
     assert await Leases(client, keys, settings, "two").take(TOPIC, 0, GROUP, reader="")
-    assert await wire.exchange([pack(("PING",))]) == [b"PONG"]
-    await wire.close()
+    assert await reader.exchange([pack(("PING",))]) == [b"PONG"]
+    await reader.close()
 
 
-async def test_a_user_who_may_not_kill_gets_the_lease_and_one_warning(
+async def test_user_without_client_kill_gets_the_lease_and_one_warning(
     prefix: str, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The cut is a help, not a condition: the epoch keeps the last owner out anyway."""
+    """Cutting off is only a help: the epoch keeps the last owner out anyway."""
     with Server(tcp=True) as server:
         with server.client() as admin:
             admin.execute_command(
@@ -162,8 +204,8 @@ async def test_a_user_who_may_not_kill_gets_the_lease_and_one_warning(
     assert len([record for record in caplog.records if "cut off" in record.message]) == 1
 
 
-async def test_an_answer_that_does_not_come_is_an_error(client: Client, keys: Keys, settings: Settings) -> None:
-    """A grant nobody heard of is no lease; asked again, the same member gets it under a new epoch."""
+async def test_lease_after_a_lost_reply_is_granted_again(client: Client, keys: Keys, settings: Settings) -> None:
+    """A grant without a reply is no lease; the same member takes it again under a new epoch."""
     one = Leases(client, keys, settings, "one")
     await client.execute_command("CLIENT", "PAUSE", 300, "WRITE")
     with anyio.move_on_after(0.05):

@@ -1,4 +1,4 @@
-"""Who is believed to be alive, judged from observations only."""
+"""Which members count as alive, judged from observations only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TTL, GRACE = 6.0, 1.0
 
 
 def observer() -> Liveness:
-    """One that has watched steadily for two leases, with `a` and `b` alive."""
+    """One that has observed for two leases without a gap, with `a` and `b` alive."""
     liveness = Liveness("me", ttl=TTL, grace=GRACE)
     for tick in range(49):
         see(liveness, tick * 0.25)
@@ -16,17 +16,17 @@ def observer() -> Liveness:
 
 
 def see(liveness: Liveness, now: float, *, alive: str = "ab", listening: str = "ab", members: str = "ab") -> None:
-    """One look at everything."""
+    """One observation of everything."""
     liveness.saw_members(now, list(members), list(alive))
     liveness.saw_listeners(now, {member: int(member in listening) for member in members})
 
 
-def test_all_who_beat_are_live() -> None:
-    """The observer is always among them."""
+def test_live_members_include_the_observer() -> None:
+    """All members with a heartbeat are live, and so is the observer."""
     assert observer().live(12.0) == ("a", "b", "me")
 
 
-def test_a_closed_socket_is_absence_after_the_grace() -> None:
+def test_member_without_subscriber_is_absent_after_the_grace() -> None:
     """Not at once: a live member may have lost only its subscription."""
     liveness = observer()
     for tick in range(1, 5):
@@ -37,8 +37,8 @@ def test_a_closed_socket_is_absence_after_the_grace() -> None:
     assert liveness.live(13.25) == ("b", "me")
 
 
-def test_whoever_listens_again_is_not_absent() -> None:
-    """The grace starts over."""
+def test_member_that_subscribes_again_restarts_the_grace() -> None:
+    """It is not absent although it was silent twice."""
     liveness = observer()
     see(liveness, 12.25, listening="b")
     see(liveness, 12.5)
@@ -47,15 +47,15 @@ def test_whoever_listens_again_is_not_absent() -> None:
     assert liveness.absent(13.5) == frozenset()
 
 
-def test_a_missing_heartbeat_is_death() -> None:
-    """The ttl is over on the server already, so there is nothing more to wait for."""
+def test_member_without_heartbeat_key_is_dead() -> None:
+    """The server has already waited for the ttl, so the observer does not wait again."""
     liveness = observer()
     see(liveness, 12.25, alive="b")
     assert liveness.dead(12.25) == {"a"}
 
 
-def test_after_an_outage_nobody_is_dead_for_a_lease() -> None:
-    """All heartbeats ran out while the server was away: the living need a moment to renew."""
+def test_members_after_an_outage_are_not_dead_for_a_lease() -> None:
+    """All keys expired while the server was away: live members need a moment to renew."""
     liveness = observer()
     liveness.failed()
     see(liveness, 20.0, alive="", listening="")
@@ -67,22 +67,22 @@ def test_after_an_outage_nobody_is_dead_for_a_lease() -> None:
     assert liveness.live(26.9) == ("b", "me")
 
 
-def test_a_gap_in_watching_is_an_outage() -> None:
-    """A paused observer, a stalled server: what it sees first is not to be trusted."""
+def test_gap_between_observations_counts_as_an_outage() -> None:
+    """After a paused observer or a stalled server, the first observation is not trusted."""
     liveness = observer()
     see(liveness, 30.0, alive="", listening="")
     assert liveness.dead(30.0) == liveness.absent(30.0) == frozenset()
 
 
-def test_the_observer_never_doubts_itself() -> None:
-    """Its own heartbeat is its own thread's business."""
+def test_observer_never_counts_itself_as_dead() -> None:
+    """Its own heartbeat thread takes care of its key."""
     liveness = observer()
     see(liveness, 12.25, members="ab", alive="ab")
     assert "me" in liveness.live(12.25)
     assert "me" not in liveness.dead(12.25)
 
 
-def test_without_a_grace_presence_counts_for_nothing() -> None:
+def test_presence_without_a_grace_is_ignored() -> None:
     """`RSMQ_PRESENCE_GRACE=PT0S` turns it off."""
     liveness = Liveness("me", ttl=TTL, grace=0)
     for tick in range(100):
@@ -90,8 +90,8 @@ def test_without_a_grace_presence_counts_for_nothing() -> None:
     assert liveness.absent(25.0) == frozenset()
 
 
-def test_a_jump_of_the_servers_clock_kills_nobody() -> None:
-    """An hour forward, every time to live is over at once; then the living renew."""
+def test_jump_of_the_server_clock_makes_no_member_dead() -> None:
+    """When the clock jumps an hour forward, every key expires at once; then live members renew."""
     liveness = observer()
     liveness.saw_clock(12.0, 1_000_012.0)
     liveness.saw_clock(12.25, 1_003_612.25)
@@ -103,8 +103,8 @@ def test_a_jump_of_the_servers_clock_kills_nobody() -> None:
     assert liveness.live(19.5) == ("b", "me")
 
 
-def test_silence_counts_only_while_it_is_watched() -> None:
-    """A stall longer than the grace: whoever was silent before and after may have listened in between."""
+def test_silence_across_a_gap_does_not_count() -> None:
+    """After a stall longer than the grace: a member silent before and after may have been subscribed in between."""
     liveness = observer()
     see(liveness, 12.25, listening="b")
     see(liveness, 14.25, listening="b")
@@ -113,8 +113,8 @@ def test_silence_counts_only_while_it_is_watched() -> None:
     assert liveness.absent(15.25) == {"a"}
 
 
-def test_who_left_is_forgotten() -> None:
-    """With a goodbye there is nothing to wait for; neither death nor absence remembers it."""
+def test_member_that_left_is_neither_dead_nor_absent() -> None:
+    """A member that withdraws is forgotten at once."""
     liveness = observer()
     see(liveness, 12.25, listening="b", alive="b")
     see(liveness, 12.5, members="b")

@@ -1,4 +1,4 @@
-"""Membership: what one member sees of the others, announced or looked up, and what it does not believe."""
+"""Membership: what one member sees of the others, from announcements and from checks, and what it does not trust."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.connect import Client, Connector
 from rsmq.errors import BrokerUnavailable
-from rsmq.group import set_paused
 from rsmq.heartbeat.membership import Ask, Membership, announce
-from rsmq.keys import Keys
-from rsmq.script import Script, Value
-from rsmq.settings import Settings
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
+from rsmq.redis.scripts import Script, Value
+from rsmq.redis.streams import set_paused
 from tests.heartbeat.member import GROUP, TOPIC, member
 from tests.patience import until
 from tests.servers import Server
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def watching(client: Client, settings: Settings, ask: Ask | None = None) -> AsyncIterator[Membership]:
-    """A bare view of a group, without a heartbeat of its own."""
+    """A view of a group without a heartbeat of its own."""
     membership = Membership(client, Keys(settings.prefix), settings, "me", TOPIC, GROUP, ask)
     async with anyio.create_task_group() as tasks:
         await tasks.start(membership.run)
@@ -36,44 +36,46 @@ async def watching(client: Client, settings: Settings, ask: Ask | None = None) -
 
 
 async def register(client: Client, keys: Keys, name: str, ttl: timedelta) -> None:
-    """Make a member by hand, whose process is nobody's."""
+    """Write the keys of a member that has no process."""
     await client.execute_command("SET", keys.alive(TOPIC, GROUP, name), "{}", "PX", int(ttl.total_seconds() * 1000))
     await client.execute_command("SADD", keys.members(TOPIC, GROUP), name)
 
 
-async def test_alone_it_sees_itself(client: Client, settings: Settings) -> None:
-    """Before anybody has joined, and without being in the set itself."""
+async def test_membership_of_an_empty_group_contains_only_the_observer(client: Client, settings: Settings) -> None:
+    """Before any member has joined, and without being in the set itself."""
     async with watching(client, settings) as membership:
         assert membership.live == ("me",)
         assert membership.absent == frozenset()
 
 
-async def test_a_join_is_seen_when_it_is_announced(client: Client, keys: Keys, settings: Settings) -> None:
-    """A notice wakes it, and whoever waits for a change."""
+async def test_refresh_after_a_join_shows_the_new_member(client: Client, keys: Keys, settings: Settings) -> None:
+    """The refresh ends the pause of the view and the waits of its callers."""
     slow = settings.model_copy(update={"presence_grace": timedelta(0), "heartbeat": timedelta(hours=1)})
     async with watching(client, slow) as membership:
         await register(client, keys, "other", timedelta(minutes=1))
         waiting = asyncio.create_task(membership.wait(60))
         await asyncio.sleep(0)
-        membership.notice()
+        membership.refresh()
         await waiting
         assert membership.live == ("me", "other")
 
 
-async def test_a_change_is_not_missed(client: Client, keys: Keys, settings: Settings) -> None:
-    """What has changed between somebody's look and his wait ends that wait at once."""
+async def test_wait_after_an_unseen_change_ends_at_once(client: Client, keys: Keys, settings: Settings) -> None:
+    """A change between reading `changes` and waiting ends the wait."""
     slow = settings.model_copy(update={"presence_grace": timedelta(0), "heartbeat": timedelta(hours=1)})
     async with watching(client, slow) as membership:
         seen = membership.changes
         await register(client, keys, "other", timedelta(minutes=1))
-        membership.notice()
-        await until(lambda: membership.live == ("me", "other"), "it is seen")
+        membership.refresh()
+        await until(lambda: membership.live == ("me", "other"), "the new member is seen")
         async with asyncio.timeout(30):
             await membership.wait(3600, seen)
 
 
-async def test_a_look_that_fails_is_soon_repeated(client: Client, keys: Keys, settings: Settings) -> None:
-    """Nobody is watched yet, so nothing else would make it look before the next heartbeat."""
+async def test_failed_check_is_repeated_before_the_next_heartbeat(
+    client: Client, keys: Keys, settings: Settings
+) -> None:
+    """No member is watched yet, so nothing else would start a check early."""
     slow = settings.model_copy(update={"heartbeat": timedelta(hours=1)})
     failures = 0
 
@@ -81,18 +83,20 @@ async def test_a_look_that_fails_is_soon_repeated(client: Client, keys: Keys, se
         nonlocal failures
         if failures:
             failures -= 1
-            raise BrokerUnavailable("the answer is lost")
+            raise BrokerUnavailable("the reply is lost")
         return await script(client, names, args)
 
     async with watching(client, slow, ask) as membership:
         await register(client, keys, "other", timedelta(minutes=1))
         failures = 2
-        membership.notice()
+        membership.refresh()
         await until(lambda: membership.live == ("me", "other"), "the other is seen")
 
 
-async def test_an_announcement_reaches_every_member(client: Client, connector: Connector, settings: Settings) -> None:
-    """A pause set by anybody is seen by all without waiting for the next look."""
+async def test_announcement_refreshes_the_view_of_every_member(
+    client: Client, connector: Connector, settings: Settings
+) -> None:
+    """A pause is seen without waiting for the next regular check."""
     slow = settings.model_copy(update={"lease_ttl": timedelta(minutes=10), "presence_grace": timedelta(0)})
     async with member("one", client, connector, slow) as one:
         await set_paused(client, one.keys, TOPIC, GROUP, paused=True)
@@ -102,27 +106,24 @@ async def test_an_announcement_reaches_every_member(client: Client, connector: C
         await until(lambda: not one.membership.paused, "its end is seen")
 
 
-async def test_who_dies_without_goodbye_is_pruned(client: Client, keys: Keys, settings: Settings) -> None:
-    """Its key has run out under a steady watch: gone from the view, then from the set."""
+async def test_member_that_died_is_pruned_from_the_set(client: Client, keys: Keys, settings: Settings) -> None:
+    """Its key has expired while it was observed: it leaves the view, then the set."""
     short = settings.model_copy(update={"lease_ttl": timedelta(seconds=1), "presence_grace": timedelta(0)})
     await register(client, keys, "other", timedelta(milliseconds=1500))
     async with watching(client, short) as membership:
         assert membership.live == ("me", "other")
         await until(lambda: membership.live == ("me",), "it is dead")
-        await until_empty(client, keys)
+
+        async def is_empty() -> bool:
+            return await client.execute_command("SCARD", keys.members(TOPIC, GROUP)) == 0
+
+        await until(is_empty, "the set is empty")
 
 
-async def until_empty(client: Client, keys: Keys) -> None:
-    """Wait until nobody is in the set."""
-    async with asyncio.timeout(20):
-        while await client.execute_command("SCARD", keys.members(TOPIC, GROUP)):
-            await asyncio.sleep(0.01)
-
-
-async def test_what_was_dead_before_we_came_is_absent_after_the_grace(
+async def test_member_that_died_before_the_observer_started_is_absent_after_the_grace(
     client: Client, keys: Keys, settings: Settings
 ) -> None:
-    """A worker that restarts after a crash does not wait for the ttl of its former self."""
+    """A worker that restarts after a crash does not wait for the ttl of its previous run."""
     await register(client, keys, "former", timedelta(minutes=10))
     async with watching(client, settings) as membership:
         assert membership.live == ("former", "me")
@@ -130,16 +131,18 @@ async def test_what_was_dead_before_we_came_is_absent_after_the_grace(
         assert membership.live == ("me",)
 
 
-async def test_an_outage_kills_nobody(prefix: str, keys: Keys) -> None:
-    """A steady observer, and a heartbeat that ran out while the server was away: the living get time to renew."""
+async def test_outage_makes_no_live_member_dead(prefix: str, keys: Keys) -> None:
+    """A heartbeat key expired while the server was away: the member gets time to renew."""
     with Server(aof=True) as server:
         settings = Settings(url=server.url, prefix=prefix, lease_ttl=timedelta(seconds=2), presence_grace=timedelta(0))
         async with Connector(server.url, settings).connected() as client, watching(client, settings) as membership:
             await register(client, keys, "dying", timedelta(milliseconds=1))
             await register(client, keys, "other", timedelta(minutes=1))
-            await until(lambda: membership.live == ("me", "other"), "it watches long enough to tell who is dead")
+            await until(
+                lambda: membership.live == ("me", "other"), "it has watched long enough to declare members dead"
+            )
             runs_out = ("SET", keys.alive(TOPIC, GROUP, "other"), "{}", "PX", 1)
-            with pytest.raises(BrokerUnavailable):  # together: no look falls in between
+            with pytest.raises(BrokerUnavailable):  # together: no check falls in between
                 await client.pipelined([runs_out, ("SHUTDOWN", "NOSAVE")])
             await until(lambda: membership._was_out, "the outage is seen")
             await asyncio.to_thread(server.kill)

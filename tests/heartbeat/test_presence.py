@@ -1,4 +1,4 @@
-"""Presence: held through everything, and work stopped when it cannot be held."""
+"""Presence: the subscription is restored after every interruption; work stops when it cannot be restored in time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import anyio.to_thread
 import pytest
 
-from rsmq.connect import Client, Connector
-from rsmq.heartbeat.beat import Beat
+from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.presence import Presence
-from rsmq.keys import Keys
-from rsmq.settings import Settings
-from tests.chaos.proxy import Proxy
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
+from rsmq.testing.proxy import Proxy
 from tests.heartbeat.member import GROUP, TOPIC
 from tests.patience import until
 from tests.servers import Server
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Listener:
-    """A presence, and what it has called."""
+    """A presence and the callbacks it has made."""
 
     def __init__(self, connector: Connector, settings: Settings) -> None:
         self.changes: list[str] = []
@@ -37,7 +37,7 @@ class Listener:
 
 @asynccontextmanager
 async def listening(connector: Connector, settings: Settings) -> AsyncIterator[Listener]:
-    """One that is subscribed to its own channel and to those of a group."""
+    """One that is subscribed to its own channel and to that of a group."""
     listener = Listener(connector, settings)
     listener.presence.start()
     try:
@@ -57,30 +57,32 @@ async def listener(connector: Connector, settings: Settings) -> AsyncIterator[Li
 
 
 async def listeners(client: Client, keys: Keys) -> int:
-    """How many the server says to listen on its channel."""
+    """The number of subscribers of its channel."""
     count: int = (await client.execute_command("PUBSUB", "NUMSUB", keys.presence("one")))[1]
     return count
 
 
-async def test_it_is_seen_and_hears(listener: Listener, client: Client, keys: Keys) -> None:
-    """Exactly one listens on the channel, and what is announced in the group arrives."""
+async def test_presence_has_one_subscriber_and_passes_changes_on(
+    listener: Listener, client: Client, keys: Keys
+) -> None:
+    """Its channel has exactly one subscriber, and a change announced in the group arrives."""
     assert await listeners(client, keys) == 1
     await client.execute_command("PUBLISH", keys.changes(TOPIC, GROUP), "")
     await until(lambda: listener.changes == [keys.changes(TOPIC, GROUP)], "it is announced")
 
 
-async def test_what_was_announced_while_it_was_broken_is_not_missed(
+async def test_change_announced_during_an_interruption_is_reported_afterwards(
     listener: Listener, client: Client, keys: Keys
 ) -> None:
-    """Subscribed again, it looks as if something had been announced."""
+    """After it has subscribed again, every group counts as changed."""
     await client.execute_command("CLIENT", "KILL", "TYPE", "PUBSUB")
-    await until(lambda: keys.changes(TOPIC, GROUP) in listener.changes, "it looks")
+    await until(lambda: keys.changes(TOPIC, GROUP) in listener.changes, "the change is reported")
     assert await listeners(client, keys) == 1
     assert listener.absences == 0
 
 
-async def test_what_cannot_be_renewed_within_the_grace_stops_the_work(prefix: str) -> None:
-    """Also while the next connection hangs: the line is broken once and swallows everything after that."""
+async def test_subscription_not_restored_within_the_grace_stops_the_work(prefix: str) -> None:
+    """Also while the next connection hangs: the proxy drops one connection and swallows all data after that."""
     with Server(tcp=True) as server:
         async with Proxy(server.port) as proxy:
             settings = Settings(url=proxy.url, prefix=prefix)
@@ -92,8 +94,8 @@ async def test_what_cannot_be_renewed_within_the_grace_stops_the_work(prefix: st
                 await until(lambda: listener.changes, "it is back")
 
 
-async def test_without_a_grace_nothing_is_stopped(prefix: str) -> None:
-    """`RSMQ_PRESENCE_GRACE=PT0S`: nobody is replaced by absence, so nobody has to stop for it."""
+async def test_interruption_without_a_grace_stops_no_work(prefix: str) -> None:
+    """`RSMQ_PRESENCE_GRACE=PT0S`: no member is replaced because of absence, so none has to stop for it."""
     with Server() as server:
         settings = Settings(url=server.url, prefix=prefix, presence_grace="PT0S")
         async with listening(Connector(server.url, settings), settings) as listener:
@@ -102,16 +104,16 @@ async def test_without_a_grace_nothing_is_stopped(prefix: str) -> None:
             assert listener.absences == 0
 
 
-async def test_after_a_failover_without_farewell_it_listens_where_the_others_ask(prefix: str, keys: Keys) -> None:
-    """The old master keeps the subscription and is asked by nobody; the beat sees that nobody sees us."""
+async def test_presence_after_a_silent_failover_moves_to_the_new_master(prefix: str, keys: Keys) -> None:
+    """The old master keeps the subscription, but no member asks it; the heartbeat notices that and moves it."""
     with Server(tcp=True) as old, Server(tcp=True) as new:
-        async with Proxy(old.port) as line:
-            settings = Settings(url=line.url, prefix=prefix)
-            beat = Beat(Connector(line.url, settings), settings, keys, "one")
-            beat.start(asyncio.get_running_loop())
+        async with Proxy(old.port) as proxy:
+            settings = Settings(url=proxy.url, prefix=prefix)
+            heartbeat = Heartbeat(Connector(proxy.url, settings), settings, keys, "one")
+            heartbeat.start(asyncio.get_running_loop())
             try:
-                await beat.join(TOPIC, GROUP, {}, lambda: None)
-                line._target = new.port  # what connects from now on gets there
+                await heartbeat.join(TOPIC, GROUP, {}, lambda: None)
+                proxy._target = new.port  # what connects from now on gets there
                 with old.client() as admin:
                     admin.replicaof("127.0.0.1", new.port)
                 async with Connector(new.url, settings).connected() as client, asyncio.timeout(20):
@@ -119,4 +121,4 @@ async def test_after_a_failover_without_farewell_it_listens_where_the_others_ask
                     while not (await listeners(client, keys) and await client.execute_command("EXISTS", alive)):
                         await asyncio.sleep(0.01)
             finally:
-                await anyio.to_thread.run_sync(beat.stop)
+                await anyio.to_thread.run_sync(heartbeat.stop)

@@ -1,7 +1,7 @@
 """`python -m tests.matrix [--server NAME] [--way NAME] [-- pytest arguments]`: the contract over servers × ways.
 
 Writes docs/compatibility.md (with `--server` or `--way` only those cells are replaced). Exit code 1 if a test failed.
-Redis 7.0 is Debian's `redis-server`, or what REDIS_7_0 names; the others come out of wheels.
+Redis 7.0 is Debian's `redis-server` or the path in REDIS_7_0; the other servers come from wheels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def measure(cells: Sequence[tuple[str, str]], arguments: list[str]) -> list[Result]:
-    """Every cell, under a progress bar; a line for each that is done."""
+    """Run every cell with a progress bar and print its result."""
     results: list[Result] = []
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
@@ -52,7 +52,7 @@ def measure(cells: Sequence[tuple[str, str]], arguments: list[str]) -> list[Resu
 
 
 def note(result: Result) -> None:
-    """Write the page anew after every cell: a run that is broken off has not been for nothing."""
+    """Write the page after every cell, so that an interrupted run keeps its results."""
     found = {server: executable(server) for server in SERVERS}
     versions = {server: version(path) if path else last_version(server) for server, path in found.items()}
     order = {(server, way): at for at, (way, server) in enumerate((way, server) for way in ROWS for server in SERVERS)}

@@ -1,4 +1,4 @@
-"""One cell of the matrix: the contract suite in a process of its own, and what came out."""
+"""One cell of the matrix: runs the contract suite in its own process and counts the results."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ LONGEST: Final = 900
 """Seconds that a cell may take."""
 KINDS: Final = {"Redis 8.2": "redis-8.2", "Valkey 8.1": "valkey-8.1", "Valkey 9.1": "valkey-9.1"}
 DEBIAN: Final = "Redis 7.0"
-ELSEWHERE: Final = ("test_guarantees", "test_conditions")
-"""They ask no server, or one of their own: the way does not matter ..."""
-ELSEWHERE_BUT: Final = ("test_conditions", "tcp")
-"""... but the server does, once."""
+WITHOUT_WAY: Final = ("test_guarantees", "test_conditions")
+"""They use no server or their own one, so the way does not matter ..."""
+RUN_WITH: Final = ("test_conditions", "tcp")
+"""... but the server does, so they run with one way."""
 FAULTS: Final = {
     "Redis Cluster: faults under load": "tests/cluster/test_faults.py",
     "Sentinel: failover under load": "tests/sentinel/test_failover.py",
 }
-"""What is asked of a cluster and of Sentinel besides the contract, in its long form."""
-PLACES: Final = ("/usr/bin/redis-server", "/usr/local/bin/redis-server")
+"""Further suites for a cluster and for Sentinel, in their long form."""
+PATHS: Final = ("/usr/bin/redis-server", "/usr/local/bin/redis-server")
 
 
 @dataclass
 class Result:
-    """What a cell has shown. `failed` are the names of tests; `trouble` is why there is no result at all."""
+    """The result of a cell. `failed`: the names of tests; `trouble`: why there is no result."""
 
     server: str
     way: str
@@ -52,25 +52,25 @@ class Result:
 
 
 def executable(server: str) -> Path | None:
-    """The server's program, where this machine has it: `REDIS_7_0` names Redis 7.0, Debian's is found by itself."""
+    """The server's executable, if this machine has it. Redis 7.0: `REDIS_7_0`, or Debian's."""
     if server != DEBIAN:
         return binary(KINDS[server])  # type: ignore[arg-type]
     named = os.environ.get("REDIS_7_0")
-    return next((Path(path) for path in (named, *PLACES) if path and Path(path).exists()), None)
+    return next((Path(path) for path in (named, *PATHS) if path and Path(path).exists()), None)
 
 
 def version(program: Path) -> str:
-    """`Valkey 9.1.2`, as the program says."""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split()
-    return f"{said[0]} {next(word[2:] for word in said if word.startswith('v='))}"
+    """The version that the program prints, such as `Valkey 9.1.2`."""
+    words = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split()
+    return f"{words[0]} {next(word[2:] for word in words if word.startswith('v='))}"
 
 
 def run(server: str, way: str, arguments: list[str]) -> Result:
-    """Run the suite over one server and one way. Never raises for what the suite does."""
+    """Run the suite on one server over one way. A failing suite does not raise."""
     result = Result(server, way)
     program = executable(server)
     if program is None:
-        result.trouble = "no such server here"
+        result.trouble = "not on this machine"
         return result
     with TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
@@ -87,23 +87,23 @@ def run(server: str, way: str, arguments: list[str]) -> Result:
                 )
             read(result, report)
         except subprocess.TimeoutExpired:
-            result.trouble = f"not done after {LONGEST} s"
+            result.trouble = f"not finished after {LONGEST} s"
         except (OSError, ElementTree.ParseError) as error:
             result.trouble = f"no report: {error}"
     return result
 
 
 def suite(way: str) -> list[str]:
-    """What pytest is to run."""
+    """The arguments of pytest."""
     if way in FAULTS:
         return [FAULTS[way]]
-    ignored = (f"--ignore=tests/contract/{name}.py" for name in ELSEWHERE if (name, way) != ELSEWHERE_BUT)
-    # two processes, each with a stage of its own; the limit of a test is for a machine that has nothing else to do
+    ignored = (f"--ignore=tests/contract/{name}.py" for name in WITHOUT_WAY if (name, way) != RUN_WITH)
+    # two processes, each with its own server; a longer timeout, because they share the machine
     return ["tests/contract", "-n", "2", "--dist", "loadgroup", "--timeout=400", *ignored]
 
 
 def read(result: Result, report: Path) -> None:
-    """Count by the report of pytest."""
+    """Count the test cases of the report."""
     for case in ElementTree.parse(report).iter("testcase"):
         result.seconds += float(case.get("time", 0))
         if case.find("skipped") is not None:

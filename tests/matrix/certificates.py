@@ -1,4 +1,4 @@
-"""An authority of our own, a certificate for the server and one for the client, as files."""
+"""A test certificate authority with a server and a client certificate, as files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Certificates:
         return urlencode({"ssl_ca_certs": str(self.authority)})
 
     def context(self) -> ssl.SSLContext:
-        """What a server needs that asks every client for a certificate."""
+        """The TLS context of a server that requires client certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.server, self.server_key)
         context.load_verify_locations(self.authority)

@@ -1,4 +1,4 @@
-"""docs/compatibility.md: the table that a run writes, between two marks; the words around it are written by hand."""
+"""Writes the table of docs/compatibility.md between two marks; the text around it is written by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- measured: written by `make matrix` -->", "<!-- end of what wa
 
 
 def table(results: Sequence[Result], versions: Mapping[str, str]) -> str:
-    """Way × server: how many tests of the contract have passed, of how many; and each that has not, by its name."""
+    """Way × server: how many contract tests passed, of how many; and the names of the failed ones."""
     ways, servers = list(dict.fromkeys(each.way for each in results)), list(versions)
     by_cell = {(each.way, each.server): str(each) for each in results}
     lines = [
@@ -33,7 +33,7 @@ def table(results: Sequence[Result], versions: Mapping[str, str]) -> str:
 
 
 def remember(result: Result, versions: Mapping[str, str]) -> list[Result]:
-    """Put a cell among those that are kept, and return all of them."""
+    """Store the result of a cell and return all stored results."""
     kept = {(each["server"], each["way"]): each for each in (json.loads(DATA.read_text()) if DATA.exists() else [])}
     measured = datetime.now(UTC).strftime("%Y-%m-%d")
     kept[result.server, result.way] = asdict(result) | {"version": versions[result.server], "measured": measured}
@@ -43,13 +43,13 @@ def remember(result: Result, versions: Mapping[str, str]) -> list[Result]:
 
 
 def last_version(server: str) -> str:
-    """What was measured of a server that is not here now."""
+    """The version in the stored results, for a server that this machine does not have."""
     kept = json.loads(DATA.read_text()) if DATA.exists() else []
-    return next((each["version"] for each in kept if each["server"] == server), f"{server} (not here)")
+    return next((each["version"] for each in kept if each["server"] == server), f"{server} (not on this machine)")
 
 
 def write(results: Sequence[Result], versions: Mapping[str, str]) -> None:
-    """Put the table into the page, in place of the last one."""
+    """Replace the table of the page."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]

@@ -1,4 +1,4 @@
-"""Every rule of the pages, on every server that is here: one that an old server refuses is worth nothing there."""
+"""Every ACL rule of the documents is accepted by every server of this machine, also by old ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ RULES: Final = [
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_rules_are_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rule names a command that this server does not know."""
+def test_documented_acl_rules_are_accepted_by_every_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule names a command that the server does not know."""
     if "SERVER_BINARY" not in os.environ:
         program = executable(name)
         if program is None:

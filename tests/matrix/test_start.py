@@ -1,4 +1,4 @@
-"""A worker starts over a line that loses answers: what is asked at the start may be asked again."""
+"""A worker starts through a proxy that loses replies: the commands of the start can be repeated."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import pytest
 
 from rsmq import Broker, Settings
 from tests.contract.witness import Witness
-from tests.matrix import weather
-from tests.matrix.weather import Line
+from tests.matrix import network
+from tests.matrix.network import FaultyProxy
 from tests.servers import Server
 
 
 @pytest.fixture
 def own() -> Iterator[Server]:
-    """A server where a proxy can reach it."""
+    """A server that a proxy can reach."""
     with Server(tcp=True) as running:
         yield running
 
 
-async def test_a_start_outlasts_lost_answers(own: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One answer in twenty is lost, and its connection: all that a start needs comes to be."""
-    monkeypatch.setattr(weather, "LOST", 0.05)
-    async with Line(own.port, "lost-replies") as line:
+async def test_worker_starts_although_replies_are_lost(
+    own: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reply in twenty is lost with its connection; the worker starts and handles a message."""
+    monkeypatch.setattr(network, "LOST", 0.05)
+    async with FaultyProxy(own.port, "lost-replies") as proxy:
         for start in range(5):
-            broker, witness = Broker(Settings(url=line.url, prefix=f"{prefix}{start}", preflight="warn")), Witness()
+            broker, witness = Broker(Settings(url=proxy.url, prefix=f"{prefix}{start}", preflight="warn")), Witness()
 
             @broker.handler("t", group="g")
             async def handle(order: dict[str, int], witness: Witness = witness) -> None:

@@ -1,4 +1,4 @@
-"""The ways to reach a server: each a stage that gives every test its URL."""
+"""The ways to reach a server: each is a context manager that gives every test its URL."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.cluster.cluster import Cluster
 from tests.matrix.certificates import Certificates
-from tests.matrix.weather import Line, Weather
+from tests.matrix.network import Fault, FaultyProxy
 from tests.sentinel.sentinels import Sentinels, Watcher
 from tests.servers import Server
 
 WAY: Final = "CONTRACT_WAY"
-"""The variable that names the way for a run of tests/contract; unset: the shared server of every other test."""
+"""Environment variable with the way for a run of tests/contract; unset: the shared server of all other tests."""
 PAGE: Final = Path(__file__).parents[2] / "docs" / "keys.md"
 
 UrlOf = Callable[[str], str]
@@ -29,28 +29,27 @@ UrlOf = Callable[[str], str]
 
 def rule_of_the_page(prefix: str) -> list[str]:
     """The rights that docs/keys.md grants a worker, for one prefix: everything after the password."""
-    (line,) = re.findall(r"^ACL SETUSER rsmq on >\S+ (.*?)(?=^```)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return str(line).replace("rsmq:", f"{prefix}:").split()
+    (rule,) = re.findall(r"^ACL SETUSER rsmq on >\S+ (.*?)(?=^```)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return str(rule).replace("rsmq:", f"{prefix}:").split()
 
 
 @contextmanager
 def tcp() -> Iterator[UrlOf]:
-    """A port."""
+    """Over TCP."""
     with Server(tcp=True) as server:
         yield lambda _: server.url
 
 
 @contextmanager
 def unix_socket() -> Iterator[UrlOf]:
-    """A file."""
+    """Over a unix socket."""
     with Server() as server:
         yield lambda _: server.url
 
 
 @contextmanager
 def least_rights() -> Iterator[UrlOf]:
-    """Each test is a user who has what docs/keys.md says, for the prefix of this test, and nothing else; the default
-    user is switched off."""
+    """Each test has its own user with only the rights of docs/keys.md for its prefix; the default user is disabled."""
     with Server(tcp=True) as server, redis.Redis(port=server.port, username="admin", password="admin") as admin:
         with server.client() as default:
             default.execute_command("ACL", "SETUSER", "admin", "on", ">admin", "~*", "&*", "+@all")
@@ -65,19 +64,21 @@ def least_rights() -> Iterator[UrlOf]:
 
 @contextmanager
 def tls() -> Iterator[UrlOf]:
-    """The server asks every client for a certificate. One built without TLS has a proxy in front that does."""
+    """Over TLS with client certificates; a proxy terminates TLS in front of a server that is built without it."""
     with TemporaryDirectory() as directory:
-        papers = Certificates.make(Path(directory))
-        with server_with_tls(papers) as port:
-            yield lambda _: f"rediss://127.0.0.1:{port}/0?{papers.query}"
+        certificates = Certificates.make(Path(directory))
+        with server_with_tls(certificates) as port:
+            yield lambda _: f"rediss://127.0.0.1:{port}/0?{certificates.query}"
 
 
 @contextmanager
-def server_with_tls(papers: Certificates) -> Iterator[int]:
-    """Its port."""
+def server_with_tls(certificates: Certificates) -> Iterator[int]:
+    """The port of such a server or proxy."""
     port = Server(tcp=True).port
-    options = ("--tls-port", str(port), "--tls-cert-file", str(papers.server), "--tls-key-file", str(papers.server_key),
-               "--tls-ca-cert-file", str(papers.authority))  # fmt: skip
+    options = (
+        "--tls-port", str(port), "--tls-cert-file", str(certificates.server),
+        "--tls-key-file", str(certificates.server_key), "--tls-ca-cert-file", str(certificates.authority),
+    )  # fmt: skip
     try:
         with Server(*options):
             yield port
@@ -85,24 +86,24 @@ def server_with_tls(papers: Certificates) -> Iterator[int]:
     except AssertionError as error:
         if "tls" not in str(error).lower():
             raise
-    with Server(tcp=True) as server, outdoors(Line(server.port, tls=papers.context())) as line:
-        yield line.port
+    with Server(tcp=True) as server, in_thread(FaultyProxy(server.port, tls=certificates.context())) as proxy:
+        yield proxy.port
 
 
 @contextmanager
-def outdoors(line: Line) -> Iterator[Line]:
-    """Open in a thread of its own: a test that blocks its loop must not hold up the line."""
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(line):
-        yield line
+def in_thread(proxy: FaultyProxy) -> Iterator[FaultyProxy]:
+    """Run the proxy in its own thread: a test that blocks its event loop must not block the proxy."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(proxy):
+        yield proxy
 
 
-def under(weather: Weather) -> Callable[[], AbstractContextManager[UrlOf]]:
-    """Through a proxy."""
+def through_proxy(fault: Fault) -> Callable[[], AbstractContextManager[UrlOf]]:
+    """Through a proxy with a network fault."""
 
     @contextmanager
     def way() -> Iterator[UrlOf]:
-        with Server(tcp=True) as server, outdoors(Line(server.port, weather)) as line:
-            yield lambda _: line.url
+        with Server(tcp=True) as server, in_thread(FaultyProxy(server.port, fault)) as proxy:
+            yield lambda _: proxy.url
 
     return way
 
@@ -114,8 +115,8 @@ def cluster() -> Iterator[UrlOf]:
         yield lambda _: running.url
 
 
-class Patient(Sentinels):
-    """Nobody is killed here. On a busy machine a master may be late, and a failover loses what no replica has yet."""
+class PatientSentinels(Sentinels):
+    """A failover only after 15 s: on a busy machine a master may be slow, and a failover loses unreplicated writes."""
 
     def _watcher(self, known: int) -> Watcher:
         return Watcher(known, down_after_ms=15_000)
@@ -124,7 +125,7 @@ class Patient(Sentinels):
 @contextmanager
 def sentinel() -> Iterator[UrlOf]:
     """A master, two replicas, three sentinels."""
-    with Patient() as running:
+    with PatientSentinels() as running:
         yield lambda _: running.url
 
 
@@ -135,16 +136,16 @@ WAYS: Final[dict[str, Callable[[], AbstractContextManager[UrlOf]]]] = {
     "least rights (ACL)": least_rights,
     "Redis Cluster": cluster,
     "Sentinel": sentinel,
-    "proxy: delays": under("delays"),
-    "proxy: cuts": under("cuts"),
-    "proxy: lost replies": under("lost-replies"),
-    "proxy: black holes": under("black-holes"),
+    "proxy: delays": through_proxy("delays"),
+    "proxy: cuts": through_proxy("cuts"),
+    "proxy: lost replies": through_proxy("lost-replies"),
+    "proxy: black holes": through_proxy("black-holes"),
 }
 
 
 @contextmanager
 def chosen() -> Iterator[UrlOf | None]:
-    """The way that the environment names; None if it names none."""
+    """The way that the environment variable names, or None."""
     name = os.environ.get(WAY)
     if name is None:
         yield None

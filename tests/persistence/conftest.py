@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from bench.published import Published
-from rsmq.connect import Client
-from rsmq.keys import Keys
+from benchmarks.published import Published
+from rsmq.model.keys import Keys
 from rsmq.persistence.letter import Letter, seal
-from rsmq.script import (
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import (
     ACK_LETTERS,
     ADD_LETTERS,
     CLEAR_INBOX,
@@ -21,6 +21,7 @@ from rsmq.script import (
     PAGE_LETTERS,
     RECEIVE_LETTERS,
 )
+from tests.patience import until
 
 WEEK_MS = 7 * 86_400_000
 
@@ -31,7 +32,7 @@ class Inbox:
     def __init__(self, client: Client, keys: Keys, device: str = "phone", limit: int = 10_000) -> None:
         self.client, self.keys, self.device, self.limit = client, keys, device, limit
         self.inbox, self.session, self.expiry, self.wake = keys.device(device)
-        self._position = 0
+        self._position = self._connects = 0
 
     async def add(
         self, *payloads: object, source: str = "s", first: int | None = None, ttl: object = "", published: object = ""
@@ -48,11 +49,15 @@ class Inbox:
         assert reply[0] == b"OK"
         return list(reply[1:])
 
-    async def open(self, *, clean: bool = False) -> tuple[str, list[Any]]:
-        """Connect; returns the epoch and all of the reply."""
+    async def open(
+        self, *, clean: bool = False, position: int | None = None, gateway: str = "g"
+    ) -> tuple[str, list[Any]]:
+        """Connect; returns the epoch, empty if it is refused, and all of the reply."""
         keys = (self.inbox, self.session, self.expiry, self.wake)
-        reply = await OPEN_SESSION(self.client, keys, ("gateway", int(clean), WEEK_MS))
-        return reply[1].decode(), reply
+        self._connects += position is None
+        source = (f"source:!{gateway}", f"{self._connects if position is None else position:016d}", 600_000)
+        reply = await OPEN_SESSION(self.client, keys, ("gateway", int(clean), WEEK_MS, *source))
+        return reply[1].decode() if reply[0] == b"OK" else "", reply
 
     async def page(self, epoch: str, after: int = 0, count: int = 100, size: int = 1 << 20) -> list[Any]:
         """The raw reply."""
@@ -81,10 +86,10 @@ class Inbox:
         """The raw reply."""
         return bytes(await CLOSE_SESSION(self.client, (self.session,), (epoch,)))
 
-    async def clear(self, *, everything: bool = False, count: int = 1000) -> list[Any]:
+    async def clear(self, *, floor: int = 0, count: int = 1000) -> list[Any]:
         """The raw reply."""
         keys = (self.inbox, self.session, self.expiry)
-        return list(await CLEAR_INBOX(self.client, keys, (int(everything), count)))
+        return list(await CLEAR_INBOX(self.client, keys, (floor, count)))
 
     async def state(self) -> dict[str, str]:
         """The session hash."""
@@ -103,6 +108,14 @@ class Inbox:
         """The server's clock."""
         seconds, micros = await self.client.execute_command("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
+
+    async def expired(self, *seqs: int) -> None:
+        """Wait until these letters have expired."""
+
+        async def is_gone() -> bool:
+            return not await self.client.execute_command("EXISTS", *(self.keys.letter(self.device, n) for n in seqs))
+
+        await until(is_gone, f"letters {seqs} have expired")
 
     async def ttls(self) -> dict[str, int]:
         """Every key of the device with its time to live in ms (-1: none)."""

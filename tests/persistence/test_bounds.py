@@ -1,4 +1,4 @@
-"""Where an inbox is stretched: many handshakes, a whole round of packet ids, a broker or a server that goes away."""
+"""Inboxes at their limits: many open handshakes, wrapped packet ids, a broker or server that goes away."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from rsmq import Broker, SessionTaken, Settings
-from rsmq.connect import Client
 from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.persistence.letter import PACKET_IDS, packet_id_of
+from rsmq.redis.connector import Client
 from tests.persistence.conftest import Inbox
 from tests.persistence.test_defects import durations
 from tests.servers import Server
@@ -21,23 +21,42 @@ from tests.servers import Server
 
 @pytest.fixture
 def patient(settings: Settings) -> Settings:
-    """Sessions that do not look by themselves, on the shared server."""
+    """Settings on the shared server whose sessions practically never poll."""
     return settings.model_copy(update={"preflight": "warn", "inbox_poll": timedelta(hours=1)})
 
 
-async def test_packet_id_wrap_beside_an_expired_letter(inbox: Inbox) -> None:
-    """An expired letter makes room in the inbox, not in the packet ids: the one that is a round old goes as well."""
-    await inbox.add("old")
-    await inbox.start_at(PACKET_IDS - 1)
-    await inbox.add("short", ttl=1)
-    while await inbox.client.execute_command("EXISTS", inbox.keys.letter("phone", PACKET_IDS)):
-        pass
-    assert await inbox.add("new") == [1, 1, 1, 0]
-    assert await inbox.refs() == [PACKET_IDS + 1]
+async def test_all_packet_ids_in_use_oldest_letters_make_room(client: Client, inbox: Inbox) -> None:
+    """With the largest limit every id is taken: the oldest are dropped and counted before new ones are numbered."""
+    inbox.limit = PACKET_IDS
+    await inbox.add("first")
+    for start in range(2, PACKET_IDS + 1, 5000):  # written directly: 65 535 letters in calls of 500 take long
+        seqs = range(start, min(start + 5000, PACKET_IDS + 1))
+        await client.execute_command("ZADD", inbox.inbox, *(part for seq in seqs for part in (seq, seq)))
+    await inbox.start_at(PACKET_IDS)
+    stored, dropped, expired, _ = await inbox.add(*["new"] * 500)
+    assert (stored, dropped + expired) == (500, 500)
+    refs = await inbox.refs()
+    assert len({packet_id_of(seq) for seq in refs}) == len(refs) == PACKET_IDS
+    assert refs[0] == 501
+
+
+async def test_many_letters_a_round_old_are_skipped_in_calls_under_5_ms(client: Client, inbox: Inbox) -> None:
+    """3 000 letters of one window stay unacknowledged for a round: adding stays fast, and no id is given twice."""
+    for _ in range(6):
+        await inbox.add(*["x"] * 500)
+    await inbox.start_at(PACKET_IDS - 200)
+
+    async def add() -> None:
+        for _ in range(5):
+            assert (await inbox.add(*["y"] * 100)) == [100, 0, 0, 0]
+
+    assert min(await durations(client, add)) < 5, "ms"
+    refs = await inbox.refs()
+    assert len({packet_id_of(seq) for seq in refs}) == len(refs) == 3500
 
 
 async def hold(inbox: Inbox, count: int) -> str:
-    """Store and receive so many letters; returns the epoch."""
+    """Store and receive `count` letters; returns the epoch."""
     epoch, _ = await inbox.open()
     for start in range(1, count + 1, 500):
         await inbox.add(*["x"] * 500)
@@ -45,9 +64,8 @@ async def hold(inbox: Inbox, count: int) -> str:
     return epoch
 
 
-async def test_many_handshakes(client: Client, inbox: Inbox) -> None:
-    """With 3 000 letters half way through their handshakes no call holds the server up for more than 5 ms, and no
-    packet id is used twice."""
+async def test_3000_open_handshakes_keep_every_call_under_5_ms(client: Client, inbox: Inbox) -> None:
+    """3 000 letters are received but not acknowledged, and no packet id is used twice."""
     epoch = await hold(inbox, 3000)
     await inbox.start_at(PACKET_IDS - 200)
 
@@ -60,13 +78,13 @@ async def test_many_handshakes(client: Client, inbox: Inbox) -> None:
 
     # the same calls several times, the best counts: another process in between is not the server's work
     assert min(await durations(client, add)) < 5, "ms"
-    assert min([max(await durations(client, page)) for _ in range(3)]) < 5, "ms"
+    assert min([max(await durations(client, page)) for _ in range(10)]) < 5, "ms"
     refs = await inbox.refs()
     assert len({packet_id_of(seq) for seq in refs}) == len(refs) == 3500
 
 
-async def test_as_many_handshakes_as_there_can_be(inbox: Inbox) -> None:
-    """Half of all packet ids stay free for what is new: letters beyond that are not held, and storing goes on."""
+async def test_handshakes_hold_at_most_half_of_the_packet_ids(inbox: Inbox) -> None:
+    """Letters beyond that are not held, so new letters can still be stored."""
     inbox.limit = PACKET_IDS
     await hold(inbox, 33_000)
     held = (await inbox.state())["held"].split(",")
@@ -78,24 +96,24 @@ async def test_as_many_handshakes_as_there_can_be(inbox: Inbox) -> None:
     assert len({packet_id_of(seq) for seq in refs}) == len(refs)
 
 
-async def test_the_broker_is_closed_under_a_session(patient: Settings) -> None:
-    """A session that waits, and one that asks afterwards, are told: neither waits for ever."""
+async def test_session_of_a_closed_broker_raises_on_every_step(patient: Settings) -> None:
+    """A session that waits, and one that is iterated afterwards, raise instead of waiting for ever."""
     async with Broker(patient) as broker:
         session = await broker.connect("phone").__aenter__()
         waiting = asyncio.ensure_future(anext(session))
         for _ in range(5):
             await broker.send("other", 1)
     try:
-        with anyio.fail_after(2), pytest.raises(BrokerUnavailable):
+        with anyio.fail_after(15), pytest.raises(BrokerUnavailable):
             await waiting
-        with anyio.fail_after(2), pytest.raises(BrokerUnavailable):
+        with anyio.fail_after(15), pytest.raises(BrokerUnavailable):
             await anext(session)
     finally:
         waiting.cancel()
 
 
-async def test_leaving_a_server_that_is_silent() -> None:
-    """Acks that nobody has confirmed are an error at the end of the block, for `leaving flushes` is a promise."""
+async def test_session_left_while_the_server_is_silent_raises() -> None:
+    """Leaving the block flushes the acks, so an unconfirmed ack is an error."""
 
     async def leave(broker: Broker, server: Server) -> None:
         async with broker.connect("phone") as session:
@@ -114,8 +132,10 @@ async def test_leaving_a_server_that_is_silent() -> None:
                 server.resume()
 
 
-async def test_a_device_returns_at_once(patient: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """Taken away by another gateway and back at once: the subscriptions of the other devices stay as they are."""
+async def test_device_that_returns_at_once_interrupts_no_subscription(
+    patient: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device is taken over by another gateway and comes back: other subscriptions stay connected."""
     caplog.set_level(logging.INFO, "rsmq.doorbell")
     async with Broker(patient) as broker, Broker(patient) as other:
         for _ in range(10):
@@ -131,13 +151,13 @@ async def test_a_device_returns_at_once(patient: Settings, caplog: pytest.LogCap
     assert "interrupted" not in caplog.text
 
 
-async def test_a_session_is_opened_twice(patient: Settings) -> None:
-    """Either it says that it is used up, or it begins anew; it never waits for an ack of its first life."""
+async def test_session_opened_twice_never_waits_for_an_old_ack(patient: Settings) -> None:
+    """It refuses to open again, or starts anew."""
     async with Broker(patient) as broker:
         await broker.send("phone", 1)
         session = broker.connect("phone", window=1)
         async with session:
             await anext(session)
-        with anyio.fail_after(2), suppress(ConfigError):
+        with anyio.fail_after(15), suppress(ConfigError):
             async with session:
                 assert (await anext(session)).is_redelivered

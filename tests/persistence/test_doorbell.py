@@ -1,4 +1,4 @@
-"""The doorbell: subscriptions of many sessions on one connection, which outlives whoever comes and goes."""
+"""The doorbell: sessions share one subscription connection, which survives sessions that come and go."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from rsmq import Broker, Session, SessionTaken, Settings
-from rsmq.connect import Client
-from rsmq.keys import Keys
+from rsmq.model.keys import Keys
 from rsmq.persistence.doorbell import Doorbell
+from rsmq.redis.connector import Client
 
 SOON = 20.0
 """Far below the poll of these brokers: what comes in time was rung for."""
@@ -31,7 +31,7 @@ class Ear:
         self._rang.set()
 
     async def hears(self, rings: int) -> None:
-        """Until it has rung so often."""
+        """Wait until it has rung `count` times."""
         with anyio.fail_after(SOON):
             while self.rings < rings:
                 self._rang.clear()
@@ -40,11 +40,11 @@ class Ear:
 
 @pytest.fixture
 async def doorbell(client: Client) -> AsyncIterator[Doorbell]:
-    """It runs."""
+    """A running doorbell."""
     async with anyio.create_task_group() as tasks:
-        bell = Doorbell(client)
-        await tasks.start(bell.run)
-        yield bell
+        running = Doorbell(client)
+        await tasks.start(running.run)
+        yield running
         tasks.cancel_scope.cancel()
 
 
@@ -54,20 +54,22 @@ async def listeners(client: Client, channel: str) -> int:
 
 
 async def lines(client: Client) -> set[bytes]:
-    """The ids of all listening connections."""
+    """The ids of all subscribed connections."""
     clients = await client.execute_command("CLIENT", "LIST", "TYPE", "pubsub")
     return {line.split(b" ", 1)[0] for line in clients.splitlines()}
 
 
 async def listens(client: Client, channel: str, count: int = 1) -> None:
-    """Until so many connections listen."""
+    """Wait until `count` connections are subscribed to the channel."""
     with anyio.fail_after(SOON):
         while await listeners(client, channel) != count:
             await anyio.sleep(0.001)
 
 
-async def test_it_rings_when_it_begins_and_for_each_letter(client: Client, keys: Keys, doorbell: Doorbell) -> None:
-    """First when the server has confirmed, for there may have been something before; then whenever somebody rings."""
+async def test_doorbell_rings_when_subscribed_and_for_each_letter(
+    client: Client, keys: Keys, doorbell: Doorbell
+) -> None:
+    """The first ring covers letters stored before the server confirmed the subscription."""
     ear, channel = Ear(), keys.wake("phone")
     doorbell.listen(channel, ear)
     for rings in range(1, 4):
@@ -76,8 +78,8 @@ async def test_it_rings_when_it_begins_and_for_each_letter(client: Client, keys:
     await ear.hears(4)
 
 
-async def test_two_sessions_of_one_device(client: Client, keys: Keys, doorbell: Doorbell) -> None:
-    """They share a subscription; it ends with the second of them."""
+async def test_doorbell_rings_for_both_sessions_of_a_device(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """They share a subscription, which ends with the second of them."""
     one, other, channel = Ear(), Ear(), keys.wake("phone")
     doorbell.listen(channel, one)
     doorbell.listen(channel, other)
@@ -92,8 +94,8 @@ async def test_two_sessions_of_one_device(client: Client, keys: Keys, doorbell: 
     await listens(client, channel, 0)
 
 
-async def test_coming_back_at_once(client: Client, keys: Keys, doorbell: Doorbell) -> None:
-    """A device that leaves and comes back before the server has heard of it does not cut the line of the others."""
+async def test_listener_that_comes_back_at_once_is_rung(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """A device that leaves and comes back before the server has replied does not break the connection of the others."""
     other, channel = Ear(), keys.wake("phone")
     doorbell.listen(keys.wake("other"), other)
     await other.hears(1)
@@ -111,29 +113,31 @@ async def test_coming_back_at_once(client: Client, keys: Keys, doorbell: Doorbel
     assert other.rings == 1
 
 
-async def test_a_channel_that_the_server_takes_away(client: Client, keys: Keys, doorbell: Doorbell) -> None:
-    """An unsubscription that nobody asked for is a slot that has moved: all its channels are listened to anew."""
+async def test_channel_taken_away_by_the_server_is_subscribed_again(
+    client: Client, keys: Keys, doorbell: Doorbell
+) -> None:
+    """An unrequested unsubscription means that the slot moved: all channels of the connection are subscribed again."""
     ear, channel = Ear(), keys.wake("phone")
     doorbell.listen(channel, ear)
     await ear.hears(1)
-    (strand,) = doorbell._strands.values()
-    strand._send(b"SUNSUBSCRIBE", channel.encode())  # what the server says is the same as when a slot moves
+    (subscription,) = doorbell._subscriptions.values()
+    subscription._send(b"SUNSUBSCRIBE", channel.encode())  # what the server says is the same as when a slot moves
     await ear.hears(2)
     await client.execute_command("SPUBLISH", channel, "")
     await ear.hears(3)
-    assert doorbell._strands
-    assert strand not in doorbell._strands.values()
+    assert doorbell._subscriptions
+    assert subscription not in doorbell._subscriptions.values()
 
 
-async def test_the_line_is_cut(client: Client, keys: Keys, doorbell: Doorbell) -> None:
-    """A new line listens to all that is listened to, also to what came while there was none, and to nothing else."""
+async def test_cut_connection_is_opened_again_and_rings(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """The new connection subscribes to all channels, also to those added meanwhile."""
     stays, leaves, comes = Ear(), Ear(), Ear()
     doorbell.listen(keys.wake("stays"), stays)
     doorbell.listen(keys.wake("leaves"), leaves)
     await stays.hears(1)
     await leaves.hears(1)
-    (strand,) = doorbell._strands.values()
-    await client.execute_command("CLIENT", "KILL", "ID", strand._wire.client_id)
+    (subscription,) = doorbell._subscriptions.values()
+    await client.execute_command("CLIENT", "KILL", "ID", subscription._connection.client_id)
     doorbell.forget(keys.wake("leaves"), leaves)
     doorbell.listen(keys.wake("comes"), comes)
     await stays.hears(2)
@@ -146,8 +150,8 @@ async def test_the_line_is_cut(client: Client, keys: Keys, doorbell: Doorbell) -
     assert await listeners(client, keys.wake("leaves")) == 0
 
 
-async def test_nothing_rings_for_a_foreign_channel(client: Client, keys: Keys, doorbell: Doorbell) -> None:
-    """A ring that was on its way when the session ended meets nobody, and harms nobody."""
+async def test_doorbell_ignores_foreign_channels(client: Client, keys: Keys, doorbell: Doorbell) -> None:
+    """A ring that arrives after its session ended is ignored."""
     ear, channel = Ear(), keys.wake("phone")
     doorbell.listen(channel, ear)
     await ear.hears(1)
@@ -157,8 +161,10 @@ async def test_nothing_rings_for_a_foreign_channel(client: Client, keys: Keys, d
     assert repr(doorbell).startswith("<Doorbell channels=0")
 
 
-async def test_a_device_that_reconnects_at_once(server_url: str, prefix: str, no_task_left: None) -> None:
-    """Leaving and connecting at the same moment, over and over: each connection is rung, on the line of before."""
+async def test_device_that_reconnects_at_once_gets_its_letters(
+    server_url: str, prefix: str, no_task_left: None
+) -> None:
+    """It leaves and connects at the same time, repeatedly: each session is rung, over the same connection."""
     settings = Settings(url=server_url, prefix=prefix, preflight="warn", inbox_poll=timedelta(hours=1))
     async with Broker(settings) as broker, broker.connect("other") as other:
         waiting = asyncio.ensure_future(anext(other))
@@ -180,6 +186,6 @@ async def test_a_device_that_reconnects_at_once(server_url: str, prefix: str, no
 
 
 async def leave(session: Session) -> None:
-    """In order, unless the next one was faster."""
+    """Close the session, unless the next one has taken over already."""
     with suppress(SessionTaken):
         await session.__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""How sessions end when it is not the device that ends them: forgotten, cancelled, cut off, closed under its feet."""
+"""Sessions that end without their device: forgotten, cancelled, disconnected, or their broker closed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from rsmq import Broker, Letter, Session, SessionTaken, Settings
+from rsmq import Broker, Letter, Session, SessionLost, SessionTaken, Settings
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from tests.servers import Server
 
@@ -20,7 +20,7 @@ QUICK = timedelta(milliseconds=200)
 
 @pytest.fixture
 def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
-    """A broker whose sessions practically never look by themselves."""
+    """A broker whose sessions practically never poll."""
 
     def make(**overrides: object) -> Broker:
         values = {"url": server_url, "prefix": prefix, "preflight": "warn", "inbox_poll": timedelta(hours=1)}
@@ -50,19 +50,19 @@ async def take(session: Session, count: int) -> list[Letter]:
 
 
 async def waits(broker: Broker, device: str = "phone") -> None:
-    """Until the session has found its inbox empty."""
+    """Wait until the session has found its inbox empty."""
     with anyio.fail_after(SOON):
         while await broker.client.execute_command("HGET", broker.keys.session(device), "idle") != b"1":
             await anyio.sleep(0.001)
 
 
 async def listeners(broker: Broker, device: str = "phone") -> int:
-    """Connections that are rung for a device."""
+    """The number of connections subscribed to the channel of a device."""
     return int((await broker.client.execute_command("PUBSUB", "SHARDNUMSUB", broker.keys.wake(device)))[1])
 
 
 async def is_left_alone(broker: Broker, device: str = "phone") -> None:
-    """Until nobody listens for the device any more."""
+    """Wait until no connection is subscribed to the channel of the device."""
     with anyio.fail_after(SOON):
         while await listeners(broker, device):
             await anyio.sleep(0.001)
@@ -71,8 +71,8 @@ async def is_left_alone(broker: Broker, device: str = "phone") -> None:
 # -- forgotten by the server ------------------------------------------------------------------------------------------
 
 
-async def test_the_server_has_forgotten_the_session(make_broker: Callable[..., Broker]) -> None:
-    """A session hash that is gone (deleted, expired, lost) ends the session, which says so; a new one can be opened."""
+async def test_session_forgotten_by_the_server_ends_with_session_lost(make_broker: Callable[..., Broker]) -> None:
+    """The session hash was deleted, expired or lost. A new session can be opened."""
     async with make_broker(inbox_poll=timedelta(milliseconds=50)) as broker:
         await broker.send("phone", 1)
         async with broker.connect("phone") as session:
@@ -80,27 +80,52 @@ async def test_the_server_has_forgotten_the_session(make_broker: Callable[..., B
             waiting = asyncio.ensure_future(anext(session))
             await waits(broker)
             await broker.client.execute_command("DEL", broker.keys.session("phone"))
-            with anyio.fail_after(SOON), pytest.raises(SessionTaken, match="the server has forgotten its session"):
+            with anyio.fail_after(SOON), pytest.raises(SessionLost, match="the server has lost the session"):
                 await waiting
-            with pytest.raises(SessionTaken, match="let the device connect again"):
+            with pytest.raises(SessionLost, match="let the device connect again"):
                 await session.ack(letter)
         async with broker.connect("phone", auto_ack=True) as session:
             assert [each.payload for each in await take(session, 1)] == [1]
 
 
-async def test_a_forgotten_session_loses_its_acks_loudly(broker: Broker) -> None:
-    """An ack that the server refuses is an error of `flush`, and only one: leaving does not repeat it."""
+async def test_acks_of_a_forgotten_session_raise(broker: Broker) -> None:
+    """`flush` raises the refusal of an ack; leaving the block does not raise it again."""
     await broker.send("phone", 1)
     async with broker.connect("phone") as session:
         (letter,) = await take(session, 1)
         await broker.client.execute_command("DEL", broker.keys.session("phone"))
         await session.ack(letter)
-        with anyio.fail_after(SOON), pytest.raises(SessionTaken):
+        with anyio.fail_after(SOON), pytest.raises(SessionLost):
             await session.flush()
 
 
-async def test_a_takeover_with_a_full_window(broker: Broker, make_broker: Callable[..., Broker]) -> None:
-    """A session that may read nothing for now learns all the same that it is over."""
+async def test_flushall_under_a_session_ends_it_at_the_next_letter(
+    own_server: Server, make_broker: Callable[..., Broker]
+) -> None:
+    """The letter rings although the server knows no session; the device connects again and gets it."""
+    async with make_broker(url=own_server.url) as broker:
+        await broker.send("phone", "gone")
+        async with broker.connect("phone") as session:
+            (letter,) = await take(session, 1)
+            waiting = asyncio.ensure_future(anext(session))
+            await waits(broker)
+            await broker.client.execute_command("FLUSHALL")
+            await broker.send("phone", "new")
+            with anyio.fail_after(SOON), pytest.raises(SessionLost):
+                await waiting
+            with pytest.raises(SessionLost):
+                await session.ack(letter)
+        async with broker.connect("phone", auto_ack=True) as session:
+            assert [(each.payload, each.seq) for each in await take(session, 1)] == [("new", 1)]
+        device = await broker.devices.find("phone")
+        assert device is not None
+        assert device.backlog == 0
+
+
+async def test_takeover_with_a_full_window_ends_the_old_session(
+    broker: Broker, make_broker: Callable[..., Broker]
+) -> None:
+    """The old session cannot read, because its window is full, but still finds the takeover."""
     await broker.send_many(("phone", n) for n in range(3))
     async with make_broker() as other, broker.connect("phone", window=2) as old:
         await take(old, 2)
@@ -114,8 +139,8 @@ async def test_a_takeover_with_a_full_window(broker: Broker, make_broker: Callab
 # -- cancelled --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_session_still_acknowledges(broker: Broker) -> None:
-    """Its block is left in order: what was acknowledged before the cancellation reaches the server."""
+async def test_cancelled_session_sends_its_last_acks(broker: Broker) -> None:
+    """Acks before the cancellation reach the server."""
     await broker.send_many(("phone", n) for n in range(3))
     with anyio.CancelScope() as scope:
         async with broker.connect("phone") as session:
@@ -131,8 +156,10 @@ async def test_a_cancelled_session_still_acknowledges(broker: Broker) -> None:
     await is_left_alone(broker)
 
 
-async def test_opening_is_cancelled(own_server: Server, make_broker: Callable[..., Broker]) -> None:
-    """Giving up while the server does not answer leaves nobody listening; the next connection works."""
+async def test_session_cancelled_while_opening_leaves_no_subscription(
+    own_server: Server, make_broker: Callable[..., Broker]
+) -> None:
+    """It is cancelled while the server does not reply; the next session works."""
     async with make_broker(url=own_server.url) as broker:
         await broker.send("phone", 1)
         own_server.pause()
@@ -149,8 +176,8 @@ async def test_opening_is_cancelled(own_server: Server, make_broker: Callable[..
             assert len(await take(session, 1)) == 1
 
 
-async def test_opening_fails(broker: Broker) -> None:
-    """A key of another type under a session's name: an error of this device only, and nothing is left behind."""
+async def test_session_that_cannot_open_leaves_no_subscription(broker: Broker) -> None:
+    """A key of another type under its session key is an error of this device only."""
     await broker.client.execute_command("SET", broker.keys.session("phone"), "foreign")
     with pytest.raises(BrokerError, match="WRONGTYPE"):
         async with broker.connect("phone"):
@@ -163,8 +190,8 @@ async def test_opening_fails(broker: Broker) -> None:
 # -- the server is away -----------------------------------------------------------------------------------------------
 
 
-async def test_reading_goes_on_after_an_outage(own_server: Server, make_broker: Callable[..., Broker]) -> None:
-    """When patience ends reading fails, and can be tried again: the session is not over, and the order is kept."""
+async def test_session_continues_after_an_outage(own_server: Server, make_broker: Callable[..., Broker]) -> None:
+    """Reading fails when the timeout ends, and can be repeated: order is kept."""
     async with make_broker(url=own_server.url, command_timeout=QUICK, unavailable_timeout=QUICK) as broker:
         await broker.send_many(("phone", n) for n in range(4))
         async with broker.connect("phone", window=2) as session:
@@ -188,8 +215,8 @@ async def test_reading_goes_on_after_an_outage(own_server: Server, make_broker: 
             assert [letter.payload for letter in rest] == [2, 3]
 
 
-async def test_leaving_while_the_server_is_away(own_server: Server, make_broker: Callable[..., Broker]) -> None:
-    """The block ends all the same, with the error of its body, not with one of its own."""
+async def test_session_left_during_an_outage_raises(own_server: Server, make_broker: Callable[..., Broker]) -> None:
+    """The error of the body wins over the failed close."""
     async with make_broker(url=own_server.url, command_timeout=QUICK) as broker:
         await broker.send("phone", 1)
 
@@ -208,8 +235,8 @@ async def test_leaving_while_the_server_is_away(own_server: Server, make_broker:
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
-async def test_the_broker_is_closed_under_a_session(make_broker: Callable[..., Broker], is_waiting: bool) -> None:
-    """Whether it waits or has letters to acknowledge: told at once, and its block can be left."""
+async def test_session_raises_when_its_broker_closes(make_broker: Callable[..., Broker], is_waiting: bool) -> None:
+    """At once, while it waits or has letters to acknowledge; its block can be left."""
     broker, sessions = make_broker(), list[Session]()
 
     async def read() -> None:
@@ -233,7 +260,7 @@ async def test_the_broker_is_closed_under_a_session(make_broker: Callable[..., B
 
 
 async def is_asleep(session: Session) -> bool:
-    """Whether it has read everything, and for a while nothing wakes it: its poll is an hour away."""
+    """Whether it has read everything and nothing wakes it for a while: its poll is an hour away."""
     for _ in range(20):
         if not session._rings or session._rings != session._heard or session._wake.is_set():
             return False
@@ -241,16 +268,16 @@ async def is_asleep(session: Session) -> bool:
     return True
 
 
-async def test_a_session_of_a_closed_broker_is_not_opened(make_broker: Callable[..., Broker]) -> None:
-    """One that was made before and is entered afterwards says what to do."""
+async def test_session_of_a_closed_broker_cannot_be_opened(make_broker: Callable[..., Broker]) -> None:
+    """A session made before and entered afterwards shows `async with broker`."""
     async with make_broker() as broker:
         session = broker.connect("phone")
     with anyio.fail_after(SOON), pytest.raises(ConfigError, match="async with broker"):
         await session.__aenter__()
 
 
-async def test_an_error_in_the_block_of_a_closed_broker(make_broker: Callable[..., Broker]) -> None:
-    """What went wrong first is what is raised, though the session could not be closed any more."""
+async def test_error_inside_a_session_wins_over_its_failed_close(make_broker: Callable[..., Broker]) -> None:
+    """The error of the body is raised, although the session cannot be closed."""
     broker, is_open, may_end = make_broker(), asyncio.Event(), asyncio.Event()
 
     async def fail() -> None:

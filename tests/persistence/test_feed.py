@@ -1,4 +1,4 @@
-"""The feed: what a message that cannot be delivered for now, or at all, does to those around it."""
+"""The feed: how a message that cannot be delivered, yet or at all, affects the other messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tenacity import wait_none
 
 from rsmq import Broker, Message, RetryPolicy, Settings
 from rsmq.errors import BrokerUnavailable, ConfigError, ScriptError
-from rsmq.keys import Keys
-from rsmq.message import Place
+from rsmq.handler.retry import Reject, Retry
+from rsmq.model.keys import Keys
+from rsmq.model.message import MessageOrigin
 from rsmq.persistence.feed import Feed
-from rsmq.persistence.post import Post
-from rsmq.retry import Reject, Retry
-from tests.persistence.test_post import Hand, turn
+from rsmq.persistence.inbox_writer import InboxWriter
+from tests.persistence.test_inbox_writer import ManualBatcher, turn
 
 SOON = 30.0
 TOPIC = "alerts"
@@ -33,14 +33,14 @@ def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
 
 
 async def comes(broker: Broker, device: str, numbers: list[int]) -> None:
-    """The device gets exactly these next."""
+    """Expect exactly these letters of a device next."""
     async with broker.connect(device, auto_ack=True) as session:
         with anyio.fail_after(SOON):
             assert [(await anext(session)).payload["n"] for _ in numbers] == numbers
 
 
 async def dead(broker: Broker, count: int) -> dict[int, str]:
-    """The dead letters of the feed by number, when there are so many."""
+    """The dead letters of the feed by number, once there are `count`."""
     topic = await broker.topics.find(TOPIC)
     assert topic is not None
     with anyio.fail_after(SOON):
@@ -51,8 +51,8 @@ async def dead(broker: Broker, count: int) -> dict[int, str]:
             await anyio.sleep(0.01)
 
 
-async def test_a_message_that_never_finds_its_devices(make_broker: Callable[..., Broker]) -> None:
-    """It becomes a dead letter when its attempts are used up; those that waited for it have lost none of theirs."""
+async def test_message_whose_function_fails_becomes_a_dead_letter(make_broker: Callable[..., Broker]) -> None:
+    """After all its attempts; messages that waited for it lose none of their attempts."""
     broker, seen = make_broker(partitions=1), Counter[int]()
 
     def to(alert: dict[str, int]) -> str:
@@ -70,8 +70,8 @@ async def test_a_message_that_never_finds_its_devices(make_broker: Callable[...,
             assert await dead(broker, 1) == {0: "ValueError: who is it?"}
 
 
-async def test_recipients_of_every_kind(make_broker: Callable[..., Broker]) -> None:
-    """Nobody, one, several, the same twice, from a function of the message, asynchronous or not."""
+async def test_recipients_may_be_none_one_or_several(make_broker: Callable[..., Broker]) -> None:
+    """Also the same device twice, from a plain or an async function."""
     broker = make_broker(partitions=1)
 
     async def to(message: Message) -> list[str] | str | None:
@@ -87,37 +87,38 @@ async def test_recipients_of_every_kind(make_broker: Callable[..., Broker]) -> N
             await comes(broker, "watch", [0, 1, 2, 3, 4])
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------------
+# -- replies given by the test -----------------------------------------------------------------------------------------
 
 
 class Table:
-    """A feed whose courier is the test."""
+    """A feed whose batcher is controlled by the test."""
 
     def __init__(self, settings: Settings, keys: Keys, to: Callable[..., Any]) -> None:
-        self.hand = Hand()
-        post = Post(self.hand, keys, settings, is_cluster=True)  # type: ignore[arg-type]
-        self.feed = Feed(to, "devices", Any, None, RetryPolicy(), lambda: post)
+        self.batcher = ManualBatcher()
+        writer = InboxWriter(self.batcher, keys, settings, is_cluster=True)  # type: ignore[arg-type]
+        self.feed = Feed(to, "devices", Any, None, RetryPolicy(), lambda: writer)
 
     async def deliver(self, *numbers: int, partition: int = 0) -> list[Exception | None] | None:
         """Messages with these numbers, which are their stream ids as well."""
-        place = Place(TOPIC, partition, "devices")
+        origin = MessageOrigin(TOPIC, partition, "devices")
         return await self.feed(
-            [Message(place, b"%d-0" % n, [b"data", b'{"n":%d}' % n, b"id", b"m%d" % n]) for n in numbers]
+            [Message(origin, b"%d-0" % n, [b"data", b'{"n":%d}' % n, b"id", b"m%d" % n]) for n in numbers]
         )
 
     def devices(self) -> list[str]:
-        """To whom has been written, call by call."""
-        return [str(call.keys[0]).partition("{")[2].partition("}")[0] for call in self.hand.calls]
+        """The device of each call so far."""
+        return [str(call.keys[0]).partition("{")[2].partition("}")[0] for call in self.batcher.calls]
 
 
-async def test_what_was_not_stored_is_overtaken_by_nothing(settings: Settings, keys: Keys) -> None:
-    """While the recipients of a later message are looked up, a write fails: the later one waits, for its mark would
-    make the earlier one a repetition, and it would be lost."""
+async def test_failed_write_stops_later_messages_of_its_partition(settings: Settings, keys: Keys) -> None:
+    """A write fails while a later message looks up its devices. The later one waits: with its higher position stored,
+    the retry of the earlier one would be skipped as a repetition.
+    """
 
     async def to(alert: dict[str, int]) -> str:
         await turn()
         if alert["n"] == 2:
-            table.hand.calls[0].done(BrokerUnavailable("gone"))
+            table.batcher.calls[0].done(BrokerUnavailable("gone"))
         return "phone"
 
     table = Table(settings, keys, to)
@@ -127,8 +128,8 @@ async def test_what_was_not_stored_is_overtaken_by_nothing(settings: Settings, k
     assert table.devices() == ["phone"]
 
 
-async def test_another_partition_does_not_wait(settings: Settings, keys: Keys) -> None:
-    """What cannot be delivered for now holds back its own partition, and what is sent before it in another call."""
+async def test_retry_does_not_stop_another_partition(settings: Settings, keys: Keys) -> None:
+    """A message to retry stops only later messages of its partition."""
 
     def to(alert: dict[str, int]) -> str:
         if alert["n"] == 1:
@@ -142,30 +143,30 @@ async def test_another_partition_does_not_wait(settings: Settings, keys: Keys) -
     assert table.devices() == []
     other = asyncio.ensure_future(table.deliver(3, partition=1))
     await turn()
-    table.hand.calls[0].done(STORED)
+    table.batcher.calls[0].done(STORED)
     assert await other is None
 
 
 @pytest.mark.parametrize("error", [ScriptError("WRONGTYPE"), BrokerUnavailable("gone")])
-async def test_one_device_that_fails(settings: Settings, keys: Keys, error: Exception) -> None:
-    """Each message has the outcome of its own devices."""
+async def test_failing_device_fails_only_its_messages(settings: Settings, keys: Keys, error: Exception) -> None:
+    """The outcome of a message depends only on its own devices."""
     table = Table(settings, keys, lambda alert: {1: ["a", "b"], 2: ["b"], 3: ["c"]}[alert["n"]])
     delivering = asyncio.ensure_future(table.deliver(1, 2, 3))
     await turn()
     assert table.devices() == ["a", "b", "c"]
-    for call, reply in zip(table.hand.calls, (error, STORED, STORED), strict=True):
+    for call, reply in zip(table.batcher.calls, (error, STORED, STORED), strict=True):
         call.done(reply)
     assert await delivering == [error, None, None]
 
 
 @pytest.mark.parametrize("found", ["", "x" * 257, ["phone", 7], [None], "\ud800"])
-async def test_ids_that_no_device_can_have(settings: Settings, keys: Keys, found: Any) -> None:
-    """The message is rejected as a whole, with the reason; the next one goes on."""
+async def test_message_for_an_impossible_device_is_rejected(settings: Settings, keys: Keys, found: Any) -> None:
+    """The whole message is rejected with the reason; the next one is stored."""
     table = Table(settings, keys, lambda alert: found if alert["n"] == 1 else "phone")
     delivering = asyncio.ensure_future(table.deliver(1, 2))
     await turn()
     assert table.devices() == ["phone"]
-    table.hand.calls[0].done(STORED)
+    table.batcher.calls[0].done(STORED)
     outcomes = await delivering
     assert outcomes is not None
     assert isinstance(outcomes[0], Reject)
@@ -173,15 +174,15 @@ async def test_ids_that_no_device_can_have(settings: Settings, keys: Keys, found
     assert outcomes[1] is None
 
 
-async def test_recipients_that_are_none(settings: Settings, keys: Keys) -> None:
-    """A number is neither an id nor a list of them: the function is at fault, and the message is tried again."""
+async def test_recipients_that_are_not_iterable_fail_the_message(settings: Settings, keys: Keys) -> None:
+    """A number is neither an id nor a list of ids: the message is retried."""
     outcomes = await Table(settings, keys, lambda alert: 7).deliver(1)
     assert outcomes is not None
     assert "not iterable" in str(outcomes[0])
 
 
-async def test_a_feed_needs_a_function_of_one_message(settings: Settings, keys: Keys) -> None:
-    """Anything else is an error when it is registered."""
+async def test_deliver_needs_a_function_of_one_message(settings: Settings, keys: Keys) -> None:
+    """Anything else is a ConfigError when it is registered."""
     for wrong in (lambda: "phone", "phone", None):
         with pytest.raises(ConfigError):
             Table(settings, keys, wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Properties of the envelope and of packet ids: whatever goes in comes out, and what is broken says so."""
+"""Properties of the envelope and of packet ids: round trips, and Malformed for anything broken."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rsmq.clock import from_epoch_ms
 from rsmq.errors import ConfigError, Malformed, TooLarge
-from rsmq.message import BYTES, JSON, TEXT
+from rsmq.model.clock import from_epoch_ms
+from rsmq.model.message import BYTES, JSON, TEXT
 from rsmq.persistence.letter import PACKET_IDS, STAMP, VERSION, Letter, packet_id_of, read_envelope, seal, seal_payload
 
 LATEST_MS = 253_402_300_799_999
@@ -36,7 +36,7 @@ def stamped(sealed: bytes, published: int = 0, expires: int = 0) -> bytes:
 @given(
     data=st.binary(), kind=kinds, topic=labels, headers=st.dictionaries(words, words), published=stamps, expires=stamps
 )
-def test_an_envelope_gives_back_what_it_was_given(
+def test_envelope_round_trip_keeps_every_field(
     data: bytes, kind: str, topic: str, headers: dict[str, str], published: int, expires: int
 ) -> None:
     """Any bytes, content type, topic and headers, and both times to the millisecond."""
@@ -48,20 +48,20 @@ def test_an_envelope_gives_back_what_it_was_given(
 
 
 @given(payload=json_values)
-def test_json_stays_json(payload: Any) -> None:
+def test_json_payload_round_trip(payload: Any) -> None:
     """Numbers of any size, empty lists and empty objects stay what they are."""
     assert Letter(1, stamped(seal_payload(payload, "", None, 1 << 20))).payload == payload
 
 
 @given(payload=words | st.binary())
-def test_text_and_bytes_stay_themselves(payload: str | bytes) -> None:
+def test_text_and_bytes_payload_round_trip(payload: str | bytes) -> None:
     """The receiver gets the type that the sender gave."""
     assert Letter(1, stamped(seal_payload(payload, "t", {"a": "b"}, 1 << 20))).payload == payload
 
 
 @given(data=st.binary(max_size=20), kind=kinds, topic=labels, headers=st.dictionaries(words, words), at=st.floats(0, 1))
-def test_a_cut_envelope_is_malformed(data: bytes, kind: str, topic: str, headers: dict[str, str], at: float) -> None:
-    """Cut anywhere before its payload, an envelope is Malformed, never a different letter or another error."""
+def test_cut_envelope_is_malformed(data: bytes, kind: str, topic: str, headers: dict[str, str], at: float) -> None:
+    """Cut anywhere before its payload it is Malformed, never another letter or another error."""
     whole = stamped(seal(data, kind, topic, headers))
     cut = int(at * (len(whole) - len(data)))
     assume(cut < len(whole) - len(data))
@@ -70,8 +70,8 @@ def test_a_cut_envelope_is_malformed(data: bytes, kind: str, topic: str, headers
 
 
 @given(noise=st.binary(max_size=60))
-def test_noise_is_malformed_or_a_letter(noise: bytes) -> None:
-    """Foreign bytes under a letter's key raise nothing but Malformed."""
+def test_random_bytes_are_malformed_or_a_letter(noise: bytes) -> None:
+    """Foreign bytes under a letter key raise only Malformed."""
     try:
         _, _, _, data = read_envelope(bytes([VERSION]) + bytes(STAMP - 1) + noise)
     except Malformed:
@@ -80,17 +80,17 @@ def test_noise_is_malformed_or_a_letter(noise: bytes) -> None:
 
 
 @given(cut=st.binary(max_size=11), ms=st.integers(LATEST_MS + 1, 2**48 - 1))
-def test_times_that_are_none(cut: bytes, ms: int) -> None:
-    """An envelope that ends before them, or a year that no calendar has, is Malformed as well."""
+def test_impossible_time_is_malformed(cut: bytes, ms: int) -> None:
+    """An envelope that ends before its times, or a year outside the calendar."""
     for broken in (Letter(5, bytes([VERSION]) + cut), Letter(5, stamped(seal(b""), 0, ms))):
-        with pytest.raises(Malformed, match="letter 5: its envelope holds no time"):
+        with pytest.raises(Malformed, match="letter 5: its envelope has no valid time"):
             _ = broken.expires_at
     for broken in (Letter(5, bytes([VERSION]) + cut[:5]), Letter(5, stamped(seal(b""), ms))):
-        with pytest.raises(Malformed, match="letter 5: its envelope holds no time"):
+        with pytest.raises(Malformed, match="letter 5: its envelope has no valid time"):
             _ = broken.timestamp
 
 
-def test_the_golden_example_of_the_page() -> None:
+def test_envelope_matches_the_example_of_the_page() -> None:
     """What docs/wire-format.md shows is what is written and read."""
     page = (
         (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8").split("\n## Letters\n")[1]
@@ -113,7 +113,7 @@ def to_epoch_ms(moment: datetime) -> int:
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a":1}', b"{", b"\xff", b"[" * 30_000])
-def test_headers_that_are_none(raw: bytes) -> None:
+def test_wrong_headers_are_malformed(raw: bytes) -> None:
     """Anything but a JSON object of strings is Malformed; the payload can still be read."""
     letter = Letter(1, stamped(seal(b"{}", headers=raw)))
     with pytest.raises(Malformed, match="the headers are not"):
@@ -122,13 +122,13 @@ def test_headers_that_are_none(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("version", [b"\x00", b"\x02", b"\xff", b"{"])
-def test_another_version_says_so(version: bytes) -> None:
-    """Written by a newer rsmq: told with the version, not guessed at."""
+def test_envelope_of_another_version_names_it(version: bytes) -> None:
+    """The error says that a newer rsmq may have written it."""
     with pytest.raises(Malformed, match=f"version {version.hex()}.*newer rsmq"):
         read_envelope(version + bytes(30))
 
 
-def test_payloads_that_are_not_what_they_say() -> None:
+def test_payload_of_a_wrong_type_is_malformed() -> None:
     """Broken JSON and broken text are Malformed; the raw bytes can still be read."""
     for data, kind in ((b"{", JSON), (b"NaN", JSON), (b"", JSON), (b"\xff", TEXT)):
         letter = Letter(3, stamped(seal(data, kind)))
@@ -137,8 +137,8 @@ def test_payloads_that_are_not_what_they_say() -> None:
         assert letter.data == data
 
 
-def test_a_received_letter_has_no_content() -> None:
-    """Half way through its handshake only its seq and packet id count."""
+def test_received_letter_has_no_content() -> None:
+    """During its handshake only its seq and packet id are left."""
     letter = Letter(PACKET_IDS + 1, b"", is_redelivered=True)
     assert (letter.is_received, letter.packet_id, letter.payload, letter.data) == (True, 1, None, b"")
     assert (letter.topic, letter.headers) == ("", {})
@@ -152,22 +152,22 @@ def test_a_received_letter_has_no_content() -> None:
         ({"headers": {"a": "x" * 65_535}}, "use at most 32768"),
     ],
 )
-def test_what_is_too_long_is_refused(arguments: dict[str, Any], text: str) -> None:
-    """One byte or two of length: more is an error before anything is sent, with the number to keep to."""
+def test_envelope_with_oversized_fields_is_refused(arguments: dict[str, Any], text: str) -> None:
+    """Lengths have one byte or two: more is an error before anything is sent, with the limit."""
     with pytest.raises(ConfigError, match=text):
         seal(b"", **arguments)
 
 
-def test_large_payloads_are_refused() -> None:
-    """The limit of payloads is that of messages."""
+def test_payload_above_the_limit_is_refused() -> None:
+    """Letters have the payload limit of messages."""
     assert seal_payload(b"x" * 10, "", None, 10)
     with pytest.raises(TooLarge):
         seal_payload(b"x" * 11, "", None, 10)
 
 
 @given(seq=st.integers(1, 2**53 - 1))
-def test_packet_ids_go_round(seq: int) -> None:
-    """1 to 65 535, one after the other, then from 1: the same for a whole round only."""
+def test_packet_id_follows_the_seq_and_wraps(seq: int) -> None:
+    """It counts from 1 to 65 535 and starts again at 1."""
     assert 1 <= packet_id_of(seq) <= PACKET_IDS
     assert packet_id_of(seq + 1) in (packet_id_of(seq) + 1, 1)
     assert packet_id_of(seq + PACKET_IDS) == packet_id_of(seq)
@@ -176,5 +176,5 @@ def test_packet_ids_go_round(seq: int) -> None:
 
 @given(seq=st.integers(1, 2**53 - PACKET_IDS), span=st.integers(1, PACKET_IDS - 1))
 def test_packet_ids_are_unique_within_a_round(seq: int, span: int) -> None:
-    """Letters less than a round apart never share one."""
+    """Letters less than 65 535 apart never share one."""
     assert packet_id_of(seq) != packet_id_of(seq + span)

@@ -1,4 +1,4 @@
-"""What cannot be right is refused before anything is stored, with an error that says what to do instead."""
+"""Wrong arguments are refused before anything is stored, with an error that says what to do instead."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ async def broker(settings: Settings, no_task_left: None) -> AsyncIterator[Broker
 
 
 async def nothing_is_stored(broker: Broker) -> bool:
-    """Whether no device is known."""
+    """Whether the server knows no device."""
     return [name async for name in broker.devices.names()] == []
 
 
 @pytest.mark.parametrize("window", [0, -1, 32_768, True, None, "5", 1.5])
-async def test_windows(broker: Broker, window: Any) -> None:
-    """A whole number of letters, from one to half as many as there are packet ids."""
+async def test_window_out_of_range_is_refused(broker: Broker, window: Any) -> None:
+    """It is a whole number from one to half of all packet ids."""
     with pytest.raises(ConfigError, match="use 1 to 32767"):
         async with broker.connect("phone", window=window):
             raise AssertionError("it was opened")
 
 
 @pytest.mark.parametrize("expiry", [timedelta(0), timedelta(seconds=-1), timedelta(days=60_000), 5, "PT5S"])
-async def test_expiries(broker: Broker, expiry: Any) -> None:
-    """A bare number is never a time; nothing expires before it is sent."""
+async def test_expiry_out_of_range_is_refused(broker: Broker, expiry: Any) -> None:
+    """It is a timedelta above 0, not a number."""
     for attempt in (
         lambda: broker.send("phone", 1, expiry=expiry),
         lambda: broker.send_many([("phone", 1)], expiry=expiry),
@@ -47,8 +47,8 @@ async def test_expiries(broker: Broker, expiry: Any) -> None:
     assert await nothing_is_stored(broker)
 
 
-async def test_what_a_letter_cannot_hold(broker: Broker) -> None:
-    """Headers that are no text, a topic that is too long, a payload above the limit: nothing is stored."""
+async def test_letter_with_oversized_fields_is_refused(broker: Broker) -> None:
+    """Headers that are not text, a topic that is too long, a payload above the limit: nothing is stored."""
     with pytest.raises(ConfigError, match="must be str"):
         await broker.send("phone", 1, headers={"a": 1})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="use at most 255"):
@@ -61,21 +61,21 @@ async def test_what_a_letter_cannot_hold(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("letters", [[("phone",)], [1], ["ab"], 5, {"phone": 1}])
-async def test_what_is_no_list_of_letters(broker: Broker, letters: Any) -> None:
+async def test_send_many_without_pairs_is_refused(broker: Broker, letters: Any) -> None:
     """`send_many` takes pairs of a client id and a payload."""
     with pytest.raises(ConfigError, match="pair"):
         await broker.send_many(letters)
     assert await nothing_is_stored(broker)
 
 
-async def test_sending_nothing(broker: Broker) -> None:
-    """No letters are no mistake."""
+async def test_send_many_of_nothing_stores_nothing(broker: Broker) -> None:
+    """An empty list is no error."""
     await broker.send_many([])
     assert await nothing_is_stored(broker)
 
 
-async def test_one_bad_letter_of_many(broker: Broker) -> None:
-    """An id that is not allowed stops a call; the letters before it are whole, and later calls go on after them."""
+async def test_send_many_with_a_bad_id_stores_what_came_before(broker: Broker) -> None:
+    """A bad id ends the call; earlier letters are stored, and later calls work."""
     with pytest.raises(ConfigError, match="device id"):
         await broker.send_many([("phone", 1), ("", 2), ("phone", 3)])
     await broker.send("phone", 4)
@@ -83,8 +83,8 @@ async def test_one_bad_letter_of_many(broker: Broker) -> None:
     assert [letter.payload for letter in letters] == [1, 4]
 
 
-async def test_outside_the_broker(settings: Settings) -> None:
-    """Before and after `async with broker` the error names it."""
+async def test_devices_need_a_connected_broker(settings: Settings) -> None:
+    """Before and after `async with broker` the error shows it."""
     broker = Broker(settings.model_copy(update={"preflight": "warn"}))
     for _ in range(2):
         with pytest.raises(ConfigError, match="async with broker"):
@@ -95,24 +95,24 @@ async def test_outside_the_broker(settings: Settings) -> None:
             pass
 
 
-async def test_a_session_that_is_not_open(broker: Broker) -> None:
-    """Iterating without `async with` is told apart from an empty inbox."""
+async def test_session_that_is_not_open_cannot_be_iterated(broker: Broker) -> None:
+    """The error shows `async with broker.connect`."""
     session = broker.connect("phone")
     with pytest.raises(ConfigError, match=r"async with broker\.connect"):
         await anext(session)
 
 
 @pytest.mark.parametrize("letter", [1, "1", None])
-async def test_what_is_no_letter(broker: Broker, letter: Any) -> None:
-    """Only what the session has yielded can be acknowledged."""
+async def test_session_refuses_to_ack_other_objects(broker: Broker, letter: Any) -> None:
+    """It acknowledges only letters."""
     async with broker.connect("phone") as session:
         for step in (session.ack, session.receive):
-            with pytest.raises(ConfigError, match="pass what the session has yielded"):
+            with pytest.raises(ConfigError, match="pass one that the session has yielded"):
                 await step(letter)
 
 
-async def test_a_letter_of_another_device(broker: Broker) -> None:
-    """A gateway that mixes up its sessions acknowledges nothing that it has not delivered."""
+async def test_session_refuses_to_ack_letters_of_another_device(broker: Broker) -> None:
+    """A gateway that mixes up its sessions acknowledges nothing."""
     await broker.send_many([("phone", 1), ("other", 2)])
     async with broker.connect("phone") as session, broker.connect("other") as other:
         letter = await anext(session)
@@ -123,8 +123,8 @@ async def test_a_letter_of_another_device(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 1001])
-async def test_peeking(broker: Broker, count: int) -> None:
-    """Bounded, as everything that asks the server."""
+async def test_peek_count_out_of_range_is_refused(broker: Broker, count: int) -> None:
+    """It reads 1 to 1000 letters."""
     with pytest.raises(ConfigError, match="use 1 to 1000"):
         await broker.devices.peek("phone", count=count)
 
@@ -139,14 +139,14 @@ async def test_peeking(broker: Broker, count: int) -> None:
         ({"inbox_poll": timedelta(0)}, "RSMQ_INBOX_POLL"),
     ],
 )
-def test_settings(values: dict[str, Any], text: str) -> None:
-    """More letters than packet ids, and times that cannot be."""
+def test_inbox_settings_out_of_range_are_refused(values: dict[str, Any], text: str) -> None:
+    """More letters than packet ids, and impossible durations."""
     with pytest.raises(ConfigError, match=text):
         Settings(**values)
 
 
-def test_an_idle_device_is_not_forgotten() -> None:
-    """A connected device is heard of three times within the time after which it would be forgotten."""
+def test_idle_device_is_polled_before_it_would_be_forgotten() -> None:
+    """A connected device polls three times within the inbox TTL."""
     assert poll_seconds(Settings(inbox_ttl=timedelta(seconds=9))) == 3
     assert poll_seconds(Settings()) == 30
 
@@ -155,8 +155,8 @@ def test_an_idle_device_is_not_forgotten() -> None:
     "recipients",
     [lambda: "phone", lambda one, other: "phone", "phone", None],
 )
-async def test_recipient_functions(broker: Broker, recipients: Any) -> None:
-    """`to` is a function of one message."""
+async def test_deliver_with_a_wrong_function_is_refused(broker: Broker, recipients: Any) -> None:
+    """`to` takes one message."""
     with pytest.raises(ConfigError):
         broker.deliver("alerts", to=recipients)
 
@@ -169,7 +169,7 @@ ALL: list[Callable[[Broker], Awaitable[Any]]] = [
 
 
 @pytest.mark.parametrize("ask", ALL)
-async def test_ids(broker: Broker, ask: Callable[[Broker], Awaitable[Any]]) -> None:
-    """Everything that takes an id checks it in the same way."""
+async def test_device_commands_check_their_id(broker: Broker, ask: Callable[[Broker], Awaitable[Any]]) -> None:
+    """Every command that takes an id checks it in the same way."""
     with pytest.raises(RsmqError, match="device id"):
         await ask(broker)

@@ -1,4 +1,4 @@
-"""An inbox against its model: the same random steps on both, compared after each."""
+"""An inbox compared with a model after each of many random steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rsmq.keys import Keys
+from rsmq.model.keys import Keys
 from rsmq.persistence.letter import STAMP, packet_id_of, read_envelope, seal
-from rsmq.script import (
+from rsmq.redis.scripts import (
     ACK_LETTERS,
     ADD_LETTERS,
     CLEAR_INBOX,
@@ -49,7 +49,7 @@ class Stored:
 
 @dataclass
 class Model:
-    """What an inbox is, in the plainest terms."""
+    """An inbox in the simplest terms."""
 
     seq: int = 0
     letters: dict[int, Stored] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Model:
                 self.expired += 1
             else:
                 self.seq += 1
-                while packet_id_of(self.seq) in {packet_id_of(each) for each in self.held}:
+                while packet_id_of(self.seq) in {packet_id_of(each) for each in self.letters}:
                     self.seq += 1
                 self.letters[self.seq] = Stored(text, is_own=kind == "own")
                 stored += 1
@@ -85,26 +85,25 @@ class Model:
         return [stored, self.dropped - before[0], self.expired - before[1], self.late - before[2]]
 
     def _make_room(self) -> None:
-        if not self._overflow():
+        if self._overflow() <= 0:
             return
         for seq in [seq for seq, each in self.letters.items() if each.is_own and not each.is_alive]:
             del self.letters[seq]
             self.expired += 1
-        for seq in [seq for seq in self.letters if seq not in self.held][: self._overflow()]:
+        for seq in [seq for seq in self.letters if seq not in self.held][: max(self._overflow(), 0)]:
             if self.letters.pop(seq).is_alive:
                 self.dropped += 1
             else:
                 self.expired += 1
 
     def _overflow(self) -> int:
-        """How many have to go: beyond the limit, or a whole round of packet ids old."""
-        old = sum(seq <= self.seq - ROUND for seq in self.letters if seq not in self.held)
-        return max(len(self.letters) - LIMIT, old, 0)
+        """The number of letters beyond the limit."""
+        return len(self.letters) - LIMIT
 
     def page(self, after: int, count: int) -> list[tuple[int, str]]:
         """The next letters; what has died goes on the way."""
-        found, looked = [], [seq for seq in self.letters if seq > after][:count]
-        for seq in looked:
+        found, seen = [], [seq for seq in self.letters if seq > after][:count]
+        for seq in seen:
             if seq in self.held:
                 found.append((seq, ""))
             elif self.letters[seq].is_alive:
@@ -112,7 +111,7 @@ class Model:
             else:
                 del self.letters[seq]
                 self.expired += 1
-        self.sent = max([self.sent, after, *looked])
+        self.sent = max([self.sent, after, *seen])
         return found
 
     def ack(self, seqs: list[int]) -> int:
@@ -135,7 +134,7 @@ class Model:
         return [int(was_known), self.sent, self.floor, sum(seq <= self.floor for seq in self.letters)]
 
     def let_go(self) -> None:
-        """Everything that is there is under the floor now. What was in its handshake has no content any more."""
+        """A clean start: all letters are now below the floor, and received ones lose their content."""
         self.floor = self.seq
         for seq in self.held:
             self.letters[seq].is_alive = False
@@ -162,10 +161,11 @@ class InboxMachine(RuleBasedStateMachine):
         self.inbox, self.session, self.expiry, _ = self.names
         self.model = Model()
         self.epoch, self.old = "", "0"
-        self.text = 0
+        self.text = self.connects = 0
+        self.opened: list[Any] = []
 
     def teardown(self) -> None:
-        """Nothing is left behind."""
+        """Delete all keys."""
         self.client.execute_command("DEL", *self.names[:3], *map(self.letter, self.model.letters))
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -204,13 +204,13 @@ class InboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.letters)
     @rule(jump=st.sampled_from([1, ROUND - 4, ROUND - 3, ROUND - 2, ROUND - 1]))
     def time_passes(self, jump: int) -> None:
-        """Many letters come and are acknowledged: only the seq shows it."""
+        """Many letters come and are acknowledged: only the seq grows."""
         self.go_on_at(min(self.model.letters) + jump)
 
     @precondition(lambda self: self.model.letters)
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
-        """The time of some letters ends: their expiry is moved to now, and the server does the rest."""
+        """Some letters expire now: the server removes them."""
         for seq in data.draw(self.seqs()):
             if seq in self.model.held or seq not in self.model.letters:
                 continue
@@ -221,26 +221,40 @@ class InboxMachine(RuleBasedStateMachine):
     @rule(clean=st.sampled_from([False, False, False, True]))
     def open(self, clean: bool) -> None:
         """The device connects, perhaps while it is connected elsewhere."""
-        keys = self.names
-        reply = OPEN_SESSION.run(self.client, keys, ("gateway", int(clean), LIFE))
+        self.connects += 1
+        reply = self.connect_as(self.connects, clean=clean)
         assert int(reply[1]) > int(self.epoch or 0)
         self.old, self.epoch = self.epoch or self.old, reply[1].decode()
         assert [*map(int, reply[2:])] == self.model.open(clean=clean)
+        self.opened = reply
+
+    @precondition(lambda self: self.opened)
+    @rule(clean=st.booleans(), back=st.integers(0, 2))
+    def open_again(self, clean: bool, back: int) -> None:
+        """A connect is repeated: the newest changes nothing and gets its first answer, an older one is refused."""
+        position = max(1, self.connects - back)
+        reply = self.connect_as(position, clean=clean)
+        if position == self.connects:
+            under = sum(seq <= self.model.floor for seq in self.model.letters)
+            state = [str(self.model.sent).encode(), str(self.model.floor).encode(), under]
+            assert reply == [*self.opened[:3], *state]
+        else:
+            assert reply == [b"STALE_EPOCH"]
 
     @rule(after=st.integers(0, 4), count=st.integers(0, 7))
     def page(self, after: int, count: int) -> None:
-        """Read from one of the places where letters are, or from the floor."""
-        places = [self.model.floor, *self.model.letters]
-        cursor = places[after % len(places)]
+        """Read after a stored letter, or from the floor."""
+        cursors = [self.model.floor, *self.model.letters]
+        cursor = cursors[after % len(cursors)]
         reply = self.ask(PAGE_LETTERS, (self.inbox, self.session, self.expiry), cursor, count, 1 << 20, LIFE)
         if reply is None:
             return
-        looked = [seq for seq in self.model.letters if seq > cursor][:count]
+        seen = [seq for seq in self.model.letters if seq > cursor][:count]
         expected = self.model.page(cursor, count)
         found = [(int(seq), self.text_of(envelope)) for seq, envelope in zip(reply[3::2], reply[4::2], strict=True)]
         assert found == expected
-        assert int(reply[1]) == (looked[-1] if looked else cursor)
-        assert reply[2] == (len(looked) < count)
+        assert int(reply[1]) == (seen[-1] if seen else cursor)
+        assert reply[2] == (len(seen) < count)
 
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
@@ -266,8 +280,8 @@ class InboxMachine(RuleBasedStateMachine):
     def clear(self, everything: bool, count: int) -> None:
         """A chunk of a purge, or of what a clean start has left."""
         keys = (self.inbox, self.session, self.expiry)
-        reply = CLEAR_INBOX.run(self.client, keys, (int(everything), count))
-        if everything and self.model.is_known:
+        reply = CLEAR_INBOX.run(self.client, keys, (self.model.seq if everything else 0, count))
+        if everything and self.model.seq > self.model.floor:
             self.model.let_go()
         assert reply[1:] == self.model.clear(count)
 
@@ -275,7 +289,7 @@ class InboxMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_the_same(self) -> None:
-        """References, contents, handshakes and counters are those of the model."""
+        """References, contents, handshakes and counters equal those of the model."""
         model, call = self.model, self.client.execute_command
         assert [int(ref) for ref in call("ZRANGE", self.inbox, 0, -1)] == list(model.letters)
         contents = {seq for seq in model.letters if call("EXISTS", self.letter(seq))}
@@ -291,7 +305,7 @@ class InboxMachine(RuleBasedStateMachine):
 
     @invariant()
     def packet_ids_are_unique(self) -> None:
-        """No two letters that are there share one."""
+        """No two stored letters share one."""
         ids = [packet_id_of(seq) for seq in self.model.letters]
         assert len(ids) == len(set(ids))
 
@@ -305,15 +319,21 @@ class InboxMachine(RuleBasedStateMachine):
 
     def ask(self, script: Any, keys: tuple[str, ...], *args: Any) -> Any:
         """A call of the session, after one of a stale one that must change nothing. None without a session."""
-        assert script.run(self.client, keys, (self.old, *args)) == [b"STALE_EPOCH"]
+        refusal = b"STALE_EPOCH" if self.epoch else b"NO_SESSION"
+        assert script.run(self.client, keys, (self.old, *args)) == [refusal]
         if not self.epoch:
             return None
         reply = script.run(self.client, keys, (self.epoch, *args))
         assert reply[0] == b"OK"
         return reply
 
+    def connect_as(self, position: int, *, clean: bool) -> Any:
+        """Open a session under a position of one gateway."""
+        args = ("gateway", int(clean), LIFE, "source:!g", f"{position:016d}", LIFE)
+        return OPEN_SESSION.run(self.client, self.names, args)
+
     def store(self, source: str, batch: list[tuple[int, str, str]]) -> None:
-        """Add, as the post does."""
+        """Add letters like the inbox writer."""
         now, parts = self.now(), list[Any]()
         for position, kind, text in batch:
             published, ttl = {"plain": ("", ""), "own": (now, HOUR), "dead": ("", 0), "late": (1, "")}[kind]
@@ -322,7 +342,7 @@ class InboxMachine(RuleBasedStateMachine):
         assert ADD_LETTERS.run(self.client, self.names, args) == [b"OK", *self.model.add(source, batch)]
 
     def seqs(self) -> st.SearchStrategy[list[int]]:
-        """Seqs to settle, twice the same among them."""
+        """Seqs to settle, with a repeated one."""
         return st.lists(st.sampled_from([*self.model.letters, self.model.seq + 1]), min_size=1, max_size=4)
 
     def go_on_at(self, seq: int) -> None:
@@ -348,7 +368,7 @@ class InboxMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def machine(server_url: str, prefix: str) -> Iterator[type[InboxMachine]]:
-    """The machine on the shared server; each of its runs has keys of its own."""
+    """The machine on the shared server; each run has its own keys."""
     with redis.Redis.from_url(server_url, protocol=2) as plain:
         plain.response_callbacks.clear()
         runs = iter(range(1 << 30))
@@ -356,8 +376,8 @@ def machine(server_url: str, prefix: str) -> Iterator[type[InboxMachine]]:
         yield InboxMachine
 
 
-def test_an_inbox_is_its_model(machine: type[InboxMachine]) -> None:
-    """Whatever is added, retried, expired, read, received, acknowledged, taken over or cleared, in whatever order."""
+def test_inbox_scripts_behave_like_the_model(machine: type[InboxMachine]) -> None:
+    """Adding, retrying, expiring, reading, receiving, acknowledging, taking over and clearing, in any order."""
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -13,6 +13,8 @@ import pytest
 
 from rsmq import Broker, Letter, Session, SessionTaken, Settings
 from rsmq.errors import BrokerUnavailable
+from rsmq.persistence.letter import PACKET_IDS
+from tests.patience import until
 from tests.servers import Server
 
 SOON = 20.0
@@ -21,7 +23,7 @@ SOON = 20.0
 
 @pytest.fixture
 def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
-    """A broker whose sessions practically never look by themselves."""
+    """A broker whose sessions practically never poll."""
 
     def make(**overrides: object) -> Broker:
         values = {"url": server_url, "prefix": prefix, "preflight": "warn", "inbox_poll": timedelta(hours=1)}
@@ -56,7 +58,7 @@ async def field(broker: Broker, name: str, device: str = "phone") -> str:
 
 
 async def waits(broker: Broker, device: str = "phone") -> None:
-    """Until the session has found its inbox empty, and wants to be woken."""
+    """Wait until the session has found its inbox empty and waits to be woken."""
     with anyio.fail_after(SOON):
         while await field(broker, "idle", device) != "1":
             await anyio.sleep(0.001)
@@ -66,8 +68,8 @@ async def waits(broker: Broker, device: str = "phone") -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 7])
-async def test_the_window_is_never_exceeded(broker: Broker, window: int) -> None:
-    """With a full window nothing leaves the inbox, whatever is stored; one ack lets exactly one out."""
+async def test_session_never_exceeds_its_window(broker: Broker, window: int) -> None:
+    """With a full window no letter leaves the inbox; one ack releases exactly one."""
     await broker.send_many(("phone", n) for n in range(20))
     async with broker.connect("phone", window=window) as session:
         out = await take(session, window)
@@ -82,8 +84,8 @@ async def test_the_window_is_never_exceeded(broker: Broker, window: int) -> None
         assert await field(broker, "sent") == str(window + 1)
 
 
-async def test_acks_in_any_order(broker: Broker) -> None:
-    """However late and in whatever order letters are acknowledged, they come in order, and none stays behind."""
+async def test_acks_in_any_order_remove_their_letters(broker: Broker) -> None:
+    """Letters come in order, and none stays behind."""
     await broker.send_many(("phone", n) for n in range(300))
     got, out = list[int](), list[Letter]()
     async with broker.connect("phone", window=13) as session:
@@ -100,8 +102,8 @@ async def test_acks_in_any_order(broker: Broker) -> None:
     assert await backlog(broker) == 0
 
 
-async def test_a_received_letter_stays_in_the_window(broker: Broker) -> None:
-    """Half of a handshake makes no room; the whole one does."""
+async def test_received_letter_stays_in_the_window(broker: Broker) -> None:
+    """`receive` makes no room in the window, `ack` does."""
     await broker.send_many(("phone", n) for n in range(3))
     async with broker.connect("phone", window=1) as session:
         (letter,) = await take(session, 1)
@@ -119,7 +121,7 @@ async def test_a_received_letter_stays_in_the_window(broker: Broker) -> None:
 
 
 async def test_unacknowledged_letters_come_again_first(broker: Broker) -> None:
-    """In order and marked, also those that were only half received; then the new ones, not marked."""
+    """They come in order and marked, received ones included; then the new ones, unmarked."""
     await broker.send_many(("phone", n) for n in range(5))
     async with broker.connect("phone") as session:
         letters = await take(session, 4)
@@ -131,15 +133,15 @@ async def test_unacknowledged_letters_come_again_first(broker: Broker) -> None:
         await broker.send("phone", 5)
         again = await take(session, 5)
         assert [letter.seq for letter in again] == [1, 3, 4, 5, 6]
-        # the fifth was on its way to the first connection, which has not looked at it: it cannot be told apart
+        # the fifth was on its way to the first connection, which has not read it: it cannot be told apart
         assert [letter.is_redelivered for letter in again] == [True, True, True, True, False]
         assert [letter.is_received for letter in again] == [False, True, False, False, False]
         assert (again[1].payload, again[2].payload) == (None, 3)
     assert await backlog(broker) == 0
 
 
-async def test_flush_and_leaving(broker: Broker) -> None:
-    """After `flush` the server has the acks; leaving the block flushes, too, also when it is left by an error."""
+async def test_flush_and_leaving_wait_for_acks(broker: Broker) -> None:
+    """After `flush` the server has the acks; leaving the block flushes, too, also after an error."""
     await broker.send_many(("phone", n) for n in range(3))
 
     async def fail() -> None:
@@ -156,8 +158,8 @@ async def test_flush_and_leaving(broker: Broker) -> None:
     assert await backlog(broker) == 1
 
 
-async def test_auto_ack(broker: Broker) -> None:
-    """A letter is acknowledged when the next one is asked for, and the last one when the loop is left in order."""
+async def test_auto_ack_acknowledges_when_the_loop_goes_on(broker: Broker) -> None:
+    """The last letter is acknowledged when the loop ends without an error."""
     await broker.send_many(("phone", n) for n in range(5))
     async with broker.connect("phone", auto_ack=True) as session:
         await take(session, 2)
@@ -175,11 +177,11 @@ async def test_auto_ack(broker: Broker) -> None:
 
     with pytest.raises(LookupError):
         await fail()
-    assert await backlog(broker) == 2, "whoever failed has not got it"
+    assert await backlog(broker) == 2, "a failed handler does not acknowledge"
 
 
-async def test_acks_from_other_tasks(broker: Broker) -> None:
-    """One task reads, others settle; many acks go in few calls."""
+async def test_acks_from_other_tasks_are_taken(broker: Broker) -> None:
+    """One task reads, others acknowledge; many acks share few calls."""
     await broker.send_many(("phone", n) for n in range(500))
     async with broker.connect("phone", window=50) as session, anyio.create_task_group() as tasks:
         for _ in range(500):
@@ -187,8 +189,8 @@ async def test_acks_from_other_tasks(broker: Broker) -> None:
     assert await backlog(broker) == 0
 
 
-async def test_a_cancelled_wait_loses_nothing(broker: Broker) -> None:
-    """Giving up at any moment of a read: the next one gets what this one missed, in order and not marked."""
+async def test_cancelled_wait_loses_no_letter(broker: Broker) -> None:
+    """A read is cancelled at any moment: the next one gets the letters, in order and unmarked."""
     await broker.send_many(("phone", n) for n in range(200))
     got = list[Letter]()
     async with broker.connect("phone", window=3, auto_ack=True) as session:
@@ -210,8 +212,8 @@ async def test_a_cancelled_wait_loses_nothing(broker: Broker) -> None:
 # -- taking over --------------------------------------------------------------------------------------------------
 
 
-async def test_a_takeover_ends_every_step(broker: Broker, make_broker: Callable[..., Broker]) -> None:
-    """The old session, which was waiting, is told at once; reading, acknowledging, flushing: all say the same."""
+async def test_takeover_ends_every_step_of_the_old_session(broker: Broker, make_broker: Callable[..., Broker]) -> None:
+    """The waiting session is woken at once; reading, acknowledging and flushing all raise SessionTaken."""
     await broker.send("phone", 0)
     async with make_broker() as other, broker.connect("phone") as old:
         (letter,) = await take(old, 1)
@@ -229,8 +231,8 @@ async def test_a_takeover_ends_every_step(broker: Broker, make_broker: Callable[
     assert await backlog(broker) == 0
 
 
-async def test_a_takeover_that_nobody_noticed(broker: Broker) -> None:
-    """Acks that came too late are an error at the end of the block, not a silent loss; the letter comes again."""
+async def test_takeover_without_a_ring_is_found_by_the_next_page(broker: Broker) -> None:
+    """Late acks are an error at the end of the block, not a silent loss; the letter comes again."""
     await broker.send("phone", 0)
 
     async def overtaken() -> None:
@@ -245,8 +247,8 @@ async def test_a_takeover_that_nobody_noticed(broker: Broker) -> None:
     assert await backlog(broker) == 1
 
 
-async def test_many_takeovers_at_once(broker: Broker, make_broker: Callable[..., Broker]) -> None:
-    """Twenty connections of one device at the same moment: one is left, and it gets everything."""
+async def test_concurrent_takeovers_leave_one_session(broker: Broker, make_broker: Callable[..., Broker]) -> None:
+    """Of twenty simultaneous sessions of one device one stays, and gets every letter."""
     await broker.send_many(("phone", n) for n in range(10))
     taken = 0
     async with make_broker() as other:
@@ -265,8 +267,8 @@ async def test_many_takeovers_at_once(broker: Broker, make_broker: Callable[...,
     assert (got, taken) == (list(range(10)), 19)
 
 
-async def test_clean_start(broker: Broker) -> None:
-    """Nothing of before, whether stored or out; what comes afterwards does; nobody is present to it."""
+async def test_clean_session_starts_with_an_empty_inbox(broker: Broker) -> None:
+    """Earlier letters are gone, also unacknowledged ones; later ones come; `is_present` is false."""
     await broker.send_many(("phone", n) for n in range(2500))
     async with broker.connect("phone") as session:
         assert session.is_present
@@ -277,12 +279,12 @@ async def test_clean_start(broker: Broker) -> None:
         await broker.send("phone", "new")
         (letter,) = await take(session, 1)
         assert (letter.seq, letter.payload, letter.is_redelivered) == (2501, "new", False)
-    async with broker.connect("nobody") as session:
+    async with broker.connect("unknown") as session:
         assert not session.is_present
 
 
-async def test_purge_under_a_session(broker: Broker) -> None:
-    """An operator empties the inbox of a connected device: it goes on with what comes afterwards."""
+async def test_session_continues_after_a_purge(broker: Broker) -> None:
+    """An operator empties the inbox of a connected device: it gets later letters."""
     await broker.send_many(("phone", n) for n in range(50))
     async with broker.connect("phone", window=5, auto_ack=True) as session:
         await take(session, 5)
@@ -296,8 +298,8 @@ async def test_purge_under_a_session(broker: Broker) -> None:
 # -- waking -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_letter_wakes_its_device(broker: Broker, make_broker: Callable[..., Broker]) -> None:
-    """A waiting session gets a letter from another process's broker at once, again and again."""
+async def test_letter_wakes_a_waiting_session(broker: Broker, make_broker: Callable[..., Broker]) -> None:
+    """A letter from another broker arrives at once, repeatedly."""
     async with make_broker() as sender, broker.connect("phone", auto_ack=True) as session:
         for n in range(20):
             waiting = asyncio.ensure_future(anext(session))
@@ -307,8 +309,8 @@ async def test_a_letter_wakes_its_device(broker: Broker, make_broker: Callable[.
                 assert (await waiting).payload == n
 
 
-async def test_a_lost_wake_up_is_made_good_by_the_poll(make_broker: Callable[..., Broker]) -> None:
-    """Nobody rings, as if the wake-up were lost: the session looks by itself."""
+async def test_lost_ring_is_made_good_by_the_poll(make_broker: Callable[..., Broker]) -> None:
+    """Without a ring the session polls."""
     async with make_broker(inbox_poll=timedelta(milliseconds=300)) as broker, broker.connect("phone") as session:
         waiting = asyncio.ensure_future(anext(session))
         await waits(broker)
@@ -318,8 +320,8 @@ async def test_a_lost_wake_up_is_made_good_by_the_poll(make_broker: Callable[...
             assert (await waiting).payload == "unheard"
 
 
-async def test_the_doorbell_is_cut(broker: Broker) -> None:
-    """A subscription that broke may have missed something: the session looks again when it is made anew."""
+async def test_session_continues_after_its_doorbell_is_cut(broker: Broker) -> None:
+    """The new subscription rings, because the broken one may have missed a ring."""
     async with broker.connect("phone", auto_ack=True) as session:
         for n in range(3):
             waiting = asyncio.ensure_future(anext(session))
@@ -330,8 +332,8 @@ async def test_the_doorbell_is_cut(broker: Broker) -> None:
                 assert (await waiting).payload == n
 
 
-async def test_connections_are_cut(broker: Broker) -> None:
-    """Every connection is cut again and again while letters are sent, read and acknowledged: none lost or twice."""
+async def test_session_continues_after_its_connections_are_cut(broker: Broker) -> None:
+    """Every connection is cut repeatedly while letters are sent, read and acknowledged: none is lost or repeated."""
     got, sent = list[Letter](), 400
 
     async def cut() -> None:
@@ -357,8 +359,8 @@ async def test_connections_are_cut(broker: Broker) -> None:
     assert await backlog(broker) == 0
 
 
-async def test_a_full_server_can_be_emptied() -> None:
-    """Out of memory: letters are read and acknowledged all the same, and a sender waits until there is room."""
+async def test_full_server_can_be_emptied_by_acks() -> None:
+    """On a server out of memory letters can be read and acknowledged, and a sender waits for room."""
     with Server() as server:
         async with Broker(Settings(url=server.url, preflight="warn")) as broker:
             await broker.send_many(("phone", n) for n in range(10))
@@ -376,8 +378,8 @@ async def test_a_full_server_can_be_emptied() -> None:
 # -- expiry -----------------------------------------------------------------------------------------------------------
 
 
-async def test_expired_letters_do_not_come(broker: Broker) -> None:
-    """Each letter by its own time: the expired is left out and counted, the order of the others stays."""
+async def test_expired_letters_are_not_delivered(broker: Broker) -> None:
+    """The expired ones are skipped and counted, the others keep their order."""
     await broker.send("phone", "a", expiry=timedelta(hours=1))
     await broker.send("phone", "b", expiry=timedelta(milliseconds=1))
     await broker.send("phone", "c")
@@ -397,8 +399,8 @@ async def test_expired_letters_do_not_come(broker: Broker) -> None:
 # -- many -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_thousand_sessions(broker: Broker) -> None:
-    """They share one task group and a handful of connections; each gets what is its own; nothing is left afterwards."""
+async def test_thousand_sessions_each_get_their_letters(broker: Broker) -> None:
+    """They share one task group and a few connections; nothing is left open afterwards."""
     names = [f"phone-{n}" for n in range(1000)]
 
     async def connections() -> int:
@@ -422,3 +424,54 @@ async def test_a_thousand_sessions(broker: Broker) -> None:
         counts = await broker.client.execute_command("PUBSUB", "SHARDNUMSUB", *channels)
         assert not any(counts[1::2])
     assert sum([await backlog(broker, name) for name in names[::50]]) == 0
+
+
+# -- packet ids -------------------------------------------------------------------------------------------------------
+
+
+async def test_letter_waits_while_the_device_holds_its_packet_id(
+    broker: Broker, make_broker: Callable[..., Broker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The device has not acknowledged a letter that expired a round ago: its packet id is not given again."""
+    await broker.send("phone", "old", expiry=timedelta(hours=1))
+    async with broker.connect("phone") as session:
+        (old,) = await take(session, 1)
+        purged = await broker.devices.purge("phone")
+        await broker.client.execute_command("HSET", broker.keys.session("phone"), "seq", PACKET_IDS - 1)
+        await broker.send_many(("phone", text) for text in ("before", "same id", "after"))
+        (before,) = await take(session, 1)
+        assert (purged, before.payload) == (1, "before")
+        waiting = asyncio.ensure_future(anext(session))
+        await until(lambda: "waits for its packet id 1" in caplog.text, "the session has said so")
+        await session.ack(before)
+        await session.flush()
+        assert not waiting.done()
+        await session.ack(old)
+        with anyio.fail_after(SOON):
+            rest = [await waiting, *await take(session, 1)]
+        assert [(letter.payload, letter.packet_id) for letter in rest] == [("same id", 1), ("after", 2)]
+        await session.ack(old)  # late, and of a letter that is gone: it frees no id
+        waiting = asyncio.ensure_future(anext(session))
+        await broker.send("phone", "last")
+        with anyio.fail_after(SOON):
+            assert (await waiting).payload == "last"
+    assert caplog.text.count("waits for its packet id") == 1
+
+
+async def test_unacknowledged_letter_keeps_its_packet_id_for_a_round(broker: Broker) -> None:
+    """One letter stays out while 66 000 others pass through the session: no id is out twice, none is lost."""
+    got, out = 0, dict[int, int]()
+    async with broker.connect("phone", window=500) as session:
+        await broker.send("phone", -1)
+        (stuck,) = await take(session, 1)
+        out[stuck.packet_id] = stuck.seq
+        for start in range(0, 66_000, 3000):
+            await broker.send_many(("phone", n) for n in range(start, start + 3000))
+            for n in range(start, start + 3000):
+                (letter,) = await take(session, 1)
+                assert letter.payload == n
+                assert letter.packet_id not in out, f"{letter} has the packet id of {stuck}"
+                await session.ack(letter)
+                got += 1
+        await session.ack(stuck)
+    assert (got, await backlog(broker)) == (66_000, 0)

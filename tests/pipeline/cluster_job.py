@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rsmq.pipeline.archive import Order, archive
+from rsmq.pipeline.format.reader import StreamReader
+from rsmq.pipeline.format.writer import BatchWriter
+from rsmq.pipeline.jobs.archive import ArchiveOptions, archive
 from rsmq.pipeline.source import RsmqSource
-from rsmq.pipeline.stream import StreamReader
-from rsmq.pipeline.writer import Writer
 
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 SETTINGS = {
@@ -52,7 +52,7 @@ def deadly_source(flag: str, name_of_source: str) -> type[RsmqSource]:
             Path(flag).touch(exist_ok=False)
             os.kill(executor(), signal.SIGKILL)
 
-    class DeadlyWriter(Writer):
+    class DeadlyWriter(BatchWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
             def until_death() -> Iterator[pa.RecordBatch]:
                 yield from iterator
@@ -72,7 +72,7 @@ def deadly_source(flag: str, name_of_source: str) -> type[RsmqSource]:
         def name(cls) -> str:
             return name_of_source
 
-        def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
             return DeadlyWriter(super().writer(schema, overwrite)._options)
 
         def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
@@ -91,20 +91,20 @@ def main(master: str, url: str, prefix: str, source: str, target: str, flag: str
     spark.stop()
 
 
-def copied(spark: SparkSession, place: dict[str, str], source: str, target: str, flag: str) -> None:
+def copied(spark: SparkSession, connection: dict[str, str], source: str, target: str, flag: str) -> None:
     """A task reads a partition in order and writes it, which is all that a mark needs."""
-    found = spark.read.format("rsmq").options(**place, subscribe=source).load()
+    found = spark.read.format("rsmq").options(**connection, subscribe=source).load()
     assert "id_ms" in found.columns, "wherever rsmq is installed, it is found by its name alone"
     spark.dataSource.register(deadly_source(flag, "rsmq_deadly"))
-    rows = spark.read.format("rsmq_deadly").options(**place, subscribe=source, includeHeaders="true").load()
-    options = {**place, "topic": target, "idempotence": "marker", "jobId": "copy"}
+    rows = spark.read.format("rsmq_deadly").options(**connection, subscribe=source, includeHeaders="true").load()
+    options = {**connection, "topic": target, "idempotence": "marker", "jobId": "copy"}
     rows.write.format("rsmq_deadly").options(**options).mode("append").save()
 
 
-def archived(spark: SparkSession, place: dict[str, str], source: str, target: str, flag: str) -> None:
+def archived(spark: SparkSession, connection: dict[str, str], source: str, target: str, flag: str) -> None:
     """In two batches."""
     spark.dataSource.register(deadly_source(flag, "rsmq"))
-    archive(spark, Order({**place, "subscribe": source}, target, batch=1200))
+    archive(spark, ArchiveOptions({**connection, "subscribe": source}, target, batch=1200))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ pytest.importorskip("pyspark", reason="the extra is not installed: pip install '
 import redis
 from pyspark.sql import DataFrame, SparkSession
 
-from rsmq.keys import Keys
-from rsmq.partition import partition_for
+from rsmq.model.keys import Keys
+from rsmq.model.partition import partition_for
+from rsmq.model.settings import Settings
 from rsmq.pipeline import register
 from rsmq.pipeline.java import use_java
-from rsmq.settings import Settings
+from tests.pipeline.vault import Vault
 from tests.servers import Server
 
 SETTINGS = {
@@ -105,33 +106,39 @@ def store(server: Server, keys: Keys) -> Iterator[Store]:
 
 
 @pytest.fixture
+def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
+    """An empty archive beside the shared server."""
+    return Vault(spark, tmp_path / "archive", settings)
+
+
+@pytest.fixture
 def topic() -> str:
     """The name of a topic that only this test uses."""
     return f"t{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
-def place(settings: Settings) -> dict[str, str]:
+def connection(settings: Settings) -> dict[str, str]:
     """The options that lead to the shared server and the key prefix of the test."""
     assert settings.url is not None
     return {"url": settings.url, "prefix": settings.prefix}
 
 
 @pytest.fixture
-def reading(spark: SparkSession, place: dict[str, str]) -> Callable[..., DataFrame]:
+def reading(spark: SparkSession, connection: dict[str, str]) -> Callable[..., DataFrame]:
     """`reading(subscribe="orders", ...)`: a batch read from the shared server."""
 
     def read(**options: Any) -> DataFrame:
-        return spark.read.format("rsmq").options(**place, **options).load()
+        return spark.read.format("rsmq").options(**connection, **options).load()
 
     return read
 
 
 @pytest.fixture
-def writing(place: dict[str, str]) -> Callable[..., None]:
+def writing(connection: dict[str, str]) -> Callable[..., None]:
     """`writing(frame, topic="orders", ...)`: a batch write to the shared server."""
 
     def write(frame: DataFrame, **options: Any) -> None:
-        frame.write.format("rsmq").options(**place, **options).mode("append").save()
+        frame.write.format("rsmq").options(**connection, **options).mode("append").save()
 
     return write

@@ -1,4 +1,4 @@
-"""A terminal of a test: what a command shows on stderr when a person looks at it."""
+"""A terminal for a test: what a command shows on stderr where that is a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARK: Final = "\x1e"
 
 
 class Terminal:
-    """`with Terminal() as terminal:` and `terminal.file` in the place of stderr."""
+    """`with Terminal() as terminal:` and `terminal.file` instead of stderr."""
 
     def __init__(self) -> None:
         self._master, slave = pty.openpty()
@@ -32,7 +32,7 @@ class Terminal:
         return shown
 
     def _read(self) -> None:
-        """A terminal that nobody reads stops whoever writes."""
+        """Read what is written: a writer blocks when the buffer of a terminal is full."""
         while True:
             try:
                 data = os.read(self._master, 1 << 16)

@@ -19,11 +19,11 @@ from anyio.from_thread import start_blocking_portal
 from pyspark.sql import SparkSession
 
 from rsmq.errors import BrokerUnavailable, ConfigError
-from rsmq.keys import Keys
-from rsmq.pipeline.failure import spoken
-from rsmq.pipeline.option import write_options
+from rsmq.model.keys import Keys
+from rsmq.pipeline.format.options import write_options
+from rsmq.pipeline.format.writer import write_rows
 from rsmq.pipeline.source import RsmqSource
-from rsmq.pipeline.writer import write_rows
+from rsmq.pipeline.spark.errors import spark_errors
 from tests.pipeline.conftest import Store
 from tests.servers import Server
 
@@ -56,7 +56,7 @@ def guarded(keys: Keys) -> Iterator[tuple[Server, Store]]:
         yield server, Store(client, keys)
 
 
-def test_a_password(
+def test_a_password_from_a_variable_or_a_file_is_used(
     guarded: tuple[Server, Store], keys: Keys, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a file or a variable; a wrong one, and none, is one line, and is not tried again."""
@@ -76,8 +76,14 @@ def test_a_password(
         assert "wrong one" not in str(caught.value)
 
 
-def test_a_user_who_may_only_read(
-    spark: SparkSession, store: Store, place: dict[str, str], server: Server, prefix: str, topic: str, tmp_path: Path
+def test_a_user_with_read_rights_can_read_and_not_write(
+    spark: SparkSession,
+    store: Store,
+    connection: dict[str, str],
+    server: Server,
+    prefix: str,
+    topic: str,
+    tmp_path: Path,
 ) -> None:
     """The rights on the page are enough for reads of every kind, and for nothing else; by real Spark, too."""
     store.fill(topic, 100)
@@ -85,7 +91,7 @@ def test_a_user_who_may_only_read(
     user = f"u-{prefix}"
     store.client.execute_command("ACL", "SETUSER", user, *line.replace("rsmq:", f"{prefix}:").split())
     try:
-        options = {**place, "url": server.url.replace("://", f"://{user}@"), "subscribePattern": topic}
+        options = {**connection, "url": server.url.replace("://", f"://{user}@"), "subscribePattern": topic}
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SECRET", "secret")
             options["passwordEnv"] = "SECRET"
@@ -97,7 +103,7 @@ def test_a_user_who_may_only_read(
         options = {name: text for name, text in options.items() if name != "passwordEnv"}
         options["passwordFile"] = str(tmp_path / "secret")
         assert read_by_spark(spark, {**options, "minPartitions": "3"}) == 100
-        with pytest.raises(ConfigError, match=r"ACL does not allow this.*docs/keys\.md"), spoken():
+        with pytest.raises(ConfigError, match=r"ACL does not allow this.*docs/keys\.md"), spark_errors():
             write_by_spark(spark, {**options, "topic": topic}, 1)
         assert store.count(topic) == 100
     finally:
@@ -110,8 +116,8 @@ def write(options: dict[str, str], values: list[str]) -> int:
     return write_rows(write_options(known), iter([pa.RecordBatch.from_pydict({"value": values})])).stored
 
 
-def test_a_server_that_restarts(guarded: tuple[Server, Store], keys: Keys, topic: str, tmp_path: Path) -> None:
-    """In the middle of a range: the task waits for it and goes on where it was, and so does a write."""
+def test_a_server_restart_is_waited_for(guarded: tuple[Server, Store], keys: Keys, topic: str, tmp_path: Path) -> None:
+    """In the middle of a range the task waits and continues where it was, and so does a write."""
     server, store = guarded
     store.fill(topic, 500, partitions=1)
     (tmp_path / "secret").write_text("pass word")
@@ -137,10 +143,12 @@ def test_a_server_that_restarts(guarded: tuple[Server, Store], keys: Keys, topic
     starting.join()
 
 
-def test_a_server_that_stays_away(place: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away_ends_the_task_in_time(
+    connection: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Patience has an end: `RSMQ_UNAVAILABLE_TIMEOUT`."""
     monkeypatch.setenv("RSMQ_UNAVAILABLE_TIMEOUT", "PT0.2S")
-    nowhere = {**place, "url": f"unix://{tmp_path / 's'}"}
+    nowhere = {**connection, "url": f"unix://{tmp_path / 's'}"}
     with pytest.raises(BrokerUnavailable, match="Is it running"):
         rows({**nowhere, "subscribe": "a"})
     with pytest.raises(BrokerUnavailable, match="Is it running"):
@@ -180,13 +188,22 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def test_tls(
-    spark: SparkSession, server: Server, store: Store, place: dict[str, str], topic: str, certificate: tuple[Path, Path]
+def test_tls_is_checked_by_reads_and_writes(
+    spark: SparkSession,
+    server: Server,
+    store: Store,
+    connection: dict[str, str],
+    topic: str,
+    certificate: tuple[Path, Path],
 ) -> None:
-    """`rediss://` with a certificate of one's own works by real Spark; one that nobody trusts is refused."""
+    """`rediss://` with a certificate of one's own works by real Spark; an untrusted one is refused."""
     store.fill(topic, 30)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(tls_line(server, *certificate)) as port:
-        options = {**place, "url": f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}", "subscribe": topic}
+        options = {
+            **connection,
+            "url": f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}",
+            "subscribe": topic,
+        }
         assert read_by_spark(spark, options) == 30
         write_by_spark(spark, {**options, "topic": topic}, 5)
         assert store.count(topic) == 35

@@ -1,4 +1,4 @@
-"""The archive holds each message once, whatever fails in between, and tells retention how far it is."""
+"""The archive has each message once, also after failures, and retention knows how far it is."""
 
 from __future__ import annotations
 
@@ -16,19 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rsmq.errors import ConfigError, RsmqError
-from rsmq.pipeline.archive import Order, archive
-from rsmq.pipeline.compact import compact
-from rsmq.pipeline.offset import DataLoss
-from rsmq.pipeline.store import Compaction, Store
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
+from rsmq.pipeline.format.offsets import DataLoss
+from rsmq.pipeline.jobs.archive import ArchiveOptions, archive
+from rsmq.pipeline.jobs.archive_store import ArchiveStore, Compaction
+from rsmq.pipeline.jobs.compact import compact
 from tests.pipeline.vault import Vault
 from tests.servers import Server
-
-
-@pytest.fixture
-def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
-    """An empty archive beside the shared server."""
-    return Vault(spark, tmp_path / "archive", settings)
 
 
 class Crash(RsmqError):
@@ -37,10 +31,10 @@ class Crash(RsmqError):
 
 def crash(*_: Any, **__: Any) -> Any:
     """Die here."""
-    raise Crash("cut off")
+    raise Crash("crashed")
 
 
-def test_everything_once_and_then_only_what_is_new(vault: Vault) -> None:
+def test_archive_takes_each_message_once_and_then_new_ones_only(vault: Vault) -> None:
     """Two topics go in, in batches; the next run takes what came meanwhile; then there is nothing to do.
 
     What is trimmed before it was archived is counted in the message, and the archive does not go past it in silence.
@@ -62,31 +56,33 @@ def test_everything_once_and_then_only_what_is_new(vault: Vault) -> None:
     assert vault.archived("orders") == list(range(55))
 
 
-def test_cut_off_in_the_middle(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_interrupted_around_its_commit_writes_each_message_once(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The data of a batch is written, then the process dies, before its record and once more behind it.
 
     The batch replaces itself, readers see no half of it, and retention hears of it when Spark, too, is done with it.
     """
     vault.add("orders", range(30))
-    commit = Store.commit
+    commit = ArchiveStore.commit
 
-    def die_behind(store: Store, batch: Any) -> None:
+    def die_behind(store: ArchiveStore, batch: Any) -> None:
         commit(store, batch)
         crash()
 
     for die, counted in ((crash, 0), (die_behind, 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "commit", die)
+            patch.setattr(ArchiveStore, "commit", die)
             with pytest.raises(RsmqError):
                 vault.archive("orders")
         assert len(vault.store.parts(["orders"])) == counted
-        assert vault.position("orders", 0) is None, "retention is told when Spark, too, will not read it again"
+        assert vault.position("orders", 0) is None, "retention may trim only what Spark will not read again"
     vault.archive("orders")
     assert vault.archived("orders") == list(range(30))
     assert vault.position("orders", 0) == vault.last_id("orders", 0)
 
 
-def test_sparks_state_is_lost(vault: Vault, caplog: pytest.LogCaptureFixture) -> None:
+def test_archive_without_sparks_state_continues_where_it_ended(vault: Vault, caplog: pytest.LogCaptureFixture) -> None:
     """The last commit, all of it, or the plan of the last batch behind a compaction: nothing hidden, nothing twice."""
     checkpoint = vault.path / "_rsmq" / "checkpoints" / "archive"
     vault.add("orders", range(20))
@@ -101,7 +97,7 @@ def test_sparks_state_is_lost(vault: Vault, caplog: pytest.LogCaptureFixture) ->
     shutil.rmtree(checkpoint)
     vault.add("orders", range(25, 35))
     done = vault.archive("orders", batch=5)
-    assert (done.messages, done.batches) == (10, 2), "a new query goes on where the archive ends"
+    assert (done.messages, done.batches) == (10, 2), "a new query continues where the archive ends"
     assert len(vault.store.batches()) == 2
 
     compact(vault.spark, str(vault.path), until=datetime.now(UTC).date())
@@ -110,7 +106,7 @@ def test_sparks_state_is_lost(vault: Vault, caplog: pytest.LogCaptureFixture) ->
     vault.add("orders", range(35, 40))
     assert vault.archive("orders").messages == 5
     assert vault.archived("orders") == list(range(40))
-    assert "knows batches up to 0, the archive has them up to 1" in caplog.text
+    assert "ends at batch 0, the archive at batch 1" in caplog.text
     assert vault.position("orders", 0) == vault.last_id("orders", 0)
 
 
@@ -120,20 +116,20 @@ def lose(path: Path) -> None:
     path.with_name(f".{path.name}.crc").unlink()
 
 
-def test_wrong_password(vault: Vault, spark: SparkSession, tmp_path: Path) -> None:
+def test_archive_with_a_wrong_password_ends_with_one_line(vault: Vault, spark: SparkSession, tmp_path: Path) -> None:
     """One line that says what to check, and no password in it."""
     secret = tmp_path / "secret"
     secret.write_text("wr0ng\n")
     with Server(password="right") as server:
         source = {"subscribe": "orders", "url": server.url.replace(":right@", ""), "passwordFile": str(secret)}
         with pytest.raises(ConfigError, match="refused the credentials") as caught:
-            archive(spark, Order(source, str(vault.path)))
+            archive(spark, ArchiveOptions(source, str(vault.path)))
     assert "\n" not in str(caught.value)
     assert "wr0ng" not in str(caught.value)
 
 
-def test_the_server_is_away(spark: SparkSession, tmp_path: Path) -> None:
-    """The archive waits and goes on by itself: for ten seconds with CHAOS=long, for three otherwise."""
+def test_archive_waits_while_the_server_is_away(spark: SparkSession, tmp_path: Path) -> None:
+    """The archive waits and continues by itself: for ten seconds with CHAOS=long, for three otherwise."""
     with Server(aof=True) as server:
         vault = Vault(spark, tmp_path / "archive", Settings(url=server.url, prefix="a"))
         vault.add("orders", range(20))
@@ -150,16 +146,18 @@ def test_the_server_is_away(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a small disk can be mounted by root only")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk(spark: SparkSession, settings: Settings, small_disk: Path) -> None:
+def test_archive_on_a_full_disk_continues_with_more_room(
+    spark: SparkSession, settings: Settings, small_disk: Path
+) -> None:
     """It is said in one line; with more room the next run completes it, nothing twice."""
     vault = Vault(spark, small_disk / "archive", settings)
     vault.add("orders", range(400), padding=os.urandom(600).hex())
@@ -173,7 +171,7 @@ def test_a_full_disk(spark: SparkSession, settings: Settings, small_disk: Path) 
     assert vault.archived("orders") == list(range(1200))
 
 
-def test_a_day_is_compacted(vault: Vault) -> None:
+def test_compact_rewrites_a_day_as_one_sorted_file(vault: Vault) -> None:
     """Many files become one, sorted, and what two archives have both written is there once; replayed before, too."""
     vault.add("orders", range(30))
     vault.archive("orders", batch=10)
@@ -222,12 +220,14 @@ def copied(vault: Vault, finished: Path) -> Vault:
     return vault
 
 
-def test_a_compaction_is_cut_off(copied: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_interrupted_around_its_record_shows_each_message_once(
+    copied: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before its record the day is as it was, behind it as it will be; readers see each message once all the time."""
     today = datetime.now(UTC).date()
-    for place in ("replace", "_complete"):
+    for step in ("replace", "_complete"):
         with monkeypatch.context() as patch:
-            patch.setattr(Store, place, crash)
+            patch.setattr(ArchiveStore, step, crash)
             with pytest.raises(Crash):
                 compact(copied.spark, str(copied.path), until=today)
         assert copied.archived("orders") == list(range(20))
@@ -236,16 +236,16 @@ def test_a_compaction_is_cut_off(copied: Vault, monkeypatch: pytest.MonkeyPatch)
     assert len(copied.store.parts(["orders"])) == 1
 
 
-def test_two_compactions_of_one_day(copied: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_that_comes_second_changes_nothing(copied: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that comes second changes nothing, and says so."""
-    today, replace = datetime.now(UTC).date(), Store.replace
+    today, replace = datetime.now(UTC).date(), ArchiveStore.replace
 
-    def be_second(store: Store, mine: Compaction) -> bool:
-        monkeypatch.setattr(Store, "replace", replace)
+    def be_second(store: ArchiveStore, mine: Compaction) -> bool:
+        monkeypatch.setattr(ArchiveStore, "replace", replace)
         compact(copied.spark, str(copied.path), until=today)
         return store.replace(mine)
 
-    monkeypatch.setattr(Store, "replace", be_second)
-    with pytest.raises(RsmqError, match="another compaction has done orders"):
+    monkeypatch.setattr(ArchiveStore, "replace", be_second)
+    with pytest.raises(RsmqError, match="another compaction has rewritten orders"):
         compact(copied.spark, str(copied.path), until=today)
     assert copied.archived("orders") == list(range(20))

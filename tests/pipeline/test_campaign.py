@@ -1,4 +1,4 @@
-"""The example `campaign.py`, small: whoever is meant gets one letter, and the picture shows when."""
+"""The example `campaign.py`, small: each chosen device gets one letter, and the chart shows when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rsmq.broker import Broker
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "campaign.py"
 ROWS = 2000
@@ -27,7 +27,7 @@ def campaign() -> ModuleType:
     return module
 
 
-async def test_everybody_who_is_meant_gets_one_letter(
+async def test_campaign_sends_one_letter_to_each_chosen_device(
     campaign: ModuleType, spark: SparkSession, settings: Settings
 ) -> None:
     """Sent twice, each device has its letter once, in its language; the curve ends at their number."""
@@ -37,13 +37,13 @@ async def test_everybody_who_is_meant_gets_one_letter(
     assert ROWS / 100 < count < ROWS / 5
     moments = await campaign.arrivals(settings, ROWS)
     assert len(moments) == count
-    meant = {row.device: row.value for row in campaign.letters(spark, ROWS).collect()}
+    chosen = {row.device: row.value for row in campaign.letters(spark, ROWS).collect()}
     async with Broker(settings) as broker:
-        for device in list(meant)[:20]:
-            assert [letter.data.decode() for letter in await broker.devices.peek(device)] == [meant[device]]
+        for device in list(chosen)[:20]:
+            assert [letter.data.decode() for letter in await broker.devices.peek(device)] == [chosen[device]]
     assert "letters stored" in campaign.curve(moments, count)
 
 
-def test_it_says_how_to_run_it() -> None:
+def test_campaign_help_names_its_options() -> None:
     """Its docstring shows its command."""
     assert "\n    python examples/campaign.py\n" in SCRIPT.read_text().split('"""')[1]

@@ -1,4 +1,4 @@
-"""`rsmq pipeline` as a person or a scheduler runs it; and that nobody else pays for it."""
+"""`rsmq pipeline` as a person or a scheduler runs it. Other commands do not load Spark."""
 
 from __future__ import annotations
 
@@ -14,26 +14,18 @@ from pathlib import Path
 
 import pytest
 import typer
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from rsmq.cli import app
-from rsmq.cli.pipeline.option import parse_size
-from rsmq.cli.pipeline.place import absolute, connection, selection
+from rsmq.cli.pipeline import absolute, connection_options, parse_size, topic_option
 from rsmq.errors import ConfigError
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
 from tests.pipeline.terminal import Terminal
 from tests.pipeline.vault import Vault
 from tests.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., str]
-
-
-@pytest.fixture
-def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
-    """The shared server, and a directory."""
-    return Vault(spark, tmp_path / "archive", settings)
 
 
 @pytest.fixture
@@ -66,7 +58,7 @@ def run(
     return invoke
 
 
-def test_a_day_of_an_operator(vault: Vault, run: Run, terminal: Terminal, tmp_path: Path) -> None:
+def test_commands_report_in_a_line_or_in_json(vault: Vault, run: Run, terminal: Terminal, tmp_path: Path) -> None:
     """Archive, compact, count, replay, replay again, report: each says in a line what it did, or in JSON.
 
     Each shows a bar on a terminal, and none with --json.
@@ -93,7 +85,7 @@ def test_a_day_of_an_operator(vault: Vault, run: Run, terminal: Terminal, tmp_pa
     plan = json.loads(run(*replay, "--json"))
     assert terminal.shown() == ""
     assert (plan["messages"], plan["is_dry_run"], plan["is_finished"]) == (10, False, False)
-    assert run(*replay).splitlines()[-1].startswith(f"job {plan['job']} has done this before")
+    assert run(*replay).splitlines()[-1].startswith(f"job {plan['job']} has finished before")
     out = tmp_path / "page.html"
     assert run("report", "--from", path, "--out", str(out)) == f"40 messages, 0 groups, 0 dead letters: {out}\n"
     assert "counting" in terminal.shown()
@@ -101,14 +93,14 @@ def test_a_day_of_an_operator(vault: Vault, run: Run, terminal: Terminal, tmp_pa
     assert sum(volume["messages"] for volume in facts["history"]["volumes"]) == 40
 
 
-def test_for_ever_until_told_to_stop(vault: Vault, run: Run) -> None:
-    """With --every it goes on with what comes; at SIGTERM it ends in order, and has told retention how far it is."""
+def test_archive_every_runs_until_sigterm(vault: Vault, run: Run) -> None:
+    """With --every it archives new messages; at SIGTERM it ends in order, and retention knows how far it is."""
     vault.add("orders", range(5))
 
     def is_archived() -> bool:
         return all(vault.position("orders", number) == vault.last_id("orders", number) for number in (0, 1))
 
-    def tell() -> None:
+    def publish_and_stop() -> None:
         try:
             wait_until(is_archived, "the first batch is there", 60)
             vault.add("orders", range(5, 8))
@@ -119,16 +111,18 @@ def test_for_ever_until_told_to_stop(vault: Vault, run: Run) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # should the command have ended too early
     try:
         with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(tell)
+            publishing = pool.submit(publish_and_stop)
             line = run("archive", "ord.*", "--to", str(vault.path), "--every", "PT0.1S")
-            told.result()
+            publishing.result()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert line.startswith("archived 8 messages")
     assert vault.archived("orders") == list(range(8))
 
 
-def test_send(vault: Vault, run: Run, terminal: Terminal, tmp_path: Path) -> None:
+def test_send_shows_examples_and_sends_each_row_once(
+    vault: Vault, run: Run, terminal: Terminal, tmp_path: Path
+) -> None:
     """A dry run shows some of what would be sent; control characters of a file do not reach the terminal."""
     path = tmp_path / "audience.jsonl"
     path.write_text('{"id": "a", "text": "\\u001b[31m"}\n{"id": "b", "text": "x"}\n')
@@ -136,50 +130,54 @@ def test_send(vault: Vault, run: Run, terminal: Terminal, tmp_path: Path) -> Non
     shown = run(*words, "--value", "text", "--dry-run")
     assert "would send 2 messages to greetings" in shown
     assert "\x1b" not in shown
-    assert "sent 2 messages" in run(*words)
+    assert "sent 2 messages to greetings" in run(*words)
     assert "sending 2 rows" in terminal.shown()
-    assert json.loads(run(*words, "--json"))["rows"] == 2
+    again = run(*words)
+    assert "sent nothing: 2 messages had been sent to greetings before" in again
+    assert "use another --job" in again
+    found = json.loads(run(*words, "--json"))
+    assert (found["rows"], found["stored"], found["skipped"]) == (2, 0, 2)
     assert sum(len(part) for part in vault.entries("greetings", 8)) == 2
     assert CliRunner().invoke(app, ["pipeline", *words, "--expiry", "PT1H"]).exit_code == 2
 
 
-def test_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_options_never_contain_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """A password never travels in an option: it stays in the environment of this machine, or is refused."""
     monkeypatch.setenv("RSMQ_URL", "redis://h:1/0")
-    with connection(None, None, None, None) as options:
+    with connection_options(None, None, None, None) as options:
         assert options == {"prefix": "rsmq", "url": "redis://h:1/0"}
-    with connection("redis://u:secret@h:1/0", None, None, "local[4]") as options:
+    with connection_options("redis://u:secret@h:1/0", None, None, "local[4]") as options:
         assert options == {"prefix": "rsmq"}
         assert os.environ["RSMQ_URL"] == "redis://u:secret@h:1/0"
     with (
-        pytest.raises(ConfigError, match=r"redis://u:\*\*\*@h:1/0 holds a password"),
-        connection("redis://u:secret@h:1/0", None, None, "spark://m:7077"),
+        pytest.raises(ConfigError, match=r"redis://u:\*\*\*@h:1/0 contains a password"),
+        connection_options("redis://u:secret@h:1/0", None, None, "spark://m:7077"),
     ):
         pass
-    with connection("redis://u@h:1/0", "QUEUE_PASSWORD", None, "spark://m:7077") as options:
+    with connection_options("redis://u@h:1/0", "QUEUE_PASSWORD", None, "spark://m:7077") as options:
         assert options == {"prefix": "rsmq", "url": "redis://u@h:1/0", "passwordEnv": "QUEUE_PASSWORD"}
 
 
-def test_words() -> None:
+def test_arguments_become_options_paths_and_sizes() -> None:
     """Names are subscribed to, anything else is a pattern; paths are whole; sizes have units."""
-    assert selection("orders, bills.eu") == {"subscribe": "orders,bills.eu"}
-    assert selection("or.*|bills") == {"subscribePattern": "or.*|bills"}
+    assert topic_option("orders, bills.eu") == {"subscribe": "orders,bills.eu"}
+    assert topic_option("or.*|bills") == {"subscribePattern": "or.*|bills"}
     assert absolute("x/y") == f"file://{Path.cwd()}/x/y"
     assert absolute("s3a://bucket/x") == "s3a://bucket/x"
     assert parse_size("2MiB") == 2 << 20
-    with pytest.raises(typer.BadParameter, match="is no size"):
+    with pytest.raises(typer.BadParameter, match="is not a valid size"):
         parse_size("many")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """Run a line of Python by itself."""
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
 
-def test_nobody_else_loads_spark() -> None:
+def test_other_commands_do_not_load_spark() -> None:
     """The command line starts without Spark, Arrow and the pictures."""
     code = (
         "import sys, rsmq.cli; print(sorted({'pyspark', 'py4j', 'pyarrow', 'matplotlib', 'pandas'} & {*sys.modules}))"
@@ -187,7 +185,7 @@ def test_nobody_else_loads_spark() -> None:
     assert python(code).stdout == "[]\n"
 
 
-def test_without_the_extra() -> None:
+def test_commands_without_the_extra_name_what_to_install() -> None:
     """One line that says what to install, and exit code 2, of each command."""
     commands = (["archive", "o", "--to", "x"], ["report"], ["replay", "o", "--from", "x", "--to", "y"])
     code = (
@@ -203,7 +201,7 @@ def test_without_the_extra() -> None:
     assert done.stderr == line * 3
 
 
-def test_help_needs_no_spark() -> None:
+def test_help_works_without_spark() -> None:
     """The help of a command is there without the extra."""
     code = (
         "import sys; sys.modules['pyspark'] = None; from rsmq.cli import main; "

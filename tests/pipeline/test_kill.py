@@ -1,4 +1,4 @@
-"""Commands as processes of their own, killed in the middle and run again; one that is told to stop. Minutes long."""
+"""Commands as processes, killed in the middle and run again; one that a signal stops. Minutes long."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
 from tests.pipeline.terminal import Terminal
 from tests.pipeline.vault import Vault
 from tests.servers import wait_until
@@ -26,12 +25,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="minutes long: CHAOS=long, or make chaos"),
 ]
-
-
-@pytest.fixture
-def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
-    """An empty archive beside the shared server."""
-    return Vault(spark, tmp_path / "archive", settings)
 
 
 class Command:
@@ -61,7 +54,7 @@ class Command:
         return self.process.returncode, out
 
     def close(self) -> None:
-        """End whatever is left of it."""
+        """Kill the processes that are left."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -70,15 +63,15 @@ class Command:
 
 @pytest.fixture
 def run(vault: Vault, settings: Settings) -> Iterator[Callable[..., Command]]:
-    """`run("archive", ...)`: a command, begun."""
-    begun: list[Command] = []
+    """`run("archive", ...)`: a command that has started."""
+    started: list[Command] = []
 
     def start(*words: str, stderr: int | None = None) -> Command:
-        begun.append(Command(settings, *words, stderr=stderr))
-        return begun[-1]
+        started.append(Command(settings, *words, stderr=stderr))
+        return started[-1]
 
     yield start
-    for each in begun:
+    for each in started:
         each.close()
 
 
@@ -87,7 +80,7 @@ def records(vault: Vault) -> list[str]:
     return sorted(path.stem for path in vault.path.glob("_rsmq/batches/*.json"))
 
 
-def test_an_archive_is_killed_and_run_again(vault: Vault, run: Callable[..., Command]) -> None:
+def test_archive_killed_and_run_again_has_each_message_once(vault: Vault, run: Callable[..., Command]) -> None:
     """While a batch is half written, when one has just been recorded, and with its JVM left over: each message once."""
     vault.add("orders", range(COUNT))
     words = ("archive", "orders", "--to", str(vault.path), "--batch", str(COUNT // 12), "--json")
@@ -109,7 +102,7 @@ def test_an_archive_is_killed_and_run_again(vault: Vault, run: Callable[..., Com
     assert (code, json.loads(out)["messages"]) == (0, 0)
 
 
-def test_a_replay_is_killed_and_run_again(vault: Vault, run: Callable[..., Command]) -> None:
+def test_replay_killed_and_run_again_publishes_each_message_once(vault: Vault, run: Callable[..., Command]) -> None:
     """Three times in the middle, once with its JVM left over, others publish meanwhile: each message once, in order."""
     vault.add("orders", range(COUNT))
     vault.archive("orders")
@@ -120,8 +113,8 @@ def test_a_replay_is_killed_and_run_again(vault: Vault, run: Callable[..., Comma
         return sum(vault.raw("XLEN", vault.keys.stream("copy", number)) for number in (0, 1))
 
     for part, alone in ((1, False), (2, True), (3, False)):
-        begun = run(*words, "--rate", str(COUNT / 10))
-        begun.kill_when(lambda part=part: stored() > part * COUNT // 5, f"{part} fifths are there", alone=alone)  # type: ignore[misc]
+        started = run(*words, "--rate", str(COUNT / 10))
+        started.kill_when(lambda part=part: stored() > part * COUNT // 5, f"{part} fifths are there", alone=alone)  # type: ignore[misc]
         vault.add("copy", [COUNT + part])
     assert stored() < COUNT
     code, out = run(*words).wait()
@@ -137,21 +130,21 @@ def test_a_replay_is_killed_and_run_again(vault: Vault, run: Callable[..., Comma
     assert (code, json.loads(out)["is_finished"], len(numbers)) == (0, True, stored())
 
 
-def test_an_archive_is_told_to_stop(vault: Vault, run: Callable[..., Command]) -> None:
+def test_archive_stops_in_order_at_sigterm(vault: Vault, run: Callable[..., Command]) -> None:
     """SIGTERM: exit code 0, a bar until then on the terminal, retention knows how far it is, and no process is left."""
     vault.add("orders", range(100))
     with Terminal() as terminal:
-        begun = run("archive", "orders", "--to", str(vault.path), "--every", "PT1S", stderr=terminal.file.fileno())
+        started = run("archive", "orders", "--to", str(vault.path), "--every", "PT1S", stderr=terminal.file.fileno())
         wait_until(lambda: vault.position("orders", 1) == vault.last_id("orders", 1), "a batch is committed", 200)
         vault.add("orders", range(100, 200))
         wait_until(lambda: vault.position("orders", 1) == vault.last_id("orders", 1), "another one is", 200)
-        os.kill(begun.process.pid, signal.SIGTERM)
-        code, out = begun.wait()
+        os.kill(started.process.pid, signal.SIGTERM)
+        code, out = started.wait()
         shown = terminal.shown()
     assert (code, out) == (0, f"archived 200 messages to file:{vault.path} ({out.rpartition('(')[2]}")
     assert "archiving orders" in shown
     assert "100 messages" in shown
-    wait_until(lambda: not alive(begun.process.pid), "its JVM and its workers have ended")
+    wait_until(lambda: not alive(started.process.pid), "its JVM and its workers have ended")
     assert vault.archived("orders") == list(range(200))
     assert [vault.position("orders", number) for number in (0, 1)] == [vault.last_id("orders", n) for n in (0, 1)]
 

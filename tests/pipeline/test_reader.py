@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-import rsmq.pipeline.survey
+import rsmq.pipeline.format.selected_streams
 from rsmq.errors import ConfigError
-from rsmq.pipeline.column import WITH_HEADERS
-from rsmq.pipeline.failure import spoken
-from rsmq.pipeline.offset import DataLoss, Range
-from rsmq.pipeline.option import read_options
-from rsmq.pipeline.reader import REPLY_BYTES, Reader, next_count
+from rsmq.pipeline.format.columns import WITH_HEADERS
+from rsmq.pipeline.format.offsets import DataLoss, Range
+from rsmq.pipeline.format.options import read_options
+from rsmq.pipeline.format.reader import REPLY_BYTES, BatchReader, next_count
 from rsmq.pipeline.source import RsmqSource
+from rsmq.pipeline.spark.errors import spark_errors
 from tests.pipeline.conftest import Store
 
 
 class Reading:
     """Batch reads as Spark makes them, without Spark."""
 
-    def __init__(self, place: dict[str, str]) -> None:
-        self._place = place
+    def __init__(self, connection: dict[str, str]) -> None:
+        self._connection = connection
 
-    def reader(self, **options: object) -> Reader:
+    def reader(self, **options: object) -> BatchReader:
         """The reader of a source with these options, as an executor gets it: pickled."""
-        source = RsmqSource({**self._place, **{name: str(value) for name, value in options.items()}})
-        reader: Reader = pickle.loads(pickle.dumps(source.reader(source.schema())))
+        source = RsmqSource({**self._connection, **{name: str(value) for name, value in options.items()}})
+        reader: BatchReader = pickle.loads(pickle.dumps(source.reader(source.schema())))
         return reader
 
     def ranges(self, **options: object) -> list[Range]:
@@ -47,9 +47,9 @@ class Reading:
 
 
 @pytest.fixture
-def reads(place: dict[str, str]) -> Reading:
+def reads(connection: dict[str, str]) -> Reading:
     """Reads from the shared server under the key prefix of the test."""
-    return Reading(place)
+    return Reading(connection)
 
 
 @pytest.fixture
@@ -85,23 +85,23 @@ def test_spark_reads_a_topic(reading: Callable[..., DataFrame], store: Store, to
 
 
 def test_spark_says_our_errors(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
-    """What is wrong reaches whoever calls as one of our errors, one line."""
+    """The caller gets an error of rsmq with one line."""
     store.make(topic)
     with (
         pytest.raises(ConfigError, match=f"^there is no topic '{topic}x'. Did you mean {topic}\\?") as caught,
-        spoken(),
+        spark_errors(),
     ):
         reading(subscribe=f"{topic}x").count()
     assert "\n" not in str(caught.value)
 
 
-def test_columns_are_fixed(place: dict[str, str]) -> None:
-    """Somebody who gives a schema expects something that does not happen."""
-    with pytest.raises(ConfigError, match=r"the columns of an rsmq topic are fixed: leave \.schema"):
-        RsmqSource({**place, "subscribe": "a"}).reader(WITH_HEADERS)
+def test_a_schema_of_the_user_is_refused(connection: dict[str, str]) -> None:
+    """The columns are fixed, so a schema would have no effect."""
+    with pytest.raises(ConfigError, match=r"the columns of an rsmq topic are fixed: remove \.schema"):
+        RsmqSource({**connection, "subscribe": "a"}).reader(WITH_HEADERS)
 
 
-def test_topics_are_chosen(reads: Reading, store: Store, topic: str) -> None:
+def test_topics_are_chosen_by_name_pattern_or_partition(reads: Reading, store: Store, topic: str) -> None:
     """By name, several names, a pattern that fits whole names, and single partitions."""
     names = [f"{topic}{letter}" for letter in "abc"]
     for name in names:
@@ -144,7 +144,7 @@ def test_where_a_read_starts_and_ends(reads: Reading, numbered: str, options: di
     assert reads.offsets(subscribe=numbered, **options) == [f"{1000 + number}-0" for number in found]
 
 
-def test_a_start_in_what_was_trimmed(reads: Reading, store: Store, numbered: str) -> None:
+def test_a_start_within_trimmed_entries_begins_after_them(reads: Reading, store: Store, numbered: str) -> None:
     """Trimmed before the read was planned: the read is what there is, no loss."""
     store.client.xtrim(store.keys.stream(numbered, 0), maxlen=4, approximate=False)
     assert len(reads.offsets(subscribe=numbered, startingOffsets=f'{{"{numbered}": {{"0": "1003-0"}}}}')) == 4
@@ -157,11 +157,13 @@ def test_a_start_in_what_was_trimmed(reads: Reading, store: Store, numbered: str
         ({"startingOffsets": "latest"}, "startingOffsets=latest reads nothing in a batch read"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for readStream"),
         ({"startingOffsets": '{"other": {"0": "1-0"}}'}, "startingOffsets names topic 'other', which is not read"),
-        ({"subscribe": "", "assign": '{"TOPIC": [7]}'}, "topic 'TOPIC' has 1 partitions, there is no 7"),
+        ({"subscribe": "", "assign": '{"TOPIC": [7]}'}, "topic 'TOPIC' has the partitions 0 to 0, not 7"),
         ({"subscribe": "nothing.like.it"}, "there is no topic 'nothing.like.it'. See `rsmq topic list`"),
     ],
 )
-def test_reads_that_cannot_be_meant(reads: Reading, numbered: str, options: dict[str, str], words: str) -> None:
+def test_reads_that_make_no_sense_are_refused(
+    reads: Reading, numbered: str, options: dict[str, str], words: str
+) -> None:
     """Refused instead of reading nothing, or something else."""
     options = {
         name: text.replace("TOPIC", numbered) for name, text in {"subscribe": numbered, **options}.items() if text
@@ -171,7 +173,7 @@ def test_reads_that_cannot_be_meant(reads: Reading, numbered: str, options: dict
 
 
 @pytest.mark.parametrize("least", [1, 2, 5, 9])
-def test_min_partitions(reads: Reading, store: Store, topic: str, least: int) -> None:
+def test_min_partitions_splits_ranges_exactly(reads: Reading, store: Store, topic: str, least: int) -> None:
     """At least so many tasks, of about the same size, each exact by itself."""
     store.make(topic, 2)
     for number in range(100):
@@ -184,7 +186,7 @@ def test_min_partitions(reads: Reading, store: Store, topic: str, least: int) ->
 
 
 def test_large_messages_make_small_replies(reads: Reading, store: Store, topic: str) -> None:
-    """A reply is bounded in bytes, whatever `fetchSize` says; small messages come `fetchSize` at a time."""
+    """A reply is bounded in bytes, with any `fetchSize`; small messages come `fetchSize` at a time."""
     store.make(topic, 1)
     for _ in range(60):
         store.add(topic, 0, {"data": b"x" * 200_000})
@@ -197,8 +199,8 @@ def test_large_messages_make_small_replies(reads: Reading, store: Store, topic: 
     assert next_count(10, 10 * REPLY_BYTES, 77) == 1
 
 
-def test_trimmed_before_read(reads: Reading, store: Store, topic: str) -> None:
-    """What was promised and is gone when a task comes is an error with exact counts; or a warning."""
+def test_entries_trimmed_before_read_are_data_loss(reads: Reading, store: Store, topic: str) -> None:
+    """Entries that were trimmed before a task reads them are an error with exact counts, or a warning."""
     store.make(topic, 1)
     store.fill(topic, 100, partitions=1)
     strict, lenient = reads.reader(subscribe=topic), reads.reader(subscribe=topic, failOnDataLoss="false")
@@ -210,13 +212,13 @@ def test_trimmed_before_read(reads: Reading, store: Store, topic: str) -> None:
 
 
 def test_spark_counts_what_is_lost(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
-    """Trimmed, or deleted and made again, after Spark has planned: its read fails, with exact counts."""
+    """Trimmed, or deleted and created again, after Spark has planned: its read fails, with exact counts."""
     store.fill(topic, 100, partitions=1)
     planned = plan(reading(subscribe=topic))
     store.client.xtrim(store.keys.stream(topic, 0), maxlen=50, approximate=False)
     with (
         pytest.raises(DataLoss, match=rf"{topic}\.0 after 0-0 .*: expected 100, found 50: trimmed before read"),
-        spoken(),
+        spark_errors(),
     ):
         planned.count()
     planned = plan(reading(subscribe=topic, failOnDataLoss="false"))
@@ -227,7 +229,10 @@ def test_spark_counts_what_is_lost(reading: Callable[..., DataFrame], store: Sto
     store.client.delete(store.keys.stream(topic, 0))
     for number in range(70):
         store.add(topic, 0, {"data": "x"}, f"{number + 1}-0")
-    with pytest.raises(DataLoss, match="expected 60, found 70: the stream was made again or restored"), spoken():
+    with (
+        pytest.raises(DataLoss, match="expected 60, found 70: the stream was created again or restored"),
+        spark_errors(),
+    ):
         planned.count()
 
 
@@ -238,7 +243,7 @@ def plan(frame: DataFrame) -> Any:
     return rows
 
 
-def test_deleted_and_made_again_before_read(reads: Reading, store: Store, topic: str) -> None:
+def test_a_topic_recreated_before_read_is_data_loss(reads: Reading, store: Store, topic: str) -> None:
     """More entries than promised cannot be those that were promised."""
     store.fill(topic, 40, partitions=1)
     reader = reads.reader(subscribe=topic)
@@ -246,7 +251,7 @@ def test_deleted_and_made_again_before_read(reads: Reading, store: Store, topic:
     store.client.delete(store.keys.stream(topic, 0))
     for number in range(60):
         store.add(topic, 0, {"data": "x"}, f"{number + 1}-0")
-    with pytest.raises(DataLoss, match="expected 40, found 60: the stream was made again or restored"):
+    with pytest.raises(DataLoss, match="expected 40, found 60: the stream was created again or restored"):
         list(reader.read(work))
 
 
@@ -261,12 +266,12 @@ def test_a_deleted_entry_is_a_loss(reads: Reading, store: Store, numbered: str) 
 
 def test_counting_goes_in_steps(reads: Reading, store: Store, numbered: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small a step of the server's script is, the count is the same."""
-    monkeypatch.setattr(rsmq.pipeline.survey, "MOST_PER_SEEK", 3)
+    monkeypatch.setattr(rsmq.pipeline.format.selected_streams, "MAX_SEEK", 3)
     (work,) = reads.ranges(subscribe=numbered, startingTimestamp="1001")
     assert work.expected == 9
 
 
-def test_a_topic_without_messages(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
+def test_a_topic_without_messages_gives_no_rows(reading: Callable[..., DataFrame], store: Store, topic: str) -> None:
     """Has no streams yet: no rows, and no error."""
     store.make(topic)
     assert reading(subscribe=topic).count() == 0

@@ -1,4 +1,4 @@
-"""A replay publishes what was archived: the same messages in the same order, each once, however often it is cut off."""
+"""A replay publishes what was archived: the same messages in the same order, each once, also when it is interrupted."""
 
 from __future__ import annotations
 
@@ -13,23 +13,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rsmq.errors import ConfigError, RsmqError
-from rsmq.message import pack_fields
-from rsmq.pipeline.compact import compact
-from rsmq.settings import Settings
+from rsmq.model.message import pack_fields
+from rsmq.model.settings import Settings
+from rsmq.pipeline.jobs.compact import compact
 from tests.pipeline.vault import Fields, Vault
 from tests.servers import Server
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"where": "no_such_column = 1"}, "--where .* is not understood"),
-    ({"where": "key ="}, "--where .* is not understood"),
+    ({"where": "no_such_column = 1"}, "--where .* is not valid SQL"),
+    ({"where": "key ="}, "--where .* is not valid SQL"),
     ({"job": "a b"}, "job name 'a b' is not allowed"),
 ]
-
-
-@pytest.fixture
-def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
-    """An empty archive beside the shared server."""
-    return Vault(spark, tmp_path / "archive", settings)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +44,7 @@ def copied(vault: Vault, finished: Path) -> Vault:
 
 
 def canonical(fields: Fields) -> dict[bytes, bytes]:
-    """The fields of an entry whatever their order."""
+    """The fields of an entry by name."""
     return dict(zip(fields[::2], fields[1::2], strict=True))
 
 
@@ -59,7 +53,7 @@ def numbers(entries: list[list[Fields]]) -> list[int]:
     return sorted(int(fields[fields.index(b"data") + 1][5:-1]) for partition in entries for fields in partition)
 
 
-def test_what_comes_back_is_what_was_there(vault: Vault) -> None:
+def test_replay_publishes_the_same_entries_in_the_same_order(vault: Vault) -> None:
     """Bytes, keys, ids, types, headers, fields of others and malformed entries are the same, in the same order."""
     vault.add("orders", range(40))
     vault.add("orders", range(40, 60), h='{"tenant":"x","grüß":"주문"}', type="text/plain")
@@ -95,7 +89,7 @@ def of_key(entries: list[Fields], key: bytes) -> list[bytes]:
     return [each[b"data"] for each in map(canonical, entries) if each.get(b"key") == key]
 
 
-def test_filters(copied: Vault) -> None:
+def test_replay_filters_by_time_key_and_sql(copied: Vault) -> None:
     """By time, by key, by SQL in which payloads are text; a dry run counts the same and changes nothing."""
     rows = copied.store.read(copied.store.parts(["orders"])).where("partition = 0").orderBy("id_ms", "id_seq").collect()
     late = datetime.fromtimestamp(rows[10].id_ms / 1000, UTC)
@@ -109,7 +103,7 @@ def test_filters(copied: Vault) -> None:
     assert numbers(copied.entries("copy", 8)) == [number for number in range(30) if number % 4 == 1]
 
 
-def test_mistakes(copied: Vault) -> None:
+def test_replay_refuses_wrong_options_before_it_publishes(copied: Vault) -> None:
     """A filter or name that cannot be is refused before anything is published."""
     for options, message in MISTAKES:
         with pytest.raises(ConfigError, match=message):
@@ -119,7 +113,7 @@ def test_mistakes(copied: Vault) -> None:
     assert not copied.server.exists(copied.keys.topic("copy"))
 
 
-def test_cut_off_in_the_middle_into_a_live_topic(vault: Vault) -> None:
+def test_replay_interrupted_into_a_live_topic_publishes_each_message_once(vault: Vault) -> None:
     """The topic is full half-way. Meanwhile others publish, the archive grows and is compacted: still each once."""
     vault.add("orders", range(60))
     vault.archive("orders", batch=30)
@@ -127,8 +121,8 @@ def test_cut_off_in_the_middle_into_a_live_topic(vault: Vault) -> None:
     vault.server.hset(vault.keys.topic("copy"), mapping={"max_length": 20})
     with pytest.raises(RsmqError, match="holds 20 unsettled messages"):
         vault.replay("orders", "copy")
-    begun = numbers(vault.entries("copy"))
-    assert 0 < len(begun) < 60
+    published = numbers(vault.entries("copy"))
+    assert 0 < len(published) < 60
     vault.server.hset(vault.keys.topic("copy"), mapping={"max_length": 0})
     vault.add("copy", [1000, 1001])
     vault.add("orders", range(60, 70))
@@ -144,7 +138,7 @@ def test_cut_off_in_the_middle_into_a_live_topic(vault: Vault) -> None:
     assert len(numbers(vault.entries("copy"))) == 62
 
 
-def test_a_job_is_done_once(copied: Vault) -> None:
+def test_replay_job_runs_once_and_stands_for_one_thing(copied: Vault) -> None:
     """The same replay under another name publishes again; one name cannot stand for two things."""
     copied.replay("orders", "copy", job="first")
     copied.replay("orders", "copy", job="second")
@@ -153,7 +147,7 @@ def test_a_job_is_done_once(copied: Vault) -> None:
         copied.replay("orders", "copy", job="first", keys=("k1",))
 
 
-def test_a_damaged_file(copied: Vault) -> None:
+def test_replay_of_a_damaged_file_names_it_and_publishes_nothing(copied: Vault) -> None:
     """The file is named, and nothing is published."""
     file = next(copied.path.glob("topic=orders/*/*/*.parquet"))
     data = bytearray(file.read_bytes())

@@ -10,53 +10,46 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
 from rsmq.broker import Broker
 from rsmq.errors import RsmqError
-from rsmq.message import Message
-from rsmq.pipeline.facts import Backlog, Facts, History, jain, percentile
-from rsmq.pipeline.page import page
-from rsmq.pipeline.report import Order, collect, write
-from rsmq.retry import Reject
-from rsmq.settings import Settings
+from rsmq.handler.retry import Reject
+from rsmq.model.message import Message
+from rsmq.model.settings import Settings
+from rsmq.pipeline.report.data import InboxBacklog, ReportData, TrafficHistory, jain, percentile
+from rsmq.pipeline.report.page import page, write_page
+from rsmq.pipeline.report.report import ReportOptions, collect
 from tests.contract.witness import settled
 from tests.pipeline.vault import Vault
 
 EVIL = "<script>alert('x')</script>$a_1$"
-NOTHING = History(None, None, timedelta(seconds=1), (), (), (), ())
+NOTHING = TrafficHistory(None, None, timedelta(seconds=1), (), (), (), ())
 
 
-@pytest.fixture
-def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
-    """An empty archive beside the shared server."""
-    return Vault(spark, tmp_path / "archive", settings)
-
-
-def facts(**changed: object) -> Facts:
+def report_of(**changed: object) -> ReportData:
     """A report of nothing, but for what a test gives."""
     known: dict[str, object] = {
         "made_at": datetime.now(UTC), "server": "redis://h", "source": "the topics", "history": NOTHING, "groups": (),
         "deaths": (), "backlog": None,
     }  # fmt: skip
-    return Facts(**{**known, **changed})  # type: ignore[arg-type]
+    return ReportData(**{**known, **changed})  # type: ignore[arg-type]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
-def test_jain(loads: list[float]) -> None:
+def test_jain_index_lies_between_an_nth_and_one(loads: list[float]) -> None:
     """Between 1/n and 1, and 1 for equal loads."""
     assert 1 / len(loads) - 1e-9 <= jain(loads) <= 1 + 1e-9
     assert jain([7] * len(loads)) == pytest.approx(1)
     assert jain([0] * 3 + [5]) == pytest.approx(1 / 4)
 
 
-def test_percentile() -> None:
+def test_percentile_is_the_nearest_rank() -> None:
     """Nearest rank, also of one value and of none."""
     assert [percentile(range(100), part) for part in (0, 0.5, 0.99, 1)] == [0, 50, 99, 99]
     assert (percentile([3], 0.5), percentile([], 0.5)) == (3, 0)
 
 
-async def test_a_report_of_real_work(vault: Vault, settings: Settings, tmp_path: Path) -> None:
+async def test_report_shows_what_a_worker_did(vault: Vault, settings: Settings, tmp_path: Path) -> None:
     """Volume, hot keys, dead letters with their reason, members and their load: as they were, on one page."""
     async with Broker(settings) as broker:
         await broker.topics.ensure("orders", 2)
@@ -70,7 +63,7 @@ async def test_a_report_of_real_work(vault: Vault, settings: Settings, tmp_path:
             await broker.publish("orders", {"n": number}, key=EVIL if number < 40 else f"k{number}")
         async with broker.running():
             await settled(broker, "orders")
-            found = await to_thread(collect, vault.spark, Order(("orders",), vault.connection))
+            found = await to_thread(collect, vault.spark, ReportOptions(("orders",), vault.connection))
     assert found.history.messages == 60
     assert sum(latency.measured for latency in found.history.latencies) == 60
     assert all(0 <= latency.p50 <= latency.p99 for latency in found.history.latencies)
@@ -80,7 +73,7 @@ async def test_a_report_of_real_work(vault: Vault, settings: Settings, tmp_path:
     (group,) = found.groups
     assert (group.name, group.lag, group.pending, group.waiting, group.dead_letters) == ("billing", 0, 0, None, 6)
     assert (sum(load.messages for load in group.loads), group.jain) == (60, 1.0)
-    path = write(found, str(tmp_path / "report.html"))
+    path = write_page(found, str(tmp_path / "report.html"))
     text = path.read_text()
     assert "&lt;script&gt;" in text
     assert "<script" not in text
@@ -92,38 +85,41 @@ async def test_a_report_of_real_work(vault: Vault, settings: Settings, tmp_path:
     assert text.count("<svg") >= 5
 
 
-def test_from_the_archive_within_a_window(vault: Vault) -> None:
+def test_report_counts_the_archive_within_a_window(vault: Vault) -> None:
     """Only topics and times that were asked for, each message once, though two archives have it."""
     vault.add("orders", range(20))
     vault.add("bills", range(5))
     vault.archive("orders", "bills")
     vault.archive("orders", name="second")
-    whole = collect(vault.spark, Order((), vault.connection, str(vault.path)))
+    whole = collect(vault.spark, ReportOptions((), vault.connection, str(vault.path)))
     assert whole.history.messages == 25
     assert [spread.messages for spread in whole.history.spreads] == [(3, 2), (10, 10)]
     assert whole.history.latencies == (), "ids that are no UUIDv7 do not say when they were made"
     later = datetime.now(UTC) + timedelta(days=1)
     assert (
-        collect(vault.spark, Order(("orders",), vault.connection, str(vault.path), since=later)).history.messages == 0
+        collect(
+            vault.spark, ReportOptions(("orders",), vault.connection, str(vault.path), since=later)
+        ).history.messages
+        == 0
     )
     with pytest.raises(RsmqError, match="there is no archive at"):
-        collect(vault.spark, Order((), vault.connection, str(vault.path / "nothing")))
+        collect(vault.spark, ReportOptions((), vault.connection, str(vault.path / "nothing")))
 
 
-def test_devices() -> None:
+def test_page_shows_devices_by_waiting_letters() -> None:
     """Devices by the letters that wait for them, the longest inboxes named."""
     steps = ((0, 5), (1, 2), (10, 1), (100, 0), (1000, 0), (None, 1))
-    text = page(facts(backlog=Backlog(9, 3, 2042, 7, steps, ((EVIL, 2000),))))
+    text = page(report_of(backlog=InboxBacklog(9, 3, 2042, 7, steps, ((EVIL, 2000),))))
     for shown in ("9 devices, 3 connected", "2–10", "over 1000", "2 000", "&lt;script&gt;"):
         assert shown in text
 
 
-def test_nothing_at_all() -> None:
+def test_page_of_an_empty_queue_is_a_page() -> None:
     """An empty queue makes a page, too."""
-    assert "no message in the window" in page(facts())
+    assert "no message in the window" in page(report_of())
 
 
-def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+def test_write_page_names_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     """One line that names the file."""
     with pytest.raises(RsmqError, match=r"nowhere/report.html cannot be written: No such file"):
-        write(facts(), str(tmp_path / "nowhere" / "report.html"))
+        write_page(report_of(), str(tmp_path / "nowhere" / "report.html"))

@@ -8,22 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from rsmq.broker import Broker
 from rsmq.errors import ConfigError, RsmqError
-from rsmq.pipeline.report import Order as ReportOrder
-from rsmq.pipeline.report import collect
-from rsmq.pipeline.send import Order, Send
-from rsmq.settings import Settings
+from rsmq.model.settings import Settings
+from rsmq.pipeline.jobs.send import SendJob, SendOptions
+from rsmq.pipeline.report.report import ReportOptions, collect
 from tests.pipeline.test_replay import canonical
 from tests.pipeline.vault import Vault
-
-
-@pytest.fixture
-def vault(spark: SparkSession, settings: Settings, tmp_path: Path) -> Vault:
-    """The shared server, and a directory."""
-    return Vault(spark, tmp_path / "archive", settings)
 
 
 @pytest.fixture
@@ -35,13 +27,13 @@ def audience(tmp_path: Path) -> str:
     return str(path)
 
 
-def send(vault: Vault, path: str, to: str, **options: Any) -> Send:
-    """A send, not yet begun."""
-    return Send(vault.spark, Order(path, to, **options), vault.connection)
+def send(vault: Vault, path: str, to: str, **options: Any) -> SendJob:
+    """A send that has not started."""
+    return SendJob(vault.spark, SendOptions(path, to, **options), vault.connection)
 
 
-def test_rows_become_messages_once(vault: Vault, audience: str) -> None:
-    """A full topic cuts it off; run again it goes on; a third time does nothing; another job sends again."""
+def test_send_interrupted_sends_each_row_once(vault: Vault, audience: str) -> None:
+    """A full topic interrupts it; the second run continues; the third does nothing; another job sends again."""
     vault.make("greetings")
     vault.server.hset(vault.keys.topic("greetings"), mapping={"max_length": 100})
     work = send(vault, audience, "greetings", key="customer", id="number")
@@ -51,8 +43,9 @@ def test_rows_become_messages_once(vault: Vault, audience: str) -> None:
     with pytest.raises(RsmqError, match="holds 100 unsettled messages"):
         work.run()
     vault.server.hset(vault.keys.topic("greetings"), mapping={"max_length": 0})
-    for _ in range(2):
-        send(vault, audience, "greetings", key="customer", id="number").run()
+    rest, nothing = (send(vault, audience, "greetings", key="customer", id="number").run() for _ in range(2))
+    assert (sum(rest), rest.stored > 0, rest.skipped > 0) == (300, True, True)
+    assert nothing == (0, 300)
     entries = [canonical(each) for part in vault.entries("greetings") for each in part]
     assert sorted(int(each[b"id"]) for each in entries) == list(range(300))
     for customer in range(100):
@@ -60,7 +53,7 @@ def test_rows_become_messages_once(vault: Vault, audience: str) -> None:
         assert of_key == [customer, customer + 100, customer + 200]
 
 
-def test_only_some_and_only_a_column(vault: Vault, audience: str) -> None:
+def test_send_with_where_and_value_sends_these_rows_as_text(vault: Vault, audience: str) -> None:
     """A filter and a column as the payload: what was left out is not sent, and text stays text."""
     send(vault, audience, "texts", value="text", where="language = 'ko' AND number < 6").run()
     entries = [canonical(each) for part in vault.entries("texts", 8) for each in part]
@@ -72,19 +65,23 @@ def test_only_some_and_only_a_column(vault: Vault, audience: str) -> None:
     [
         ("nothing.csv", {}, "there is no file"),
         ("", {"key": "custommer"}, "the file has no column 'custommer': it has number, customer, language, text"),
-        ("", {"where": "nothing > 1"}, "--where 'nothing > 1' is not understood"),
+        ("", {"where": "nothing > 1"}, "--where 'nothing > 1' is not valid SQL"),
     ],
 )
-def test_mistakes(vault: Vault, audience: str, path: str, options: dict[str, Any], message: str) -> None:
+def test_send_refuses_wrong_options_before_it_sends(
+    vault: Vault, audience: str, path: str, options: dict[str, Any], message: str
+) -> None:
     """One line each, before anything is sent."""
     with pytest.raises(ConfigError, match=message):
         send(vault, path or audience, "greetings", **options).plan()
 
 
-async def test_letters_into_inboxes(vault: Vault, audience: str, settings: Settings) -> None:
+async def test_send_to_devices_stores_each_letter_once_in_order(
+    vault: Vault, audience: str, settings: Settings
+) -> None:
     """Each device gets its rows once and in order, however often it is sent; the report counts what waits."""
-    for _ in range(2):
-        send(vault, audience, "alerts", device="customer", value="text").run()
+    for expected in ((300, 0), (0, 300)):
+        assert send(vault, audience, "alerts", device="customer", value="text").run() == expected
     async with Broker(settings) as broker, broker.connect("c7") as session:
         letters = []
         async for letter in session:
@@ -94,7 +91,7 @@ async def test_letters_into_inboxes(vault: Vault, audience: str, settings: Setti
                 break
     assert letters == [("alerts", b"Hallo 7"), ("alerts", b"Hallo 107"), ("alerts", b"Hallo 207")]
     vault.make("orders")
-    backlog = (await to_thread(collect, vault.spark, ReportOrder(("orders",), vault.connection))).backlog
+    backlog = (await to_thread(collect, vault.spark, ReportOptions(("orders",), vault.connection))).backlog
     assert backlog is not None
     assert (backlog.devices, backlog.letters) == (100, 297)
     assert dict(backlog.steps)[10] == 99

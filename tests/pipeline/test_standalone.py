@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rsmq.keys import Keys
+from rsmq.model.keys import Keys
 from tests.pipeline.conftest import Store
-from tests.pipeline.fleet import Fleet
+from tests.pipeline.spark_cluster import SparkCluster
 from tests.servers import Server, wait_until
 
 COUNT = int(os.environ.get("COUNT", "100000"))
@@ -31,9 +31,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
     """A master and two workers, whose environment holds the server's password."""
-    with Fleet(tmp_path, 2, QUEUE_PASSWORD=PASSWORD) as running:
+    with SparkCluster(tmp_path, 2, QUEUE_PASSWORD=PASSWORD) as running:
         yield running
 
 
@@ -44,38 +44,38 @@ def guarded(keys: Keys) -> Iterator[tuple[Server, Store]]:
         yield server, Store(client, keys)
 
 
-def test_two_workers(
-    fleet: Fleet, guarded: tuple[Server, Store], keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_commands_on_a_cluster_publish_each_message_once(
+    cluster: SparkCluster, guarded: tuple[Server, Store], keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Archived by `--master`, replayed by `spark-submit`, one worker killed in the middle: each message once."""
     server, store = guarded
     for start in range(0, COUNT, 1000):
         store.fill("orders", min(1000, COUNT - start), start=start)
-    place = {"RSMQ_PREFIX": keys.prefix}
+    variables = {"RSMQ_PREFIX": keys.prefix}
     reach = ("--url", f"redis://127.0.0.1:{server.port}/0", "--password-env", "QUEUE_PASSWORD", "--json")
     archive, took = str(tmp_path / "archive"), list[str]()
 
     def run(title: str, *command: str) -> dict[str, object]:
         begun = time.perf_counter()
-        told: dict[str, object] = json.loads(fleet.run(*command, **place))
+        result: dict[str, object] = json.loads(cluster.run(*command, **variables))
         took.append(f"{title} {time.perf_counter() - begun:.0f} s")
-        return told
+        return result
 
     rsmq = (sys.executable, "-m", "rsmq", "pipeline")
-    done = run("archive", *rsmq, "archive", "orders", "--to", archive, "--master", fleet.url, *reach)
+    done = run("archive", *rsmq, "archive", "orders", "--to", archive, "--master", cluster.url, *reach)
     assert done["messages"] == COUNT
-    assert fleet.executors() == [1, 1], "both workers have taken part"
+    assert cluster.executors() == [1, 1], "both workers have taken part"
     job = tmp_path / "rsmq_job.py"
     job.write_text("from rsmq.cli import main\nmain()\n")
-    submit = (str(fleet.home / "bin" / "spark-submit"), "--master", fleet.url, str(job), "pipeline")
+    submit = (str(cluster.home / "bin" / "spark-submit"), "--master", cluster.url, str(job), "pipeline")
     words = ("replay", "orders", "--from", archive, "--to")
     assert run("replay", *submit, *words, "again", *reach)["messages"] == COUNT
-    assert fleet.executors() == [2, 2]
+    assert cluster.executors() == [2, 2]
     slowly = (*words, "once-more", "--rate", str(COUNT / RATE_SECONDS), *reach)
     with ThreadPoolExecutor(1) as pool:
         replaying = pool.submit(run, "replay while a worker is killed", *submit, *slowly)
         wait_until(lambda: store.count("once-more", 8) or replaying.done(), "the last replay has begun", 300)
-        fleet.kill_worker(0)
+        cluster.kill_worker(0)
         so_far = store.count("once-more", 8)
         assert replaying.result()["messages"] == COUNT
     assert so_far < COUNT, "the worker was killed too late"

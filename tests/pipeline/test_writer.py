@@ -14,27 +14,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-import rsmq.pipeline.pace
+import rsmq.pipeline.format.topic_sink
 from rsmq.errors import ConfigError, TooLarge, TopicFull
-from rsmq.message import Message, Place
-from rsmq.partition import partition_for
-from rsmq.pipeline.failure import spoken
-from rsmq.pipeline.option import write_options
-from rsmq.pipeline.sink import Written
+from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.partition import partition_for
+from rsmq.pipeline.format.options import write_options
+from rsmq.pipeline.format.topic_sink import TaskResult
+from rsmq.pipeline.format.writer import BatchWriter, check_results, write_rows
 from rsmq.pipeline.source import RsmqSource
-from rsmq.pipeline.writer import Writer, conclude, write_rows
+from rsmq.pipeline.spark.errors import spark_errors
 from tests.pipeline.conftest import Store
 
 Rows = dict[str, list[Any]]
-Write = Callable[..., Written]
+Write = Callable[..., TaskResult]
 
 
 @pytest.fixture
-def write(place: dict[str, str]) -> Write:
+def write(connection: dict[str, str]) -> Write:
     """`write({"value": [...]}, topic="orders", ...)`: one task, without Spark; each dict of columns is a batch."""
 
-    def task(*batches: Rows, **options: object) -> Written:
-        given = {**place, **{name: str(value) for name, value in options.items()}}
+    def task(*batches: Rows, **options: object) -> TaskResult:
+        given = {**connection, **{name: str(value) for name, value in options.items()}}
         return write_rows(write_options(given), (pa.RecordBatch.from_pydict(each) for each in batches))
 
     return task
@@ -69,13 +69,13 @@ def test_a_row_becomes_a_message(write: Write, store: Store, topic: str) -> None
     )  # fmt: skip
     assert (done.stored, done.skipped) == (2, 0)
     (first,) = store.client.xrange(store.keys.stream(topic, partition_for("ключ", 8)))[:1]
-    message = Message(Place(topic, 0, "g"), first[0], [part for pair in first[1].items() for part in pair])
+    message = Message(MessageOrigin(topic, 0, "g"), first[0], [part for pair in first[1].items() for part in pair])
     seen = (message.data, message.key, message.id, message.type, message.headers)
     assert seen == (b"\x00\xff", "ключ", "m1", "a/b", {"trace": "t"})
     assert sum(len(store.entries(topic, part)) for part in range(8)) == 2
 
 
-def test_rows_without_a_key(write: Write, store: Store, topic: str) -> None:
+def test_rows_without_a_key_go_by_partition_or_id(write: Write, store: Store, topic: str) -> None:
     """Stay in their source's partition if there is such a one, go by message id, or in turn."""
     store.make(topic, 4)
     write({"value": ["a"], "partition": [2], "id": ["m"]}, topic=topic)
@@ -109,7 +109,7 @@ def test_batches_are_bounded(write: Write, store: Store, topic: str) -> None:
     assert store.client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == 5 + 3
 
 
-def test_what_does_not_fit(write: Write, store: Store, topic: str) -> None:
+def test_rows_that_do_not_fit_are_refused(write: Write, store: Store, topic: str) -> None:
     """Too large a payload, and a topic that is full, are errors that say what to do."""
     store.make(topic, 1, max_length=3, on_full="reject")
     with pytest.raises(TooLarge, match="raise RSMQ_PAYLOAD_LIMIT"):
@@ -167,12 +167,11 @@ def test_marker_refuses_rows_out_of_order(write: Write, store: Store, topic: str
 
 def test_marker_refuses_a_source_in_two_tasks() -> None:
     """Seen at the commit: one of the two marks may have hidden messages of the other."""
-    options = write_options({"url": "redis://h/0", "topic": "t", "idempotence": "marker", "jobId": "j"})
     pairs = ({("t", 0, "src.0"), ("t", 1, "src.0")}, {("t", 0, "src.1")}, {("t", 1, "src.0")})
-    tasks = [Written(1, 0, each) for each in pairs]
-    conclude(options, [*tasks[:2], None])
+    tasks = [TaskResult(1, 0, each) for each in pairs]
+    check_results([*tasks[:2], None])
     with pytest.raises(ConfigError, match=r"in one task, but src\.0 into t\.1 came through several \(1 such\)"):
-        conclude(options, tasks)
+        check_results(tasks)
 
 
 def test_id_restores_a_topic(write: Write, store: Store, topic: str) -> None:
@@ -182,7 +181,7 @@ def test_id_restores_a_topic(write: Write, store: Store, topic: str) -> None:
     rows = numbered(range(5, 9), partition=[0, 1, 0, 1])
     assert [write(rows, **options).stored, write(rows, **options).skipped] == [4, 4]
     assert [entry_id for part in (0, 1) for entry_id, _ in store.entries(topic, part)] == ["5-0", "7-0", "6-0", "8-0"]
-    with pytest.raises(ConfigError, match=f"{topic}.0 has newer entries than 2-0, and not this one"):
+    with pytest.raises(ConfigError, match=f"{topic}.0 has newer entries than 2-0, but not this one"):
         write(numbered(range(2, 3)), **options)
     with pytest.raises(ConfigError, match=r"restores partition 7, but topic .* has 2 partitions"):
         write(numbered(range(10, 11), partition=[7]), **options)
@@ -223,7 +222,9 @@ def test_columns_that_a_write_needs(options: dict[str, str], words: str) -> None
         RsmqSource({"url": "redis://h/0", "topic": "t"}).writer(schema, overwrite=True)
 
 
-def test_the_rate(write: Write, store: Store, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_per_task_spreads_writes_evenly(
+    write: Write, store: Store, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """400 rows at 100 a second take four seconds, evenly; run again, what is there costs no time."""
     now, naps = [100.0], list[float]()
 
@@ -237,7 +238,7 @@ def test_the_rate(write: Write, store: Store, topic: str, monkeypatch: pytest.Mo
             naps.append(seconds)
             now[0] += seconds
 
-    monkeypatch.setattr(rsmq.pipeline.pace, "time", Clock)
+    monkeypatch.setattr(rsmq.pipeline.format.topic_sink, "time", Clock)
     store.make(topic, 2)
     options = {"topic": topic, "idempotence": "marker", "jobId": "j", "ratePerTask": "100"}
     keys = [f"k{number % 10}" for number in range(400)]
@@ -255,7 +256,7 @@ def test_the_rate(write: Write, store: Store, topic: str, monkeypatch: pytest.Mo
 def failing_source() -> type[RsmqSource]:
     """The source, with a sink whose first attempt at each task breaks off when it has sent most of its rows."""
 
-    class FailingWriter(Writer):
+    class FailingWriter(BatchWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
             context = TaskContext.get()
             assert context is not None
@@ -272,7 +273,7 @@ def failing_source() -> type[RsmqSource]:
         def name(cls) -> str:
             return "rsmq_failing"
 
-        def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
             return FailingWriter(super().writer(schema, overwrite)._options)
 
     return FailingSource
@@ -289,7 +290,7 @@ def failing_source() -> type[RsmqSource]:
     ids=lambda value: value["idempotence"] if isinstance(value, dict) else "",
 )
 def test_spark_tries_failed_tasks_again(
-    spark: SparkSession, place: dict[str, str], store: Store, topic: str, options: dict[str, str], total: int
+    spark: SparkSession, connection: dict[str, str], store: Store, topic: str, options: dict[str, str], total: int
 ) -> None:
     """Two tasks of 1200 rows fail after 1000 each: `none` repeats those, every other way stores each row once."""
     spark.dataSource.register(failing_source())
@@ -297,7 +298,7 @@ def test_spark_tries_failed_tasks_again(
     columns = ("CAST(id AS STRING) AS value", "concat('m', id) AS id", "'src' AS topic", "CAST(id DIV 1200 AS INT) AS "
                "partition", "id + 1 AS id_ms", "0L AS id_seq")  # fmt: skip
     frame = spark.range(0, 2400, 1, 2).selectExpr(*columns)
-    frame.write.format("rsmq_failing").options(**place, topic=topic, **options).mode("append").save()
+    frame.write.format("rsmq_failing").options(**connection, topic=topic, **options).mode("append").save()
     found = values(store, topic, 2)
     assert len(found) == total
     assert sorted(set(found), key=int) == [str(number) for number in range(2400)]
@@ -306,7 +307,7 @@ def test_spark_tries_failed_tasks_again(
 
 
 def test_spark_copies_a_stream_once(
-    spark: SparkSession, place: dict[str, str], store: Store, topic: str, tmp_path: Path
+    spark: SparkSession, connection: dict[str, str], store: Store, topic: str, tmp_path: Path
 ) -> None:
     """From topic to topic by `writeStream`, with a lost commit: the batch runs again, and stores nothing twice."""
     copy, checkpoint = f"{topic}-copy", tmp_path / "checkpoint"
@@ -315,12 +316,12 @@ def test_spark_copies_a_stream_once(
 
     def run() -> None:
         source = spark.readStream.format("rsmq").options(
-            **place, subscribe=topic, startingOffsets="earliest", includeHeaders="true"
+            **connection, subscribe=topic, startingOffsets="earliest", includeHeaders="true"
         )
         sink = (
             source.load()
             .writeStream.format("rsmq")
-            .options(**place, topic=copy, idempotence="marker", jobId="copy", checkpointLocation=str(checkpoint))
+            .options(**connection, topic=copy, idempotence="marker", jobId="copy", checkpointLocation=str(checkpoint))
         )
         assert sink.trigger(availableNow=True).start().awaitTermination(100)
 
@@ -338,16 +339,16 @@ def test_spark_says_our_errors_of_writes(writing: Callable[..., None], spark: Sp
     frame: DataFrame = spark.range(3).selectExpr("id")
     with (
         pytest.raises(ConfigError, match="the DataFrame has no column 'value', it has id: select it") as caught,
-        spoken(),
+        spark_errors(),
     ):
         writing(frame, topic=topic)
     assert "\n" not in str(caught.value)
     rows = spark.range(0, 4, 1, 2).selectExpr("'x' AS value", "'k' AS key", "id AS id_ms", "0 AS id_seq")
-    with pytest.raises(ConfigError, match="needs all rows of a source in one task"), spoken():
+    with pytest.raises(ConfigError, match="needs all rows of a source in one task"), spark_errors():
         writing(rows, topic=topic, idempotence="marker", jobId="j")
 
 
-def test_payloads_are_not_json_only(write: Write, store: Store, topic: str) -> None:
+def test_payloads_may_be_text_or_bytes(write: Write, store: Store, topic: str) -> None:
     """Text in a string column is stored as it is."""
     store.make(topic, 1)
     write({"value": [json.dumps({"n": 1}), "ü"]}, topic=topic)

@@ -10,19 +10,18 @@ from typing import Any
 import redis
 from pyspark.sql import SparkSession
 
-from rsmq.keys import Keys
-from rsmq.pipeline.archive import Done, Order, archive
-from rsmq.pipeline.replay import Order as ReplayOrder
-from rsmq.pipeline.replay import Plan, Replay
-from rsmq.pipeline.store import Store
-from rsmq.settings import Settings
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.pipeline.jobs.archive import ArchiveOptions, ArchiveResult, archive
+from rsmq.pipeline.jobs.archive_store import ArchiveStore
+from rsmq.pipeline.jobs.replay import ReplayJob, ReplayOptions, ReplayPlan
 
 Fields = tuple[bytes, ...]
 
 
 @dataclass
 class Vault:
-    """Short words for what nearly every test does. `server` is what a test does behind rsmq's back."""
+    """Short words for what nearly every test does. `server` is a client of its own, for what other clients do."""
 
     spark: SparkSession
     path: Path
@@ -33,23 +32,23 @@ class Vault:
         self.connection = {"url": self.settings.url or "", "prefix": self.settings.prefix}
         self.server = redis.Redis.from_url(self.settings.url or "", protocol=2)
         self.keys = Keys(self.settings.prefix)
-        self.store = Store(self.spark, str(self.path))
+        self.store = ArchiveStore(self.spark, str(self.path))
 
-    def archive(self, *topics: str, **options: Any) -> Done:
+    def archive(self, *topics: str, **options: Any) -> ArchiveResult:
         """Archive what is there now."""
         source = self.connection | {"subscribe": ",".join(topics)}
-        return archive(self.spark, Order(source, str(self.path), **options))
+        return archive(self.spark, ArchiveOptions(source, str(self.path), **options))
 
-    def replay(self, topic: str, to: str, **options: Any) -> Plan:
+    def replay(self, topic: str, to: str, **options: Any) -> ReplayPlan:
         """Replay, and return what was planned."""
         job = self.job(topic, to, **options)
         plan = job.plan()
         job.run(plan)
         return plan
 
-    def job(self, topic: str, to: str, **options: Any) -> Replay:
-        """A replay, not yet begun."""
-        return Replay(self.spark, ReplayOrder(str(self.path), (topic,), to, **options), self.connection)
+    def job(self, topic: str, to: str, **options: Any) -> ReplayJob:
+        """A replay that has not started."""
+        return ReplayJob(self.spark, ReplayOptions(str(self.path), (topic,), to, **options), self.connection)
 
     def make(self, topic: str, partitions: int = 2) -> None:
         """A topic, with fewer partitions than usual: each costs a task."""
@@ -87,7 +86,7 @@ class Vault:
         return sorted(int(row.n) for row in rows.collect())
 
     def position(self, topic: str, partition: int, name: str = "archive") -> bytes | None:
-        """How far an archive has told the server that it is."""
+        """How far an archive is, as it has published it on the server."""
         return self.server.hget(self.keys.archived(topic, partition), name)  # type: ignore[return-value]
 
     def last_id(self, topic: str, partition: int) -> bytes:

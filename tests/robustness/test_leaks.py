@@ -1,4 +1,4 @@
-"""A worker leaves nothing behind when it stops, and grows by nothing while it works.
+"""A worker leaves nothing behind when it stops, and does not grow while it works.
 
 Thirty starts and some ten thousand messages in every run; `CHAOS=long`: 500 starts and a million messages.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from bench.footprint import Footprint
+from benchmarks.footprint import Footprint
 from rsmq import Broker, Message, Settings
 from tests.contract.witness import settled
 from tests.patience import until
@@ -37,7 +37,7 @@ def make_broker(server_url: str, prefix: str) -> Callable[..., Broker]:
 
 
 def working(broker: Broker) -> list[int]:
-    """Handlers of both kinds, and what they have counted."""
+    """Register handlers of both kinds; returns their counters."""
     done = [0, 0]
 
     @broker.handler("t", group="single", partitions=2)
@@ -52,7 +52,7 @@ def working(broker: Broker) -> list[int]:
 
 
 async def cycle(broker: Broker) -> None:
-    """One life of a worker."""
+    """Start a worker, use it and stop it."""
     done = working(broker)
     async with broker.running():
         await broker.publish_many("t", [{"n": n} for n in range(10)])
@@ -68,14 +68,14 @@ def is_back(before: Footprint) -> bool:
     return now.files <= before.files and now.threads <= before.threads and now.tasks <= before.tasks
 
 
-async def test_starting_and_stopping_leaves_nothing(
+async def test_worker_started_and_stopped_many_times_leaves_nothing(
     make_broker: Callable[..., Broker], server: Server, prefix: str, no_task_left: None
 ) -> None:
-    """No task, thread, file or connection, and no key, consumer or member more than after the first few times."""
+    """No task, thread, file, connection, key, consumer or member is left beyond those after the first few cycles."""
     with server.client() as plain:
 
         def held_by_server() -> tuple[int, ...]:
-            # what the audit counts is there, one key a partition, once a worker has lived long enough for it
+            # the audit adds one key for each partition, once a worker has run long enough
             keys = [key for key in plain.scan_iter(f"{prefix}:*", count=1000) if not key.endswith(b":removed")]
             streams = [key for key in keys if plain.type(key) == b"stream" and not key.endswith(b":dlq")]
             consumers = sum(len(plain.xinfo_consumers(key, group)) for key in streams for group in ("single", "batch"))
@@ -87,9 +87,9 @@ async def test_starting_and_stopping_leaves_nothing(
         before_there, before = held_by_server(), Footprint.now()  # in this order: the first opens a connection
         for _ in range(CYCLES - WARM):
             await cycle(make_broker())
-        # a socket that was closed is gone a moment later, on both sides
-        await until(lambda: is_back(before), "no file, thread or task more than before", 10)
-        assert before_there[1] == 0, "a worker that stops takes its consumers along"
+        # a closed socket disappears a moment later, on both sides
+        await until(lambda: is_back(before), "no file, thread or task more than before")
+        assert before_there[1] == 0, "a worker that stops deletes its consumers"
         await until(
             lambda: held_by_server() == before_there, f"no key, consumer, member, connection: {before_there}", 10
         )
@@ -97,12 +97,14 @@ async def test_starting_and_stopping_leaves_nothing(
     assert after.objects - before.objects < 40 * (CYCLES - WARM), "a worker has thousands of objects: none of it stays"
 
 
-async def test_memory_does_not_grow_with_messages(make_broker: Callable[..., Broker], no_task_left: None) -> None:
-    """Once it has been busy for a while a worker has the memory, and the objects, that it keeps."""
+async def test_worker_memory_after_many_messages_does_not_grow(
+    make_broker: Callable[..., Broker], no_task_left: None
+) -> None:
+    """After a warm-up a busy worker keeps its memory and its number of objects."""
     tight = {"retention_age": timedelta(0), "retention_length": 500, "retention_interval": timedelta(milliseconds=100)}
     broker = make_broker(**tight)
     done = working(broker)
-    looks: list[Footprint] = []
+    samples: list[Footprint] = []
     async with broker.running():
         for at in range(0, MESSAGES, CHUNK):
             await broker.publish_many(
@@ -110,16 +112,16 @@ async def test_memory_does_not_grow_with_messages(make_broker: Callable[..., Bro
             )
             await until(lambda aim=at + CHUNK: min(done) >= aim, "all so far is handled", 60)
             if at % (MESSAGES // 8) == 0:
-                looks.append(Footprint.now())
-    middle, end = looks[len(looks) // 2], looks[-1]
-    assert end.rss < 1.05 * middle.rss, [look.rss >> 10 for look in looks]
+                samples.append(Footprint.now())
+    middle, end = samples[len(samples) // 2], samples[-1]
+    assert end.rss < 1.05 * middle.rss, [sample.rss >> 10 for sample in samples]
     slots = end.tasks - middle.tasks  # of the pool, which grows to its size with the load
-    assert end.objects < middle.objects + 1000 + 30 * slots, [look.objects for look in looks]
+    assert end.objects < middle.objects + 1000 + 30 * slots, [sample.objects for sample in samples]
     assert (end.files, end.threads) == (middle.files, middle.threads)
 
 
-async def test_an_idle_worker_holds_no_batch(make_broker: Callable[..., Broker], no_task_left: None) -> None:
-    """Its many workers sleep with empty hands: what they had last is not kept until there is something else."""
+async def test_idle_worker_keeps_no_batch_in_memory(make_broker: Callable[..., Broker], no_task_left: None) -> None:
+    """Its pool tasks drop their last batch instead of keeping it until the next one."""
     broker, done = make_broker(), [0]
 
     @broker.handler("t", group="g", partitions=2, batch=100)

@@ -11,16 +11,16 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.client import MOST_AT_ONCE
-from rsmq.connect import Client
+from rsmq.redis.client import MOST_AT_ONCE
+from rsmq.redis.connector import Client
 from tests.patience import until
 from tests.servers import Server
 
 HANDLERS = 120
 
 
-async def test_commands_wait_for_a_connection(client: Client, server: Server) -> None:
-    """Hundreds of commands at the same time: none fails for want of a connection, and few connections are made."""
+async def test_commands_beyond_the_pool_wait_for_a_connection(client: Client, server: Server) -> None:
+    """Hundreds of commands at the same time succeed, and few connections are made."""
     with server.client() as plain:
         before = len(plain.client_list())
         replies = await asyncio.gather(*[client.execute_command("PING") for _ in range(400)])
@@ -30,8 +30,10 @@ async def test_commands_wait_for_a_connection(client: Client, server: Server) ->
     assert piped == [[b"PONG"]] * 400
 
 
-async def test_a_worker_of_many_handlers(server_url: str, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Each gets its partition and its message, and nobody complains on the way."""
+async def test_worker_with_many_handlers_serves_all_of_them(
+    server_url: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each handler gets its partition and its message, without a warning about connections."""
     broker, done = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), set[int]()
 
     def register(number: int) -> Callable[..., Any]:

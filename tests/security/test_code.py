@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import MODULES, PACKAGE, SCRIPTS, TREES
+from tests.repository.test_architecture import MODULES, PACKAGE, SCRIPTS, TREES
 
 RUNS_DATA = {
     "pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "joblib", "yaml", "code",
@@ -24,6 +24,10 @@ SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_
 CORE = {
     "redis", "anyio", "tenacity", "mmh3", "pydantic", "pydantic-settings", "typer", "rich", "uuid-utils",
 }  # fmt: skip
+
+
+OWN_DATA = {("rsmq.handler.failure", "pickle")}
+"""Reads what the same process has just written: whether an error of a handler can be sent to another process."""
 
 
 def offences(tree: ast.AST) -> Iterator[str]:
@@ -49,7 +53,7 @@ def offences(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_runs_data_as_code(module: str) -> None:
     """No module imports pickle or its like, evaluates text, or calls a shell."""
-    assert list(offences(TREES[module])) == []
+    assert [each for each in offences(TREES[module]) if (module, each) not in OWN_DATA] == []
 
 
 @pytest.mark.parametrize(
@@ -67,11 +71,14 @@ def test_no_script_is_made_of_data(module: str) -> None:
     """A script is a file of the package: no EVAL of a text that was put together."""
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Constant) and node.value in ("EVAL", "EVAL_RO", "FUNCTION", "FCALL"):
-            assert module in ("rsmq.script", "rsmq.heartbeat.beat", "rsmq.preflight.facts", "rsmq.slot"), (
-                f"{module} sends {node.value}"
-            )
-    if module == "rsmq.script":
-        (read,) = re.findall(r'files\("rsmq"\).*', MODULES[module].read_text(encoding="utf-8"))
+            assert module in (
+                "rsmq.redis.scripts",
+                "rsmq.heartbeat.heartbeat",
+                "rsmq.redis.preflight.facts",
+                "rsmq.redis.slots",
+            ), f"{module} sends {node.value}"
+    if module == "rsmq.redis.scripts":
+        (read,) = re.findall(r'files\("rsmq.redis"\).*', MODULES[module].read_text(encoding="utf-8"))
         assert read.endswith('/ f"{name}.lua").read_text()')
         names = re.findall(r'Script\(("\w+"|[^)]*)\)', "".join(path.read_text() for path in MODULES.values()))
         assert all(name.startswith('"') for name in names if name), "a script is named by a literal"
@@ -128,7 +135,7 @@ rsmq.Broker()
 bad = {"socket.connect", "socket.bind", "subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec"}
 print(json.dumps([sorted(bad & set(seen)), threading.active_count()]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], 1]
 

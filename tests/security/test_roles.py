@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -13,12 +15,14 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings, TopicFull
-from rsmq.connect import Connector
-from rsmq.dlq import DeadLetters
+from rsmq.dashboard.queries import Queries
+from rsmq.dlq import DeadLetters, Selection
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.inspector import Inspector
-from rsmq.keys import Keys
+from rsmq.model.keys import Keys
 from rsmq.persistence import Devices
+from rsmq.redis.connector import Connector
+from tests.cli.conftest import Cli
 from tests.security.page import PAGE
 from tests.servers import Kind, Server
 
@@ -134,7 +138,7 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize(("role", "command"), [(role, each) for role, all_ in FORBIDDEN.items() for each in all_])
 async def test_no_role_does_more(guarded: Server, role: str, command: tuple[str, ...]) -> None:
-    """The server refuses what a role is not for, also inside a script, also on a key of somebody else."""
+    """The server refuses other commands, also inside a script, and keys outside the prefix."""
     key = Keys(PREFIX).stream("orders", 0)
     with guarded.client() as plain:
         plain.xadd(key, {"data": "1"})
@@ -198,6 +202,78 @@ async def test_an_admin_administers(guarded: Server, topic: str) -> None:
         assert await broker.devices.purge(f"phone-{topic}") == 1
         await broker.topics.delete(topic)
         assert await broker.topics.find(topic) is None
+
+
+@pytest.fixture
+async def served(guarded: Server, topic: str) -> AsyncIterator[Broker]:
+    """A worker of the topic, with a message in flight and one that was never delivered."""
+    broker = broker_as("worker", guarded, prefetch=1)
+    started = anyio.Event()
+
+    @broker.handler(topic, group="g", partitions=1, concurrency=1)
+    async def handle(order: dict[str, int]) -> None:
+        started.set()
+        await anyio.sleep_forever()
+
+    async with broker.running():
+        await broker.publish_many(topic, [{"n": n} for n in range(3)])
+        with anyio.fail_after(30):
+            await started.wait()
+        yield broker
+        broker.stop(timedelta(0))
+
+
+async def rsmq(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as the user of the dashboard."""
+    url = server.url.replace("://", "://dashboard:secret@")
+    return await anyio.to_thread.run_sync(lambda: Cli(Path.cwd(), {"RSMQ_URL": url})(*arguments))
+
+
+async def test_dashboard_user_runs_top(guarded: Server, served: Broker, topic: str) -> None:
+    """`rsmq top` shows the group, its lag and its member to a user who may run no script."""
+    result = await rsmq(guarded, "top", topic, "--once", "--every", "PT0.1S", "--json")
+    assert result.returncode == 0, result.stderr
+    board = json.loads(result.stdout)
+    (group,) = board["groups"]
+    assert (group["name"], group["lag"] + group["in_flight"], group["owned"]) == ("g", 3, 1)
+    assert served.worker is not None
+    assert [member["id"] for member in group["members"]] == [served.worker.member]
+
+
+async def test_dashboard_user_runs_doctor(guarded: Server, served: Broker, topic: str) -> None:
+    """`rsmq doctor` judges the queues; it exits with 1, because a worker of this user would be refused."""
+    with guarded.client() as plain:
+        plain.hset(Keys(PREFIX).group(topic, "g"), "paused", "1")
+    result = await rsmq(guarded, "doctor", "--over", "PT0S", "--json")
+    assert result.returncode == 1, result.stderr
+    texts = [finding["text"] for finding in json.loads(result.stdout)["findings"]]
+    assert f"group g of {topic} is paused: `rsmq group resume {topic} g`" in texts
+    assert any("xreadgroup" in text.lower() or "eval" in text.lower() for text in texts), "the missing rights"
+
+
+async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, topic: str) -> None:
+    """The poller behind the live pages, and every query of the others."""
+    await served.send(f"phone-{topic}", {"n": 1})
+    async with as_("dashboard", guarded) as client:
+        queries = Queries(client, Keys(PREFIX), Settings(prefix=PREFIX), allow_changes=False)
+        await queries.poller.poll()
+        assert queries.poller.trouble == ""
+        (group,) = [each for each in queries.poller.board.groups if each.topic == topic]
+        assert (group.name, group.is_unserved, group.owned) == ("g", False, 1)
+        assert (await queries.topic(topic)).partitions == 1
+        assert len(await queries.messages(topic, 0)) == 3
+        assert await queries.dead_letters(topic, "g", Selection()) == ([], False)
+        devices, _ = await queries.devices(only_waiting=True)
+        assert f"phone-{topic}" in [device.client_id for device in devices]
+        assert len(await queries.letters(f"phone-{topic}")) == 1
+
+
+async def test_dashboard_user_asks_the_inspector_about_members(guarded: Server, served: Broker, topic: str) -> None:
+    """Heartbeat and presence of a live member are visible to this user."""
+    async with as_("dashboard", guarded) as client:
+        (member,) = await Inspector(client, Keys(PREFIX), Settings(prefix=PREFIX)).members(topic)
+    assert member.is_present
+    assert member.heard_ago is not None
 
 
 async def test_a_dashboard_looks(guarded: Server, topic: str) -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tenacity import wait_none
 
 from rsmq import Broker, RetryPolicy, Settings
-from rsmq.connect import Connector, check_url, redact
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector import Inspector
-from rsmq.keys import Keys
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Connector, check_url, redact
 from tests.contract.witness import dies, settled
 from tests.servers import Server
 
@@ -137,7 +137,7 @@ async def test_a_payload_is_never_logged(server_url: str, prefix: str, caplog: p
 
 def test_options_of_spark_name_a_secret() -> None:
     """They travel to every executor: a password is named by variable or file, and refused in the address."""
-    option = pytest.importorskip("rsmq.pipeline.option")
+    option = pytest.importorskip("rsmq.pipeline.format.options")
     with pytest.raises(RsmqError, match=r"passwordEnv|passwordFile") as caught:
         option.read_options({"url": "redis://u:gehe1m@localhost/0", "subscribe": "t"})
     assert "gehe1m" not in str(caught.value)

@@ -11,7 +11,14 @@ import pytest
 
 from rsmq import Broker, Message, Settings, TooLarge
 from rsmq.errors import ConfigError, Malformed, Oversized
-from rsmq.message import LARGEST_HEADERS, LARGEST_PAYLOAD, LONGEST_SHOWN, Place, read_headers, write_headers
+from rsmq.model.message import (
+    LARGEST_HEADERS,
+    LARGEST_PAYLOAD,
+    LONGEST_SHOWN,
+    MessageOrigin,
+    read_headers,
+    write_headers,
+)
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES
 from tests.contract.witness import Witness, dies, settled
 
@@ -37,7 +44,7 @@ def test_headers_have_a_limit_on_both_ways() -> None:
     assert len(raw) == LARGEST_HEADERS
     assert read_headers(raw) == largest
     for headers in ({"a": "x" * LARGEST_HEADERS}, {"a": "\x01" * (LARGEST_HEADERS // 4)}):
-        with pytest.raises(ConfigError, match="put what is large into the payload"):
+        with pytest.raises(ConfigError, match="put large values into the payload"):
             write_headers(headers)
     with pytest.raises(Malformed, match="more than 32768"):
         read_headers(b"{" + b" " * LARGEST_HEADERS + b"}")
@@ -63,21 +70,23 @@ async def test_a_publisher_is_refused_before_anything_is_sent(make_broker: Calla
 
 def test_an_entry_beyond_every_publisher_is_oversized() -> None:
     """By its payload, or by all its fields together."""
-    place = Place("t", 0, "g")
+    origin = MessageOrigin("t", 0, "g")
     with pytest.raises(Oversized):
-        Message(place, b"1-1", [b"data", b"x" * (LARGEST_PAYLOAD + 1)]).check_size()
-    Message(place, b"1-1", [b"data", b"x" * LARGEST_PAYLOAD]).check_size()
+        Message(origin, b"1-1", [b"data", b"x" * (LARGEST_PAYLOAD + 1)]).check_size()
+    Message(origin, b"1-1", [b"data", b"x" * LARGEST_PAYLOAD]).check_size()
     with pytest.raises(Oversized):
-        Message(place, b"1-1", [b"data", b"", b"other", b"x" * (2 * LARGEST_PAYLOAD)])
+        Message(origin, b"1-1", [b"data", b"", b"other", b"x" * (2 * LARGEST_PAYLOAD)])
 
 
 def test_a_log_line_stays_one_short_line() -> None:
     """Another client's id may be a megabyte, or have a line end in it that would forge a second line."""
-    message = Message(Place("t", 0, "g"), b"1-1", [b"data", b"", b"id", b"x\nERROR forged", b"key", b"k" * 10_000])
+    message = Message(
+        MessageOrigin("t", 0, "g"), b"1-1", [b"data", b"", b"id", b"x\nERROR forged", b"key", b"k" * 10_000]
+    )
     text = repr(message)
     assert "\n" not in text
     assert len(text) < 100 + 2 * LONGEST_SHOWN
-    long = Message(Place("t", 0, "g"), b"1-1", [b"data", b"", b"id", b"x" * 10_000])
+    long = Message(MessageOrigin("t", 0, "g"), b"1-1", [b"data", b"", b"id", b"x" * 10_000])
     assert len(repr(long)) < 100 + LONGEST_SHOWN
 
 
@@ -123,7 +132,7 @@ async def test_a_giant_is_buried_by_reference(
 
 
 async def test_a_giant_that_is_taken_over_is_buried_too(make_broker: Callable[..., Broker], witness: Witness) -> None:
-    """Also when its first reader died with it in hand."""
+    """Also when its first reader died with it in flight."""
     broker = make_broker()
 
     @broker.handler("t", group="g", partitions=1)

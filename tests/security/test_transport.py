@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.connect import Connector
 from rsmq.errors import BrokerUnavailable
+from rsmq.redis.connector import Connector
 from tests.servers import Server
 
 
@@ -99,8 +99,10 @@ async def test_a_name_that_is_not_in_the_certificate_is_refused(
             await publish(f"rediss://localhost:{port}?ssl_ca_certs={certificate[0]}", prefix)
 
 
-async def test_client_certificates(server: Server, certificate: tuple[Path, Path], prefix: str) -> None:
-    """Where the server demands one, it is named in the address; without it the door stays shut."""
+async def test_client_without_certificate_is_refused(
+    server: Server, certificate: tuple[Path, Path], prefix: str
+) -> None:
+    """Where the server demands one, it is named in the address; without it the server refuses the connection."""
     name, key = certificate
     async with line(server, certificate, verify_mode=ssl.CERT_REQUIRED) as port:
         url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={name}"

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import redis
 
-from tests.chaos.proxy import Proxy
+from rsmq.testing.proxy import Proxy
 from tests.servers import Server, wait_until
 
 NAME: Final = "rsmq-master"
@@ -63,13 +63,13 @@ class Sentinels:
     def __init__(self, master: Server | None = None, *, known_as: int = 0) -> None:
         self._given, self._known_as = master, known_as
         self.members: list[Server] = []
-        self.watchers: list[Watcher] = []
+        self.sentinels: list[Watcher] = []
         self._stack = ExitStack()
 
     @property
     def url(self) -> str:
         """What `RSMQ_URL` would say."""
-        return "redis+sentinel://" + ",".join(f"127.0.0.1:{each.port}" for each in self.watchers) + f"/{NAME}"
+        return "redis+sentinel://" + ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels) + f"/{NAME}"
 
     @property
     def first(self) -> Server:
@@ -78,7 +78,7 @@ class Sentinels:
 
     def master_port(self) -> int:
         """Where the sentinels send clients now; 0 while they disagree."""
-        ports = {watcher.master_port() for watcher in self.watchers}
+        ports = {watcher.master_port() for watcher in self.sentinels}
         return ports.pop() if len(ports) == 1 else 0
 
     def __enter__(self) -> Self:
@@ -90,8 +90,8 @@ class Sentinels:
                 with replica.client() as client:
                     client.execute_command("REPLICAOF", "127.0.0.1", known)
             wait_until(lambda: self._replicas(self.first) == 2, "the replicas are in sync")
-            self.watchers += [self._stack.enter_context(self._watcher(known)) for _ in range(3)]
-            wait_until(lambda: all(each.knows() == (2, 2) for each in self.watchers), "the sentinels know all")
+            self.sentinels += [self._stack.enter_context(self._watcher(known)) for _ in range(3)]
+            wait_until(lambda: all(each.knows() == (2, 2) for each in self.sentinels), "the sentinels know all")
         except BaseException:
             self._stack.close()
             raise
@@ -104,7 +104,7 @@ class Sentinels:
         return Watcher(known)
 
     def _known(self) -> int:
-        """The port of the master that all are told."""
+        """The port of the master that all sentinels report."""
         return self._known_as or self.first.port
 
     def is_whole(self) -> bool:
@@ -133,12 +133,6 @@ class Border(Proxy):
         self._whole = asyncio.Event()
         self._whole.set()
         self._pairs, self._peers = set[object](), set[object]()
-
-    @property
-    def port(self) -> int:
-        """Where everybody connects to."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def clients(self) -> int:

@@ -13,13 +13,14 @@ import anyio
 import pytest
 
 from rsmq import Broker, ConfigError, Settings
-from rsmq.connect import Connector
 from rsmq.errors import BrokerUnavailable
+from rsmq.redis.connector import Connector
+from rsmq.testing.server import free_port
 from tests.contract.witness import Witness, settled
 from tests.matrix.cell import DEBIAN, executable
 from tests.matrix.certificates import Certificates
 from tests.sentinel.sentinels import NAME, Sentinels, Watcher
-from tests.servers import Server, free_port
+from tests.servers import Server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 (RULE,) = re.findall(r"^user rsmq-watcher .*$", PAGE, re.MULTILINE)
@@ -46,7 +47,7 @@ class ByTls(Sentinels):
     @property
     def hosts(self) -> str:
         """The sentinels, where they speak TLS."""
-        return ",".join(f"127.0.0.1:{self._ports[each]}" for each in self.watchers)
+        return ",".join(f"127.0.0.1:{self._ports[each]}" for each in self.sentinels)
 
     def _known(self) -> int:
         return self._ports[self.first]
@@ -67,7 +68,7 @@ class ByTls(Sentinels):
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Guarded]:
-    """Nobody in it is killed."""
+    """No test in it kills a server."""
     with Guarded() as running:
         yield running
 
@@ -123,7 +124,7 @@ async def test_sentinels_with_a_password(guarded: Guarded, prefix: str, who: str
 async def test_sentinels_that_refuse(guarded: Guarded, who: str) -> None:
     """It is said at once, in one line that names the option and not the password."""
     connector = Connector(f"{guarded.url}{who}", Settings())
-    with anyio.fail_after(10), pytest.raises(ConfigError, match=r"a sentinel: .*sentinel_password") as caught:
+    with anyio.fail_after(20), pytest.raises(ConfigError, match=r"a sentinel: .*sentinel_password") as caught:
         async with connector.connected():
             pass
     assert "wrong-one" not in str(caught.value)

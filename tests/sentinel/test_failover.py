@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from rsmq import Broker, BrokerError, Settings
+from tests.chaos.system_faults import FaultyServer
 from tests.cluster.test_faults import Replicated
 from tests.contract.witness import Witness, settled
 from tests.patience import until
@@ -85,7 +86,7 @@ async def test_a_cut_off_master_is_left(bordered: tuple[Sentinels, Border], pref
             while len(confirmed) < reached + 20:  # the border is still closed: this is the new master
                 await publish(n := n + 1)
         await witness.sees(confirmed, again=True)
-        await until(lambda: border.clients == 0, "nobody writes to the old master any more")
+        await until(lambda: border.clients == 0, "no client writes to the old master any more")
         border.heal()
         await settled(broker, "t")
 
@@ -95,12 +96,12 @@ async def test_a_cut_off_master_is_left(bordered: tuple[Sentinels, Border], pref
 async def test_a_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) -> None:
     """Workers and publishers go on by themselves; what a replica had confirmed is handled, in order."""
     async with Replicated(tmp_path, sentinels.url, 1) as scene:
-        await scene.crew.hire(2)
+        await scene.processes.start_workers(2)
         async with scene.load(seconds=0.005):
             for _ in range(2):
                 await scene.handles(150)
                 scene.excuse("the master was lost")
-                scene.story.rewound = "the master was lost"  # with it what had been settled a moment before
+                scene.history.rewound = "the master was lost"  # with it what had been settled a moment before
                 before = await anyio.to_thread.run_sync(sentinels.master_port)
                 victim = next(member for member in sentinels.members if member.port == before)
                 getattr(victim, how)()
@@ -111,7 +112,49 @@ async def test_a_master_is_lost(tmp_path: Path, sentinels: Sentinels, how: str) 
                 await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
         verdict = await scene.verdict(seconds=60)
         assert not verdict.faults, verdict
-        assert not any(hand.exit_code for hand in scene.crew.hands), f"a worker gave up: {scene.crew.log(20_000)}"
+        assert not any(each.exit_code for each in scene.processes.workers), (
+            f"a worker ended: {scene.processes.log(20_000)}"
+        )
+
+
+class OtherClocks(Sentinels):
+    """The clock of each server can be set."""
+
+    def _server(self) -> FaultyServer:
+        return FaultyServer("--repl-diskless-sync-delay", "0", tcp=True)
+
+
+@LONG
+@pytest.mark.parametrize("distribution", ["hash", "shared"])
+async def test_next_master_has_another_clock(tmp_path: Path, distribution: str) -> None:
+    """The master is killed, and the next one's clock is an hour ahead, then an hour behind; each is corrected under
+    load. What a replica had confirmed is handled, in order."""
+    with OtherClocks() as sentinels:
+        async with Replicated(tmp_path, sentinels.url, 1, distribution=distribution) as scene:
+            await scene.processes.start_workers(2)
+            async with scene.load(seconds=0.005):
+                for off in (3600, -3600):
+                    await scene.handles(150)
+                    scene.excuse("the master was lost")
+                    scene.history.rewound = "the master was lost"
+                    before = await anyio.to_thread.run_sync(sentinels.master_port)
+                    for member in sentinels.members:
+                        if member.port != before:
+                            member.faults.step_clock(off)  # type: ignore[attr-defined]
+                    victim = next(member for member in sentinels.members if member.port == before)
+                    victim.kill()
+                    await switched(sentinels, before)
+                    await scene.handles(300)
+                    await anyio.to_thread.run_sync(victim.start)
+                    for member in sentinels.members:
+                        member.faults.step_clock(0)  # type: ignore[attr-defined]
+                    await scene.handles(300)
+                    await anyio.to_thread.run_sync(wait_until, sentinels.is_whole, "both others are its replicas")
+            verdict = await scene.verdict(seconds=60)
+            assert not verdict.faults, verdict
+            assert not any(each.exit_code for each in scene.processes.workers), (
+                f"a worker ended: {scene.processes.log(20_000)}"
+            )
 
 
 @LONG
@@ -119,15 +162,15 @@ async def test_a_master_is_cut_off(tmp_path: Path, bordered: tuple[Sentinels, Bo
     """Its clients can reach it, its replicas and sentinels cannot, for 8 s: nothing that a replica had is lost."""
     sentinels, border = bordered
     async with Replicated(tmp_path, sentinels.url, 1) as scene:
-        await scene.crew.hire(2)
+        await scene.processes.start_workers(2)
         async with scene.load(seconds=0.005):
             await scene.handles(150)
             scene.excuse("the master was cut off")
-            scene.story.rewound = "the master was cut off"
+            scene.history.rewound = "the master was cut off"
             border.part()
             await switched(sentinels, border.port)
             await scene.handles(200)
-            await scene.until(lambda: border.clients == 0, "nobody stays with the old master")
+            await scene.until(lambda: border.clients == 0, "no client stays with the old master")
             border.heal()
             await scene.handles(200)
         verdict = await scene.verdict(seconds=60)

@@ -12,10 +12,11 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
 from tests.cli.conftest import cli as cli
 from tests.cli.conftest import start as start
-from tests.servers import free_port, wait_until
+from tests.servers import wait_until
 
 MODULE = """
 import logging, time
@@ -56,7 +57,7 @@ class Endpoint:
         self.address = f"127.0.0.1:{port}"
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body; 0 while nobody listens."""
+        """Status and body; 0 while the port is closed."""
         try:
             with urlopen(f"http://{self.address}{path}", timeout=10) as response:
                 return response.status, response.read().decode()

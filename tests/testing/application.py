@@ -1,4 +1,4 @@
-"""An application as a user would write it: the chaos kit runs its broker in other processes."""
+"""An application as a user would write it: `Chaos` runs its broker in other processes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 from rsmq import Broker, Message, Reject, Router
 
-broker = Broker(url="redis://127.0.0.1:1/0")  # nobody listens there: only the kit's own server may be used
+broker = Broker(url="redis://127.0.0.1:1/0")  # no server there: only that of `Chaos` may be used
 forgetful = Broker(url="redis://127.0.0.1:1/0")
 router = Router(prefix="shop.")
 
 
 @router.handler("orders", group="billing")
 async def bill(order: dict[str, int], message: Message) -> None:
-    """Takes a moment, refuses every hundredth order, publishes an invoice."""
+    """Take a moment, reject every hundredth order, publish an invoice."""
     await asyncio.sleep(0.002)
     if order["n"] % 100 == 99:
         raise Reject("no such customer")
@@ -27,7 +27,7 @@ async def audit(_orders: list[dict[str, int]]) -> None:
 
 @broker.handler("invoices", group="mail", ordering="none")
 async def mail(_invoice: dict[str, int]) -> None:
-    """What the first one publishes."""
+    """Handle the invoices that the first handler publishes."""
 
 
 broker.include(router)

@@ -1,4 +1,4 @@
-"""The harness runs a user's handlers in the test: outcomes, retries under a moved clock, assertions that can fail."""
+"""The harness runs a user's handlers in the test: outcomes, retries under a moved clock, and assertions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Order(BaseModel):
 
 
 class Shop:
-    """A user's application: what it was asked to do and what it does wrong."""
+    """A user's application: `errors` are raised by its next calls, `billed` are the handled orders."""
 
     def __init__(self, **options: Any) -> None:
-        self.broker = Broker(Settings(url="redis://127.0.0.1:1/0"))  # nobody listens there: only the harness may work
+        self.broker = Broker(Settings(url="redis://127.0.0.1:1/0"))  # no server there: only the harness may be used
         self.errors: list[Exception] = []
         self.billed: list[int] = []
 
@@ -46,7 +46,7 @@ class Shop:
 
 @pytest.fixture
 def shop() -> Shop:
-    """An application with key order."""
+    """An application whose handlers keep the key order."""
     return Shop()
 
 
@@ -56,8 +56,8 @@ def harness(server_url: str, prefix: str) -> Callable[..., Harness]:
     return lambda broker, **overrides: Harness(broker, url=server_url, prefix=prefix, **overrides)
 
 
-async def test_a_message_is_handled(shop: Shop, harness: Callable[..., Harness]) -> None:
-    """The outcome says that and how often it was handled; what the handler published is there, and handled too."""
+async def test_published_message_is_handled(shop: Shop, harness: Callable[..., Harness]) -> None:
+    """The outcome has status and attempts; the message that the handler published is handled, too."""
     async with harness(shop.broker) as test:
         [outcome] = await test.publish_and_handle("orders", Order(n=1), key="ada")
         assert (outcome.status, outcome.attempts, outcome.result, outcome.error) == ("done", 1, 1, None)
@@ -70,8 +70,8 @@ async def test_a_message_is_handled(shop: Shop, harness: Callable[..., Harness])
 
 
 @pytest.mark.parametrize("options", [{}, {"ordering": "none"}, {"distribution": "shared"}], ids=str)
-async def test_the_clock_moves_retries(options: dict[str, str], harness: Callable[..., Harness]) -> None:
-    """A retry in an hour is handled when the hour has been moved, not before; later ones of its key wait behind it."""
+async def test_advance_moves_retries(options: dict[str, str], harness: Callable[..., Harness]) -> None:
+    """A retry in an hour is handled after moving the clock by an hour; later messages of its key wait for it."""
     shop, is_ordered = Shop(**options), not options
     shop.errors = [ValueError("first"), Retry("second", after=2 * HOUR)]
     async with harness(shop.broker) as test:
@@ -92,8 +92,8 @@ async def test_the_clock_moves_retries(options: dict[str, str], harness: Callabl
     assert shop.billed == ([1, 2] if is_ordered else [2, 1])
 
 
-async def test_the_clock_moves_delayed_messages(shop: Shop, harness: Callable[..., Harness]) -> None:
-    """A delayed message is neither published nor handled before its time."""
+async def test_advance_moves_delayed_messages(shop: Shop, harness: Callable[..., Harness]) -> None:
+    """A delayed message is neither published nor handled before it is due."""
     async with harness(shop.broker) as test:
         [outcome] = await test.publish_and_handle("orders", Order(n=1), delay=timedelta(days=1))
         assert (outcome.status, outcome.attempts) == ("waiting", 0)
@@ -104,8 +104,10 @@ async def test_the_clock_moves_delayed_messages(shop: Shop, harness: Callable[..
         assert shop.billed == [1]
 
 
-async def test_dead_letters(shop: Shop, harness: Callable[..., Harness]) -> None:
-    """What is rejected, or cannot be read, is dead, with its reason; also through all its retries."""
+async def test_rejected_malformed_and_failed_messages_become_dead_letters(
+    shop: Shop, harness: Callable[..., Harness]
+) -> None:
+    """Each dead letter has its reason; a failing message becomes one after its last retry."""
     shop.errors = [Reject("no such customer")]
     async with harness(shop.broker) as test:
         [outcome] = await test.publish_and_handle("orders", Order(n=1))
@@ -125,8 +127,8 @@ async def test_dead_letters(shop: Shop, harness: Callable[..., Harness]) -> None
             await test.assert_dead_letter("orders", "billing", reason="rejected")
 
 
-async def test_a_wrong_assertion_says_what_is_there(shop: Shop, harness: Callable[..., Harness]) -> None:
-    """The message of a failed assertion shows what was published instead."""
+async def test_failed_assertion_lists_what_was_published(shop: Shop, harness: Callable[..., Harness]) -> None:
+    """The error of a failed assertion shows what was published instead."""
     async with harness(shop.broker) as test:
         await test.publish_and_handle("orders", Order(n=1), key="ada")
         with pytest.raises(AssertionError, match=r"'invoices' has 0 messages \{'n': 2\}, not 1; it has:\n  \{'n': 1\}"):
@@ -137,8 +139,8 @@ async def test_a_wrong_assertion_says_what_is_there(shop: Shop, harness: Callabl
         await test.assert_published("nowhere", count=0)
 
 
-async def test_the_error_of_a_test_comes_out_as_it_is(shop: Shop, harness: Callable[..., Harness]) -> None:
-    """Not in an exception group: a failed assertion is read, not searched."""
+async def test_error_of_the_test_is_raised_unwrapped(shop: Shop, harness: Callable[..., Harness]) -> None:
+    """The error is not wrapped in an exception group."""
     error = AssertionError("mine")
     with pytest.raises(AssertionError) as caught:
         async with harness(shop.broker):
@@ -146,8 +148,8 @@ async def test_the_error_of_a_test_comes_out_as_it_is(shop: Shop, harness: Calla
     assert caught.value is error
 
 
-async def test_batches(harness: Callable[..., Harness]) -> None:
-    """The messages of a batch have an outcome each."""
+async def test_batch_handler_gives_one_outcome_per_message(harness: Callable[..., Harness]) -> None:
+    """Each message of a batch has its own outcome."""
     broker = Broker(Settings(url="redis://127.0.0.1:1/0"))
 
     @broker.handler("orders", group="audit", batch=10, retry=RetryPolicy(2, wait_fixed(60)))
@@ -163,8 +165,8 @@ async def test_batches(harness: Callable[..., Harness]) -> None:
         assert (odd.status, odd.attempts, str(odd.error)) == ("dead", 2, "odd")
 
 
-async def test_mistakes(shop: Shop, harness: Callable[..., Harness]) -> None:
-    """A topic without handlers, a clock that goes back and a broker in use are refused with what to do."""
+async def test_wrong_use_of_the_harness_is_refused(shop: Shop, harness: Callable[..., Harness]) -> None:
+    """A topic without handlers, moving the clock back and a connected broker raise ConfigError with advice."""
     async with harness(shop.broker) as test:
         with pytest.raises(ConfigError, match="no handler of this broker has the topic 'order'; it has: invoices, ord"):
             await test.publish_and_handle("order", {})
@@ -174,8 +176,8 @@ async def test_mistakes(shop: Shop, harness: Callable[..., Harness]) -> None:
             pass
 
 
-async def test_a_handler_that_never_ends(harness: Callable[..., Harness]) -> None:
-    """A wait for it fails with what is in hand, instead of hanging."""
+async def test_handler_that_never_ends_fails_the_wait(harness: Callable[..., Harness]) -> None:
+    """The wait fails and lists the messages in flight."""
     import anyio
 
     broker = Broker(Settings(url="redis://127.0.0.1:1/0"))
@@ -185,11 +187,11 @@ async def test_a_handler_that_never_ends(harness: Callable[..., Harness]) -> Non
         await anyio.sleep_forever()
 
     async with harness(broker, patience=timedelta(milliseconds=300), stop_grace=timedelta(0)) as test:
-        with pytest.raises(AssertionError, match=r"still busy: orders/g has 1 in hand"):
+        with pytest.raises(AssertionError, match=r"still busy: orders/g has 1 in flight"):
             await test.publish_and_handle("orders", {})
 
 
-async def test_the_broker_is_as_before(shop: Shop, harness: Callable[..., Harness]) -> None:
+async def test_broker_is_restored_after_the_block(shop: Shop, harness: Callable[..., Harness]) -> None:
     """After the block the broker has its own settings, keys and middleware again."""
     before = (shop.broker.settings, shop.broker.keys, list(shop.broker._middlewares))
     async with harness(shop.broker):

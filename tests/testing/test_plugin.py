@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of its own: its fixtures work, and whoever does not use them does not notice it."""
+"""The pytest plugin in a separate project: its fixtures work, and it costs nothing if they are not used."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ def keys_of(url: str) -> int:
         return len(list(client.scan_iter("test-*")))
 
 
-def test_a_project(project: pytest.Pytester) -> None:
-    """Each test has a prefix of its own on the one server of the session, which ends with it; failures are told."""
+def test_project_gets_one_server_and_a_prefix_per_test(project: pytest.Pytester) -> None:
+    """Each test has its own prefix on the one server of the session; failures are reported."""
     result = project.runpytest_subprocess(*PLUGINS, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=5, failed=1)
     result.stdout.fnmatch_lines(["*AssertionError: 'invoices' has 0 messages {'n': -1}, not 1; it has: nothing*"])
 
 
 @pytest.mark.parametrize("is_configured", [True, False])
-def test_a_given_server(project: pytest.Pytester, server_url: str, is_configured: bool) -> None:
-    """`--rsmq-url` or the configuration name a server to use; nothing is left there."""
+def test_configured_server_is_used(project: pytest.Pytester, server_url: str, is_configured: bool) -> None:
+    """`--rsmq-url` or the configuration names a server; no key is left there."""
     before = keys_of(server_url)
     project.makepyfile(
         test_url="def test_url(rsmq_url, rsmq_settings):\n    from rsmq import Broker\n"
@@ -106,8 +106,8 @@ def test_a_given_server(project: pytest.Pytester, server_url: str, is_configured
     assert keys_of(server_url) == before
 
 
-def test_nobody_pays_for_it(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a project that does not use it, the plugin loads nothing of rsmq and runs nothing."""
+def test_unused_plugin_loads_nothing_of_rsmq(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a project without its fixtures the plugin imports nothing of rsmq."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makepyfile(
@@ -118,7 +118,9 @@ def test_nobody_pays_for_it(pytester: pytest.Pytester, monkeypatch: pytest.Monke
     result.assert_outcomes(passed=1)
 
 
-def test_installed_it_is_there(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_plugin_is_found_by_its_entry_point(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the distribution is installed, its entry point is enough: no `-p`, no line in a conftest."""
     entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     about = pytester.mkdir("rsmq-0.dist-info")
@@ -136,8 +138,8 @@ def test_installed_it_is_there(pytester: pytest.Pytester, monkeypatch: pytest.Mo
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_it_loads_once() -> None:
-    """As an entry point and by `-p` it is the same plugin: the entry point has the module's name."""
+def test_plugin_loads_one_time_by_both_ways() -> None:
+    """The entry point and `-p` name the same plugin, because the entry point has the module's name."""
     text = (ROOT / "pyproject.toml").read_text()
     assert '[project.entry-points.pytest11]\npytest_rsmq = "pytest_rsmq"\n' in text
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The server of a test run: it serves, keeps what it should, and goes with whoever started it."""
+"""The throw-away server: it restarts with or without data and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ with ThrowawayServer() as server:
 
 
 @pytest.mark.parametrize(("tcp", "durable"), [(True, True), (False, False)])
-def test_restart(tcp: bool, durable: bool) -> None:
-    """It comes back at the same address, a durable one with its data; afterwards nothing is left."""
+def test_server_restarts_at_the_same_address(tcp: bool, durable: bool) -> None:
+    """A durable server restarts with its data; the directory is removed at the end."""
     with ThrowawayServer(tcp=tcp, durable=durable) as server:
         with redis.Redis.from_url(server.url) as client:
             client.set("a", 1)
-        url, directory = server.url, server._directory
+        url, directory = server.url, server.directory
         server.restart()
         assert server.url == url
         with redis.Redis.from_url(url) as client:
@@ -39,8 +39,8 @@ def test_restart(tcp: bool, durable: bool) -> None:
     assert not directory.exists()
 
 
-def test_it_ends_with_its_process() -> None:
-    """Also when that is killed: no test run leaves a server behind."""
+def test_server_ends_with_a_killed_process() -> None:
+    """A killed test run leaves no server running."""
     command = [sys.executable, "-c", PROGRAM]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -52,12 +52,12 @@ def test_it_ends_with_its_process() -> None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Ended, and not yet collected by whoever inherited it."""
+    """Whether the process has ended and its parent has not yet collected it."""
     return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_a_server_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has its log."""
-    monkeypatch.setattr(ThrowawayServer, "_command", lambda _: [sys.executable, "-c", "raise SystemExit('no disk')"])
+def test_server_that_cannot_start_raises_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error contains the log."""
+    monkeypatch.setattr(ThrowawayServer, "command", lambda _: [sys.executable, "-c", "raise SystemExit('no disk')"])
     with pytest.raises(BrokerUnavailable, match="did not start: no disk"):
         ThrowawayServer().start()

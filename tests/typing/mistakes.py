@@ -12,8 +12,10 @@ from rsmq import Broker, Rate, Settings
 broker = Broker()
 broker.handler("orders", group="g", ordering="random")  # type: ignore[arg-type]  # there is no such order
 broker.handler("orders")  # type: ignore[call-arg]  # a group is needed
+broker.handler("orders", group="g", concurency=8)  # type: ignore[call-arg]  # there is no such option
 broker.handler("orders", group="g", rate=100)  # type: ignore[arg-type]  # a bare number is no rate
 broker.every(3600, "ticks")  # type: ignore[arg-type]  # a bare number is no time
+broker.every("@daily", "ticks", missed="all")  # type: ignore[arg-type]  # the latest of them, or none
 broker.publish_sync("orders", {}, delay=5)  # type: ignore[arg-type]  # a bare number is no time
 broker.publish_sync("orders", {}, kye="k")  # type: ignore[call-arg]  # there is no such option
 Rate(1, per=timedelta(seconds=1), over="all")  # type: ignore[arg-type]  # over the group, or each member

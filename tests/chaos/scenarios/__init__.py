@@ -1,1 +1,1 @@
-"""The scenarios, by what they strike: workers, handlers, the server, the line, the disk, the clock, the keys."""
+"""The scenarios, a file for each target: workers, handlers, publishers, server, network, disk and clock, keys."""

@@ -1,4 +1,4 @@
-"""Handlers that are slow, block, hang, raise, crash and take no cancellation; messages that nobody can read."""
+"""Handlers that are slow, block, hang, raise, crash or ignore cancellation; messages that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -6,134 +6,134 @@ import json
 
 from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
-from tests.chaos.scene import Scene
-from tests.chaos.stage import Stage, ask
+from tests.chaos.scenario_run import ScenarioRun
+from tests.chaos.testbed import Testbed, ask
 from tests.chaos.worker import GROUP, TOPIC
 from tests.servers import Server
 
 
-@scenario("9", injection="a handler that needs three leases, awaiting", bound="no duplicate start", servers=ONE)
-async def slow_handler(stage: Stage) -> Verdict:
-    """A slow handler is not a dead one."""
-    scene = await stage.on(await stage.common(), workers=2)
-    return await _slow(scene, "work", 3)
+@scenario("9", injection="a handler that awaits for three leases", bound="no duplicate start", servers=ONE)
+async def slow_handler(testbed: Testbed) -> Verdict:
+    """A slow handler is not treated as dead."""
+    run = await testbed.start(await testbed.shared_server(), workers=2)
+    return await _slow(run, "work", 3)
 
 
 @scenario("10", injection="a handler that blocks the event loop for two leases", bound="no duplicate start",
           is_cheap=True)  # fmt: skip
-async def blocked_event_loop(stage: Stage) -> Verdict:
-    """It keeps its messages: the heartbeat has a thread of its own."""
-    return await _slow(await stage.on(await stage.common()), "block", 2)
+async def blocked_event_loop(testbed: Testbed) -> Verdict:
+    """The worker keeps its messages: the heartbeat has its own thread."""
+    return await _slow(await testbed.start(await testbed.shared_server()), "block", 2)
 
 
-async def _slow(scene: Scene, do: str, leases: float) -> Verdict:
-    async with scene.load(seconds=0.005):
-        await scene.handles(100)
-        slow = await scene.publish("k0", do=do, seconds=leases * scene.job.lease)
-        await scene.until(lambda: slow in scene.ledger.commits(), "the slow handler ends")
-        await scene.handles(100)
-    verdict = await scene.verdict()
+async def _slow(run: ScenarioRun, do: str, leases: float) -> Verdict:
+    async with run.load(seconds=0.005):
+        await run.handles(100)
+        slow = await run.publish("k0", do=do, seconds=leases * run.job.lease)
+        await run.until(lambda: slow in run.ledger.commits(), "the slow handler ends")
+        await run.handles(100)
+    verdict = await run.verdict()
     assert not verdict.findings, verdict
     return verdict
 
 
 @scenario("11", injection="a handler in C code that holds the interpreter lock for two leases",
-          bound="in the same process it counts as paused; in one of its own nothing is repeated",
+          bound="inline the worker counts as paused; in a process of its own nothing is repeated",
           variants=({"execution": "inline"}, {"execution": "process"}), servers=ONE)  # fmt: skip
-async def the_interpreter_is_held(stage: Stage, execution: str) -> Verdict:
-    """No thread runs either, so no heartbeat can help; `execution="process"` does."""
-    scene = await stage.on(await stage.common(), workers=2, execution=execution, concurrency=4)
-    async with scene.load(seconds=0.005, burst=4):
-        await scene.handles(60)
-        name = await scene.publish("k0", do="hold the GIL", seconds=2 * scene.job.lease)
-        victim = await scene.begins(name)
+async def the_interpreter_is_held(testbed: Testbed, execution: str) -> Verdict:
+    """No thread runs, so the heartbeat stops; `execution="process"` avoids that."""
+    run = await testbed.start(await testbed.shared_server(), workers=2, execution=execution, concurrency=4)
+    async with run.load(seconds=0.005, burst=4):
+        await run.handles(60)
+        name = await run.publish("k0", do="hold the GIL", seconds=2 * run.job.lease)
+        victim = await run.begins(name)
         if execution == "inline":
-            scene.excuse("held the lock", scene.hand_of(victim))
-            scene.story.most_repeats = scene.job.concurrency
-        await scene.until(lambda: name in scene.ledger.commits(), "the handler ends")
-        await scene.handles(60)
-    return await scene.verdict()
+            run.excuse("held the lock", run.worker_of(victim))
+            run.history.most_repeats = run.job.concurrency
+        await run.until(lambda: name in run.ledger.commits(), "the handler ends")
+        await run.handles(60)
+    return await run.verdict()
 
 
-@scenario("12", injection="a handler that hangs once, and one that always hangs", bound="the second is the dead letter",
-          is_cheap=True)  # fmt: skip
-async def hung_handler(stage: Stage) -> Verdict:
-    """It is ended by its time-out and tried again; one that always hangs becomes a dead letter."""
-    scene = await stage.on(await stage.common(), workers=2, timeout=0.5, attempts=3)
-    async with scene.load():
-        await scene.handles(100)
-        await scene.publish("k1", do="hang once")
-        await scene.publish_poison("k2", do="hang")
-        await scene.handles(200)
-    verdict = await scene.verdict()
+@scenario("12", injection="a handler that hangs once, and one that always hangs",
+          bound="only the second becomes a dead letter", is_cheap=True)  # fmt: skip
+async def hung_handler(testbed: Testbed) -> Verdict:
+    """The timeout ends the handler and the message is retried; one that always hangs becomes a dead letter."""
+    run = await testbed.start(await testbed.shared_server(), workers=2, timeout=0.5, attempts=3)
+    async with run.load():
+        await run.handles(100)
+        await run.publish("k1", do="hang once")
+        await run.publish_poison("k2", do="hang")
+        await run.handles(200)
+    verdict = await run.verdict()
     assert not verdict.findings, verdict
-    assert [reason for _, reason in scene.story.dead] == ["timeout"]
+    assert [reason for _, reason in run.history.dead] == ["timeout"]
     return verdict
 
 
-@scenario("13", injection="a third of all messages raise at their first attempt", bound="no dead letter, order kept",
+@scenario("13", injection="a third of all messages fail at their first attempt", bound="no dead letter, order kept",
           variants=({"distribution": "hash"}, {"distribution": "shared"}), is_cheap=True)  # fmt: skip
-async def handlers_raise(stage: Stage, distribution: str) -> Verdict:
-    """Retries under load, with a worker killed in the middle of them."""
-    scene = await stage.on(await stage.common(), distribution=distribution)
-    async with scene.load(failing=0.3):
-        await scene.handles(200)
-        victim = scene.busiest()
+async def handlers_raise(testbed: Testbed, distribution: str) -> Verdict:
+    """Retries under load, while a worker is killed."""
+    run = await testbed.start(await testbed.shared_server(), distribution=distribution)
+    async with run.load(failing=0.3):
+        await run.handles(200)
+        victim = run.busiest()
         victim.kill()
-        scene.excuse("killed", victim)
-        await scene.handles(300)
-    return await scene.verdict()
+        run.excuse("killed", victim)
+        await run.handles(300)
+    return await run.verdict()
 
 
-@scenario("14", injection="fixed messages that always raise", bound="each is a dead letter once, after max attempts",
+@scenario("14", injection="five messages that always fail", bound="each becomes one dead letter after max attempts",
           is_cheap=True)  # fmt: skip
-async def poison_that_raises(stage: Stage) -> Verdict:
-    """The dead letters are exactly the poison, and say why."""
-    scene = await stage.on(await stage.common(), workers=2, attempts=3)
-    async with scene.load(seconds=0.002):
-        await scene.handles(50)
+async def poison_that_raises(testbed: Testbed) -> Verdict:
+    """The dead letters are exactly the poison and have the error."""
+    run = await testbed.start(await testbed.shared_server(), workers=2, attempts=3)
+    async with run.load(seconds=0.002):
+        await run.handles(50)
         for n in range(5):
-            await scene.publish_poison(f"k{n}", do="raise")
-        await scene.handles(200)
-    verdict = await scene.verdict()
-    topic = await scene.broker.topics.find(TOPIC)
+            await run.publish_poison(f"k{n}", do="raise")
+        await run.handles(200)
+    verdict = await run.verdict()
+    topic = await run.broker.topics.find(TOPIC)
     assert topic is not None
-    letters = [letter async for letter in scene.broker.dead_letters.iterate(topic, GROUP)]
+    letters = [letter async for letter in run.broker.dead_letters.iterate(topic, GROUP)]
     assert {(each.attempts, each.error) for each in letters} == {(3, "ValueError: every attempt fails")}
     return verdict
 
 
-@scenario("15", injection="two of sixty messages end their process", bound="dead letters exactly those two",
+@scenario("15", injection="two of sixty messages kill their process", bound="exactly those two become dead letters",
           variants=({"do": "exit"}, {"do": "segv"}), is_cheap=True)  # fmt: skip
-async def poison_that_kills(stage: Stage, do: str) -> Verdict:
-    """Whoever happened to be in the same process is innocent."""
-    scene = await stage.on(await stage.common(), workers=2, concurrency=8)
-    poison = scene.random.sample(range(60), 2)
-    async with scene.crew.supervised():
+async def poison_that_kills(testbed: Testbed, do: str) -> Verdict:
+    """Other messages in the same process do not become dead letters."""
+    run = await testbed.start(await testbed.shared_server(), workers=2, concurrency=8, attempts=3)
+    poison = run.random.sample(range(60), 2)
+    async with run.processes.supervised():
         for n in range(60):
             if n in poison:
-                await scene.publish_poison(f"k{n % 7}", do=do)
+                await run.publish_poison(f"k{n % 7}", do=do)
             else:
-                await scene.publish(f"k{n % 7}", seconds=0.005)
-        await scene.until_settled(240)  # ten processes have to start and die, one after the other
-    dead = [hand for hand in scene.crew.hands if hand.exit_code not in (None, 0)]
-    scene.excuse("crashed", *dead)
-    return await scene.verdict()
+                await run.publish(f"k{n % 7}", seconds=0.005)
+        await run.until_settled(240)  # six processes have to start and crash, one after the other
+    dead = [worker for worker in run.processes.workers if worker.exit_code not in (None, 0)]
+    run.excuse("crashed", *dead)
+    return await run.verdict()
 
 
 @scenario("16", injection="SIGTERM while a handler swallows every cancellation", servers=ONE,
-          bound="the worker ends within grace and lease; the message runs elsewhere")  # fmt: skip
-async def cancellation_is_swallowed(stage: Stage) -> Verdict:
+          bound="the worker ends within grace and lease; the message is handled elsewhere")  # fmt: skip
+async def cancellation_is_swallowed(testbed: Testbed) -> Verdict:
     """`except BaseException: pass` around an await."""
-    scene = await stage.on(await stage.common(), workers=2, stop_grace=0.5)
-    name = await scene.publish("deaf", do="swallow", seconds=8)
-    leaver = scene.hand_of(await scene.begins(name))
-    scene.excuse("deaf", leaver)
+    run = await testbed.start(await testbed.shared_server(), workers=2, stop_grace=0.5)
+    name = await run.publish("deaf", do="swallow", seconds=8)
+    leaver = run.worker_of(await run.begins(name))
+    run.excuse("ignored its cancellation", leaver)
     leaver.terminate()
-    assert await leaver.ended(25) == 0, scene.crew.log()
-    async with scene.load():
-        await scene.handles(50)
-    return await scene.verdict()
+    assert await leaver.ended(25) == 0, run.processes.log()
+    async with run.load():
+        await run.handles(50)
+    return await run.verdict()
 
 
 MALFORMED: dict[str, list[object]] = {
@@ -149,57 +149,60 @@ MALFORMED: dict[str, list[object]] = {
 }
 
 
-@scenario("18, 19, 20", injection="raw entries: fields missing, doubled, too many, no UTF-8, depth and digit bombs",
-          bound="each is a dead letter, its neighbours are handled", is_cheap=True)  # fmt: skip
-async def malformed(stage: Stage) -> Verdict:
-    """What nobody can read harms nobody."""
-    server = await stage.common()
-    scene = await stage.on(server, workers=2, attempts=2)
-    async with scene.load(seconds=0.002):
-        await scene.handles(100)
+@scenario("18, 19, 20", injection="raw entries: missing, repeated or too many fields, bad UTF-8, deep nesting",
+          bound="each becomes a dead letter, all others are handled", is_cheap=True)  # fmt: skip
+async def malformed(testbed: Testbed) -> Verdict:
+    """Entries that cannot be decoded do not disturb other messages."""
+    server = await testbed.shared_server()
+    run = await testbed.start(server, workers=2, attempts=2)
+    async with run.load(seconds=0.002):
+        await run.handles(100)
         for fields in MALFORMED.values():
-            _add_raw(scene, server, fields)
-        await scene.handles(200)
-    verdict = await scene.verdict()
+            _add_raw(run, server, fields)
+        await run.handles(200)
+    verdict = await run.verdict()
     assert not verdict.repeats, verdict
     return verdict
 
 
-def _add_raw(scene: Scene, server: Server, fields: list[object]) -> None:
-    partition = scene.random.randrange(8)
-    entry_id = ask(server, "XADD", scene.broker.keys.stream(TOPIC, partition), "*", *fields).decode()
-    scene.story.poison.add((f"entry {partition}/{entry_id}", 0))
+def _add_raw(run: ScenarioRun, server: Server, fields: list[object]) -> None:
+    partition = run.random.randrange(8)
+    entry_id = ask(server, "XADD", run.broker.keys.stream(TOPIC, partition), "*", *fields).decode()
+    run.history.poison.add((f"entry {partition}/{entry_id}", 0))
 
 
 @scenario(
-    "21", injection="raw entries of 2, 16 and 64 MiB", bound="no lease is lost, nobody else is harmed", servers=ONE
+    "21",
+    injection="raw entries of 2, 16 and 64 MiB",
+    bound="no lease is lost, all other messages are handled",
+    servers=ONE,
 )
-async def giants(stage: Stage) -> Verdict:
-    """Somebody publishes past the limit with another client; it is not JSON, and becomes a dead letter."""
-    server = await stage.common()
-    scene = await stage.on(server, workers=2, lease=6, attempts=2)
-    async with scene.load(seconds=0.005):
-        await scene.handles(100)
+async def giants(testbed: Testbed) -> Verdict:
+    """Another client publishes above the size limit; the payload is not JSON and becomes a dead letter."""
+    server = await testbed.shared_server()
+    run = await testbed.start(server, workers=2, lease=6, attempts=2)
+    async with run.load(seconds=0.005):
+        await run.handles(100)
         for mebibytes in (2, 16, 64):
-            _add_raw(scene, server, ["data", b"\0" * (mebibytes << 20)])
-            await scene.handles(100)
-    return await scene.verdict(seconds=60)
+            _add_raw(run, server, ["data", b"\0" * (mebibytes << 20)])
+            await run.handles(100)
+    return await run.verdict(seconds=60)
 
 
-@scenario("52", injection="half of the messages come from a newer version: unknown fields in another order",
-          bound="they are handled, in order, and nothing is a dead letter", servers=ONE, is_cheap=True)  # fmt: skip
-async def two_versions(stage: Stage) -> Verdict:
-    """A rolling upgrade in which publishers are ahead of workers."""
-    server = await stage.common()
-    scene = await stage.on(server, workers=2)
-    async with scene.load(seconds=0.002):
-        await scene.handles(100)
+@scenario("52", injection="half of the messages come from a newer version: unknown fields in a different order",
+          bound="they are handled in order, no dead letter", servers=ONE, is_cheap=True)  # fmt: skip
+async def two_versions(testbed: Testbed) -> Verdict:
+    """A rolling upgrade in which the publishers are upgraded first."""
+    server = await testbed.shared_server()
+    run = await testbed.start(server, workers=2)
+    async with run.load(seconds=0.002):
+        await run.handles(100)
         for n in range(100):
-            stream = scene.broker.keys.stream(TOPIC, 3)
+            stream = run.broker.keys.stream(TOPIC, 3)
             order = json.dumps({"key": "v2", "n": n})
             ask(server, "XADD", stream, "*", "v", "2", "key", "v2", "trace", "abc", "data", order, "shape", "new")
-            scene.story.stored.add(("v2", n))
-        await scene.handles(100)
-    verdict = await scene.verdict()
+            run.history.stored.add(("v2", n))
+        await run.handles(100)
+    verdict = await run.verdict()
     assert not verdict.findings, verdict
     return verdict

@@ -1,1 +1,0 @@
-"""Measurements. `python -m bench` prints the cost of a message beside a bare redis-py loop, in one run."""

@@ -1,1 +1,0 @@
-"""rsmq beside its peers: the same work, on the same server, in one run. `python -m bench.peers --help`."""

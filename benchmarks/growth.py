@@ -1,0 +1,234 @@
+"""`python -m benchmarks.growth`: how the cost of a message grows, with partitions, members, backlog, payload and more.
+
+A throw-away server; every point is measured a few times and the least is taken, for a busy machine can only add.
+Writes docs/growth.json, docs/growth.svg and docs/growth.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.curve import draw, write_page
+from benchmarks.server import server
+from rsmq.broker import Broker
+from rsmq.cli.bench import work
+from rsmq.cli.bench.load import TOPIC, Load, key_of
+from rsmq.cli.bench.meter import Cost, Mark, Meter, best
+from rsmq.cli.bench.run import scratch
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
+
+DOCS = Path(__file__).parents[1] / "docs"
+LARGEST_RUN = 32 << 20
+"""Payload bytes of one measurement at most."""
+
+Costs = dict[str, Cost]
+Measure = Callable[["Bench", int], Awaitable[Costs]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where it is measured."""
+
+    url: str
+    client: Client
+    count: int
+
+    @asynccontextmanager
+    async def load(self, **changes: Any) -> AsyncIterator[tuple[Load, Meter]]:
+        """A load under a prefix of its own, and the meter."""
+        async with scratch(self.client) as prefix:
+            yield Load(self.url, prefix, **{"count": self.count} | changes), Meter(self.client)
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What grows. `per_byte`: a message is allowed to cost in proportion; its cost per byte must not grow."""
+
+    name: str
+    unit: str
+    values: tuple[int, ...]
+    measure: Measure
+    per_byte: bool = False
+
+
+@dataclass(slots=True)
+class Curve:
+    """What was measured: for each step (publish, consume, ...) a cost a value."""
+
+    name: str
+    unit: str
+    per_byte: bool
+    values: list[int]
+    steps: dict[str, list[Cost]] = field(default_factory=dict)
+
+
+async def partitions(bench: Bench, value: int) -> Costs:
+    """Publish and consume through so many partitions."""
+    async with bench.load(partitions=value) as (load, meter):
+        return {
+            "publish_many": await work.publish_many(load, meter),
+            "consume": await work.consume(load, meter, work.single),
+        }
+
+
+async def members(bench: Bench, value: int) -> Costs:
+    """So many members of one group share sixteen partitions; publishing is included, for all begin with nothing."""
+    async with bench.load(partitions=16) as (load, meter), AsyncExitStack() as stack:
+        count, brokers = work.Count(load), []
+        for _ in range(value):
+            broker = Broker(work.settings_of(load))
+            work.register(broker, work.single, count, "growth", load.concurrency)
+            brokers.append(await stack.enter_async_context(broker.running()))
+        with anyio.fail_after(60):
+            while not all(broker.worker and 0 < owned(broker) <= math.ceil(16 / value) for broker in brokers):
+                await anyio.sleep(0.1)
+        await meter.start()
+        count.release()
+        start = Mark()
+        await brokers[0].publish_many(TOPIC, load.payloads(load.count), key=key_of)
+        await count.finished.wait()
+        return {"publish + consume": await meter.cost(start, Mark(load.count))}
+
+
+def owned(broker: Broker) -> int:
+    """Partitions that a member reads."""
+    assert broker.worker is not None
+    return sum(len(consumer.lanes) for consumer in broker.worker.consumers)
+
+
+async def backlog(bench: Bench, value: int) -> Costs:
+    """The same number of messages published onto, and consumed from the front of, so many that wait."""
+    async with bench.load(size=100) as (load, meter):
+        async with Broker(work.settings_of(load)) as broker:
+            await broker.publish_many(TOPIC, load.payloads(value), key=key_of)
+        few = Load(load.url, load.prefix, count=min(load.count, value), size=100)
+        return {
+            "publish_many": await work.publish_many(few, meter),
+            "consume": await work.consume(few, meter, work.single),
+        }
+
+
+async def payload(bench: Bench, value: int) -> Costs:
+    """Payloads of so many bytes."""
+    async with bench.load(size=value, count=max(50, min(bench.count, LARGEST_RUN // value))) as (load, meter):
+        return {
+            "publish_many": await work.publish_many(load, meter),
+            "consume": await work.consume(load, meter, work.single),
+        }
+
+
+async def concurrency(bench: Bench, value: int) -> Costs:
+    """So many publish calls at once, and so many handlers that suspend."""
+    async with bench.load(concurrency=value, count=min(max(bench.count, 30 * value), 2000 * value)) as (load, meter):
+        return {
+            "publish": await work.publish_concurrently(load, meter),
+            "consume, handlers suspend": await work.consume(load, meter, work.suspending),
+        }
+
+
+async def pending(bench: Bench, value: int) -> Costs:
+    """Take over what a member that is gone had in flight: so many messages."""
+    async with bench.load() as (load, meter):
+        keys, group = Keys(load.prefix), "growth"
+        async with Broker(work.settings_of(load)) as broker:
+            await broker.publish_many(TOPIC, load.payloads(value), key=key_of)
+        for partition in range(load.partitions):
+            stream = keys.stream(TOPIC, partition)
+            await bench.client.execute_command("XGROUP", "CREATE", stream, group, "0")
+            await bench.client.execute_command(
+                "XREADGROUP", "GROUP", group, "gone", "COUNT", value, "STREAMS", stream, ">"
+            )
+        whole = Load(load.url, load.prefix, count=value)
+        return {"take over": await work.consume(whole, meter, work.single, group=group)}
+
+
+DIMENSIONS = (
+    Dimension("partitions", "partitions", (1, 2, 4, 8, 16, 32, 64), partitions),
+    Dimension("members", "members", (1, 2, 4, 8, 16), members),
+    Dimension("backlog", "messages waiting", (1_000, 10_000, 100_000, 1_000_000), backlog),
+    Dimension("payload", "bytes", (100, 1 << 10, 8 << 10, 64 << 10, 256 << 10), payload, per_byte=True),
+    Dimension("concurrency", "at once", (1, 4, 16, 64, 256, 1000), concurrency),
+    Dimension("pending", "messages pending", (100, 1_000, 10_000, 100_000), pending),
+)
+
+
+async def measure(options: argparse.Namespace, url: str) -> list[Curve]:
+    """All curves."""
+    chosen = [each for each in DIMENSIONS if not options.only or each.name in options.only.split(",")]
+    curves = []
+    client = Connector(url, Settings(url=url)).client()
+    bench = Bench(url, client, options.count)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=sum(len(each.values) for each in chosen) * options.rounds)
+        for dimension in chosen:
+            curve = Curve(dimension.name, dimension.unit, dimension.per_byte, list(dimension.values))
+            for value in curve.values:
+                taken: dict[str, list[Cost]] = {}
+                for _ in range(options.rounds):
+                    progress.update(task, description=f"{dimension.name} {value}")
+                    for step, cost in (await dimension.measure(bench, value)).items():
+                        taken.setdefault(step, []).append(cost)
+                    progress.advance(task)
+                for step, costs in taken.items():
+                    curve.steps.setdefault(step, []).append(best(costs))
+            curves.append(curve)
+            save(curves, options)
+    await client.aclose()
+    return curves
+
+
+def save(curves: list[Curve], options: argparse.Namespace) -> None:
+    """After every curve, so that a run which is ended leaves something."""
+    rows = [asdict(curve) for curve in curves]
+    facts = {"machine": f"{os.cpu_count()} cores, {platform.machine()}", "python": platform.python_version()}
+    facts |= {"messages": options.count, "rounds": options.rounds}
+    path = Path(options.docs) / "growth.json"
+    if options.only and path.exists():  # the other curves stay
+        fresh = {row["name"] for row in rows}
+        rows += [row for row in json.loads(path.read_text())["curves"] if row["name"] not in fresh]
+        order = [each.name for each in DIMENSIONS]
+        rows.sort(key=lambda row: order.index(row["name"]))
+    path.write_text(json.dumps({"facts": facts, "curves": rows}, indent=1) + "\n")
+    write(rows, facts, Path(options.docs))
+
+
+def write(rows: list[dict[str, Any]], facts: dict[str, Any], docs: Path) -> None:
+    """The picture and the page."""
+    draw(rows, docs / "growth.svg")
+    write_page(rows, facts, docs / "growth.md")
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=10_000, help="messages a point")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="some of: " + ",".join(each.name for each in DIMENSIONS))
+    parser.add_argument("--docs", default=str(DOCS))
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page again from its .json")
+    options = parser.parse_args()
+    if options.page:
+        told = json.loads((Path(options.docs) / "growth.json").read_text())
+        write(told["curves"], told["facts"], Path(options.docs))
+        return
+    with server() as url:
+        anyio.run(measure, options, url)
+
+
+if __name__ == "__main__":
+    main()

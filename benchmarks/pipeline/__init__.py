@@ -1,0 +1,1 @@
+"""Compares the Spark pipeline with plain pyarrow and redis-py: `python -m benchmarks.pipeline`."""

@@ -1,0 +1,354 @@
+"""The object a user holds: it registers handlers, publishes messages and runs the worker of this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Never, Self, TypeVar, Unpack
+
+import anyio
+
+from rsmq.broker.connection import Connection, MakeProducer, SharedConnection, connection
+from rsmq.broker.portal import Portal
+from rsmq.dlq import DeadLetters
+from rsmq.errors import ConfigError
+from rsmq.handler.middleware import Middleware
+from rsmq.handler.options import refuse_unknown
+from rsmq.handler.retry import RetryPolicy
+from rsmq.handler.router import Router
+from rsmq.model.keys import Keys
+from rsmq.model.own_tasks import own_tasks, raise_only
+from rsmq.model.settings import Overrides, Settings
+from rsmq.model.words import count
+from rsmq.persistence import Devices, Feed, Session
+from rsmq.producer import Producer, PublishOptions
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import reset_group, set_paused
+from rsmq.redis.topics import Topics
+from rsmq.worker.worker import Lifespan, Worker
+
+log = logging.getLogger("rsmq")
+
+T = TypeVar("T")
+
+
+class Broker(Router):
+    """Publishes messages and runs handlers, on the server that the settings name.
+
+    `async with broker:` connects; without RSMQ_URL it starts or joins this project's embedded server. The constructor
+    and the decorators do not connect: a wrong name, option or signature raises ConfigError where it is written.
+    """
+
+    def __init__(self, settings: Settings | None = None, **overrides: Unpack[Overrides]) -> None:
+        super().__init__()
+        self.settings = Settings(**overrides) if settings is None else settings
+        self.keys = Keys(self.settings.prefix)
+        self._lifespans: list[Lifespan] = []
+        self._shared = SharedConnection(self._make_connection)
+        self._open: Connection | None = None
+        self.worker: Worker | None = None
+        """The running worker, or None."""
+        self.failure: Exception | None = None
+        """The error that ended the last worker, or None."""
+        self._portal = Portal()
+        self.declared: Callable[[str], int | None] = self.partitions_of
+        self.make_producer: MakeProducer = Producer
+
+    # -- registering ----------------------------------------------------------------------------------------------
+
+    def deliver(
+        self,
+        topic: str,
+        *,
+        to: Callable[..., Any],
+        group: str = "devices",
+        payload: Any = Any,
+        expiry: timedelta | None = None,
+        partitions: int | None = None,
+        batch: int = 500,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Store each message of `topic` in the inboxes of its devices. `group` is a group like any other.
+
+        `to` is called like a handler, by its annotations, and returns a device id, several, or None; the parameter of
+        a lambda gets the payload, decoded as `payload`. Every message reaches each device once, in stream order of its
+        partition, through crashes, retries and resets of the group. Letters expire `expiry` after publishing.
+        `partitions`, `batch` and `retry` are those of `handler`.
+        """
+        policy = RetryPolicy() if retry is None else retry
+        feed = Feed(to, group, payload, expiry, policy, lambda: self._connection.inboxes.writer)
+        self.handler(
+            topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
+        )(feed)  # fmt: skip
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Register an `@asynccontextmanager` function; each worker of this broker runs inside it."""
+        if not callable(function):
+            raise ConfigError(
+                f"{function!r} is not a lifespan: pass an @asynccontextmanager function without arguments"
+            )
+        self._refuse_late(f"lifespan {getattr(function, '__name__', function)}")
+        self._lifespans.append(function)
+        return function
+
+    def _refuse_late(self, what: str) -> None:
+        """A worker serves what was registered when its lifespans had begun: the rest would be silently missing."""
+        if self.worker is not None and self.worker.heartbeat is not None:
+            raise ConfigError(f"{what} comes too late, the worker runs already: register it before `run` or `running`")
+        super()._refuse_late(what)
+
+    @contextmanager
+    def pointed_at(self, settings: Settings, *, around: Middleware | None = None) -> Iterator[Self]:
+        """Use other settings inside the block, for tests: another server, another prefix.
+
+        `around` is a middleware for the block, outside all others. Raises ConfigError while the broker is connected.
+        """
+        if self._shared.users or self._portal.is_open:
+            raise ConfigError(
+                "the broker is connected: change its settings before `async with broker:` or publish_sync"
+            )
+        before = (self.settings, self.keys, list(self._middlewares))
+        self.settings, self.keys = settings, Keys(settings.prefix)
+        self._middlewares[:0] = [] if around is None else [around]
+        try:
+            yield self
+        finally:
+            self._portal.close()
+            self.settings, self.keys, self._middlewares = before
+
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._open = await self._shared.enter()
+        except BaseException:
+            if not self._shared.users:  # the other users have left meanwhile
+                self._open = None
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._shared.users == 1:
+            self._open = None
+        await self._shared.leave()
+
+    def _make_connection(self) -> AbstractAsyncContextManager[Connection]:
+        return connection(
+            self.settings, self.keys, declared=self.declared, make_producer=self.make_producer,
+            publishes_only=not self.handlers,
+        )  # fmt: skip
+
+    @property
+    def _connection(self) -> Connection:
+        if self._open is None:
+            raise ConfigError("the broker is not connected: do this inside `async with broker:`")
+        return self._open
+
+    @property
+    def client(self) -> Client:
+        """The connected client, for what rsmq has no method for. Replies are raw."""
+        return self._connection.client
+
+    @property
+    def url(self) -> str:
+        """The URL of the server it is connected to."""
+        return self._connection.connector.url
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    async def publish(  # written out: passing `**options` on costs 2 % of the CPU of a message
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        message_id: str | None = None,
+        wait_replicas: int = 0,
+        **unknown: Never,
+    ) -> str:
+        """Store one message and return its id. When this returns, the server has confirmed the message.
+
+        Calls made at the same time share one write. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (not stored)
+        or PublishUnknown (perhaps stored: publish it again with the `message_id` of the error). Options:
+
+        - `key`: messages with the same key are handled in order (none: a random partition).
+        - `headers`: names and values, both text (none).
+        - `delay`: a timedelta, deliver the message that much later (at once).
+        - `at`: an aware datetime, deliver the message then (at once).
+        - `message_id`: the message is stored once, however often this id is published within RSMQ_DEDUP_WINDOW.
+        - `wait_replicas`: return when so many replicas have the message, too (0).
+        """
+        if unknown:
+            refuse_unknown("publish", unknown, PublishOptions.__annotations__)
+        return await self._connection.producer.publish(
+            topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
+            wait_replicas=wait_replicas,
+        )  # fmt: skip
+
+    async def publish_many(
+        self,
+        topic: str,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], str | None] | None = None,
+        headers: Mapping[str, str] | None = None,
+        batch: int = 500,
+    ) -> list[str]:
+        """Store many messages and return their ids. Messages of one key are stored in the order of `items`.
+
+        `key` is called with each item. `batch` is the most messages of one partition in one write, 1 to 500. After an
+        error some of the messages may be stored.
+        """
+        return await self._connection.producer.publish_many(topic, items, key=key, headers=headers, batch=batch)
+
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> str:
+        """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread.
+
+        Takes the options of `publish`. Safe from any number of threads, and after a fork (a server that loads the
+        application before it forks).
+        """
+        portal = self._portal.open(self._publisher)
+        return str(portal.call(lambda broker: broker.publish(topic, payload, **options)))
+
+    def _publisher(self) -> Broker:
+        """A second broker for the thread of `publish_sync`, with the same settings, tracing and partitions."""
+        publisher = Broker(self.settings)
+        publisher.make_producer, publisher.declared = self.make_producer, self.declared
+        return publisher
+
+    @property
+    def producer(self) -> Producer | None:
+        """The producer of the connection, with its counts; None while the broker is not connected."""
+        return None if self._open is None else self._open.producer
+
+    # -- devices --------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        client_id: str,
+        payload: Any,
+        *,
+        topic: str = "",
+        headers: Mapping[str, str] | None = None,
+        expiry: timedelta | None = None,
+    ) -> None:
+        """Store one letter for a device, connected or not. When this returns, the server has confirmed the letter.
+
+        Calls made at the same time share one write. The letter is kept until the device acknowledges it, it expires
+        (`expiry`, at most RSMQ_INBOX_TTL), or newer ones push it out of a full inbox (RSMQ_INBOX_LIMIT). Raises
+        TooLarge, NotJson, or BrokerUnavailable (the letter may be stored).
+        """
+        await self._connection.inboxes.writer.send(client_id, payload, topic, headers, expiry)
+
+    async def send_many(
+        self,
+        letters: Iterable[tuple[str, Any]],
+        *,
+        topic: str = "",
+        headers: Mapping[str, str] | None = None,
+        expiry: timedelta | None = None,
+    ) -> None:
+        """Store many letters, given as (client id, payload) pairs, in the order given per device."""
+        await self._connection.inboxes.writer.send_many(letters, topic, headers, expiry)
+
+    def connect(self, client_id: str, *, clean: bool = False, window: int = 100, auto_ack: bool = False) -> Session:
+        """A session of a device: `async with` opens it and ends its previous one, `async for` yields letters.
+
+        At most `window` yielded letters are unacknowledged. `clean` starts with an empty inbox. With `auto_ack` a
+        letter is acknowledged when the loop asks for the next one, or ends without an error.
+        """
+        return Session(self._connection.inboxes, client_id, clean=clean, window=window, auto_ack=auto_ack)
+
+    @property
+    def devices(self) -> Devices:
+        """The devices: list them, read their inboxes, purge."""
+        return Devices(self.client, self.keys)
+
+    # -- administration -------------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> Topics:
+        """The topics: find, list, change their limits, delete."""
+        return self._connection.topics
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters of all groups: list, replay, purge."""
+        return DeadLetters(self.client, self.keys)
+
+    async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
+        """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or an aware datetime.
+
+        Works while its workers run. Messages that were pending or waited for a retry are dropped from the group.
+        """
+        await reset_group(self.client, self.keys, await self.topics.existing(topic), group, to)
+
+    async def pause_group(self, topic: str, group: str) -> None:
+        """Stop delivery to a group, in all its workers, until `resume_group`."""
+        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=True)
+
+    async def resume_group(self, topic: str, group: str) -> None:
+        """Deliver to a paused group again."""
+        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=False)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Connect and run the handlers in this process until `stop` or cancellation."""
+        self.failure = None
+        try:
+            await self._run(task_status)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    async def _run(self, task_status: anyio.abc.TaskStatus[None]) -> None:
+        async with self:
+            self.worker = worker = Worker(
+                self._connection.connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
+                self.schedules,
+            )  # fmt: skip
+            try:
+                await worker.run(task_status=task_status)
+            except BaseExceptionGroup as group:
+                raise_only(group)
+            finally:
+                self.worker = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Run the worker beside your own code, as in a FastAPI lifespan, and stop it gracefully after the block."""
+        ended = anyio.Event()
+
+        async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            try:
+                await self.run(task_status=task_status)
+            finally:
+                ended.set()
+
+        async with self, own_tasks() as tasks:
+            await tasks.start(run)
+            try:
+                yield self
+            finally:
+                self.stop()
+                with anyio.CancelScope(shield=True):  # also when the block ends with an error
+                    await ended.wait()
+
+    def quiet(self) -> None:
+        """Stop fetching; running handlers finish."""
+        if self.worker is not None:
+            self.worker.quiet()
+
+    def stop(self, grace: timedelta | None = None) -> None:
+        """Stop fetching; cancel handlers that still run after `grace` (RSMQ_STOP_GRACE), their messages go back."""
+        if self.worker is not None:
+            self.worker.stop(None if grace is None else grace.total_seconds())
+
+    def __repr__(self) -> str:
+        return f"<Broker {count(len(self.handlers), 'handler')}{' connected' if self._open else ''}>"

@@ -1,0 +1,129 @@
+"""The connection of a broker: what `async with broker:` opens, shares between its users, and closes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from rsmq.model.keys import Keys
+from rsmq.model.own_tasks import own_tasks
+from rsmq.model.settings import Settings
+from rsmq.persistence import Inboxes
+from rsmq.producer import Producer
+from rsmq.redis.connector import Client, Connector, retrying
+from rsmq.redis.embedded.server import server_for
+from rsmq.redis.preflight import require
+from rsmq.redis.topics import Topics
+from rsmq.worker.worker import new_member_id
+
+MakeProducer = Callable[[Client, Keys, Settings, Topics], Producer]
+Make = Callable[[], AbstractAsyncContextManager["Connection"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The parts of an open connection. All use one client and end with it."""
+
+    connector: Connector
+    client: Client
+    topics: Topics
+    producer: Producer
+    inboxes: Inboxes
+
+
+@asynccontextmanager
+async def connection(
+    settings: Settings,
+    keys: Keys,
+    *,
+    declared: Callable[[str], int | None],
+    make_producer: MakeProducer,
+    publishes_only: bool,
+) -> AsyncIterator[Connection]:
+    """Connect to the server that the settings name; without a URL to the embedded server, which this may start.
+
+    The nesting is the order of shutdown: producer and inboxes first, then the client, then the server. Raises
+    BrokerUnavailable, and ConfigError for a server that would lose messages.
+    """
+    async with server_for(settings.url) as url:
+        connector = Connector(url, settings)
+        async with connector.connected() as client:
+            async for attempt in retrying(settings):
+                with attempt:
+                    await require(client, settings, keys, publishes_only=publishes_only)
+            topics = Topics(client, keys, settings, declared)
+            producer = make_producer(client, keys, settings, topics)
+            inboxes = Inboxes(client, keys, settings, new_member_id())
+            async with own_tasks() as tasks:
+                await tasks.start(producer.run)
+                await tasks.start(inboxes.run)
+                tasks.start_soon(connector.watch)
+                yield Connection(connector, client, topics, producer, inboxes)
+                tasks.cancel_scope.cancel()
+
+
+class SharedConnection:
+    """One connection for all concurrent users of a broker: opened for the first, closed after the last of them."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._task: ConnectionTask | None = None
+        self.users = 0
+
+    async def enter(self) -> Connection:
+        """Add a user. If connecting fails, every waiting user gets the error."""
+        self.users += 1
+        if self._task is None:
+            self._task = ConnectionTask(self._make)
+        try:
+            return await self._task.connected()
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def leave(self) -> None:
+        """Remove a user. The last one waits until the connection is closed, and gets the error that ended it."""
+        self.users -= 1
+        if self.users == 0 and self._task is not None:
+            task, self._task = self._task, None
+            await task.end()
+
+
+class ConnectionTask:
+    """The task that opens and closes a connection: task groups must end in the task that entered them.
+
+    Users come and go in tasks of their own.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._connection: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self._unused = asyncio.Event()
+        self._scope = anyio.CancelScope()
+        self._task = asyncio.create_task(self._run(make), name="rsmq-connection")
+
+    async def _run(self, make: Make) -> None:
+        with self._scope:
+            async with make() as connection:
+                self._connection.set_result(connection)
+                await self._unused.wait()
+
+    async def connected(self) -> Connection:
+        """Wait for the connection. Cancelling one waiter does not affect the others."""
+        await asyncio.wait((self._connection, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not self._connection.done():
+            self._task.result()
+        return self._connection.result()
+
+    async def end(self) -> None:
+        """Close the connection, also while it is being opened."""
+        self._unused.set()
+        if not self._connection.done():
+            self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait((self._task,))
+        if not self._task.cancelled() and (error := self._task.exception()) and self._connection.done():
+            raise error

@@ -1,0 +1,142 @@
+"""The same work done by rsmq, with all guarantees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Any, Final
+
+from rsmq.broker import Broker
+from rsmq.cli.bench.load import TOPIC, Load, key_of
+from rsmq.cli.bench.meter import Cost, Mark, Meter
+from rsmq.model.settings import Settings
+
+BATCH: Final = 500
+
+
+def settings_of(load: Load) -> Settings:
+    """Defaults, with the URL and prefix of the measurement."""
+    return Settings(url=load.url, prefix=load.prefix, partitions=load.partitions)
+
+
+async def publish_many(load: Load, meter: Meter) -> Cost:
+    """All messages in one call."""
+    async with Broker(settings_of(load)) as broker:
+
+        async def send(count: int) -> None:
+            await broker.publish_many(TOPIC, load.payloads(count), key=key_of)
+
+        return await published(load, meter, send)
+
+
+async def publish_concurrently(load: Load, meter: Meter) -> Cost:
+    """Many tasks, each of which awaits one publish after the other."""
+    async with Broker(settings_of(load)) as broker:
+
+        async def send(count: int) -> None:
+            payloads = load.payloads(count)
+
+            async def publisher() -> None:
+                for payload in payloads:
+                    await broker.publish(TOPIC, payload, key=key_of(payload))
+
+            await asyncio.gather(*[publisher() for _ in range(load.concurrency)])
+
+        return await published(load, meter, send)
+
+
+async def published(load: Load, meter: Meter, send: Callable[[int], Any]) -> Cost:
+    """The cost of publishing, after the warm-up."""
+    await send(load.warm)
+    await meter.start()
+    start = Mark()
+    await send(load.count)
+    return await meter.cost(start, Mark(load.count))
+
+
+class Count:
+    """Counts handled messages. After the warm-up the handlers wait until the meter has been read."""
+
+    def __init__(self, load: Load) -> None:
+        self._warm, self._count = load.warm, load.count
+        self.done = 0
+        self.start = self.end = Mark()
+        self.is_held = False
+        self.warmed, self._released, self.finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def add(self, count: int) -> None:
+        """Add handled messages."""
+        self.done += count
+        if self.done >= self._warm and not self.warmed.is_set():
+            self.is_held = True
+            self.warmed.set()
+        if self.done >= self._count and not self.finished.is_set():
+            self.end = Mark(self.done)
+            self.finished.set()
+
+    def release(self) -> None:
+        """Start counting from here."""
+        self.is_held, self.start = False, Mark(self.done)
+        self._released.set()
+
+    async def hold(self) -> None:
+        """Wait until `release`."""
+        await self._released.wait()
+
+
+Kind = Callable[..., Callable[..., Any]]
+"""Makes a handler from a Count."""
+
+
+async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "") -> Cost:
+    """One handler of a kind, in its own group, from the first message of the topic on."""
+    count, broker = Count(load), Broker(settings_of(load))
+    register(broker, kind, count, group or f"ours-{token_hex(4)}", load.concurrency)
+    async with broker.running():
+        await count.warmed.wait()
+        await meter.start()
+        count.release()
+        await count.finished.wait()
+        return await meter.cost(count.start, count.end)
+
+
+def register(broker: Broker, kind: Kind, count: Count, group: str, concurrency: int) -> None:
+    """Register a handler of a kind."""
+    batch = BATCH if kind is batches else None
+    broker.handler(TOPIC, group=group, concurrency=concurrency, batch=batch)(kind(count))
+
+
+def single(count: Count, payload_type: Any = dict[str, Any]) -> Callable[..., Any]:
+    """One payload per call."""
+
+    async def handle(payload: Any) -> None:
+        count.add(1)
+        if count.is_held:
+            await count.hold()
+
+    handle.__annotations__["payload"] = payload_type
+    return handle
+
+
+def suspending(count: Count) -> Callable[..., Any]:
+    """One payload per call, and the handler suspends one time."""
+
+    async def handle(payload: dict[str, Any]) -> None:
+        count.add(1)
+        if count.is_held:
+            await count.hold()
+        await asyncio.sleep(0)
+
+    return handle
+
+
+def batches(count: Count) -> Callable[..., Any]:
+    """Many payloads per call."""
+
+    async def handle(payloads: list[dict[str, Any]]) -> None:
+        count.add(len(payloads))
+        if count.is_held:
+            await count.hold()
+
+    return handle

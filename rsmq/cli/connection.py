@@ -1,0 +1,108 @@
+"""The connection of a command, and the questions that several commands ask."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import anyio
+
+from rsmq.broker import Broker
+from rsmq.dlq import DeadLetters
+from rsmq.errors import RsmqError
+from rsmq.inspector.inspector import Inspector
+from rsmq.inspector.state import GroupState
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, Connector
+from rsmq.redis.embedded.server import server_for
+from rsmq.redis.topics import Topic, Topics
+
+PATIENCE = timedelta(seconds=3)
+"""A person is waiting: an unreachable server is reported sooner than a worker would."""
+
+T = TypeVar("T")
+
+
+class NotFound(RsmqError):
+    """The topic, group, dead letter or device does not exist: exit code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandConnection:
+    """A connected client, and what asks through it."""
+
+    settings: Settings
+    client: Client
+    keys: Keys
+    topics: Topics
+    inspector: Inspector
+    dead_letters: DeadLetters
+
+    async def topic(self, name: str) -> Topic:
+        """The topic. Raises NotFound."""
+        topic = await self.topics.find(name)
+        if topic is None:
+            known = ", ".join(await self.topics.names())
+            some = f"the topics are {known}" if known else "there are no topics"
+            raise NotFound(f"there is no topic {name!r}: {some}")
+        return topic
+
+    async def group(self, topic: str, group: str) -> GroupState:
+        """The group. Raises NotFound."""
+        await self.topic(topic)
+        known = await self.inspector.groups(topic)
+        for state in known:
+            if state.name == group:
+                return state
+        names = ", ".join(state.name for state in known)
+        some = f"its groups are {names}" if names else "it has none"
+        raise NotFound(f"topic {topic!r} has no group {group!r}: {some}")
+
+    async def check_unserved(self, topic: str, group: str | None = None) -> None:
+        """Raises RsmqError if the topic, or the group of it, has live members."""
+        live = [each.id for each in await self.inspector.members(topic, group) if each.heard_ago is not None]
+        if live:
+            name = topic if group is None else f"{topic}/{group}"
+            raise RsmqError(f"{name} has live members: stop {', '.join(live)} first (`rsmq member list`)")
+
+
+def settings_for(url: str | None) -> Settings:
+    """The settings of the environment, with the address of the command line and the timeout of a command."""
+    settings = Settings() if url is None else Settings(url=url)
+    return settings.model_copy(update={"unavailable_timeout": min(PATIENCE, settings.unavailable_timeout)})
+
+
+@asynccontextmanager
+async def connected(url: str | None) -> AsyncIterator[CommandConnection]:
+    """A connection for the length of the block."""
+    settings = settings_for(url)
+    async with server_for(settings.url) as address, Connector(address, settings).connected() as client:
+        keys = Keys(settings.prefix)
+        topics, inspector = Topics(client, keys, settings), Inspector(client, keys, settings)
+        yield CommandConnection(settings, client, keys, topics, inspector, DeadLetters(client, keys))
+
+
+def ask(url: str | None, question: Callable[[CommandConnection], Awaitable[T]]) -> T:
+    """Connect, ask one thing, and return the answer."""
+
+    async def run() -> T:
+        async with connected(url) as connection:
+            return await question(connection)
+
+    return anyio.run(run)
+
+
+def ask_broker(url: str | None, act: Callable[[Broker], Awaitable[T]]) -> T:
+    """Connect a broker, do one thing, and return the answer. Warnings of the preflight are left to `rsmq doctor`."""
+    logging.getLogger("rsmq").setLevel(logging.ERROR)
+
+    async def run() -> T:
+        async with Broker(settings_for(url)) as broker:
+            return await act(broker)
+
+    return anyio.run(run)

@@ -1,0 +1,388 @@
+"""`rsmq pipeline`: archive, compact, replay, send, report, on Spark. The jobs themselves are in `rsmq/pipeline`.
+
+Spark is an optional extra and slow to import: nothing of it is loaded before one of these commands runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, date, datetime, timedelta
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from rsmq.cli.output import print_json, print_line, print_table, printable
+from rsmq.cli.parameters import Json, Url, noun, parse_duration, parse_time
+from rsmq.errors import ConfigError
+from rsmq.model.keys import NAME
+from rsmq.model.settings import Settings
+from rsmq.model.words import count
+from rsmq.redis.embedded.server import embedded
+from rsmq.redis.url import has_password, redact
+
+EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
+FILE_SIZE = 256 << 20
+TIME = "%Y-%m-%d %H:%M:%S"
+
+app = noun("Spark: archive, compact, replay, send, report.")
+
+
+def parse_size(text: str) -> int:
+    """`256MiB` as bytes."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise typer.BadParameter(f"{text!r} is not a valid size: write 64MiB or 1GiB") from None
+
+
+def parse_day(text: str) -> date:
+    """`2026-01-31`."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a valid day: write 2026-01-31") from None
+
+
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where Spark runs. Default: all cores of this machine, or that of spark-submit."),
+]
+PasswordEnv = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Environment variable with the server's password, also set on executors."),
+]
+PasswordFile = Annotated[
+    str | None, typer.Option(metavar="PATH", help="File with the server's password, also on executors.")
+]
+Since = Annotated[
+    datetime | None,
+    typer.Option(parser=parse_time, metavar="TIME", help="Only messages from this time on, such as 2026-01-31Z."),
+]
+Until = Annotated[
+    datetime | None, typer.Option(parser=parse_time, metavar="TIME", help="Only messages before this time.")
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL", help="Only rows for which this is true, such as \"get_json_object(value, '$.n') > 5\"."
+    ),
+]
+Job = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The job's name. Default: made of its options. A job runs once.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count, and show what would be done.")]
+
+
+@app.command(epilog="Example: rsmq pipeline archive orders --to /data/archive --every PT1M")
+def archive(
+    topics: Annotated[
+        str, typer.Argument(metavar="TOPICS", help="A topic, several with commas, or a pattern: 'or.*'.")
+    ],
+    to: Annotated[str, typer.Option(metavar="PATH", help="The archive: a directory, hdfs:// or s3a://.")],
+    every: Annotated[
+        timedelta | None,
+        typer.Option(parser=parse_duration, metavar="DURATION", help="Run until stopped, one batch in each interval."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Tells archives of one topic apart; retention waits for each.")] = "archive",
+    batch: Annotated[int, typer.Option(min=1, help="Most messages in a batch.")] = 1_000_000,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Spark's own state. Default: inside the archive.")
+    ] = None,
+    password_env: PasswordEnv = None,
+    password_file: PasswordFile = None,
+    master: Master = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Write topics to Parquet, each message once: what is there now, or continuously with --every."""
+    with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
+        job, show = load("jobs.archive"), load("spark.session")
+        source = options | topic_option(topics)
+        what = job.ArchiveOptions(source, absolute(to), name, every, batch, absolute(checkpoint))
+        with stop_signal() as is_stopping, show.progress_bar(f"archiving {topics}", as_json) as update:
+
+            def on_progress(result: Any) -> None:
+                update(result.batches, None, count(result.messages, "message"))
+
+            result = job.archive(spark, what, on_progress, is_stopping)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        batches = count(result.batches, "batch", "batches")
+        print_line(f"archived {count(result.messages, 'message')} to {result.archive} ({batches})")
+
+
+@app.command(epilog="Example: rsmq pipeline compact /data/archive")
+def compact(
+    path: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive.")],
+    topic: Annotated[list[str] | None, typer.Option(help="Only this topic; may be repeated.")] = None,
+    until: Annotated[
+        datetime | None, typer.Option(parser=parse_day, metavar="DAY", help="The last day. Default: yesterday (UTC).")
+    ] = None,
+    file_size: Annotated[
+        int, typer.Option(parser=parse_size, metavar="SIZE", help="The aim for the size of a file.")
+    ] = FILE_SIZE,
+    master: Master = None,
+    as_json: Json = False,
+) -> None:
+    """Rewrite each day as few sorted files, each message once. Safe to interrupt and to run again."""
+    last = until or datetime.now(UTC).date() - timedelta(days=1)
+    with spark_session(master) as spark, load("spark.session").progress_bar("compacting", as_json) as update:
+
+        def on_progress(done: int, total: int) -> None:
+            update(done, total, f"{done} of {count(total, 'day')}")
+
+        result = load("jobs.compact").compact(
+            spark, absolute(path), until=last, topics=topic or (), file_bytes=file_size, on_progress=on_progress
+        )
+    if as_json:
+        print_json(asdict(result))
+        return
+    rows = (
+        (day.topic, str(day.day), day.messages, day.duplicates, f"{day.files_before} → {day.files_after}",
+         f"{as_size(day.bytes_before)} → {as_size(day.bytes_after)}")
+        for day in result.days
+    )  # fmt: skip
+    nothing = f"nothing to do up to {last.isoformat()}: {count(result.skipped, 'day is', 'days are')} compact"
+    print_table(("topic", "day", "#messages", "#duplicates", "files", "size"), rows, nothing)
+
+
+@app.command(epilog="Example: rsmq pipeline replay orders --from /data/archive --to orders-again --dry-run")
+def replay(
+    topics: Annotated[str, typer.Argument(metavar="TOPICS", help="A topic of the archive, or several with commas.")],
+    source: Annotated[str, typer.Option("--from", metavar="ARCHIVE", help="The archive.")],
+    to: Annotated[str, typer.Option(metavar="TOPIC", help="The target, created if it does not exist.")],
+    since: Since = None,
+    until: Until = None,
+    key: Annotated[list[str] | None, typer.Option(help="Only this key; may be repeated.")] = None,
+    where: Where = None,
+    rate: Annotated[float | None, typer.Option(min=0.01, help="Messages a second. Default: no limit.")] = None,
+    job: Job = None,
+    dry_run: DryRun = False,
+    password_env: PasswordEnv = None,
+    password_file: PasswordFile = None,
+    master: Master = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Publish messages of the archive again, each once. If interrupted, run it again to continue."""
+    with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
+        jobs, show = load("jobs.replay"), load("spark.session")
+        what = jobs.ReplayOptions(
+            absolute(source), topic_names(topics), to, since, until, tuple(key or ()), where, rate, job
+        )
+        work = jobs.ReplayJob(spark, what, options)
+        with show.progress_bar("counting", as_json, spark):
+            plan = work.plan()
+        if not as_json:
+            rows = (
+                (share.topic, share.messages, as_size(share.bytes), share.keys, f"{share.first:{TIME}}",
+                 f"{share.last:{TIME}}")
+                for share in plan.shares
+            )  # fmt: skip
+            columns = ("topic", "#messages", "size", "#keys (about)", "first", "last")
+            print_table(columns, rows, "no message of the archive matches")
+        if not dry_run:
+            with show.progress_bar(f"replaying to {to}", as_json, spark):
+                work.run(plan)
+    if as_json:
+        print_json(asdict(plan) | {"messages": plan.messages, "is_dry_run": dry_run})
+    elif dry_run:
+        print_line("nothing was published (--dry-run)")
+    elif plan.is_finished:
+        print_line(f"job {plan.job} has finished before: to publish the messages once more, use another --job")
+    else:
+        print_line(f"published {count(plan.messages, 'message')} to {to} (job {plan.job})")
+
+
+@app.command(epilog="Example: rsmq pipeline send audience.parquet --to alerts --device device_id")
+def send(
+    path: Annotated[
+        str, typer.Argument(metavar="FILE", help="Parquet, CSV or JSON lines; a directory or pattern too.")
+    ],
+    to: Annotated[str, typer.Option(metavar="TOPIC", help="The topic of the messages or letters.")],
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the ordering key.")] = None,
+    value: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column with the payload. Default: the row, as JSON.")
+    ] = None,
+    id: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="Column with the message id.")] = None,  # noqa: A002
+    device: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Send letters to inboxes: column with the device's id.")
+    ] = None,
+    expiry: Annotated[
+        timedelta | None,
+        typer.Option(parser=parse_duration, metavar="DURATION", help="How long letters live, as PT1H."),
+    ] = None,
+    where: Where = None,
+    job: Job = None,
+    dry_run: DryRun = False,
+    password_env: PasswordEnv = None,
+    password_file: PasswordFile = None,
+    master: Master = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Send the rows of files as messages or letters, each once. If interrupted, run it again to continue."""
+    if expiry is not None and device is None:
+        raise typer.BadParameter("messages do not expire: --expiry needs --device")
+    with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
+        jobs, show = load("jobs.send"), load("spark.session")
+        what = jobs.SendOptions(absolute(path), to, key, value, id, device, where, job, expiry)
+        work = jobs.SendJob(spark, what, options)
+        with show.progress_bar("counting", as_json, spark):
+            plan = work.plan()
+        if not dry_run:
+            with show.progress_bar(f"sending {count(plan.rows, 'row')}", as_json, spark):
+                done = work.run()
+    if as_json:
+        print_json(asdict(plan) | {"is_dry_run": dry_run} | ({} if dry_run else done._asdict()))
+        return
+    for example in plan.examples if dry_run else ():
+        print_line(f"  {printable(example)}")
+    noun = "message" if device is None else "letter"
+    if dry_run:
+        print_line(f"would send {count(plan.rows, noun)} to {to} (job {plan.job})")
+    else:
+        print_line(sent_line(plan, done, noun, to))
+
+
+@app.command(epilog="Example: rsmq pipeline report --from /data/archive --since 2026-01-31T00:00:00Z")
+def report(
+    topics: Annotated[str, typer.Argument(metavar="TOPICS", help="Topics with commas. Default: all.")] = "",
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="ARCHIVE", help="The archive. Default: what the topics still hold.")
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    out: Annotated[str, typer.Option(metavar="FILE", help="The page.")] = "rsmq-report.html",
+    password_env: PasswordEnv = None,
+    password_file: PasswordFile = None,
+    master: Master = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page with charts: volume, latency, dead letters, fairness, hot keys, devices."""
+    with connection_options(url, password_env, password_file, master) as options, spark_session(master) as spark:
+        reports, show = load("report.report"), load("spark.session")
+        what = reports.ReportOptions(topic_names(topics), options, absolute(source), since, until)
+        with show.progress_bar("counting", as_json, spark):
+            data = reports.collect(spark, what)
+        page = load("report.page").write_page(data, out)
+    if as_json:
+        print_json(asdict(data) | {"page": str(page)})
+        return
+    dead = sum(cause.letters for cause in data.deaths)
+    messages, groups = count(data.history.messages, "message"), count(len(data.groups), "group")
+    print_line(f"{messages}, {groups}, {count(dead, 'dead letter')}: {page}")
+
+
+def sent_line(plan: Any, done: Any, noun: str, to: str) -> str:
+    """What a run of `send` has stored, as one line."""
+    if done.skipped and not done.stored:
+        return (
+            f"sent nothing: {count(done.skipped, noun)} had been sent to {to} before (job {plan.job}); to send "
+            f"once more, use another --job"
+        )
+    before = f"; {done.skipped} had been sent before" if done.skipped else ""
+    gone = plan.rows - done.stored - done.skipped
+    expired = f"; {gone} had expired, or came before a clean start" if gone > 0 else ""
+    return f"sent {count(done.stored, noun)} to {to} (job {plan.job}){before}{expired}"
+
+
+def as_size(count: int) -> str:
+    """Bytes with a unit."""
+    return ByteSize(count).human_readable()
+
+
+# -- what the commands share ------------------------------------------------------------------------------------------
+
+
+def load(name: str) -> Any:
+    """A module of `rsmq.pipeline`. Raises ConfigError if the extra is not installed."""
+    try:
+        return import_module(f"rsmq.pipeline.{name}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in EXTRA:
+            raise ConfigError(f"this needs Spark, and {package} is not installed: pip install 'rsmq[spark]'") from None
+        raise
+
+
+@contextmanager
+def spark_session(master: str | None) -> Iterator[Any]:
+    """The active Spark session, or a new one for the length of the block."""
+    # about a package that we do not use; under spark-submit it would precede the output of --json
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    opener = load("spark.session")
+    is_new = opener.SparkSession.getActiveSession() is None
+    session = opener.open_session(master, "rsmq pipeline")
+    import_module("rsmq.pipeline").register(session)
+    for name in ("py4j", "pyspark"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the command itself prints each error, as one line
+    try:
+        yield session
+    finally:
+        if is_new:
+            session.stop()
+
+
+@contextmanager
+def stop_signal() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or Ctrl-C has arrived. The batch in flight is not awaited: the next run repeats it."""
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda each, _: received.append(each))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def connection_options(
+    url: str | None, password_env: str | None, password_file: str | None, master: str | None
+) -> Iterator[dict[str, str]]:
+    """How executors reach the server, as options of `format("rsmq")`. They never contain a password."""
+    settings = Settings() if url is None else Settings(url=url)
+    secrets = {"passwordEnv": password_env, "passwordFile": password_file}
+    options = {"prefix": settings.prefix} | {name: text for name, text in secrets.items() if text is not None}
+    if settings.url is None:
+        with embedded() as address:
+            yield options | {"url": address}
+    elif not has_password(settings.url):
+        yield options | {"url": settings.url}
+    elif (master or "local").startswith("local") or url is None:
+        os.environ["RSMQ_URL"] = settings.url  # inherited by Spark's own processes on this machine
+        yield options
+    else:
+        raise ConfigError(
+            f"the url {redact(settings.url)} contains a password, which would go to every executor in plain text: "
+            f"leave it out and use --password-env or --password-file, or set RSMQ_URL on every executor"
+        )
+
+
+def topic_option(topics: str) -> dict[str, str]:
+    """Names with commas as `subscribe`, anything else as `subscribePattern`."""
+    names = [name.strip() for name in topics.split(",")]
+    return {"subscribe": ",".join(names)} if all(map(NAME.fullmatch, names)) else {"subscribePattern": topics}
+
+
+def topic_names(topics: str) -> tuple[str, ...]:
+    """Names with commas as a tuple."""
+    return tuple(dict.fromkeys(name.strip() for name in topics.split(",") if name.strip()))
+
+
+def absolute(path: str | None) -> str | None:
+    """A path of this machine as an absolute URL: executors have another directory. URLs stay as they are."""
+    return path if path is None or "://" in path else f"file://{os.path.abspath(path)}"

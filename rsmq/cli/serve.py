@@ -1,0 +1,166 @@
+"""Serves one broker in this process: signals, the end of the parent process, the grace, the garbage collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Final
+
+import anyio
+
+from rsmq.broker import Broker
+from rsmq.handler.failure import describe
+from rsmq.model.interrupt import mark
+from rsmq.worker.supervisor import READY, Stage, respond
+from rsmq.worker.worker import Lifespan
+
+log = logging.getLogger("rsmq.worker")
+
+STDIN: Final = 0
+SLACK: Final = 15.0
+"""Seconds beyond grace and lease that an orderly end may take (replies, goodbyes)."""
+GC_DEFAULT: Final = gc.get_threshold()
+"""The threshold at the start of this process. If a module of the user has set its own, that one is kept."""
+GC_YOUNG: Final = 10_000
+"""New objects between two runs of the garbage collector. A message makes about 10 objects for a moment, so the default
+of 700 runs it every 70 messages: 8 % of the CPU of an empty handler. With this, nothing measurable.
+"""
+
+
+class Service:
+    """Handles the signals of one process. Before a broker is served a signal ends the process at once.
+
+    Invariant: after a stop signal the process ends within the grace and a lease, even if a handler blocks the loop or
+    ignores cancellation.
+    """
+
+    def __init__(self, grace: timedelta | None) -> None:
+        self.stage = Stage.RUNNING
+        self._grace = grace
+        self._broker: Broker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._parent = STDIN
+
+    def obey(self, number: int) -> None:
+        """Handle a signal. Called in the main thread, perhaps in the middle of a handler that blocks the loop."""
+        self.enter(respond(self.stage, number))
+        if self.stage == Stage.ABORTED:
+            os._exit(128 + number)
+        if self._broker is None:  # later it would be raised inside a loop that starts or closes
+            raise mark(SystemExit(0), number)
+
+    def enter(self, stage: Stage) -> None:
+        """Enter a stage, unless this or a later one is reached."""
+        if stage <= self.stage:
+            return
+        self.stage = stage
+        if stage >= Stage.STOPPING and self._broker is not None:
+            self._guard(self._broker)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._act, stage)
+
+    def serve(self, broker: Broker, around: Lifespan = contextlib.nullcontext) -> None:
+        """Run an event loop until the broker has stopped, inside of `around`.
+
+        An exit that the code of a user raises outside of a handler's call, such as in a task that a handler has
+        started, ends the loop. It is a failure, with the exit code of one.
+        """
+        self._broker = broker
+        try:
+            anyio.run(self._run, broker, around, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+        except (SystemExit, KeyboardInterrupt) as error:
+            if self.stage > Stage.RUNNING:
+                raise
+            log.error("code outside of a handler's call ended this worker: %s", describe(error), exc_info=error)
+            raise SystemExit(1) from None
+
+    async def _run(self, broker: Broker, around: Lifespan) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            with anyio.CancelScope() as self._scope:
+                if self.stage == Stage.RUNNING:
+                    async with around():
+                        await broker.run()
+        finally:
+            self._loop = None
+
+    def _act(self, stage: Stage) -> None:
+        log.info("%s", stage.name.lower())
+        broker, scope = self._broker, self._scope
+        assert broker is not None
+        if broker.worker is None:  # not connected yet, or not any more: nothing to hand back
+            if scope is not None:
+                scope.cancel()
+        elif stage == Stage.QUIET:
+            broker.quiet()
+        else:
+            broker.stop(timedelta(0) if stage == Stage.ENDING else self._grace)
+
+    def tell_parent(self, word: bytes) -> None:
+        """Tell the parent process, which may have ended."""
+        with contextlib.suppress(OSError):
+            os.write(self._parent, word)
+
+    def watch_parent(self) -> None:
+        """Tell the parent that this process is ready, and stop gracefully when the parent ends."""
+        parent = os.dup(STDIN)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, STDIN)  # processes that handlers start must not read from the parent
+        os.close(nothing)
+        self._parent = parent
+        self.tell_parent(READY)
+        threading.Thread(target=self._await_end, args=(parent,), name="rsmq-parent", daemon=True).start()
+
+    def _await_end(self, parent: int) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(parent, 1):
+                pass
+        if self.stage < Stage.STOPPING:
+            log.warning("the parent process has ended: stopping")
+            self.enter(Stage.STOPPING)
+
+    def _guard(self, broker: Broker) -> None:
+        """Start a timer that ends the process if nothing else does."""
+        grace = broker.settings.stop_grace if self._grace is None else self._grace
+        seconds = (grace + broker.settings.lease_ttl).total_seconds() + SLACK
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._give_up)
+        timer.daemon = True
+        timer.start()
+
+    def _give_up(self) -> None:
+        log.error("a handler does not stop: the process exits without it, and its message is redelivered")
+        leave(128 + signal.SIGKILL)
+
+
+def leave(code: int) -> None:
+    """End the process without waiting for threads: those that still run are handlers that did not stop."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def has_stuck_threads() -> bool:
+    """Whether a thread would keep this process from ending."""
+    return any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
+
+
+def tune_garbage_collector() -> None:
+    """Exempt all loaded modules from garbage collection, and collect young objects less often.
+
+    Called when all modules are loaded. Objects without cycles are freed at once as always; cycles are found after
+    GC_YOUNG new objects.
+    """
+    gc.collect()
+    gc.freeze()
+    if gc.get_threshold() == GC_DEFAULT and gc.isenabled():
+        gc.set_threshold(GC_YOUNG, *GC_DEFAULT[1:])

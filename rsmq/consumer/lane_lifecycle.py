@@ -1,0 +1,115 @@
+"""The life of lanes: opens them, makes them quiet, hands back what is in them, drops them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from rsmq.consumer.context import ConsumerContext
+from rsmq.consumer.fetchers import Fetchers
+from rsmq.consumer.lane import Lane
+from rsmq.consumer.runner import Runner
+from rsmq.consumer.settler import Settler
+from rsmq.errors import BrokerError
+from rsmq.heartbeat.heartbeat import Heartbeat
+from rsmq.heartbeat.lease import Leases
+from rsmq.model.clock import monotonic
+from rsmq.model.words import count
+from rsmq.redis.scripts import REMOVE_CONSUMER
+
+log = logging.getLogger("rsmq.consumer")
+
+
+class LaneLifecycle:
+    """What happens to lanes when their ownership changes.
+
+    Dropping a lane is local and at once: when a lease is over, its messages must not go on. Everything else is a
+    handover, and waits for the server and for running handlers.
+    """
+
+    def __init__(
+        self,
+        context: ConsumerContext,
+        runner: Runner,
+        settler: Settler,
+        fetchers: Fetchers,
+        leases: Leases,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._client, self._member = context.client, context.member
+        self._lanes, self._stats = context.lanes, context.stats
+        self._runner, self._queue, self._settler = runner, runner.queue, settler
+        self._fetchers, self._leases, self._heartbeat = fetchers, leases, heartbeat
+
+    # -- taking ---------------------------------------------------------------------------------------------------
+
+    async def open(self, lane: Lane) -> None:
+        """A lease was granted: take over what is pending there, then read."""
+        self._lanes[lane.partition] = lane
+        self._stats["taken"] += 1
+        log.info("%s takes %s.%d/%s, epoch %s", self._member, lane.topic, lane.partition, lane.group, lane.epoch)
+        await self._fetchers.interrupt()
+
+    async def resume(self, lane: Lane) -> None:
+        """Cancel a handover: what was handed back is taken over again."""
+        lane.restart_recovery()
+        lane.is_quiet = False
+        await self._fetchers.interrupt()
+
+    # -- letting go -----------------------------------------------------------------------------------------------
+
+    def drop(self, lane: Lane) -> None:
+        """The lease is lost or given back: forget the lane's messages and cancel its handlers, without the server."""
+        was_held = lane.lease.is_held()
+        lane.lease.lose()
+        if self._lanes.get(lane.partition) is lane:
+            del self._lanes[lane.partition]
+            self._stats["released" if was_held else "lost"] += 1
+        lane.done.clear()
+        self._queue.withdraw(lane)
+        if lane.running:
+            log.warning("lost %r: cancelling its %d running handlers", lane, lane.running)
+            self._runner.cancel_lane(lane, "lost")
+        self._runner.space.set()
+
+    async def quiesce(self, lane: Lane, seconds: float) -> bool:
+        """Stop reading a lane, hand back what has not started, wait for the rest. False: a handler still runs."""
+        lane.is_quiet = True
+        await self._fetchers.exclude(lane.partition)
+        await self._settler.hand_back(lane, self._queue.withdraw(lane))
+        deadline = monotonic() + seconds
+        while lane.running and monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        if lane.running:
+            return False
+        await self._settler.wait_until_settled([lane])
+        return True
+
+    async def hand_back_unstarted(self, lanes: Iterable[Lane]) -> None:
+        """Hand back at once what has not started. Without the server it is redelivered when the lease ends."""
+        for lane in lanes:
+            unstarted = self._queue.withdraw(lane)
+            if unstarted and lane.lease.is_held():
+                try:
+                    await self._settler.hand_back(lane, unstarted)
+                except BrokerError as error:
+                    log.warning(
+                        "cannot hand back %s: redelivered when the lease ends: %s",
+                        count(len(unstarted), "message"), error,
+                    )  # fmt: skip
+
+    async def release(self, lanes: Iterable[Lane]) -> None:
+        """Give back the leases of lanes in which nothing runs; without a lease remove our consumer.
+
+        The fetchers have ended. A read that may still be on its way is ended first, or named in its lease.
+        """
+        await self._fetchers.end_late_reads()
+        for lane in lanes:
+            if not lane.running:
+                self.drop(lane)
+                self._heartbeat.forget(lane.lease)
+                if lane.epoch:
+                    await self._leases.release(lane.lease, self._fetchers.late_reader(lane.partition))
+                else:
+                    await REMOVE_CONSUMER(self._client, (lane.stream,), (lane.group, self._member))

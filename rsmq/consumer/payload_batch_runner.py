@@ -1,0 +1,141 @@
+"""Running batch handlers that ask for payloads only: the payloads of raw entries, without a message for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Coroutine, Generator
+from functools import partial
+from itertools import takewhile
+from types import CoroutineType
+from typing import Any
+
+from rsmq.consumer.batch_runner import BatchRunner
+from rsmq.consumer.pool import TaskSlot
+from rsmq.consumer.queue import Queue, RawEntries
+from rsmq.consumer.settler import Settler
+from rsmq.errors import Malformed
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Call
+from rsmq.model.clock import monotonic
+from rsmq.model.message import Message
+
+
+class PayloadBatchRunner(BatchRunner):
+    """A batch runner that calls the function with the payloads of raw entries.
+
+    Messages are made and their keys taken only if the function suspends, fails or returns outcomes: until then no other
+    task could have run. Batches that cannot go this way are handled as messages, in the same order.
+    """
+
+    def __init__(self, handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> None:
+        super().__init__(handler, call, queue, settler, stats)
+        self._payload_call = handler.signature.payload_call()
+        queue.takes_raw = True
+
+    async def _work_once(self, task_slot: TaskSlot) -> None:
+        raw = self._take_raw()
+        await (self._handle_raw(task_slot, raw) if raw else super()._work_once(task_slot))
+
+    def _take_raw(self) -> list[RawEntries]:
+        """A batch of raw entries, if one can start now. One that would have to linger is gathered as messages."""
+        limit = self.handler.batch or 1
+        if self.handler.linger:
+            front = takewhile(lambda each: type(each) is RawEntries, self.queue.ready)
+            if sum(len(each.entries) for each in front) < limit:
+                return []
+        return self.queue.take_raw(limit)
+
+    async def _handle_raw(self, task_slot: TaskSlot, raw: list[RawEntries]) -> None:
+        payloads = self._payloads(raw)
+        if payloads is None:
+            task_slot.rest = partial(self._handle_started, task_slot, *self._make_messages(raw))
+            return
+        task_slot.started = monotonic()
+        call = self._first_step(payloads)
+        if call is not None:
+            await self._handle(task_slot, *self._make_messages(raw), call)
+        else:
+            self._raw_done(raw)
+            self._go_on(task_slot)
+
+    def _payloads(self, raw: list[RawEntries]) -> list[Any] | None:
+        """All payloads; None if a lease is over or one of them is unreadable."""
+        now, decode, payloads = monotonic(), self.handler.decode, list[Any]()
+        try:
+            for each in raw:
+                if now >= each.origin.lease.deadline:
+                    return None
+                # one message for all of them: of a plain entry a decoder sees nothing but the data
+                message = Message(each.origin, *each.entries[0])
+                for _, fields in each.entries:
+                    message.data = fields[1]
+                    payloads.append(decode(message))
+        except Malformed:
+            return None
+        return payloads
+
+    def _first_step(self, payloads: list[Any]) -> Awaitable[Any] | None:
+        """Call the function and run it until it suspends. None: it never did, and all messages are done."""
+        assert self._payload_call is not None
+        try:
+            work = self._payload_call(payloads)
+            if type(work) is not CoroutineType:
+                return work  # type: ignore[no-any-return]
+            return Continuation(work, work.send(None))
+        except StopIteration as end:
+            return None if end.value is None else _returned(end.value)
+        except BaseException as error:
+            return _raised(error)
+
+    def _make_messages(self, raw: list[RawEntries]) -> tuple[list[Message], list[Message]]:
+        """A message for each entry, with all keys taken before another task runs. The rest of the lanes waits."""
+        batch, heads = list[Message](), list[Message]()
+        for each in raw:
+            messages = each.messages()
+            each.origin.running += len(messages)
+            batch += messages
+            heads += self.queue.take_keys(each.origin, messages)
+        for each in raw:
+            if each.origin.raw_entries:
+                self.queue.unpack(each.origin)
+        return batch, heads
+
+    def _raw_done(self, raw: list[RawEntries]) -> None:
+        for each in raw:
+            self._settler.add_done(each.origin, [entry_id for entry_id, _ in each.entries])
+            self.queue.in_flight -= len(each.entries)
+
+
+class Continuation:
+    """The rest of a coroutine whose first step was run by hand, and which waits for something."""
+
+    __slots__ = ("_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        self._coroutine, self._waits_for = coroutine, waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine, waits_for = self._coroutine, self._waits_for
+        try:
+            while True:
+                try:
+                    answer = yield waits_for
+                except GeneratorExit:
+                    coroutine.close()
+                    raise
+                except BaseException as error:
+                    waits_for = coroutine.throw(error)
+                else:
+                    waits_for = coroutine.send(answer)
+        except StopIteration as end:
+            return end.value
+
+
+async def _returned(value: Any) -> Any:
+    """A coroutine that returned in its first step."""
+    return value
+
+
+async def _raised(error: BaseException) -> Any:
+    """A coroutine that raised in its first step."""
+    raise error

@@ -1,0 +1,118 @@
+"""A dead letter: the original fields of a message, and why it was buried."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from rsmq.errors import ConfigError, Malformed
+from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.message import read_headers, unpack_fields
+
+PREFIX = b"dlq."
+PACKED = b"dlq.packed"
+LETTER_ID = re.compile(r"(\d+)/(\d+(?:-\d+)?)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One dead letter, as far as it can be read: an unreadable message becomes one, too.
+
+    `id` is `partition/stream id`, unique within a group; `fields` are the original ones, in order, duplicates included.
+    `traceback` has the last calls of the handler before its error, and is empty if there were none.
+    """
+
+    id: str
+    topic: str
+    partition: int
+    group: str
+    reason: str
+    error: str
+    attempts: int
+    origin: str
+    at: datetime
+    member: str
+    data: bytes | None
+    key: str | None
+    message_id: str
+    headers: dict[str, str]
+    fields: tuple[tuple[bytes, bytes], ...]
+    traceback: str = ""
+
+    @classmethod
+    def read(cls, topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> Self:
+        """Make one from an entry of the dead-letter stream. Never fails: missing fields stay empty."""
+        pairs = list(zip(entry[::2], entry[1::2], strict=False))
+        notes = {name: value for name, value in pairs if name.startswith(PREFIX)}
+        if PACKED in notes:
+            flat = unpacked(notes[PACKED])
+            original = tuple(zip(flat[::2], flat[1::2], strict=False))
+        else:
+            original = tuple((name, value) for name, value in pairs if not name.startswith(PREFIX))
+        first = dict(reversed(original))
+        origin = notes.get(b"dlq.origin", b"")
+        return cls(
+            id=letter_id(partition, stream_id),
+            topic=topic,
+            partition=partition,
+            group=group,
+            reason=text(notes.get(b"dlq.reason")) or "",
+            error=text(notes.get(b"dlq.error")) or "",
+            attempts=number(notes.get(b"dlq.attempts"), 0),
+            origin=text(origin) or "",
+            at=from_epoch_ms(moment(notes.get(b"dlq.at_ms"), stream_id)),
+            member=text(notes.get(b"dlq.member")) or "",
+            data=first.get(b"data"),
+            key=text(first.get(b"key")),
+            message_id=text(first.get(b"id", origin)) or "",
+            headers=headers(first.get(b"h")),
+            fields=original,
+            traceback=text(notes.get(b"dlq.traceback")) or "",
+        )
+
+
+def letter_id(partition: int, stream_id: bytes) -> str:
+    """The id that users see: a stream id alone is unique only in its partition."""
+    return f"{partition}/{stream_id.decode()}"
+
+
+def split_id(letter: str) -> tuple[int, str]:
+    """The inverse of `letter_id`. Raises ConfigError for anything else."""
+    match = LETTER_ID.fullmatch(letter)
+    if match is None:
+        raise ConfigError(f"{letter!r} is not the id of a dead letter: write it as 3/1718000000000-0")
+    return int(match[1]), match[2]
+
+
+def text(raw: bytes | None) -> str | None:
+    """Bytes as readable text; what is not UTF-8 is escaped."""
+    return None if raw is None else raw.decode(errors="backslashreplace")
+
+
+def number(raw: bytes | None, default: int) -> int:
+    """A whole number, or the default for anything else."""
+    return int(raw) if raw is not None and raw.isdigit() and len(raw) < 16 else default
+
+
+def moment(raw: bytes | None, stream_id: bytes) -> int:
+    """Milliseconds since 1970, at most the year 9999: as recorded, else from the stream id."""
+    return min(number(raw, number(stream_id.partition(b"-")[0], 0)), LATEST_MS)
+
+
+def unpacked(packed: bytes) -> list[bytes]:
+    """The fields of an entry too wide for one script; none if they cannot be read."""
+    try:
+        return unpack_fields(packed)
+    except Malformed:
+        return []
+
+
+def headers(raw: bytes | None) -> dict[str, str]:
+    """The headers if they can be read, otherwise none."""
+    try:
+        return {} if raw is None else read_headers(raw)
+    except Malformed:
+        return {}

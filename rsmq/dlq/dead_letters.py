@@ -1,0 +1,158 @@
+"""The dead letters of a group: list, replay, purge."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+
+from rsmq.dlq.dead_letter import DeadLetter, split_id
+from rsmq.dlq.selection import Selection
+from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.message import unpack_fields
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import OK, REPLAY_DEAD_LETTER
+from rsmq.redis.streams import Partitioned, ask_all
+
+PAGE: Final = 20
+"""Entries per read of a partition: a dead letter may have a megabyte."""
+
+
+class ReplayRate:
+    """Lets one dead letter pass per span, the first at once; after a delay the late ones pass without a wait."""
+
+    def __init__(self, every: timedelta) -> None:
+        self._every, self._next = every.total_seconds(), monotonic()
+
+    async def wait(self) -> None:
+        """Wait until the next one may pass."""
+        if self._every > 0:
+            await anyio.sleep(max(0.0, self._next - monotonic()))
+            self._next += self._every
+
+
+class DeadLetters:
+    """The dead letters of all topics and groups under one prefix. Every method is safe beside running workers."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client, self._keys = client, keys
+
+    async def count(self, topic: Partitioned, group: str) -> int:
+        """The number of dead letters of a group."""
+        return await self._sum(topic, group, "XLEN")
+
+    async def select(self, topic: Partitioned, group: str, selection: Selection) -> AsyncIterator[DeadLetter]:
+        """The selected ones that exist now, oldest first over all partitions."""
+        lasts = [await self._last(topic.name, number, group) for number in range(topic.partitions)]
+        async for letter in self.iterate(topic, group, lasts):
+            if selection.matches(letter):
+                yield letter
+
+    async def iterate(
+        self, topic: Partitioned, group: str, lasts: Sequence[str] | None = None
+    ) -> AsyncIterator[DeadLetter]:
+        """All of them, oldest first over all partitions, read page by page; each partition up to its id in `lasts`."""
+        heads: list[tuple[tuple[int, int], int, DeadLetter]] = []
+        ends = ["+"] * topic.partitions if lasts is None else lasts
+        sources = [self._read_partition(topic.name, number, group, ends[number]) for number in range(topic.partitions)]
+        for number, source in enumerate(sources):
+            await self._push(heads, number, source)
+        while heads:
+            _, number, letter = heapq.heappop(heads)
+            yield letter
+            await self._push(heads, number, sources[number])
+
+    async def get(self, topic: Partitioned, group: str, letter: str) -> DeadLetter | None:
+        """One dead letter by its id, or None."""
+        partition, stream_id = split_id(letter)
+        key = self._keys.dlq(topic.name, partition, group)
+        for found, fields in await self._client.execute_command("XRANGE", key, stream_id, stream_id):
+            return DeadLetter.read(topic.name, partition, group, found, fields)
+        return None
+
+    async def replay(
+        self, topic: Partitioned, group: str, ids: Iterable[str] | None = None, *, every: timedelta = timedelta(0)
+    ) -> int:
+        """Publish dead letters again, for this group only, at most one per `every`; returns how many.
+
+        Without `ids` all that exist now; messages that fail again meanwhile stay. Each moves in one script; an entry
+        too wide for a script is added and then deleted, and is delivered twice if this process dies in between.
+        """
+        if ids is None:
+            return await self.replay_selected(topic, group, Selection(), every=every)
+        replayed, throttle = 0, ReplayRate(every)
+        for wanted in ids:
+            await throttle.wait()
+            replayed += await self._replay_one(topic.name, group, wanted)
+        return replayed
+
+    async def replay_selected(
+        self, topic: Partitioned, group: str, selection: Selection, *, every: timedelta = timedelta(0)
+    ) -> int:
+        """The same for the selected ones, oldest first. After an error or cancellation a part of them is replayed."""
+        replayed, throttle = 0, ReplayRate(every)
+        async for letter in self.select(topic, group, selection):
+            await throttle.wait()
+            replayed += await self._replay_one(topic.name, group, letter.id)
+        return replayed
+
+    async def purge(self, topic: Partitioned, group: str, older_than: timedelta | None = None) -> int:
+        """Delete dead letters for good, all or those older than `older_than`; returns how many."""
+        threshold: tuple[Any, ...] = ("MAXLEN", "=", 0)
+        if older_than is not None:
+            seconds, microseconds = await self._client.execute_command("TIME")
+            now = int(seconds) * 1000 + int(microseconds) // 1000
+            threshold = ("MINID", "=", max(0, now - to_ms(older_than)))
+        return await self._sum(topic, group, "XTRIM", *threshold)
+
+    async def _sum(self, topic: Partitioned, group: str, command: str, *args: Any) -> int:
+        """The sum of the replies of all partitions to a command."""
+        keys = [self._keys.dlq(topic.name, number, group) for number in range(topic.partitions)]
+        return sum(await ask_all(self._client, [(command, key, *args) for key in keys]))
+
+    async def _read_partition(self, topic: str, partition: int, group: str, last: str) -> AsyncIterator[DeadLetter]:
+        key, start = self._keys.dlq(topic, partition, group), b"-"
+        while True:
+            page = deque(await self._client.execute_command("XRANGE", key, start, last, "COUNT", PAGE))
+            is_last = len(page) < PAGE
+            while page:
+                stream_id, fields = page.popleft()
+                start = b"(" + stream_id
+                yield DeadLetter.read(topic, partition, group, stream_id, fields)
+            if is_last:
+                return
+
+    async def _push(
+        self, heads: list[tuple[tuple[int, int], int, DeadLetter]], number: int, source: AsyncIterator[DeadLetter]
+    ) -> None:
+        async for letter in source:
+            ms, _, sequence = split_id(letter.id)[1].partition("-")
+            heapq.heappush(heads, ((int(ms), int(sequence)), number, letter))
+            return
+
+    async def _last(self, topic: str, partition: int, group: str) -> str:
+        key = self._keys.dlq(topic, partition, group)
+        newest = await self._client.execute_command("XREVRANGE", key, "+", "-", "COUNT", 1)
+        return newest[0][0].decode() if newest else "0-0"
+
+    async def _replay_one(self, topic: str, group: str, letter: str) -> int:
+        """1 if it was replayed, 0 if it is gone."""
+        partition, stream_id = split_id(letter)
+        stream, dlq = self._keys.stream(topic, partition), self._keys.dlq(topic, partition, group)
+        reply = await REPLAY_DEAD_LETTER(self._client, (stream, dlq), (stream_id, group))
+        if reply[0] == b"PACKED":
+            flat = unpack_fields(reply[1])
+            pairs = [(name, value) for name, value in zip(flat[::2], flat[1::2], strict=False) if name != b"group"]
+            fields = [part for pair in pairs for part in pair]
+            await self._client.execute_command("XADD", stream, "*", *fields, "group", group)
+            await self._client.execute_command("XDEL", dlq, stream_id)
+            return 1
+        return int(reply[0] == OK)
+
+    def __repr__(self) -> str:
+        return f"<DeadLetters under {self._keys.prefix}>"

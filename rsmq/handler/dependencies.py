@@ -1,0 +1,143 @@
+"""Dependencies: parameters annotated `Annotated[T, Depends(...)]` are filled by fast-depends, for each message.
+
+A handler without dependencies is called directly, so it pays nothing. `Depends` and `dependency_provider` come from
+fast-depends: install the extra `depends`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Final, get_args, get_origin
+
+from rsmq.errors import ConfigError
+from rsmq.handler.signature import annotations_of, is_coroutine_function
+from rsmq.model.message import Message
+
+LIBRARY: Final = "fast_depends"
+
+
+def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: bool) -> Callable[..., Any]:
+    """`function` itself, or if it has dependencies a wrapper that fills them and takes the other parameters.
+
+    A dependency may take the payload by its name in the handler, the message by the annotation `Message` (in a batch
+    handler `list[Message]`), and other dependencies; code after its `yield` runs when the handler has ended. Raises
+    ConfigError for a parameter that cannot be filled, and for an async dependency of a plain function.
+    """
+    if not callable(function) or not _mentions_dependencies(function):
+        return function
+    hints = annotations_of(function, title)
+    wanted = {name: found for name in hints if (found := _dependency(function, name, hints[name], title)) is not None}
+    if not wanted:
+        return function
+    wants = list[Message] if is_batch else Message
+    own = [each for each in inspect.signature(function).parameters.values() if each.name not in wanted]
+    aliases = _message_parameters(list(wanted.values()), {each.name for each in own}, wants, title)
+    holder = next((each.name for each in own if _plain(hints.get(each.name)) == wants), None)
+    if aliases and holder is None:
+        holder = aliases[0]
+        own.append(inspect.Parameter(holder, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=wants))
+    names = [each.name for each in own if _is_filled(each)]
+    wrapper = functools.wraps(function)(_caller(function, _inject(function, title), names, holder, aliases))
+    wrapper.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {each.name: hints[each.name] for each in own if each.name in hints}
+    if holder is not None:
+        wrapper.__annotations__.setdefault(holder, wants)
+    return wrapper
+
+
+def _mentions_dependencies(function: Callable[..., Any]) -> bool:
+    """A cheap check first: annotations may be unresolved text."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        isinstance(each.annotation, str) or get_origin(each.annotation) is Annotated or _is_marker(each.default)
+        for each in parameters
+    )
+
+
+def _is_marker(value: object) -> bool:
+    return type(value).__name__ == "Dependant" and type(value).__module__.startswith(LIBRARY)
+
+
+def _dependency(function: Callable[..., Any], name: str, hint: Any, title: str) -> Callable[..., Any] | None:
+    """The dependency that fills a parameter, or None."""
+    if name not in inspect.signature(function).parameters:
+        return None
+    default = inspect.signature(function).parameters[name].default
+    for each in (*(get_args(hint)[1:] if get_origin(hint) is Annotated else ()), default):
+        if _is_marker(each):
+            found: Callable[..., Any] = each.dependency
+            return found
+        if type(each).__name__ == "Depends" and hasattr(each, "dependency"):
+            kind = type(each).__module__.partition(".")[0]
+            raise ConfigError(
+                f"handler {title}: {name!r} has the Depends of {kind}, which works in its requests only: write "
+                f"`from fast_depends import Depends`"
+            )
+    return None
+
+
+def _message_parameters(dependencies: list[Callable[..., Any]], known: set[str], wants: Any, title: str) -> list[str]:
+    """The parameters of dependencies, nested ones included, that take the message. Others must be the handler's."""
+    found: list[str] = []
+    for dependency in dependencies:
+        name_of = getattr(dependency, "__name__", type(dependency).__name__)
+        hints = annotations_of(dependency, f"{title}, dependency {name_of}")
+        for parameter in inspect.signature(dependency).parameters.values():
+            hint = hints.get(parameter.name)
+            nested = None
+            if parameter.name in hints or _is_marker(parameter.default):
+                nested = _dependency(dependency, parameter.name, hint, title)
+            if nested is not None:
+                found += _message_parameters([nested], known, wants, title)
+            elif _plain(hint) in (Message, list[Message]):
+                if _plain(hint) != wants:
+                    shape = "`Message`" if wants is Message else "`list[Message]`"
+                    raise ConfigError(f"handler {title}: dependency {name_of} must take {shape}, as the handler does")
+                found.append(parameter.name)
+            elif parameter.name not in known and _is_filled(parameter):
+                raise ConfigError(
+                    f"handler {title}: nothing fills {parameter.name!r} of dependency {name_of}: annotate it "
+                    f"`Message`, give it a Depends, or name it like the payload of the handler"
+                )
+    return list(dict.fromkeys(found))
+
+
+def _plain(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _is_filled(parameter: inspect.Parameter) -> bool:
+    """Whether a call must pass it."""
+    is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return not is_open and parameter.default is parameter.empty
+
+
+def _inject(function: Callable[..., Any], title: str) -> Callable[..., Any]:
+    """The function with fast-depends' injection, but without its validation: the payload is decoded already."""
+    from fast_depends import inject  # it is installed: the handler's annotations use it
+
+    try:
+        return inject(function, cast=False, cast_result=False)
+    except AssertionError as error:
+        raise ConfigError(f"handler {title}: {error}: make the handler async def, or the dependency plain") from None
+
+
+def _caller(
+    function: Callable[..., Any], injected: Callable[..., Any], names: list[str], holder: str | None, aliases: list[str]
+) -> Callable[..., Any]:
+    """The wrapper, async like `function`, passes arguments by name: dependencies find payload and message by name."""
+
+    def call(*values: Any) -> Any:
+        given = dict(zip(names, values, strict=True))
+        given.update(dict.fromkeys(aliases, given.get(holder or "")))
+        return injected(**given)
+
+    async def wait(*values: Any) -> Any:
+        return await call(*values)
+
+    return wait if is_coroutine_function(function) else call

@@ -1,0 +1,89 @@
+"""A handler as the worker gets it: validated when it is registered, so that nothing is decided per message.
+
+Its signature becomes a decoder and a call. No I/O; this module does not know when or where a handler runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Unpack
+
+from rsmq.handler.dependencies import with_dependencies
+from rsmq.handler.middleware import Middleware
+from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
+from rsmq.handler.payload import Decoder, decode_nothing, decoder_for
+from rsmq.handler.rate_limit import Rate
+from rsmq.handler.retry import RetryPolicy
+from rsmq.handler.signature import Signature, read_signature
+from rsmq.model.keys import check_name
+from rsmq.model.message import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Handler:
+    """One function for one topic and group. Make it with `build_handler`, which checks every field.
+
+    `invoke(message)` calls the function with the arguments of its signature; set `message.payload` with `decode`
+    first. A batch handler has `invoke_batch(messages)` instead. The result of an `async def` (`is_async`) must be
+    awaited. `around` is the handler's own middleware, which runs inside the broker's.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    topic: str
+    group: str
+    concurrency: int
+    ordering: Ordering
+    distribution: Distribution
+    retry: RetryPolicy
+    timeout: timedelta | None
+    batch: int | None
+    linger: timedelta
+    start: str | datetime
+    partitions: int | None
+    execution: Execution
+    rate: Rate | None
+    group_concurrency: int | None
+    signature: Signature
+    decode: Decoder
+    invoke: Callable[[Message], Any]
+    invoke_batch: Callable[[Sequence[Message]], Any]
+    around: tuple[Middleware, ...] = ()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the result of a call must be awaited."""
+        return self.signature.is_async
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.name} {self.topic}/{self.group}>"
+
+
+def build_handler(
+    function: Callable[..., Any], topic: str, *, name: str | None = None, **options: Unpack[HandlerOptions]
+) -> Handler:
+    """A checked handler, with defaults filled in. `Router.handler` describes the options.
+
+    Raises ConfigError that says what to write instead.
+    """
+    title = name or getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
+    check = OptionCheck(title, options)
+    called = with_dependencies(function, title, is_batch=check.is_batch)
+    signature = read_signature(called, title, is_batch=check.is_batch)
+    return Handler(
+        function=function,
+        name=title,
+        topic=check_name("topic", topic),
+        **check.checked(function, is_async=signature.is_async, has_dependencies=called is not function),
+        signature=signature,
+        decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
+        invoke=_refuse_shape if check.is_batch else signature.single_call(),
+        invoke_batch=signature.batch_call() if check.is_batch else _refuse_shape,
+    )
+
+
+def _refuse_shape(_work: Any) -> Any:
+    """Takes the slot of `invoke` in a batch handler, and of `invoke_batch` in any other."""
+    raise TypeError("a batch handler has only invoke_batch, any other handler only invoke")

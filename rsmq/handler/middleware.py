@@ -1,0 +1,44 @@
+"""Middleware wraps the calls of a handler. It is composed when the worker starts, not per message."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+Call = Callable[[Any], Awaitable[Any]]
+"""Handles a message; in a batch handler, a list of messages."""
+Middleware = Callable[[Any, Call], Awaitable[Any]]
+"""`async def middleware(message, call_next)`: `message` is a list in a batch handler; await `call_next(message)`."""
+
+
+def compose(middlewares: Sequence[Middleware], innermost: Call) -> Call:
+    """One call through all of them, the first outermost. Without middleware returns `innermost` itself."""
+    for middleware in reversed(middlewares):
+        innermost = _around(middleware, innermost)
+    return innermost
+
+
+class Wrapping(ABC):
+    """A middleware that builds its call around the next one when composed, and can skip work most messages do not need.
+
+    The call may have an attribute `plain`: see `plain_call`.
+    """
+
+    @abstractmethod
+    def wrap(self, call_next: Call) -> Call:
+        """Build the call around the next one."""
+
+    def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
+        """Run like any other middleware."""
+        return self.wrap(call_next)(work)
+
+
+def plain_call(call: Call) -> Call:
+    """The call that handles plain messages: its attribute `plain` if it has one, else the call itself."""
+    inner: Call = getattr(call, "plain", call)
+    return inner
+
+
+def _around(middleware: Middleware, call_next: Call) -> Call:
+    return middleware.wrap(call_next) if isinstance(middleware, Wrapping) else lambda work: middleware(work, call_next)

@@ -1,0 +1,191 @@
+"""The options of a handler: their names, types, defaults and checks. Each is checked when the handler is registered."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, Required, TypedDict, get_args
+
+from rsmq.errors import ConfigError
+from rsmq.handler.rate_limit import Rate
+from rsmq.handler.retry import RetryPolicy
+from rsmq.model.clock import epoch_ms
+from rsmq.model.keys import check_name
+from rsmq.model.settings import did_you_mean
+
+Ordering = Literal["key", "partition", "none"]
+Distribution = Literal["hash", "shared"]
+Execution = Literal["inline", "thread", "process"]
+
+STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
+MOST_PARTITIONS: Final = 1024
+
+
+class HandlerOptions(TypedDict, total=False):
+    """What `handler` takes besides the topic. `Router.handler` describes them; `DEFAULTS` has their defaults."""
+
+    group: Required[str]
+    concurrency: int
+    ordering: Ordering | None
+    distribution: Distribution
+    retry: RetryPolicy | None
+    timeout: timedelta | float | None
+    batch: int | None
+    linger: timedelta | None
+    start: str | datetime
+    partitions: int | None
+    execution: Execution | None
+    rate: Rate | None
+    group_concurrency: int | None
+
+
+DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(HandlerOptions.__annotations__) | {
+    "concurrency": 64, "distribution": "hash", "start": "earliest"
+}  # fmt: skip
+
+
+def refuse_unknown(owner: str, given: Mapping[str, object], known: Mapping[str, object]) -> None:
+    """Raise ConfigError for an option that does not exist; `owner` starts the message."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{owner}: unknown option {name!r}.{did_you_mean(name, list(known))}")
+
+
+class OptionCheck:
+    """Checks the options of one handler, called `title` in errors. Every method raises ConfigError."""
+
+    def __init__(self, title: str, options: Mapping[str, Any]) -> None:
+        self._title = title
+        refuse_unknown(f"handler {title}", options, DEFAULTS)
+        self._options = {**DEFAULTS, **options}
+        self.is_batch = self._options["batch"] is not None
+
+    def checked(self, function: Callable[..., Any], *, is_async: bool, has_dependencies: bool) -> dict[str, Any]:
+        """All options, checked and with defaults filled in: the fields of a `Handler`."""
+        return {
+            "group": self._group(),
+            "concurrency": self._count("concurrency"),
+            "ordering": self._ordering(),
+            "distribution": self._one_of("distribution", Distribution),
+            "retry": self._retry(),
+            "timeout": self._timeout(),
+            "batch": self._count_or_none("batch"),
+            "linger": self._linger(),
+            "start": self._start(),
+            "partitions": self._count_or_none("partitions", MOST_PARTITIONS),
+            "execution": self._execution(function, is_async=is_async, has_dependencies=has_dependencies),
+            "rate": self._rate(),
+            "group_concurrency": self._group_concurrency(),
+        }
+
+    def _wrong(self, text: str) -> ConfigError:
+        return ConfigError(f"handler {self._title}: {text}")
+
+    def _one_of(self, option: str, choices: Any) -> Any:
+        value = self._options[option]
+        if value not in get_args(choices):
+            known = " or ".join(repr(choice) for choice in get_args(choices))
+            raise self._wrong(f"{option}={value!r} is unknown: use {known}")
+        return value
+
+    def _count(self, option: str, most: int | None = None) -> int:
+        value = self._options[option]
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not is_number or value < 1 or (most is not None and value > most):
+            limit = "of 1 or more" if most is None else f"from 1 to {most}"
+            raise self._wrong(f"{option}={value!r} is not a whole number {limit}")
+        return int(value)
+
+    def _count_or_none(self, option: str, most: int | None = None) -> int | None:
+        return None if self._options[option] is None else self._count(option, most)
+
+    def _group(self) -> str:
+        if self._options["group"] is None:
+            raise self._wrong("the group is missing: write group='billing', the name of what handles the topic")
+        return check_name("group", self._options["group"])
+
+    def _ordering(self) -> Ordering:
+        value, is_shared = self._options["ordering"], self._options["distribution"] == "shared"
+        if value is None:
+            return "none" if is_shared else "key"
+        if value in ("key", "partition") and is_shared:
+            raise self._wrong(
+                f"distribution='shared' has no order, so ordering={value!r} cannot hold: leave one of them out"
+            )
+        chosen: Ordering = self._one_of("ordering", Ordering)
+        return chosen
+
+    def _retry(self) -> RetryPolicy:
+        value = self._options["retry"]
+        if value is not None and not isinstance(value, RetryPolicy):
+            raise self._wrong(f"retry={value!r} is not a policy: write retry=RetryPolicy(max_attempts=5)")
+        return RetryPolicy() if value is None else value
+
+    def _timeout(self) -> timedelta | None:
+        """A number is seconds: the only option where a bare number is a time."""
+        value = self._options["timeout"]
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+            value = timedelta(seconds=min(value, 10**9))
+        if value is None or (isinstance(value, timedelta) and value > timedelta(0)):
+            return value
+        raise self._wrong(f"timeout={value!r} is not a duration above 0: write timeout=timedelta(seconds=30)")
+
+    def _linger(self) -> timedelta:
+        value = self._options["linger"]
+        if value is None:
+            return timedelta(0)
+        if not self.is_batch:
+            raise self._wrong("linger needs batch, such as batch=500: single messages never wait")
+        if isinstance(value, timedelta) and value >= timedelta(0):
+            return value
+        raise self._wrong(f"linger={value!r} is not a duration: write linger=timedelta(milliseconds=50)")
+
+    def _start(self) -> str | datetime:
+        value = self._options["start"]
+        if isinstance(value, datetime):
+            epoch_ms(value)  # raises for a time without a zone
+            return value
+        if isinstance(value, str) and (value in ("earliest", "latest") or STREAM_ID.fullmatch(value)):
+            return value
+        raise self._wrong(
+            f"start={value!r} is not a position in a topic: use 'earliest', 'latest', a stream id such as "
+            f"'1700000000000-0' or an aware datetime"
+        )
+
+    def _rate(self) -> Rate | None:
+        value = self._options["rate"]
+        if value is None:
+            return None
+        if not isinstance(value, Rate):
+            raise self._wrong(f"rate={value!r} is not a Rate: write rate=Rate(100, per=timedelta(seconds=1))")
+        if self.is_batch:
+            raise self._wrong("rate counts single messages: leave batch out, or use concurrency")
+        return value
+
+    def _group_concurrency(self) -> int | None:
+        """Members divide this limit by partition ownership, which shared distribution does not have."""
+        if self._options["group_concurrency"] is not None and self._options["distribution"] == "shared":
+            raise self._wrong(
+                "distribution='shared' cannot enforce a limit over the group: leave group_concurrency out, or use "
+                "distribution='hash', where partitions have owners"
+            )
+        return self._count_or_none("group_concurrency")
+
+    def _execution(self, function: Any, *, is_async: bool, has_dependencies: bool) -> Execution:
+        if self._options["execution"] is None:
+            return "inline" if is_async else "thread"
+        chosen: Execution = self._one_of("execution", Execution)
+        if is_async != (chosen == "inline"):
+            kind, other = ("an async def", "a plain def") if is_async else ("a plain def", "async def")
+            raise self._wrong(f"{kind} cannot run with execution={chosen!r}: write {other}, or leave it out")
+        if chosen == "process" and has_dependencies:
+            raise self._wrong("dependencies cannot be sent to another process: open them in the function")
+        if chosen == "process" and not (inspect.isfunction(function) and "<" not in function.__qualname__):
+            raise self._wrong(
+                "execution='process' needs a function that another process can import by name: define it with def at "
+                "module level"
+            )
+        return chosen

@@ -1,0 +1,72 @@
+"""Rate limits: how many messages of a handler may start in a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Literal
+
+from rsmq.errors import ConfigError
+
+Over = Literal["group", "member"]
+
+MOST: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `limit` messages start in any time of length `per`, `over` the whole "group" or each "member".
+
+    Over the group each live member has an equal share, computed from the members it knows, without a call per message.
+    A share that one member does not use is not given to others; while members join, the group may exceed the limit.
+    """
+
+    limit: int
+    per: timedelta = timedelta(seconds=1)
+    over: Over = "group"
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.limit, int) and not isinstance(self.limit, bool)
+        if not is_number or not 1 <= self.limit <= MOST:
+            raise ConfigError(f"a rate of {self.limit!r} is not possible: use 1 to {MOST}, and choose `per`")
+        if not isinstance(self.per, timedelta) or not timedelta(0) < self.per <= timedelta(days=1):
+            raise ConfigError(f"a rate per {self.per!r} is not possible: write per=timedelta(seconds=1), at most a day")
+        if self.over not in ("group", "member"):
+            raise ConfigError(f"a rate over {self.over!r} is unknown: use 'group' or 'member'")
+
+    def share(self, members: int) -> tuple[int, float]:
+        """The share of one of `members`, as a limit and seconds. All shares together never exceed the rate."""
+        seconds = self.per.total_seconds()
+        if self.over == "member" or members <= 1:
+            return self.limit, seconds
+        if self.limit >= members:
+            return self.limit // members, seconds
+        return 1, seconds * members / self.limit
+
+
+class Window:
+    """The start times of the last seconds: exact, so that no time window has more starts than the limit."""
+
+    def __init__(self) -> None:
+        self._starts: deque[float] = deque()
+
+    def room(self, now: float, limit: int, seconds: float) -> int:
+        """How many messages may start now."""
+        starts = self._starts
+        while starts and starts[0] <= now - seconds:
+            starts.popleft()
+        return max(0, limit - len(starts))
+
+    def wait(self, now: float, limit: int, seconds: float) -> float:
+        """Seconds until a message may start."""
+        if self.room(now, limit, seconds) > 0:
+            return 0.0
+        return max(0.0, self._starts[-limit] + seconds - now)
+
+    def note(self, now: float) -> None:
+        """Record that a message starts."""
+        self._starts.append(now)
+
+    def __repr__(self) -> str:
+        return f"<Window {len(self._starts)} starts>"

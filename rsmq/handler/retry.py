@@ -1,0 +1,243 @@
+"""Decides what happens to a message after its handler, from the outcome and the retry policy. Pure.
+
+Errors and policies are code of the user: none of what they do here ends more than their own message.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from tenacity import RetryCallState, wait_random_exponential
+from tenacity.retry import retry_base
+from tenacity.wait import wait_base
+
+from rsmq.errors import ConfigError, HandlerTimeout, Malformed
+from rsmq.handler.failure import describe, exc_info, text_of
+from rsmq.model.clock import now_ms
+from rsmq.model.interrupt import is_from_signal
+from rsmq.model.words import count
+
+log = logging.getLogger("rsmq.handler")
+
+Outcome = BaseException | None
+"""How a handler ended for a message: None means it succeeded."""
+
+LONGEST_DELAY: Final = timedelta(days=365)
+DEFAULT_WAIT: Final[wait_base] = wait_random_exponential(multiplier=1, max=300)
+
+
+class Retry(Exception):
+    """Raised (or returned, for an item of a batch) by a handler to try this message again.
+
+    Counts as an attempt. `after` is a timedelta; without it the policy decides how long to wait.
+    """
+
+    def __init__(self, reason: str = "the handler asked for a retry", *, after: timedelta | None = None) -> None:
+        super().__init__(reason)
+        if after is not None and not isinstance(after, timedelta):
+            raise ConfigError(f"Retry(after={after!r}) is not possible: write Retry(after=timedelta(seconds=30))")
+        self.after = after
+
+
+class Reject(Exception):
+    """Raised (or returned, for an item of a batch) by a handler to make this message a dead letter at once."""
+
+    def __init__(self, reason: str = "rejected by the handler") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Reason(StrEnum):
+    """Why a message became a dead letter (field `dlq.reason`)."""
+
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    REJECTED = "rejected"
+    MALFORMED = "malformed"
+    LOST_BODY = "lost-body"
+
+
+def lost_body(group: str, member: str) -> tuple[str | int, ...]:
+    """The fields of the dead letter that a script writes for a deleted entry, without its id."""
+    error = "the entry was deleted before it was settled"
+    about = ("dlq.reason", Reason.LOST_BODY, "dlq.error", error, "dlq.attempts", 0)
+    return *about, "dlq.group", group, "dlq.at_ms", now_ms(), "dlq.member", member
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Acknowledge it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Try again after `delay`."""
+
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Move it to the dead letters, without its body if that is too large to copy. `cause` has the traceback."""
+
+    reason: Reason
+    error: str
+    is_copied: bool = True
+    cause: BaseException | None = field(default=None, compare=False)
+
+
+Decision = Ack | Park | Bury
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and when a failed message is tried again.
+
+    `max_attempts` includes the first attempt. `wait` is any tenacity wait; the default is exponential with full jitter,
+    from 1 s to 5 min. Only errors in `retry_on` (types, or a predicate) are retried; others bury the message at once.
+    By default all errors are, also a SystemExit. A `wait` or predicate that fails is logged: the message is retried,
+    after the default wait.
+    """
+
+    max_attempts: int = 5
+    wait: wait_base = field(default_factory=lambda: DEFAULT_WAIT)
+    retry_on: tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseException], bool] = BaseException
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_attempts, int) or isinstance(self.max_attempts, bool) or self.max_attempts < 1:
+            raise ConfigError(f"max_attempts={self.max_attempts!r} is not possible: use 1 (no retry) or more")
+        if not _takes_one(self.wait):
+            raise ConfigError(
+                f"wait={self.wait!r} is not possible: write a wait of tenacity, such as wait=wait_fixed(5) or "
+                f"wait=wait_exponential(max=60)"
+            )
+        if not (_is_error_type(self.retry_on) or _is_predicate(self.retry_on)):
+            raise ConfigError(
+                f"retry_on={self.retry_on!r} is not possible: write an exception class, a tuple of them, such as "
+                f"retry_on=(TimeoutError, OSError), or a plain function that takes the error and returns a bool"
+            )
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether the policy retries this error. Never raises."""
+        try:
+            if isinstance(self.retry_on, type | tuple):
+                return isinstance(error, self.retry_on)
+            return bool(self.retry_on(error))
+        except BaseException as problem:
+            _log_failure("retry_on", "the message is retried", problem)
+            return True
+
+    def delay(self, attempt: int, error: BaseException) -> timedelta:
+        """The wait after the given failed attempt; the first attempt is 1. Never raises."""
+        state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]
+        state.attempt_number = attempt
+        state.set_exception((type(error), error, error.__traceback__))
+        try:
+            seconds = _seconds(self.wait(state))
+        except BaseException as problem:
+            _log_failure("wait", "the default wait applies", problem)
+            seconds = DEFAULT_WAIT(state)
+        return timedelta(seconds=min(max(0.0, seconds), LONGEST_DELAY.total_seconds()))
+
+
+def _is_error_type(value: object) -> bool:
+    each_of = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(each, type) and issubclass(each, BaseException) for each in each_of)
+
+
+def _is_predicate(value: object) -> bool:
+    """A retry of tenacity takes a state, not the error."""
+    return _takes_one(value) and not isinstance(value, retry_base)
+
+
+def _takes_one(value: object) -> bool:
+    """Whether it can be called with one argument, and is neither a class nor async."""
+    if not callable(value) or isinstance(value, type) or inspect.iscoroutinefunction(value):
+        return False
+    try:
+        inspect.signature(value).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature, such as some builtins
+        return True
+    return True
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if math.isnan(seconds):
+        raise ValueError("it returned NaN, not a number of seconds")
+    return seconds
+
+
+def _log_failure(name: str, consequence: str, problem: BaseException) -> None:
+    if is_from_signal(problem):
+        raise problem
+    log.error(
+        "%s of a retry policy failed, so %s: %s", name, consequence, describe(problem), exc_info=exc_info(problem)
+    )
+
+
+def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
+    """One outcome per message from the result of a batch handler: None for done, else the error. Never raises.
+
+    The handler returns None (all done), or a list with one entry per message: None, Retry(...), Reject(...) or any
+    other error. Any other result is a TypeError for every message, because it does not say which are done.
+    """
+    if result is None:
+        return [None] * len(messages)
+    if not isinstance(result, list | tuple):
+        wrong = f"it returned {type(result).__name__}"
+    elif len(result) != len(messages):
+        wrong = f"it returned {count(len(result), 'outcome')} for {count(len(messages), 'message')}"
+    else:
+        strange = next((each for each in result if each is not None and not isinstance(each, BaseException)), None)
+        if strange is None:
+            return list(result)
+        wrong = f"one outcome is {type(strange).__name__}"
+    error = TypeError(
+        f"{wrong}: a batch handler returns None (all done) or a list with one entry per message: "
+        f"None, Retry(...), Reject(...) or an exception"
+    )
+    return [error] * len(messages)
+
+
+def decide(error: Outcome, attempt: int, policy: RetryPolicy) -> Decision:
+    """The decision for one handled message."""
+    match error:
+        case None:
+            return Ack()
+        case Reject():
+            return Bury(Reason.REJECTED, text_of(getattr(error, "reason", error)), cause=error)
+        case Malformed():
+            return Bury(Reason.MALFORMED, text_of(error), cause=error)
+    exhausted = Reason.TIMEOUT if isinstance(error, HandlerTimeout) else Reason.FAILED
+    if attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy.retries(error)):
+        return Bury(exhausted, describe(error), cause=error)
+    if isinstance(error, Retry) and isinstance(error.after, timedelta):
+        return Park(min(max(error.after, timedelta(0)), LONGEST_DELAY))
+    return Park(policy.delay(attempt, error))
+
+
+def decide_redelivery(attempts: int, policy: RetryPolicy) -> Bury | None:
+    """Bury a message found unsettled after a crash, once too many attempts were charged to it; else None.
+
+    The first delivery charges every prefetched message, started or not, so it proves nothing. After it, a message is
+    buried when it has *started* `max_attempts` times without an end, in the end with no other suspect beside it.
+    """
+    if attempts > policy.max_attempts:
+        return Bury(Reason.CRASHED, f"the process died {count(attempts - 1, 'time')} while it was being handled")
+    return None
+
+
+def is_suspect(attempts: int, policy: RetryPolicy) -> bool:
+    """Whether a redelivered message must run without another suspect beside it."""
+    return attempts >= min(2, policy.max_attempts)

@@ -1,0 +1,135 @@
+"""Routers: handlers and schedules registered apart from the broker, so that they can live in modules of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar, Unpack
+
+from rsmq.errors import ConfigError
+from rsmq.handler.handler import Handler, build_handler
+from rsmq.handler.middleware import Middleware
+from rsmq.handler.options import HandlerOptions
+from rsmq.handler.schedule import Schedule, ScheduleOptions, build_schedule
+from rsmq.model.keys import check_name
+from rsmq.model.words import count
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Router:
+    """A set of handlers and schedules that a broker takes over with `broker.include(router)`.
+
+    `prefix`, such as `shop.`, is put before the name of every topic registered here. Middleware of a router wraps only
+    its own handlers, inside that of the broker. Routers can include routers. Nothing here connects: a wrong name,
+    option or signature raises ConfigError where it is written.
+    """
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.prefix = prefix
+        self.handlers: list[Handler] = []
+        self.schedules: list[Schedule] = []
+        self._middlewares: list[Middleware] = []
+        self._is_included = False
+
+    def handler(self, topic: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
+        """Register a function for the messages of `topic` in `group`; the decorator returns it unchanged.
+
+        The payload is decoded by the annotation of the first parameter (a pydantic model, dataclass, dict, str, bytes);
+        a parameter annotated `Message` gets the message. With `batch` both are lists. Raises ConfigError. Options:
+
+        - `group`: required. Every group gets all messages of the topic; a group has one handler.
+        - `concurrency`: calls at once in one member (64).
+        - `group_concurrency`: calls at once in all members together (no limit).
+        - `rate`: messages that may start in a time, such as `Rate(100, per=timedelta(seconds=1))` (no limit).
+        - `ordering`: "key" (one message of a key at a time), "partition" or "none" ("key"; "none" if shared).
+        - `distribution`: "hash" gives each partition an owner, "shared" any message to any member ("hash").
+        - `retry`: a `RetryPolicy` (5 attempts, exponential back-off from 1 s to 5 min).
+        - `timeout`: a timedelta or a number of seconds; a call that takes longer has failed (no limit).
+        - `batch`: most messages of one call; the function gets lists (single messages).
+        - `linger`: a timedelta, how long an incomplete batch waits for more messages (0).
+        - `start`: where a new group begins: "earliest", "latest", a stream id or an aware datetime ("earliest").
+        - `partitions`: 1 to 1024, for a topic that does not exist yet (RSMQ_PARTITIONS).
+        - `execution`: "inline" in the event loop, "thread" or "process" ("inline" for `async def`, else "thread").
+        """
+
+        def register(function: F) -> F:
+            self._add(build_handler(function, self.prefix + topic, **options))
+            return function
+
+        return register
+
+    def every(self, schedule: str | timedelta, topic: str, **options: Unpack[ScheduleOptions]) -> Callable[[F], F]:
+        """Publish what the function returns to `topic`, by a cron expression or every `timedelta`, from the workers.
+
+        The function takes the scheduled time, or nothing; what it returns is the payload, and None publishes nothing.
+        Each scheduled time is published once, by any number of workers: its message id is `name@time`. Options:
+
+        - `name`: the server remembers the last published time under it (the function's name).
+        - `key`: the ordering key of the messages (none).
+        - `headers`: names and values, both text (none).
+        - `timezone`: of the cron expression, as "Europe/Berlin" or a tzinfo (UTC).
+        - `missed`: times at which no worker ran: "latest" publishes the newest of them late, "skip" none ("latest").
+        """
+
+        def register(function: F) -> F:
+            self._add_schedule(build_schedule(function, schedule, self.prefix + topic, **options))
+            return function
+
+        return register
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Register `async def (message, call_next)` around every handler; the first registered is the outermost."""
+        if not callable(function):
+            raise ConfigError(f"{function!r} is not a middleware: write `async def name(message, call_next)`")
+        self._refuse_late(f"middleware {getattr(function, '__name__', function)}")
+        self._middlewares.append(function)
+        return function
+
+    def include(self, router: Router, *, prefix: str = "") -> None:
+        """Take over the handlers and schedules of a router; `prefix` is put before the names of its topics.
+
+        The router cannot register anything afterwards. Raises ConfigError when a group has a handler already: the same
+        router can be included twice only under different prefixes.
+        """
+        if router is self or isinstance(router, type) or not isinstance(router, Router):
+            raise ConfigError(f"{router!r} cannot be included here: pass an rsmq.Router")
+        if getattr(router, "settings", None) is not None:
+            raise ConfigError("a Broker cannot be included: register the handlers on an rsmq.Router and include that")
+        for handler in router.handlers:
+            topic = check_name("topic", self.prefix + prefix + handler.topic)
+            self._add(replace(handler, topic=topic, around=(*router._middlewares, *handler.around)))
+        for schedule in router.schedules:
+            self._add_schedule(replace(schedule, topic=check_name("topic", self.prefix + prefix + schedule.topic)))
+        router._is_included = True
+
+    def _add(self, handler: Handler) -> None:
+        self._refuse_late(f"handler {handler.name}")
+        if any((other.topic, other.group) == (handler.topic, handler.group) for other in self.handlers):
+            raise ConfigError(
+                f"group {handler.group!r} of topic {handler.topic!r} has a handler already: a group handles each "
+                f"message once, so give {handler.name} a group of its own"
+            )
+        self.handlers.append(handler)
+
+    def _add_schedule(self, schedule: Schedule) -> None:
+        self._refuse_late(f"schedule {schedule.name}")
+        if any((other.topic, other.name) == (schedule.topic, schedule.name) for other in self.schedules):
+            raise ConfigError(
+                f"topic {schedule.topic!r} has a schedule {schedule.name!r} already: give it another name=..."
+            )
+        self.schedules.append(schedule)
+
+    def _refuse_late(self, what: str) -> None:
+        """The broker copied the router's handlers when it included it: a later one would be silently missing."""
+        if self._is_included:
+            raise ConfigError(f"{what} comes too late, its router is included already: call include after it")
+
+    def partitions_of(self, topic: str) -> int | None:
+        """The partitions that a handler of the topic asks for, or None: the first publisher creates the topic."""
+        asked = (each.partitions for each in self.handlers if each.topic == topic)
+        return next((partitions for partitions in asked if partitions is not None), None)
+
+    def __repr__(self) -> str:
+        return f"<Router {count(len(self.handlers), 'handler')}>"

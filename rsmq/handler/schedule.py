@@ -1,0 +1,231 @@
+"""Schedules: at which times something is published. Pure: the times follow from the clock that is passed in.
+
+Every process computes the same ticks, so any of them can publish one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, Final, Literal, TypedDict, Unpack, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel
+
+from rsmq.errors import ConfigError
+from rsmq.handler.options import refuse_unknown
+from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
+from rsmq.model.keys import check_name
+
+Missed = Literal["latest", "skip"]
+
+SHORTEST: Final = timedelta(milliseconds=100)
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What `every` takes besides the schedule and the topic. `Router.every` describes them."""
+
+    name: str | None
+    key: str | None
+    headers: Mapping[str, str] | None
+    timezone: str | tzinfo
+    missed: Missed
+
+
+DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(ScheduleOptions.__annotations__) | {
+    "timezone": UTC, "missed": "latest"
+}  # fmt: skip
+
+
+class ScheduleRule(BaseModel):
+    """The trigger of a schedule as it is stored on the server, for the inspector."""
+
+    every_ms: int | None = None
+    cron: str | None = None
+    timezone: str | None = None
+
+    @property
+    def trigger(self) -> Trigger | None:
+        """None if this process cannot compute it: the extra `cron` or the worker's time zone is missing here."""
+        if self.every_ms:
+            return Interval(self.every_ms)
+        try:
+            return None if self.cron is None else _trigger("", self.cron, _zone("", self.timezone))
+        except ConfigError:
+            return None
+
+
+def rule_json(trigger: Trigger) -> str:
+    """The rule of a trigger, as it is stored."""
+    if isinstance(trigger, Interval):
+        return ScheduleRule(every_ms=trigger.span_ms).model_dump_json(exclude_none=True)
+    return ScheduleRule(cron=trigger.expression, timezone=str(trigger.zone)).model_dump_json(exclude_none=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Multiples of a span since 1970: the same in every process, independent of its start."""
+
+    span_ms: int
+
+    def after(self, ms: int) -> int:
+        """The first tick after `ms`."""
+        return (ms // self.span_ms + 1) * self.span_ms
+
+    def until(self, ms: int) -> int:
+        """The last tick at or before `ms`."""
+        return ms // self.span_ms * self.span_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron expression in a time zone, by the rules of Debian's cron, also when the clocks change.
+
+    A time that a clock change skips ticks at the first moment after it; a time that occurs twice ticks only at its
+    first occurrence. Expressions with `*` in the minute or hour follow the clock.
+    """
+
+    expression: str
+    zone: tzinfo
+
+    def after(self, ms: int) -> int:
+        """The first tick after `ms`."""
+        return self._walk(ms - ms % 1000, is_reverse=False)
+
+    def until(self, ms: int) -> int:
+        """The last tick at or before `ms`."""
+        return self._walk(ms - ms % 1000 + 1000, is_reverse=True)
+
+    def _walk(self, ms: int, *, is_reverse: bool) -> int:
+        from cronsim import CronSim
+
+        return epoch_ms(next(CronSim(self.expression, from_epoch_ms(ms).astimezone(self.zone), reverse=is_reverse)))
+
+
+Trigger = Interval | Cron
+"""The times of a schedule, called ticks, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """What is published to `topic` at each tick of the trigger. Make it with `build_schedule`."""
+
+    name: str
+    topic: str
+    trigger: Trigger
+    key: str | None
+    headers: Mapping[str, str] | None
+    missed: Missed
+    zone: tzinfo
+    function: Callable[..., Any]
+    wants_time: bool
+
+    def call(self, ms: int) -> Any:
+        """The function's result for one tick: the payload, or an awaitable of it."""
+        return self.function(self.time(ms)) if self.wants_time else self.function()
+
+    def time(self, ms: int) -> datetime:
+        """A tick as the function gets it: in the time zone of the schedule."""
+        return from_epoch_ms(ms).astimezone(self.zone)
+
+    def message_id(self, ms: int) -> str:
+        """The id of a tick's message: the same in every process."""
+        return f"{self.name}@{from_epoch_ms(ms).isoformat()}"
+
+
+@dataclass(frozen=True, slots=True)
+class DueTicks:
+    """The ticks to publish now, oldest first, and the next one after them. `skipped`: some were too late."""
+
+    ticks: tuple[int, ...]
+    next_ms: int
+    skipped: bool
+
+
+def due_ticks(trigger: Trigger, missed: Missed, last_ms: int, now_ms: int, grace_ms: int) -> DueTicks:
+    """The ticks after `last_ms` up to now. A takeover by another worker takes less than `grace_ms`, and skips none.
+
+    Older ticks were missed, because no worker ran: none of them is published, or with `latest` the newest.
+    """
+    edge = now_ms - grace_ms
+    newest = trigger.until(edge) if edge > last_ms else last_ms
+    is_missed = newest > last_ms
+    ticks = [newest] if is_missed and missed == "latest" else []
+    tick = trigger.after(max(last_ms, edge))
+    while tick <= now_ms:
+        ticks.append(tick)
+        tick = trigger.after(tick)
+    return DueTicks(tuple(ticks), tick, is_missed and (missed == "skip" or trigger.until(newest - 1) > last_ms))
+
+
+def build_schedule(
+    function: Callable[..., Any], schedule: str | timedelta, topic: str, **options: Unpack[ScheduleOptions]
+) -> Schedule:
+    """A checked schedule, with defaults filled in. Raises ConfigError that says what to write instead."""
+    given: dict[str, Any] = {**DEFAULTS, **options}
+    title = str(getattr(function, "__name__", type(function).__name__) if given["name"] is None else given["name"])
+    check_name("schedule", title)
+    refuse_unknown(f"schedule {title}", options, DEFAULTS)
+    if given["missed"] not in get_args(Missed):
+        raise ConfigError(f"schedule {title}: missed={given['missed']!r} is unknown: use 'latest' or 'skip'")
+    if not callable(function):
+        raise ConfigError(f"schedule {title}: {function!r} is not a function that returns the payload")
+    if given["key"] is not None and not isinstance(given["key"], str):
+        raise ConfigError(f"schedule {title}: key={given['key']!r} is not text: write key={str(given['key'])!r}")
+    zone = _zone(title, given["timezone"])
+    return Schedule(
+        name=title,
+        topic=check_name("topic", topic),
+        trigger=_trigger(title, schedule, zone),
+        key=given["key"],
+        headers=given["headers"],
+        missed=given["missed"],
+        zone=zone,
+        function=function,
+        wants_time=_wants_time(title, function),
+    )
+
+
+def _zone(title: str, timezone: object) -> tzinfo:
+    if isinstance(timezone, tzinfo):
+        return timezone
+    try:
+        return ZoneInfo(str(timezone))
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError(f"schedule {title}: there is no time zone {timezone!r}: write one as Europe/Berlin") from None
+
+
+def _trigger(title: str, schedule: object, zone: tzinfo) -> Trigger:
+    if isinstance(schedule, timedelta):
+        if schedule < SHORTEST:
+            raise ConfigError(f"schedule {title}: every {schedule} is too often: use {to_ms(SHORTEST)} ms or more")
+        return Interval(to_ms(schedule))
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError:
+        raise ConfigError(
+            "a cron expression needs the extra `cron`: pip install 'rsmq[cron]', or pass a timedelta"
+        ) from None
+    try:
+        CronSim(str(schedule), datetime(2000, 1, 1, tzinfo=UTC))
+        Cron(str(schedule), zone).after(0)
+    except (CronSimError, StopIteration) as error:
+        raise ConfigError(
+            f"schedule {title}: {schedule!r} is not a valid cron expression ({error or 'it has no time'}): write one "
+            f"such as '0 * * * *', or a timedelta"
+        ) from None
+    return Cron(str(schedule), zone)
+
+
+def _wants_time(title: str, function: Callable[..., Any]) -> bool:
+    """Whether the function takes the time of the tick."""
+    required = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) > 1:
+        raise ConfigError(f"schedule {title} has {len(required)} parameters: use one (the time of the tick), or none")
+    return bool(required)

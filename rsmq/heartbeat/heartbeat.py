@@ -1,0 +1,271 @@
+"""The heartbeat: one thread per process that renews leases, heartbeat keys and messages in flight.
+
+The thread has connections of its own: a handler that blocks the event loop must not kill its member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import anyio.to_thread
+from redis.exceptions import RedisError, ResponseError
+
+from rsmq.handler.retry import lost_body
+from rsmq.heartbeat.lease import Lease
+from rsmq.heartbeat.loop_lag import LoopLag
+from rsmq.heartbeat.presence import Presence, probe
+from rsmq.heartbeat.registration import GroupMembership, Registration
+from rsmq.model.clock import awake, monotonic, to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import BlockingClient, Connector
+from rsmq.redis.scripts import OK, RENEW_LEASE, TOUCH_MESSAGES
+
+log = logging.getLogger("rsmq.heartbeat")
+
+RETRIES_PER_INTERVAL = 5
+LONGEST_PAUSE = 0.2
+"""Seconds. A failed heartbeat is repeated early: its time-out has taken a third of the lease, and what is left must
+suffice for a new connection and all replies."""
+TOUCH_CHUNK = 500
+
+
+@dataclass(slots=True)
+class InFlightMessages:
+    """What a member has in flight in one partition under shared distribution.
+
+    The thread calls `in_flight`. `on_gone` is called in the loop, with the ids that another member has now and those of
+    deleted entries, which are in the dead letters.
+    """
+
+    stream: str
+    group: str
+    lease: Lease
+    dead_letters: str
+    in_flight: Callable[[], list[bytes]]
+    on_gone: Callable[[list[bytes], list[bytes]], None]
+
+
+class Heartbeat:
+    """Renews everything of one member every `heartbeat_interval`.
+
+    A renewal counts from its start: a lease is believed until `started + ttl - margin`. What the server refuses is lost
+    at once. No error ends the thread: it logs an outage once and tries again.
+    """
+
+    def __init__(self, connector: Connector, settings: Settings, keys: Keys, member: str) -> None:
+        self.member = member
+        self._settings, self._keys = settings, keys
+        self._connector = connector
+        self._ttl = to_ms(settings.lease_ttl)
+        self._fresh = (settings.lease_ttl - settings.lease_margin - settings.heartbeat_interval / 2).total_seconds()
+        self._registration = Registration(keys, member, self._ttl)
+        self._lock = threading.Lock()
+        self._leases: dict[Lease, Callable[[Lease], None]] = {}
+        self._in_flight: dict[tuple[str, str], InFlightMessages] = {}
+        self._throttled_log = ThrottledLog(log)
+        self._renewal_wanted = threading.Event()
+        self._ending = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=f"rsmq-heartbeat-{member}", daemon=True)
+        self._presence = Presence(connector, settings, keys, member, self._on_change, self.fence)
+        self._loop_lag = LoopLag()
+        self._is_out = False
+        self.last_confirmed = monotonic()  # read by other threads
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start both threads; callbacks are called in `loop`."""
+        self._loop = loop
+        self._thread.start()
+        self._presence.start()
+
+    def stop(self) -> None:
+        """End both threads. Blocks for at most a second longer than the command in progress."""
+        self._ending.set()
+        self._renewal_wanted.set()
+        self._presence.stop()
+        self._thread.join(timeout=5)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    def renew_now(self) -> None:
+        """Renew everything now."""
+        self._renewal_wanted.set()
+
+    # -- what to keep alive ---------------------------------------------------------------------------------------
+
+    async def join(self, topic: str, group: str, info: Mapping[str, object], on_change: Callable[[], None]) -> None:
+        """Become a member; returns when the other members can see this one."""
+        membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change)
+        listening = self._presence.listen(self._keys.changes(topic, group))
+        self._registration.add(membership)
+        self.renew_now()
+        await asyncio.wrap_future(membership.confirmed)
+        await asyncio.wrap_future(listening)
+
+    async def leave(self, topic: str, group: str) -> None:
+        """Withdraw from the group, so that the other members rebalance at once."""
+        if self._registration.remove(topic, group):
+            await anyio.to_thread.run_sync(self._withdraw, topic, group, abandon_on_cancel=True)
+
+    def renew(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        """Keep a lease renewed. `on_lost` is called in the loop when the server refuses.
+
+        The first renewal comes at once if taking the lease took long.
+        """
+        with self._lock:
+            self._leases[lease] = on_lost
+        if lease.deadline - monotonic() < self._fresh:
+            self.renew_now()
+
+    def forget(self, lease: Lease) -> None:
+        """Stop renewing it."""
+        with self._lock:
+            self._leases.pop(lease, None)
+
+    def touch(self, messages: InFlightMessages) -> None:
+        """Keep messages in flight from becoming idle enough to be claimed."""
+        with self._lock:
+            self._in_flight[messages.stream, messages.group] = messages
+
+    def stop_touching(self, stream: str, group: str) -> None:
+        """Stop touching them."""
+        with self._lock:
+            self._in_flight.pop((stream, group), None)
+
+    def fence(self) -> None:
+        """Give up every lease locally: other members may take this one for dead."""
+        with self._lock:
+            leases, in_flight = dict(self._leases), list(self._in_flight.values())
+        for lease, on_lost in leases.items():
+            self._lost(lease, on_lost)
+        for each in in_flight:
+            each.lease.lose()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        client = self._connector.blocking_client()
+        interval = self._settings.heartbeat_interval.total_seconds()
+        while not self._ending.is_set():
+            self._renewal_wanted.clear()
+            try:
+                self._renew_all(client)
+                self.last_confirmed = monotonic()
+                if self._is_out:
+                    log.info("the heartbeat of %s works again", self.member)
+                self._is_out = False
+                self._renewal_wanted.wait(interval)
+            except (RedisError, OSError) as error:
+                (log.debug if self._is_out else log.warning)("the heartbeat of %s fails: %s", self.member, error)
+                self._is_out = True
+                client.disconnect()  # it may lead to a server that is no longer the master
+                self._ending.wait(min(interval / RETRIES_PER_INTERVAL, LONGEST_PAUSE))
+            except Exception:
+                log.exception("unexpected error in the heartbeat of %s", self.member)
+                self._ending.wait(interval)
+        client.close()
+
+    def _renew_all(self, client: BlockingClient) -> None:
+        with self._lock:
+            leases, in_flight = dict(self._leases), list(self._in_flight.values())
+        memberships = self._registration.memberships
+        deadline = monotonic() + (self._settings.lease_ttl - self._settings.lease_margin).total_seconds()
+        own = self._keys.presence(self.member)
+        replies = client.pipelined([
+            *(RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, self._ttl)) for lease in leases),
+            probe(own) if client.is_cluster else ("PUBSUB", "NUMSUB", own),
+            *self._registration.renewals(memberships),
+        ])  # fmt: skip
+        for (lease, on_lost), reply in zip(leases.items(), replies, strict=False):
+            if reply == OK:
+                lease.prolong(deadline)
+            elif not isinstance(reply, Exception):
+                self._lost(lease, on_lost)
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        errors += self._touch(client, in_flight, deadline)
+        if errors:  # raised last: one node of a cluster may be away, and the other nodes have been served
+            raise errors[0]
+        subscribers, *renewed = replies[len(leases) :]
+        if memberships and subscribers in (0, [own.encode(), 0]):
+            self._presence.renew()
+            client.mark_stale()  # or a replica answered: it counts only its own subscribers
+        # after the leases: a server out of memory refuses these writes, and that must cost no lease
+        self._registration.confirm(client, memberships, renewed)
+        self._registration.write_loop_lag(client, memberships, self._loop_lag.report(awake()))
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop_lag.ask(self._loop, awake())
+
+    def _touch(self, client: BlockingClient, in_flight: Sequence[InFlightMessages], deadline: float) -> list[Exception]:
+        """One error for each node that did not answer; such a node is not asked again."""
+        errors: dict[BlockingClient, Exception] = {}
+        for each in in_flight:
+            node = client.node_for(each.stream)
+            if node not in errors:
+                try:
+                    self._touch_partition(client, each, deadline)
+                except (RedisError, OSError) as error:
+                    errors[node] = error
+        return list(errors.values())
+
+    def _touch_partition(self, client: BlockingClient, messages: InFlightMessages, deadline: float) -> None:
+        """A touch that succeeds prolongs the lease of its partition; that lease exists only in this process."""
+        in_flight, names = messages.in_flight(), (messages.stream, messages.dead_letters)
+        taken, lost = list[bytes](), list[bytes]()
+        fixed = (self.member, messages.group, self._settings.dlq_length, *lost_body(messages.group, self.member))
+        try:
+            for at in range(0, len(in_flight), TOUCH_CHUNK):
+                chunk = in_flight[at : at + TOUCH_CHUNK]
+                for found, ids in zip((taken, lost), TOUCH_MESSAGES.run(client, names, (*fixed, *chunk)), strict=True):
+                    found += ids
+        except ResponseError as error:  # a stream whose group is missing must not stop the others' renewal
+            self._throttled_log.warn("messages in flight cannot be touched", f"{messages.stream}: {error}")
+            return
+        messages.lease.prolong(deadline)
+        if taken or lost:
+            self._call(partial(messages.on_gone, taken, lost))
+
+    def _withdraw(self, topic: str, group: str) -> None:
+        client = self._connector.blocking_client()
+        try:
+            self._registration.withdraw(client, topic, group)
+        except (RedisError, OSError) as error:
+            log.warning("%s could not withdraw from %s/%s: %s", self.member, topic, group, error)
+        finally:
+            client.close()
+
+    # -- into the loop --------------------------------------------------------------------------------------------
+
+    def _lost(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
+        with self._lock:
+            if self._leases.pop(lease, None) is None:
+                return  # released while the renewal was in progress
+        log.warning("lost %r", lease)
+        lease.lose()
+        self._call(lambda: on_lost(lease))
+
+    def _on_change(self, channel: str) -> None:
+        """A change in one of the groups. Renewing at once also finds out whether each lease is still ours."""
+        self.renew_now()
+        for each in self._registration.memberships:
+            if self._keys.changes(each.topic, each.group) == channel:
+                self._call(each.on_change)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+    def __repr__(self) -> str:
+        return f"<Heartbeat {self.member} groups={len(self._registration.memberships)} leases={len(self._leases)}>"

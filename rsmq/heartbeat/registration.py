@@ -1,0 +1,132 @@
+"""What other members can read about this one: heartbeat key, group membership, loop lag. Renewed by the heartbeat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import BlockingClient, Client
+from rsmq.redis.scripts import MEASURE_MEMBERS
+
+
+@dataclass(slots=True)
+class GroupMembership:
+    """One group that this member belongs to. `confirmed` is done when the other members can see this one."""
+
+    topic: str
+    group: str
+    info: str
+    on_change: Callable[[], None]
+    confirmed: Future[None] = field(default_factory=Future)
+
+
+class Registration:
+    """For each group: a heartbeat key that lives `ttl` ms, an entry in the set of members, and the loop lag.
+
+    Invariant: a heartbeat that began before `withdraw` does not write again what `withdraw` has deleted.
+    """
+
+    def __init__(self, keys: Keys, member: str, ttl: int) -> None:
+        self._keys, self._member, self._ttl = keys, member, ttl
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()  # held during calls to the server: the loop must never wait for it
+        self._memberships: dict[tuple[str, str], GroupMembership] = {}
+
+    @property
+    def memberships(self) -> list[GroupMembership]:
+        """The groups to renew now."""
+        with self._lock:
+            return list(self._memberships.values())
+
+    def add(self, membership: GroupMembership) -> None:
+        """Renew it from the next heartbeat on."""
+        with self._lock:
+            self._memberships[membership.topic, membership.group] = membership
+
+    def remove(self, topic: str, group: str) -> bool:
+        """Stop renewing it; `withdraw` deletes its keys. False if it was not being renewed."""
+        with self._lock:
+            return self._memberships.pop((topic, group), None) is not None
+
+    # -- in the thread --------------------------------------------------------------------------------------------
+
+    def renewals(self, memberships: Sequence[GroupMembership]) -> list[tuple[Any, ...]]:
+        """Two commands for each: renew the heartbeat key, and ask whether the set of members still has this one."""
+        commands: list[tuple[Any, ...]] = []
+        for each in memberships:
+            commands.append(("PEXPIRE", self._alive(each), self._ttl))
+            commands.append(("SISMEMBER", self._keys.members(each.topic, each.group), self._member))
+        return commands
+
+    def confirm(self, client: BlockingClient, memberships: Sequence[GroupMembership], replies: Sequence[Any]) -> None:
+        """Write again what the replies to `renewals` show to be missing.
+
+        Nothing else is written: PEXPIRE also works when the server is out of memory.
+        """
+        for each, *is_there in zip(memberships, replies[0::2], replies[1::2], strict=True):
+            if not all(is_there):
+                self.write(client, each)
+            with suppress(InvalidStateError):  # the waiting task was cancelled
+                each.confirmed.set_result(None)
+
+    def write(self, client: BlockingClient, membership: GroupMembership) -> None:
+        """The key goes first: a member of the set without a key counts as dead."""
+        with self._writing:
+            if self._is_current(membership):
+                client.execute_command("SET", self._alive(membership), membership.info, "PX", self._ttl)
+                client.execute_command("SADD", self._keys.members(membership.topic, membership.group), self._member)
+                client.execute_command("PUBLISH", self._keys.changes(membership.topic, membership.group), "")
+
+    def write_loop_lag(self, client: BlockingClient, memberships: Sequence[GroupMembership], lag: str) -> None:
+        """Only operators read it. A server out of memory refuses the write, and nothing depends on it."""
+        with self._writing:
+            current = [each for each in memberships if self._is_current(each)]
+            names = [self._keys.vitals(each.topic, each.group, self._member) for each in current]
+            client.pipelined([("SET", name, lag, "PX", self._ttl) for name in names])
+
+    def withdraw(self, client: BlockingClient, topic: str, group: str) -> None:
+        """Delete the keys of a group and announce it, so that the other members rebalance at once."""
+        with self._writing:
+            client.execute_command("SREM", self._keys.members(topic, group), self._member)
+            written = self._keys.alive(topic, group, self._member), self._keys.vitals(topic, group, self._member)
+            client.execute_command("DEL", *written)
+            client.execute_command("PUBLISH", self._keys.changes(topic, group), "")
+
+    def _is_current(self, membership: GroupMembership) -> bool:
+        return self._memberships.get((membership.topic, membership.group)) is membership
+
+    def _alive(self, membership: GroupMembership) -> str:
+        return self._keys.alive(membership.topic, membership.group, self._member)
+
+    def __repr__(self) -> str:
+        return f"<Registration {self._member} groups={len(self._memberships)}>"
+
+
+def read_info(text: bytes) -> dict[str, Any]:
+    """What a member has written about itself: a JSON object, or empty if it is anything else."""
+    try:
+        found = from_json(text or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+async def longer_leases(client: Client, keys: Keys, topic: str, group: str, own_ms: int) -> dict[str, int]:
+    """The lease in ms of each live member of a group whose lease is longer than `own_ms`."""
+    infos = await read_members(client, keys, topic, group)
+    leases = {member: info.get("lease_ttl_ms") for member, info in infos.items()}  # older versions do not say it
+    return {member: ms for member, ms in leases.items() if isinstance(ms, int) and ms > own_ms}
+
+
+async def read_members(client: Client, keys: Keys, topic: str, group: str) -> dict[str, dict[str, Any]]:
+    """What each member of a group with a heartbeat key says about itself."""
+    names = (keys.group(topic, group), keys.members(topic, group), keys.alive(topic, group, ""))
+    reply = await MEASURE_MEMBERS(client, (*names, keys.vitals(topic, group, "")))
+    return {reply[at].decode(): read_info(reply[at + 1]) for at in range(3, len(reply), 4)}

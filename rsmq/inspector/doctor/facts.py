@@ -1,0 +1,146 @@
+"""What the doctor reads: two snapshots, the topics' limits, every consumer, and a few settings of the server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import anyio
+
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.inspector.observer import Observer
+from rsmq.inspector.trend import Board, compare
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import as_dict, ask_all
+from rsmq.redis.topics import Topic
+
+SAMPLE: Final = 50
+"""Newest messages of a partition that are searched for a hot key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """One consumer of a group in a partition, as the server knows it."""
+
+    topic: str
+    group: str
+    partition: int
+    name: str
+    pending: int
+    idle: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class OldestPending:
+    """The oldest pending entry of a group in a partition. `is_gone`: the stream does not have it any more."""
+
+    topic: str
+    group: str
+    partition: int
+    id: str
+    consumer: str
+    idle: timedelta
+    is_gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """Everything that the rules need. `config` has what this user may read of the first node's settings."""
+
+    settings: Settings
+    board: Board
+    topics: Mapping[str, Topic]
+    consumers: Sequence[ConsumerState]
+    oldest: Sequence[OldestPending]
+    config: Mapping[str, str]
+    common_keys: Mapping[tuple[str, int], tuple[str, float]]
+    """Topic and partition -> the most frequent key among its newest messages, and its part of them."""
+
+
+async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta) -> QueueFacts:
+    """Take two snapshots, `over` apart, and ask what they do not show. Changes nothing."""
+    observer = Observer(client, keys, settings)
+    before = await observer.snapshot()
+    await anyio.sleep(over.total_seconds())
+    after = await observer.snapshot()
+    board = compare(before, after)
+    partitions = [(group.topic, group.name, share.partition) for group in board.groups for share in group.shares]
+    return QueueFacts(
+        settings=settings,
+        board=board,
+        topics={state.topic.name: state.topic for state in after.topics},
+        consumers=await consumers(client, keys, partitions),
+        oldest=await oldest_pending(client, keys, partitions),
+        config=await config_of(client),
+        common_keys=await most_common(client, keys, crowded(board)),
+    )
+
+
+async def consumers(client: Client, keys: Keys, partitions: Sequence[tuple[str, str, int]]) -> list[ConsumerState]:
+    """The consumers of all groups in all partitions."""
+    questions = [("XINFO", "CONSUMERS", keys.stream(topic, number), group) for topic, group, number in partitions]
+    return [
+        ConsumerState(
+            *each, row["name"].decode(errors="replace"), row["pending"], timedelta(milliseconds=row["idle"])
+        )
+        for each, rows in zip(partitions, await ask_all(client, questions), strict=True)
+        for row in map(as_dict, rows or ())
+    ]  # fmt: skip
+
+
+async def oldest_pending(client: Client, keys: Keys, partitions: Sequence[tuple[str, str, int]]) -> list[OldestPending]:
+    """The oldest pending entry of each group in each partition, and whether the stream still has it."""
+    replies = await ask_all(
+        client, [("XPENDING", keys.stream(topic, number), group, "-", "+", 1) for topic, group, number in partitions]
+    )
+    found = [(each, reply[0]) for each, reply in zip(partitions, replies, strict=True) if reply]
+    entries = await ask_all(
+        client, [("XRANGE", keys.stream(topic, number), row[0], row[0]) for (topic, _, number), row in found]
+    )
+    return [
+        OldestPending(
+            *each, row[0].decode(), row[1].decode(errors="replace"), timedelta(milliseconds=row[2]), not entry
+        )
+        for (each, row), entry in zip(found, entries, strict=True)
+    ]  # fmt: skip
+
+
+def crowded(board: Board) -> list[tuple[str, int]]:
+    """Partitions in which a group's lag is far above its average."""
+    found = set()
+    for group in board.groups:
+        lags = {share.partition: share.lag if share.is_lag_exact else 0 for share in group.shares}
+        mean = sum(lags.values()) / max(1, len(lags))
+        found |= {(group.topic, number) for number, lag in lags.items() if lag > max(1000, 3 * mean)}
+    return sorted(found)
+
+
+async def most_common(
+    client: Client, keys: Keys, partitions: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], tuple[str, float]]:
+    """The most frequent key of each of these partitions, among its newest messages."""
+    found = {}
+    for each in partitions:
+        (entries,) = await ask_all(client, [("XREVRANGE", keys.stream(*each), "+", "-", "COUNT", SAMPLE)])
+        named = Counter(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"key") for _, fields in entries or ())
+        named.pop(None, None)
+        for key, count in named.most_common(1):
+            found[each] = ((key or b"").decode(errors="backslashreplace"), count / len(entries))
+    return found
+
+
+async def config_of(client: Client) -> dict[str, str]:
+    """The first node's; empty where this user may not read it."""
+    config: dict[str, str] = {}
+    for name in ("timeout", "tcp-keepalive"):
+        try:
+            flat = await client.nodes[0].execute_command("CONFIG", "GET", name)
+        except (BrokerError, ConfigError):
+            continue
+        config |= {key: value.decode() for key, value in as_dict(flat).items()}
+    return config

@@ -1,0 +1,203 @@
+"""The rules of the doctor: pure. Each finding says what is wrong and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Final
+
+from rsmq.inspector.doctor.facts import QueueFacts
+from rsmq.inspector.trend import GroupTrend
+from rsmq.model.words import count, duration
+from rsmq.redis.preflight import Finding
+
+LATE: Final = timedelta(seconds=0.5)
+LONG: Final = timedelta(minutes=10)
+"""Pending for so long: its handler hangs."""
+NEARLY_FULL: Final = 0.8
+GROWTH: Final = 10.0
+"""Messages a second that a backlog may grow by chance."""
+COMMON: Final = 0.5
+MOST_NAMED: Final = 5
+
+
+def judge(facts: QueueFacts) -> list[Finding]:
+    """The findings of all rules, or a single `ok`."""
+    found = [Finding("warn", topic, text) for rule, topic in RULES.items() for text in rule(facts)]
+    return found or [Finding("ok", "queues", f"{count(len(facts.board.groups), 'group')} checked, no problems found")]
+
+
+def check_timeouts(facts: QueueFacts) -> Iterator[str]:
+    """The server keeps idle connections, and notices half-open ones."""
+    idle, block = int(facts.config.get("timeout") or 0), facts.settings.longest_read
+    if idle and timedelta(seconds=idle) <= 2 * block:
+        yield (
+            f"the server closes connections that are idle for {duration(timedelta(seconds=idle))}, a worker's "
+            f"read blocks for {duration(block)}: CONFIG SET timeout 0, or shorten RSMQ_BLOCK"
+        )
+    if facts.config.get("tcp-keepalive") == "0":
+        yield "the server never notices half-open connections (tcp-keepalive is 0): CONFIG SET tcp-keepalive 60"
+
+
+def check_groups(facts: QueueFacts) -> Iterator[str]:
+    """Every topic has a group, and every group exists in all partitions."""
+    for topic in facts.board.topics:
+        if topic.messages and not topic.groups:
+            yield (
+                f"topic {topic.name} has {count(topic.messages, 'message')} and no group: start a worker with a "
+                f"handler for it, or `rsmq topic delete {topic.name}`"
+            )
+    sizes = {topic.name: topic.partitions for topic in facts.board.topics}
+    for group in facts.board.groups:
+        lacking = sorted(set(range(sizes[group.topic])) - {share.partition for share in group.shares})
+        if lacking:
+            yield (
+                f"{title(group)} does not exist in partition {listed(lacking)}: its worker creates it there, "
+                f"from the earliest message; to skip existing messages: `rsmq group reset {words(group)} --to latest`"
+            )
+
+
+def check_served(facts: QueueFacts) -> Iterator[str]:
+    """A group with messages has a live member and is not paused."""
+    for group in facts.board.groups:
+        if group.is_paused:
+            yield f"{title(group)} is paused: `rsmq group resume {words(group)}`"
+        elif group.is_unserved and (group.lag or group.in_flight or group.parked):
+            known = None if group.lag is None else group.lag + group.in_flight + group.parked
+            many = "messages wait"
+            waiting = f"an unknown number of {many}" if known is None else count(known, "message waits", many)
+            yield (
+                f"{title(group)} has no live member, {waiting}: start `rsmq worker`, or if it is not "
+                f"needed any more `rsmq group delete {words(group)}`"
+            )
+
+
+def check_trend(facts: QueueFacts) -> Iterator[str]:
+    """No backlog grows."""
+    for group in facts.board.groups:
+        if group.growth is not None and group.growth > GROWTH and not group.is_paused:
+            yield (
+                f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second (lag {group.lag}): "
+                f"start more workers (`rsmq worker --processes N`, at most {len(group.shares)}), or raise concurrency"
+            )
+
+
+def check_members(facts: QueueFacts) -> Iterator[str]:
+    """Every member can own a partition."""
+    for group in facts.board.groups:
+        live = [member for member in group.members if member.heard_ago is not None]
+        if group.distribution == "hash" and len(live) > len(group.shares):
+            yield (
+                f"{title(group)} has {count(len(live), 'member')} and {count(len(group.shares), 'partition')}: "
+                f"{count(len(live) - len(group.shares), 'member is', 'members are')} idle. Stop some, "
+                f"give the handler distribution='shared', or publish to a topic with more partitions (their number "
+                f"never changes)"
+            )
+
+
+def check_loops(facts: QueueFacts) -> Iterator[str]:
+    """The event loop of every live member runs."""
+    for member in facts.board.members:
+        if member.heard_ago is not None and member.loop_lag is not None and member.loop_lag > LATE:
+            yield (
+                f"the event loop of {member.id} is {duration(member.loop_lag)} late: its handler "
+                f"{member.handler} blocks it. Make it a plain `def`, or give it execution='process'"
+            )
+
+
+def check_consumers(facts: QueueFacts) -> Iterator[str]:
+    """No dead consumer has pending messages for longer than two leases."""
+    live = {(m.topic, m.group, m.id) for m in facts.board.members if m.heard_ago is not None}
+    patience = 2 * facts.settings.lease_ttl
+    for each in facts.consumers:
+        if (each.topic, each.group, each.name) in live or not each.pending or each.idle <= patience:
+            continue
+        place = f"{each.topic}.{each.partition}/{each.group}"
+        found = count(each.pending, f"message of {place} is", f"messages of {place} are")
+        yield (
+            f"{found} pending for {each.name}, which is dead: the next owner of the partition takes over. "
+            f"Start `rsmq worker`; see `rsmq group show {each.topic} {each.group}`"
+        )
+
+
+def check_pending(facts: QueueFacts) -> Iterator[str]:
+    """Every pending message still exists, and no handler hangs on one."""
+    live = {(m.topic, m.group, m.id) for m in facts.board.members if m.heard_ago is not None}
+    for each in facts.oldest:
+        if each.is_gone:
+            yield (
+                f"{each.id} of {each.topic}.{each.partition} is pending in {each.group}, but the stream does not have "
+                f"it any more: another client deleted or trimmed it. The partition's next owner drops it; restart "
+                f"{each.consumer}"
+            )
+        elif each.idle > LONG and (each.topic, each.group, each.consumer) in live:
+            yield (
+                f"{each.id} of {each.topic}.{each.partition}/{each.group} has been pending for {each.consumer} for "
+                f"{duration(each.idle)}: its handler hangs. Give it `timeout=`, or restart that worker"
+            )
+
+
+def check_retention(facts: QueueFacts) -> Iterator[str]:
+    """No group keeps a topic from being trimmed, and no topic is nearly full."""
+    for group in facts.board.groups:
+        topic = facts.topics.get(group.topic)
+        if topic is not None and group.oldest is not None and group.oldest > topic.retention_age:
+            yield (
+                f"{title(group)} holds messages of {group.topic} that are {duration(group.oldest)} old, longer than "
+                f"its retention: see `rsmq topic why-not-trimmed {group.topic}`"
+            )
+    for row in facts.board.topics:
+        topic = facts.topics.get(row.name)
+        if topic is not None and topic.max_length and row.messages > NEARLY_FULL * topic.max_length * row.partitions:
+            yield (
+                f"topic {row.name} is nearly full, {row.messages} of {topic.max_length * row.partitions} messages: "
+                f"`rsmq topic why-not-trimmed {row.name}`, or `rsmq topic set {row.name} --max-length N`"
+            )
+
+
+def check_keys(facts: QueueFacts) -> Iterator[str]:
+    """No single key dominates a partition."""
+    for (topic, partition), (key, part) in facts.common_keys.items():
+        if part >= COMMON:
+            yield (
+                f"{part:.0%} of the newest messages of {topic}.{partition} have the key {key!r}, and its lag is "
+                f"far above the others: a key is handled one message at a time. Use a finer key, or ordering='none'"
+            )
+        else:
+            text = f"the lag of {topic}.{partition} is far above the other partitions, and no single key explains it"
+            yield f"{text}: see `rsmq tail {topic}`, and `rsmq member list {topic}` for its owner"
+
+
+def check_dead_letters(facts: QueueFacts) -> Iterator[str]:
+    """There are no dead letters."""
+    for group in facts.board.groups:
+        if group.dead_letters:
+            more = f", {group.new_dead_letters} just now" if group.new_dead_letters else ""
+            yield (
+                f"{title(group)} has {count(group.dead_letters, 'dead letter')}{more}: "
+                f"`rsmq dlq list {words(group)}`, then `rsmq dlq replay {words(group)} --dry-run`"
+            )
+
+
+RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
+    check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "lag",
+    check_members: "partitions", check_loops: "loop", check_consumers: "consumer", check_pending: "pending",
+    check_retention: "retention", check_keys: "hot key", check_dead_letters: "dead letters",
+}  # fmt: skip
+"""Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
+
+
+def title(group: GroupTrend) -> str:
+    """The group in a sentence."""
+    return f"group {group.name} of {group.topic}"
+
+
+def words(group: GroupTrend) -> str:
+    """The group as arguments of a command."""
+    return f"{group.topic} {group.name}"
+
+
+def listed(numbers: list[int]) -> str:
+    """The first few, and how many more."""
+    more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
+    return ", ".join(map(str, numbers[:MOST_NAMED])) + more

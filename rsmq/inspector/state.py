@@ -1,0 +1,233 @@
+"""The state of topics, groups, members and the server as plain dataclasses, and how each is read from the replies.
+
+Counters (`added`, `read`) only grow, so two snapshots make a rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from rsmq.heartbeat.registration import read_info
+from rsmq.redis.preflight import Finding
+from rsmq.redis.topics import Topic
+
+UNKNOWN: Final = -1
+LARGEST_MS: Final = 10**12
+
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One stream. The ids are None while it is empty.
+
+    `delayed` counts messages that are not due yet, `added` all entries ever added.
+    """
+
+    partition: int
+    length: int
+    first_id: str | None
+    last_id: str | None
+    delayed: int
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic, its groups, and what is in it."""
+
+    topic: Topic
+    length: int
+    delayed: int
+    groups: tuple[str, ...]
+    partitions: tuple[PartitionState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPartition:
+    """One partition as one group sees it.
+
+    `owner` is empty if the partition has no lease (always, under shared distribution); `lease_left` is negative for a
+    lease that ran out. `lag` counts undelivered messages; where the server does not know it (after a reset into the
+    middle of a stream) it is the length of the stream, an upper bound, and `is_lag_exact` is False. `read` counts the
+    entries ever read, None where the server does not know.
+
+    `oldest` is the age of the oldest message that is pending, undelivered or parked (only the 100 parked messages that
+    are due next are considered); `oldest_in_stream` leaves parked messages out. `in_flight` has the pending messages of
+    each member.
+    """
+
+    partition: int
+    owner: str
+    epoch: int
+    lease_left: timedelta | None
+    lag: int
+    is_lag_exact: bool
+    read: int | None
+    pending: int
+    parked: int
+    dead_letters: int
+    consumers: int
+    last_delivered_id: str
+    oldest: timedelta | None
+    oldest_in_stream: timedelta | None
+    in_flight: Mapping[str, int]
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether a lease is running."""
+        return bool(self.owner) and self.lease_left is not None and self.lease_left > timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A group over all partitions; the counts are sums over `shares`, its partitions."""
+
+    topic: str
+    name: str
+    distribution: str
+    is_paused: bool
+    members: tuple[str, ...]
+    lag: int
+    is_lag_exact: bool
+    pending: int
+    parked: int
+    dead_letters: int
+    shares: tuple[GroupPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """One member of one group.
+
+    `heard_ago` is None when its heartbeat has expired, `loop_lag` when the member does not report it. `partitions` are
+    its leases. `is_present`: its process holds its presence connection; None in a snapshot, which does not ask.
+    """
+
+    topic: str
+    group: str
+    id: str
+    handler: str
+    concurrency: int
+    heard_ago: timedelta | None
+    loop_lag: timedelta | None
+    in_flight: int
+    partitions: tuple[int, ...]
+    is_present: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything under one prefix. `at` is the monotonic clock in seconds, for the time between two snapshots."""
+
+    at: float
+    topics: tuple[TopicState, ...]
+    groups: tuple[GroupState, ...]
+    members: tuple[MemberState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """The server as `rsmq doctor` shows it. `round_trip` is the shortest of a few."""
+
+    url: str
+    server: str
+    round_trip: timedelta
+    topics: int
+    groups: int
+    python: str
+    redis_py: str
+    hiredis: str
+    is_hiredis_used: bool
+    embedded_directory: str | None
+    findings: tuple[Finding, ...]
+    newer: tuple[str, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a worker would refuse to start here."""
+        return any(finding.level == "refuse" for finding in self.findings)
+
+
+def topic_state(topic: Topic, rows: Sequence[Row]) -> TopicState:
+    """From MEASURE_PARTITION of each partition."""
+    partitions = tuple(
+        PartitionState(number, length, first.decode() or None, last.decode() or None, delayed, added)
+        for number, (added, length, delayed, first, last, *_) in enumerate(rows)
+    )
+    return TopicState(
+        topic=topic,
+        length=sum(each.length for each in partitions),
+        delayed=sum(each.delayed for each in partitions),
+        groups=tuple(sorted({row[0].decode(errors="replace") for _, _, _, _, _, *groups in rows for row in groups})),
+        partitions=partitions,
+    )
+
+
+def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int) -> GroupPartition:
+    """From the group's row of MEASURE_PARTITION and the reply of MEASURE_GROUP_PARTITION."""
+    _, delivered, read, lag, consumers = row
+    pending, following, parked, parked_count, dead, owner, epoch, until_ms, *counts = reply
+    in_flight = {name.decode(errors="replace"): count for name, count in zip(counts[::2], counts[1::2], strict=True)}
+    return GroupPartition(
+        partition=partition.partition,
+        owner=owner.decode(),
+        epoch=int(epoch),
+        lease_left=timedelta(milliseconds=int(until_ms) - now_ms) if owner and int(until_ms) else None,
+        lag=partition.length if lag == UNKNOWN else lag,
+        is_lag_exact=lag != UNKNOWN,
+        read=None if read == UNKNOWN else read,
+        pending=sum(in_flight.values()),
+        parked=parked_count,
+        dead_letters=dead,
+        consumers=consumers,
+        last_delivered_id=delivered.decode(),
+        oldest=age_of((pending, following, parked), now_ms),
+        oldest_in_stream=age_of((pending, following), now_ms),
+        in_flight=in_flight,
+    )
+
+
+def age_of(ids: Sequence[bytes], now_ms: int) -> timedelta | None:
+    """The age of the oldest of these entries; an empty id is none."""
+    times = [int(found.partition(b"-")[0]) for found in ids if found]
+    return timedelta(milliseconds=max(0, now_ms - min(times))) if times else None
+
+
+def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartition]) -> GroupState:
+    """From MEASURE_MEMBERS and the partitions."""
+    _, distribution, paused, *members = about
+    return GroupState(
+        topic=topic,
+        name=name,
+        distribution=distribution.decode(),
+        is_paused=paused == b"1",
+        members=tuple(sorted(member.decode(errors="replace") for member in members[::4])),
+        lag=sum(share.lag for share in shares),
+        is_lag_exact=all(share.is_lag_exact for share in shares),
+        pending=sum(share.pending for share in shares),
+        parked=sum(share.parked for share in shares),
+        dead_letters=sum(share.dead_letters for share in shares),
+        shares=tuple(shares),
+    )
+
+
+def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
+    """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys."""
+    name, info, left_ms, vitals = row
+    member, about, lag_ms = name.decode(errors="replace"), read_info(info), read_info(vitals).get("loop_lag_ms", -1)
+    concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
+    return MemberState(
+        topic=group.topic,
+        group=group.name,
+        id=member,
+        handler=str(about.get("handler", "")),
+        concurrency=concurrency if isinstance(concurrency, int) else 0,
+        heard_ago=max(timedelta(0), ttl - timedelta(milliseconds=left_ms)) if left_ms >= 0 else None,
+        loop_lag=timedelta(milliseconds=lag_ms) if is_lag else None,
+        in_flight=sum(share.in_flight.get(member, 0) for share in group.shares),
+        partitions=tuple(share.partition for share in group.shares if share.owner == member),
+    )

@@ -1,0 +1,42 @@
+"""How states are written for people, in the same way by commands, the doctor and the dashboard."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from rsmq.inspector.trend import GroupTrend
+from rsmq.model.words import duration, number
+
+NONE: Final = "–"
+ARROWS: Final = {"growing": "↑", "shrinking": "↓", "steady": "→"}
+
+
+def rate(value: float | None) -> str:
+    """Messages a second."""
+    return NONE if value is None else f"{value:.1f}" if 0 < value < 10 else number(round(value))
+
+
+def age(value: timedelta | None) -> str:
+    """A duration, if it is known."""
+    return NONE if value is None else duration(value)
+
+
+def timestamp(at: datetime | None) -> str:
+    """In UTC, to the second; empty for None."""
+    return "" if at is None else at.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def state(group: GroupTrend) -> str:
+    """Whether a group is paused, unserved or running."""
+    return "paused" if group.is_paused else "unserved" if group.is_unserved else "running"
+
+
+def trend(group: GroupTrend) -> str:
+    """Whether a group's backlog grows or shrinks, how fast, and when it will be empty."""
+    if group.growth is None:
+        return NONE
+    if group.trend == "steady":
+        return ARROWS["steady"]
+    until = f", empty in {duration(group.empty_in)}" if group.empty_in is not None else ""
+    return f"{ARROWS[group.trend]} {group.growth:+,.0f}/s{until}"

@@ -1,0 +1,158 @@
+"""What changed between two snapshots: rates, and where each backlog goes. Pure: no server, no clock, no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from rsmq.inspector.state import GroupPartition, GroupState, MemberState, Snapshot, TopicState
+
+STEADY: Final = 0.5
+"""Messages a second: a backlog that changes by less counts as steady."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTrend:
+    """A topic. `rate_in` is messages a second, None with a single snapshot."""
+
+    name: str
+    partitions: int
+    messages: int
+    delayed: int
+    rate_in: float | None
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTrend:
+    """A group. `rate_out` is the messages that it settles a second. `growth` is what its backlog grows by a second,
+    negative when it shrinks; `empty_in` is None unless it shrinks. `lag` is None where the server does not know it."""
+
+    topic: str
+    name: str
+    distribution: str
+    is_paused: bool
+    rate_out: float | None
+    lag: int | None
+    growth: float | None
+    empty_in: timedelta | None
+    oldest: timedelta | None
+    in_flight: int
+    parked: int
+    dead_letters: int
+    new_dead_letters: int
+    owned: int
+    shares: tuple[GroupPartition, ...]
+    members: tuple[MemberState, ...]
+
+    @property
+    def trend(self) -> str:
+        """One word for `growth`; empty when it is unknown."""
+        if self.growth is None:
+            return ""
+        return "steady" if abs(self.growth) < STEADY else "growing" if self.growth > 0 else "shrinking"
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether it has no live member."""
+        return all(member.heard_ago is None for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Everything that is shown. `span` is the time that the rates are measured over, None with a single snapshot."""
+
+    span: timedelta | None
+    topics: tuple[TopicTrend, ...]
+    groups: tuple[GroupTrend, ...]
+
+    @property
+    def members(self) -> tuple[MemberState, ...]:
+        """Those of all groups."""
+        return tuple(member for group in self.groups for member in group.members)
+
+
+def compare(before: Snapshot | None, after: Snapshot) -> Board:
+    """The later snapshot, with rates since the earlier one. What is new or was reset in between has no rate yet."""
+    seconds = 0.0 if before is None else max(0.0, after.at - before.at)
+    if before is None or not seconds:
+        before = Snapshot(after.at, (), (), ())
+    topics = {state.topic.name: state for state in before.topics}
+    groups = {(state.topic, state.name): state for state in before.groups}
+    return Board(
+        span=timedelta(seconds=seconds) if seconds else None,
+        topics=tuple(topic_trend(topics.get(state.topic.name), state, seconds) for state in after.topics),
+        groups=tuple(
+            group_trend(groups.get((state.topic, state.name)), state, seconds, members_of(after, state))
+            for state in after.groups
+        ),
+    )
+
+
+def members_of(snapshot: Snapshot, group: GroupState) -> tuple[MemberState, ...]:
+    """The members of one group."""
+    return tuple(each for each in snapshot.members if (each.topic, each.group) == (group.topic, group.name))
+
+
+def topic_trend(before: TopicState | None, after: TopicState, seconds: float) -> TopicTrend:
+    """A topic that was deleted and created again has fewer entries than before: no rate."""
+    return TopicTrend(
+        name=after.topic.name,
+        partitions=len(after.partitions),
+        messages=after.length,
+        delayed=after.delayed,
+        rate_in=rate(None if before is None else added(before), added(after), seconds),
+        groups=len(after.groups),
+    )
+
+
+def group_trend(
+    before: GroupState | None, after: GroupState, seconds: float, members: Sequence[MemberState]
+) -> GroupTrend:
+    """A message is settled when it was read, is not pending and is not parked."""
+    was, now = None if before is None else backlog(before), backlog(after)
+    growth = None if was is None or now is None or not seconds else (now - was) / seconds
+    is_shrinking = now is not None and growth is not None and growth <= -STEADY
+    return GroupTrend(
+        topic=after.topic,
+        name=after.name,
+        distribution=after.distribution,
+        is_paused=after.is_paused,
+        rate_out=rate(None if before is None else settled(before), settled(after), seconds),
+        lag=after.lag if after.is_lag_exact else None,
+        growth=growth,
+        empty_in=timedelta(seconds=now / -growth) if is_shrinking and now is not None and growth else None,
+        oldest=max((share.oldest for share in after.shares if share.oldest is not None), default=None),
+        in_flight=after.pending,
+        parked=after.parked,
+        dead_letters=after.dead_letters,
+        new_dead_letters=0 if before is None else max(0, after.dead_letters - before.dead_letters),
+        owned=sum(share.is_owned for share in after.shares),
+        shares=after.shares,
+        members=tuple(members),
+    )
+
+
+def added(topic: TopicState) -> int:
+    """Entries ever added to it."""
+    return sum(partition.added for partition in topic.partitions)
+
+
+def settled(group: GroupState) -> int | None:
+    """Messages that the group has finished since its counters began."""
+    read = [share.read for share in group.shares if share.read is not None]
+    return sum(read) - group.pending - group.parked if len(read) == len(group.shares) else None
+
+
+def backlog(group: GroupState) -> int | None:
+    """Everything that it has not settled."""
+    return group.lag + group.pending + group.parked if group.is_lag_exact else None
+
+
+def rate(before: int | None, after: int | None, seconds: float) -> float | None:
+    """Units a second; None for what is unknown or has started again."""
+    if before is None or after is None or not seconds or after < before:
+        return None
+    return (after - before) / seconds

@@ -1,0 +1,64 @@
+"""Time: `timedelta` and aware `datetime` in the API, milliseconds in Redis, monotonic clocks for deadlines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
+
+from rsmq.errors import ConfigError
+
+
+def clock_through_sleep() -> Callable[[], float]:
+    """A monotonic clock that goes on while the machine is suspended, where the system has one.
+
+    `time.monotonic` stands still then, on Linux and on macOS, but the server's leases run out.
+    """
+    which: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    if which is None and sys.platform == "darwin":
+        which = time.CLOCK_MONOTONIC  # not the clock of time.monotonic there
+    if which is None:
+        return time.monotonic
+    try:
+        time.clock_gettime(which)
+    except OSError:  # a kernel or a sandbox that does not know it
+        return time.monotonic
+    return partial(time.clock_gettime, which)
+
+
+monotonic: Final = clock_through_sleep()
+"""Seconds, for everything that the server or other members measure, too: leases, heartbeats, who is alive."""
+awake: Final = time.monotonic
+"""Seconds while the machine is not suspended: for patience and lateness, which a suspended machine must not use up."""
+
+EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, the last moment that a datetime can hold."""
+
+
+def to_ms(span: timedelta) -> int:
+    """A duration as whole milliseconds."""
+    return round(span / timedelta(milliseconds=1))
+
+
+def epoch_ms(moment: datetime) -> int:
+    """A datetime as milliseconds since 1970, rounded down like stream ids, so that an entry never seems older than an
+    earlier datetime. Raises ConfigError for a naive datetime."""
+    if moment.tzinfo is None:
+        raise ConfigError(f"{moment.isoformat()} has no time zone: pass an aware datetime, such as datetime.now(UTC)")
+    return (moment - EPOCH) // timedelta(milliseconds=1)
+
+
+def from_epoch_ms(ms: int) -> datetime:
+    """Milliseconds since 1970 as an aware datetime in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def now_ms() -> int:
+    """This machine's wall clock, only for what people read. The server's TIME decides everything else."""
+    return time.time_ns() // 1_000_000

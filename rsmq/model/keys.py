@@ -1,0 +1,168 @@
+"""Every Redis key that rsmq uses (`docs/keys.md` describes them).
+
+The braces are hash tags: all keys of one partition live in one cluster slot, so that one script can move a message
+between them atomically.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from rsmq.errors import ConfigError
+
+NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+LONGEST_DEVICE: Final = 256
+UNSAFE: Final = re.compile(r"[{}%\x00-\x1f\x7f]")
+ENCODED: Final = re.compile(r"%([0-9A-F]{2})")
+RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks", "removed")
+"""Such a group would share keys with its partition: the lease of a group `dedup` is the key of message id `lease`."""
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name`, or raise ConfigError when it could break a key."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{kind} name {name!r} is not allowed: use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot"
+        )
+    if kind == "group" and name in RESERVED_GROUPS:
+        raise ConfigError(f"group name {name!r} is reserved, as are {', '.join(RESERVED_GROUPS)}: choose another")
+    return name
+
+
+def encode_device(device: str) -> str:
+    """A device id for a key: characters that could end the hash tag or a line are percent-encoded."""
+    if not isinstance(device, str) or not device:
+        raise ConfigError(f"device id {device!r} is not allowed: use text of 1 to {LONGEST_DEVICE} bytes")
+    try:
+        size = len(device) if device.isascii() else len(device.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"device id {device!r} is not valid Unicode: it has a lone surrogate") from None
+    if size > LONGEST_DEVICE:
+        raise ConfigError(f"device id {device[:40]!r}... has {size} bytes: use at most {LONGEST_DEVICE}")
+    if UNSAFE.search(device) is None:
+        return device
+    return UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", device)
+
+
+def decode_device(encoded: str) -> str:
+    """The inverse of `encode_device`."""
+    return ENCODED.sub(lambda found: chr(int(found[1], 16)), encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The key catalogue under one prefix."""
+
+    prefix: str = "rsmq"
+
+    @property
+    def topics(self) -> str:
+        """Set: topic names."""
+        return f"{self.prefix}:topics"
+
+    def topic(self, topic: str) -> str:
+        """Hash: partitions, limits, retention, created_ms."""
+        return f"{self.prefix}:topic:{{{topic}}}"
+
+    def stream(self, topic: str, partition: int) -> str:
+        """Stream: one partition."""
+        return f"{self.prefix}:{{{topic}.{partition}}}"
+
+    def delayed(self, topic: str, partition: int) -> str:
+        """ZSET: due_ms -> packed entry."""
+        return f"{self.stream(topic, partition)}:delayed"
+
+    def dedup(self, topic: str, partition: int, message_id: str) -> str:
+        """String with TTL: the stream id under which a message id was stored."""
+        return f"{self.stream(topic, partition)}:dedup:{message_id}"
+
+    def marks(self, topic: str, partition: int) -> str:
+        """ZSET: entries ever added -> stream id, so that retention can count without reading bodies."""
+        return f"{self.stream(topic, partition)}:marks"
+
+    def removed(self, topic: str, partition: int) -> str:
+        """Hash: `own`, entries that retention has removed; `seen|group`, removals by others that it has counted."""
+        return f"{self.stream(topic, partition)}:removed"
+
+    def archived(self, topic: str, partition: int) -> str:
+        """Hash: name of an archive -> the newest stream id up to which it has committed every entry."""
+        return f"{self.stream(topic, partition)}:archived"
+
+    def jobs(self, topic: str, partition: int) -> str:
+        """Hash: `job|source` -> the last position of that source whose message the job has appended here."""
+        return f"{self.stream(topic, partition)}:jobs"
+
+    def every(self, topic: str, partition: int) -> str:
+        """Hash: `last|name` and `rule|name` of each schedule that publishes here, `owner|name` and `until|name` of its
+        leader."""
+        return f"{self.stream(topic, partition)}:every"
+
+    def lease(self, topic: str, partition: int, group: str) -> str:
+        """Hash: owner, epoch, until_ms, reader, before."""
+        return f"{self.stream(topic, partition)}:{group}:lease"
+
+    def retry(self, topic: str, partition: int, group: str) -> str:
+        """ZSET: due_ms -> `id|attempt`."""
+        return f"{self.stream(topic, partition)}:{group}:retry"
+
+    def dlq(self, topic: str, partition: int, group: str) -> str:
+        """Stream: dead letters."""
+        return f"{self.stream(topic, partition)}:{group}:dlq"
+
+    def group(self, topic: str, group: str) -> str:
+        """Hash: distribution, paused, created_ms."""
+        return f"{self.prefix}:{{{topic}}}:{group}"
+
+    def members(self, topic: str, group: str) -> str:
+        """Set: member ids."""
+        return f"{self.prefix}:{{{topic}}}:{group}:alive:nodes:set"
+
+    def alive(self, topic: str, group: str, member: str) -> str:
+        """String with TTL: a member's heartbeat, its info as JSON."""
+        return f"{self.prefix}:{{{topic}}}:{group}:alive:nodes:{member}"
+
+    def vitals(self, topic: str, group: str, member: str) -> str:
+        """String with TTL: the event loop lag of a member, as JSON. Not in its heartbeat: it may be missing."""
+        return f"{self.prefix}:{{{topic}}}:{group}:alive:vitals:{member}"
+
+    def presence(self, member: str) -> str:
+        """Channel: only this member subscribes, so without a subscriber its process is gone."""
+        return f"{self.prefix}:presence:{member}"
+
+    def changes(self, topic: str, group: str) -> str:
+        """Channel: joins, leaves, releases, pauses and resets of a group. Messages carry no data."""
+        return f"{self.prefix}:{{{topic}}}:{group}:changes"
+
+    def device(self, device: str) -> tuple[str, str, str, str]:
+        """All keys of a device except its letters: inbox, session, expiry, wake."""
+        stem = f"{self.prefix}:{{{encode_device(device)}}}_"
+        return stem + "messages", stem + "session", stem + "expiry", stem + "wake"
+
+    def inbox(self, device: str) -> str:
+        """ZSET: the letters of a device, seq as member and score."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_messages"
+
+    def letter(self, device: str, seq: int) -> str:
+        """String with TTL: one letter, as its envelope. Scripts derive it from the key of the inbox."""
+        return f"{self.inbox(device)}_{seq}"
+
+    def session(self, device: str) -> str:
+        """Hash: epoch, gateway, seq, marks of the sources, drop counters."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_session"
+
+    def expiry(self, device: str) -> str:
+        """ZSET: expires_ms -> seq of the letters with an expiry of their own."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_expiry"
+
+    def wake(self, device: str) -> str:
+        """Sharded channel: a letter has come into a drained inbox. Messages carry no data."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_wake"
+
+    def scratch(self, name: str, number: int = 0) -> str:
+        """A temporary key of the preflight. No name contains `%`, so it cannot collide with another key.
+
+        All keys with one number are in one slot; on a cluster the preflight finds a number for each master.
+        """
+        return f"{self.prefix}:{{%preflight{number or ''}}}:{name}"

@@ -1,0 +1,283 @@
+"""A message: what a handler receives, and the wire format between it and a stream entry.
+
+A stream entry is a flat list of fields; only `data` is required (`docs/wire-format.md`). An entry that cannot be read
+is `Malformed`; it does not affect its neighbours.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import uuid_utils
+from pydantic_core import from_json, to_json
+
+from rsmq.errors import ConfigError, Malformed, NotJson, Oversized
+from rsmq.model.clock import from_epoch_ms
+from rsmq.model.nonfinite import nonfinite_in
+
+JSON: Final = "application/json"
+BYTES: Final = "application/octet-stream"
+TEXT: Final = "text/plain"
+BYTES_LIKE: Final = (bytes, bytearray, memoryview)
+
+KNOWN_FIELDS: Final = frozenset({b"data", b"key", b"id", b"type", b"h", b"group"})
+MAX_FIELDS: Final = 256
+"""An entry with more fields is refused: reading them as headers would waste CPU."""
+LARGEST_PAYLOAD: Final = 1 << 20
+"""Largest payload that a setting allows. A larger one was stored by another client, and is not handled."""
+LARGEST_HEADERS: Final = 32 << 10
+"""Largest size of the headers as JSON. W3C baggage alone may have 8 KiB."""
+LONGEST_SHOWN: Final = 80
+"""Characters of an id or a key in a log line: another client may store a megabyte."""
+
+
+class Origin(Protocol):
+    """Where a message came from, shared by all messages of one partition and group."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def group(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOrigin:
+    """An origin as a value, for a message that leaves its process."""
+
+    topic: str
+    partition: int
+    group: str
+
+
+class Message:
+    """One delivery of one message.
+
+    `data` is the raw payload, `payload` the decoded one; `attempt` starts at 1; `is_redelivered`: another
+    handler call may have started it before. Text fields are decoded on first use: most handlers need only the payload.
+    """
+
+    __slots__ = (
+        "_entry", "addressee", "attempt", "data", "entry_id", "is_redelivered", "is_suspect", "origin", "payload",
+        "routing_key",
+    )  # fmt: skip
+
+    def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
+        self.origin = origin
+        self.entry_id = entry_id
+        self._entry = entry
+        self.attempt = attempt
+        self.is_redelivered = False
+        self.is_suspect = False
+        self.payload: Any = None
+        self.addressee: bytes | None = None  # the only group that may handle it (a replayed dead letter), None for all
+        self.routing_key: bytes | None
+        # nearly all entries have the layout of our publisher, which needs no dict: data, id and perhaps key
+        if len(entry) == 6 and entry[0] == b"data" and entry[2] == b"id" and entry[4] == b"key":
+            self.data = entry[1]
+            self.routing_key = entry[5]
+        elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"id":
+            self.data = entry[1]
+            self.routing_key = None
+        else:
+            self._read_any_layout(self._fields)
+
+    def _read_any_layout(self, fields: dict[bytes, bytes]) -> None:
+        """Read fields in any order, rare ones included, and check sizes and headers."""
+        if b"data" not in fields:
+            raise Malformed("the entry has no field `data`")
+        if len(fields) * 2 != len(self._entry):
+            raise Malformed("a field occurs twice")
+        self.data = fields[b"data"]
+        self.routing_key = fields.get(b"key")
+        self.addressee = fields.get(b"group")
+        size = sum(map(len, self._entry))
+        if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
+            raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
+        if len(fields) > MAX_FIELDS:
+            raise Malformed(f"the entry has {len(fields)} fields, more than {MAX_FIELDS}")
+        if b"h" in fields:
+            read_headers(fields[b"h"])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are only data, id and perhaps a key, in the order of our publisher: so no headers."""
+        entry = self._entry
+        return entry[0] == b"data" and (
+            (len(entry) == 4 and entry[2] == b"id") or (len(entry) == 6 and entry[2] == b"id" and entry[4] == b"key")
+        )
+
+    @property
+    def _fields(self) -> dict[bytes, bytes]:
+        pairs = iter(self._entry)
+        return dict(zip(pairs, pairs, strict=False))
+
+    def check_size(self) -> None:
+        """Raise Oversized for a payload that is larger than any setting allows. The fetcher calls this when needed."""
+        if len(self.data) > LARGEST_PAYLOAD:
+            raise Oversized(len(self.data), LARGEST_PAYLOAD)
+
+    @property
+    def key(self) -> str | None:
+        """The ordering key."""
+        raw = self._entry[5] if self._entry[4:5] == [b"key"] else self._fields.get(b"key")
+        return None if raw is None else raw.decode(errors="backslashreplace")
+
+    @property
+    def id(self) -> str:
+        """The message id: given by the publisher, else the stream id."""
+        return (self._entry[3] if self._entry[2:3] == [b"id"] else self._fields.get(b"id", self.entry_id)).decode(
+            errors="backslashreplace"
+        )
+
+    @property
+    def type(self) -> str:
+        """The content type."""
+        raw = None if self.is_plain else self._fields.get(b"type")
+        return JSON if raw is None else raw.decode(errors="backslashreplace")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers; unknown fields of the entry are among them. A new dict at each call."""
+        if self.is_plain:
+            return {}
+        fields = self._fields
+        headers = read_headers(fields[b"h"]) if b"h" in fields else {}
+        for name in fields.keys() - KNOWN_FIELDS:
+            headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
+        return headers
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.origin.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition's number, from 0."""
+        return self.origin.partition
+
+    @property
+    def group(self) -> str:
+        """The group that handles this delivery."""
+        return self.origin.group
+
+    @property
+    def stream_id(self) -> str:
+        """The id of the stream entry, `ms-seq`: unique within the partition."""
+        return self.entry_id.decode()
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was published: the time in the id if that is a UUIDv7, else the time when the server stored it."""
+        with suppress(ValueError):  # not a UUID, or one after the year 9999
+            given = UUID(self.id)
+            if given.version == 7:
+                return from_epoch_ms(given.int >> 80)
+        return from_epoch_ms(int(self.entry_id.partition(b"-")[0]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle for a handler in another process, without the state of this process."""
+        entry = [part for pair in self._fields.items() for part in pair]
+        origin = MessageOrigin(self.topic, self.partition, self.group)
+        return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
+
+    def __repr__(self) -> str:
+        key = None if self.key is None else self.key[:LONGEST_SHOWN]
+        return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
+
+
+def shown(text: str) -> str:
+    """An id for a log line: one of another client may be very long, or contain a line end that forges a second line."""
+    text = text[:LONGEST_SHOWN]
+    return text if text.isprintable() else repr(text)
+
+
+def read_headers(raw: bytes) -> dict[str, str]:
+    """Headers from a JSON object. Raises Malformed for anything but an object of strings."""
+    if len(raw) > LARGEST_HEADERS:
+        raise Malformed(f"the headers have {len(raw)} bytes, more than {LARGEST_HEADERS}")
+    try:
+        headers = from_json(raw)
+    except ValueError as error:
+        raise Malformed(f"the headers are not JSON: {error}") from None
+    if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        raise Malformed("the headers are not a JSON object of strings")
+    return headers
+
+
+def write_headers(headers: Mapping[str, str]) -> bytes:
+    """Headers as a JSON object. Raises ConfigError when they are larger than a reader accepts."""
+    raw = to_json(headers)
+    if len(raw) > LARGEST_HEADERS:
+        raise ConfigError(
+            f"the headers have {len(raw)} bytes as JSON: use at most {LARGEST_HEADERS}, and put large values into the "
+            f"payload"
+        )
+    return raw
+
+
+def new_message_id() -> str:
+    """A UUIDv7: unique, and sorted by time."""
+    return str(uuid_utils.uuid7())
+
+
+def encode_payload(payload: Any) -> tuple[bytes, str]:
+    """A payload as bytes and content type: bytes as they are, str as UTF-8, everything else (models too) as JSON.
+
+    Raises NotJson for NaN and infinity. The encoder makes them null, and a search for that costs little.
+    """
+    if isinstance(payload, BYTES_LIKE):
+        return bytes(payload), BYTES
+    if isinstance(payload, str):
+        return payload.encode(), TEXT
+    data = to_json(payload, inf_nan_mode="null")
+    if b"null" in data:
+        where = nonfinite_in(payload)
+        if where is not None:
+            raise NotJson(where)
+    return data, JSON
+
+
+def entry_fields(
+    data: bytes,
+    message_id: str,
+    key: str | None = None,
+    content_type: str = JSON,
+    headers: Mapping[str, str] | None = None,
+) -> list[bytes | str]:
+    """The flat field list of a stream entry, defaults left out."""
+    fields: list[bytes | str] = ["data", data, "id", message_id]
+    if key is not None:
+        fields += ("key", key)
+    if content_type != JSON:
+        fields += ("type", content_type)
+    if headers:
+        fields += ("h", write_headers(headers))
+    return fields
+
+
+def pack_fields(fields: Iterable[bytes | str]) -> bytes:
+    """Fields as one binary string (u32 big-endian length, bytes, repeated): for delayed and for oversized entries."""
+    raw = (field.encode() if isinstance(field, str) else field for field in fields)
+    return b"".join(struct.pack(">I", len(part)) + part for part in raw)
+
+
+def unpack_fields(packed: bytes) -> list[bytes]:
+    """The inverse of `pack_fields`. Raises Malformed for a truncated string."""
+    fields, position = [], 0
+    while position < len(packed):
+        end = position + 4
+        end += int.from_bytes(packed[position:end], "big")
+        if end > len(packed) or len(packed) - position < 4:
+            raise Malformed(f"packed fields are cut off at byte {position}")
+        fields.append(packed[position + 4 : end])
+        position = end
+    return fields

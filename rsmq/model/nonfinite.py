@@ -1,0 +1,83 @@
+"""Finds NaN and infinity in a payload. Called only if its JSON has a null: a look at each number costs more than that.
+
+The encoder writes both as null. So does pydantic for its models, unless their `model_config` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from math import isfinite
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+HARMLESS: Final = frozenset({str, int, bool, bytes, type(None)})
+
+Path = tuple[Any, ...]
+"""Keys and positions, from the outside in."""
+
+
+def nonfinite_in(payload: Any) -> str | None:
+    """Where a payload has a number that was encoded as null, such as `order.prices.3`; None if it has none."""
+    if is_plain(payload):
+        return None
+    path = next(hidden(payload), None)
+    return None if path is None else ".".join(map(str, path)) or "its top"
+
+
+def is_plain(payload: Any) -> bool:
+    """Whether there are only finite numbers and no objects in it, as in most payloads that have a null."""
+    kind = type(payload)
+    if kind is float:
+        return isfinite(payload)
+    if kind is not dict and kind is not list:
+        return kind in HARMLESS
+    for each in payload.values() if kind is dict else payload:
+        if type(each) not in HARMLESS and not is_plain(each):
+            return False
+    return True
+
+
+def hidden(value: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths of all numbers that were encoded as null."""
+    if isinstance(value, float):
+        if not isfinite(value):
+            yield path
+    elif hasattr(type(value), "__pydantic_serializer__"):
+        yield from (path + inner for inner in hidden_in_model(value))
+    else:
+        for name, each in parts_of(value):
+            yield from hidden(each, (*path, name))
+
+
+def hidden_in_model(model: Any) -> Iterator[Path]:
+    """Those of a model: numbers of its plain form whose JSON is null, though its config does not ask for that."""
+    config = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
+    if "ser_json_inf_nan" in config:
+        return
+    serializer = type(model).__pydantic_serializer__
+    paths = list(hidden(serializer.to_python(model)))
+    if paths:
+        encoded = from_json(serializer.to_json(model))
+        yield from (path for path in paths if at_path(encoded, path) is None)
+
+
+def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of a container, with their names or positions."""
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from enumerate(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
+
+
+def at_path(value: Any, path: Sequence[Any]) -> Any:
+    """What a path leads to; the path itself if it leads nowhere."""
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return path
+    return value

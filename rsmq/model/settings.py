@@ -1,0 +1,257 @@
+"""All settings with defaults, units and reasons. In the environment: `RSMQ_` + the name in capitals."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rsmq.errors import ConfigError
+from rsmq.model.words import duration
+
+
+class Overrides(TypedDict, total=False):
+    """All settings as optional arguments. Durations may be ISO 8601 (`PT6S`), sizes may have a unit (`256KiB`)."""
+
+    url: str | None
+    allow_insecure: bool
+    prefix: str
+    partitions: int
+    connect_timeout: timedelta | str
+    command_timeout: timedelta | str
+    unavailable_timeout: timedelta | str
+    block: timedelta | str | None
+    lease_ttl: timedelta | str
+    heartbeat: timedelta | str | None
+    presence_grace: timedelta | str
+    presence_interval: timedelta | str
+    stop_grace: timedelta | str
+    prefetch: int
+    prefetch_bytes: int | str
+    payload_limit: int | str
+    dedup_window: timedelta | str
+    delay_resolution: timedelta | str
+    recovery_batch: int
+    retention_age: timedelta | str
+    retention_length: int
+    retention_interval: timedelta | str
+    max_length: int
+    on_full: Literal["reject", "trim"]
+    dlq_length: int
+    inbox_ttl: timedelta | str
+    inbox_limit: int
+    inbox_poll: timedelta | str
+    metrics: str | None
+    stall_limit: timedelta | str
+    preflight: Literal["refuse", "warn"]
+
+
+PREFIX = "RSMQ_"
+LONGEST = timedelta(days=36_500)
+
+
+def refuse_number(value: Any) -> Any:
+    """Raise ValueError for a bare number: its unit would be a guess."""
+    if isinstance(value, int | float):
+        raise ValueError("a duration is a timedelta, or ISO 8601 in text such as PT6S")
+    return value
+
+
+def refuse_nonsense(span: timedelta) -> timedelta:
+    """Raise ValueError for a negative duration, and for one that is too large for the server's arithmetic."""
+    if not timedelta(0) <= span <= LONGEST:
+        raise ValueError("a duration is between 0 and 100 years")
+    return span
+
+
+Duration = Annotated[timedelta, BeforeValidator(refuse_number), AfterValidator(refuse_nonsense)]
+
+
+class Settings(BaseSettings):
+    """Durations are ISO 8601 (`PT6S`) in the environment and `timedelta` in Python; sizes take units (`256KiB`)."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    url: str | None = Field(None, repr=False, description="The server. Unset: the embedded server of this project.")
+    allow_insecure: bool = Field(
+        False,
+        description="Allow to send the password of RSMQ_URL unencrypted to another machine (in a trusted network).",
+    )
+    prefix: str = Field("rsmq", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Prefix of every key.")
+    partitions: int = Field(8, ge=1, le=1024, description="Partitions of a topic that is created on first use.")
+
+    connect_timeout: Duration = Field(
+        timedelta(seconds=5), gt=timedelta(0), description="Time limit for opening a connection."
+    )
+    command_timeout: Duration = Field(
+        timedelta(seconds=5), gt=timedelta(0), description="Time limit for a command that does not block."
+    )
+    unavailable_timeout: Duration = Field(
+        timedelta(seconds=30), description="How long publish and start-up retry while the server is unavailable."
+    )
+    block: Duration | None = Field(
+        None,
+        gt=timedelta(0),
+        description="Longest blocking read, so a half-open connection lasts no longer. "
+        "Default: a third of the lease, at most 2 s.",
+    )
+
+    lease_ttl: Duration = Field(
+        timedelta(seconds=6),
+        ge=timedelta(seconds=1),
+        description="A member that is paused or cut off is replaced after this time.",
+    )
+    heartbeat: Duration | None = Field(
+        None, gt=timedelta(0), description="Interval between two lease renewals. Default: a quarter of the lease."
+    )
+    presence_grace: Duration = Field(
+        timedelta(seconds=1),
+        description="A member whose presence connection is closed for this long is replaced. 0 turns this off.",
+    )
+    presence_interval: Duration = Field(
+        timedelta(milliseconds=250),
+        gt=timedelta(0),
+        description="How often members check each other's presence connections.",
+    )
+    stop_grace: Duration = Field(
+        timedelta(seconds=25),
+        description="Time that running handlers have after SIGTERM (Kubernetes kills after 30 s).",
+    )
+
+    prefetch: int = Field(2000, ge=1, le=10_000, description="Maximum number of messages of one handler in memory.")
+    prefetch_bytes: ByteSize = Field(
+        ByteSize(32 << 20), description="Target for the payload bytes of one handler in memory."
+    )
+    payload_limit: ByteSize = Field(
+        ByteSize(256 << 10), le=1 << 20, description="Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
+    )
+    dedup_window: Duration = Field(
+        timedelta(minutes=10),
+        gt=timedelta(0),
+        description="How long a message_id given by the publisher is remembered.",
+    )
+    delay_resolution: Duration = Field(
+        timedelta(milliseconds=100),
+        gt=timedelta(0),
+        description="Polling interval for delayed messages and retries: they may be late by this much.",
+    )
+    recovery_batch: int = Field(200, ge=1, le=1000, description="Pending messages claimed with one call.")
+
+    retention_age: Duration = Field(timedelta(days=1), description="Settled messages are kept for replay this long ...")
+    retention_length: int = Field(100_000, ge=0, description="... or until the partition has this many newer ones.")
+    retention_interval: Duration = Field(
+        timedelta(seconds=10), gt=timedelta(0), description="How often streams are trimmed."
+    )
+    max_length: int = Field(
+        0, ge=0, description="Maximum number of unsettled messages in a partition of a new topic. 0: no limit."
+    )
+    on_full: Literal["reject", "trim"] = Field(
+        "reject", description="What happens when a message is published to a full topic."
+    )
+    dlq_length: int = Field(100_000, ge=1, description="Maximum number of dead letters kept per partition and group.")
+
+    inbox_ttl: Duration = Field(
+        timedelta(days=7),
+        ge=timedelta(seconds=1),
+        description="A device without activity for this long is deleted; no letter is kept longer.",
+    )
+    inbox_limit: int = Field(
+        10_000,
+        ge=1,
+        le=65_535,
+        description="Maximum number of letters of a device; packet ids allow no more than 65 535.",
+    )
+    inbox_poll: Duration = Field(
+        timedelta(seconds=30),
+        gt=timedelta(0),
+        description="How often an idle session polls its inbox, in case a wake-up was lost.",
+    )
+
+    metrics: str | None = Field(
+        None, description="Address on which a worker serves /metrics, /livez and /readyz, such as 127.0.0.1:9100."
+    )
+    stall_limit: Duration = Field(
+        timedelta(minutes=1),
+        gt=timedelta(0),
+        description="An event loop that is blocked for longer fails /livez, so that the worker is restarted.",
+    )
+
+    preflight: Literal["refuse", "warn"] = Field(
+        "refuse", description="What to do when the server's configuration could lose messages."
+    )
+
+    def __init__(self, **values: Unpack[Overrides]) -> None:
+        refuse_unknown_names(os.environ)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error)) from None
+
+    @property
+    def heartbeat_interval(self) -> timedelta:
+        """The interval between two lease renewals."""
+        return self.lease_ttl / 4 if self.heartbeat is None else self.heartbeat
+
+    @property
+    def longest_read(self) -> timedelta:
+        """The limit of a blocking read."""
+        return min(self.lease_ttl / 3, timedelta(seconds=2)) if self.block is None else self.block
+
+    @property
+    def lease_margin(self) -> timedelta:
+        """How long before the server's deadline a member gives up its lease."""
+        return self.lease_ttl / 6
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.heartbeat_interval * 3 > self.lease_ttl:
+            raise ValueError(
+                f"heartbeat ({duration(self.heartbeat_interval)}) must be at most a third of lease_ttl "
+                f"({duration(self.lease_ttl)}): one lost renewal must not cost the lease"
+            )
+        if self.longest_read >= self.lease_ttl:
+            raise ValueError(
+                f"block ({duration(self.longest_read)}) must be shorter than lease_ttl ({duration(self.lease_ttl)})"
+            )
+        if timedelta(0) < self.presence_grace < 2 * self.presence_interval:
+            raise ValueError(
+                f"presence_grace ({duration(self.presence_grace)}) must be 0 or at least twice presence_interval"
+            )
+        return self
+
+
+def refuse_unknown_names(environment: Any) -> None:
+    """Raise ConfigError for an `RSMQ_*` variable that no setting has: a typo must not be a silent default."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    for name in environment:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise ConfigError(f"unknown setting {name}.{did_you_mean(name.upper(), known)}")
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """` Did you mean X?` for the closest known name, otherwise the list of them."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]}?" if close else f" Known: {', '.join(sorted(known))}"
+
+
+def explain(error: ValidationError) -> str:
+    """A validation error as one line a setting, without pydantic's vocabulary."""
+    lines = []
+    for item in error.errors(include_url=False):
+        name = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            lines.append(f"unknown setting {name!r}.{did_you_mean(name, list(Settings.model_fields))}")
+        elif item["type"].startswith("time_delta"):
+            lines.append(
+                f"{PREFIX + name.upper()}: a duration is ISO 8601, such as PT6S or P1D (given: {item['input']!r})"
+            )
+        else:
+            value = item["input"]
+            given = f" (given: {str(value) if isinstance(value, timedelta) else repr(value)})" if name else ""
+            text = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+            lines.append(f"{PREFIX + name.upper() + ': ' if name else ''}{text}{given}")
+    return "\n".join(lines)

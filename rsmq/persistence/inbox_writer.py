@@ -1,0 +1,303 @@
+"""Writes letters into inboxes: in order per source and device, each stored once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Final
+
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.model.clock import to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.persistence.letter import seal_payload
+from rsmq.redis.script_batcher import Call, ScriptBatcher
+from rsmq.redis.scripts import ADD_LETTERS, Value
+
+
+class Receipt:
+    """Complete when all its batches have ended. One task waits for it."""
+
+    __slots__ = ("_waiter", "error", "missing")
+
+    def __init__(self) -> None:
+        self.missing = 0
+        self.error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def batch_ended(self, error: Exception | None) -> None:
+        """A batch was stored, or failed with an error."""
+        self.missing -= 1
+        self.error = self.error or error
+        if self.missing == 0 and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def complete(self) -> None:
+        """Wait until all batches have ended; then raise the first error, if any."""
+        if self.missing:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self.error is not None:
+            raise self.error
+
+    def __repr__(self) -> str:
+        return f"<Receipt missing={self.missing}{f' {self.error!r}' if self.error else ''}>"
+
+
+MOST_LETTERS: Final = 500
+"""Letters in one script call: about 2 ms of the server's time."""
+MOST_DEVICES: Final = 32
+"""Devices in one script call: about 0.5 ms of the server's time."""
+MOST_BYTES: Final = 1 << 20
+MOST_PER_ROUND: Final = 500
+LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
+
+
+class DeviceQueue:
+    """The waiting letters of one source for one device: a linked list of batches.
+
+    Few objects per letter: under load the garbage collector has to visit each of them.
+    """
+
+    __slots__ = ("device", "first", "keys", "last", "source")
+
+    def __init__(self, device: str, source: str, keys: tuple[str, ...]) -> None:
+        self.device, self.source, self.keys = device, source, keys
+        self.first: LetterBatch | None = None
+        self.last: LetterBatch | None = None
+
+    def open(self) -> LetterBatch:
+        """The batch that the next letter joins."""
+        last = self.last
+        if last is not None and last.letters < MOST_LETTERS and last.size < MOST_BYTES:
+            return last
+        batch = self.last = LetterBatch(self)
+        if last is None:
+            self.first = batch
+        else:
+            last.after = batch
+        return batch
+
+    def take(self) -> LetterBatch | None:
+        """Remove and return the oldest batch."""
+        batch = self.first
+        if batch is not None:
+            self.first = batch.after
+            if self.first is None:
+                self.last = None
+        return batch
+
+
+class LetterBatch:
+    """Letters of one queue that are sent together."""
+
+    __slots__ = ("after", "letters", "others", "parts", "queue", "receipt", "size")
+
+    def __init__(self, queue: DeviceQueue) -> None:
+        self.queue = queue
+        self.after: LetterBatch | None = None
+        self.parts: list[Value] = []
+        self.letters = self.size = 0
+        self.receipt: Receipt | None = None
+        self.others: list[Receipt] | None = None
+
+    def add_receipt(self, receipt: Receipt) -> None:
+        """Let a receipt wait for this batch; adding it again changes nothing."""
+        if receipt is self.receipt or (self.others is not None and receipt is self.others[-1]):
+            return
+        receipt.missing += 1
+        if self.receipt is None:
+            self.receipt = receipt
+        elif self.others is None:
+            self.others = [receipt]
+        else:
+            self.others.append(receipt)
+
+    def ended(self, error: Exception | None) -> None:
+        """The batch was stored, or failed with an error: tell its receipts."""
+        for receipt in (self.receipt, *(self.others or ())):
+            if receipt is not None:
+                receipt.batch_ended(error)
+
+
+class AddLettersCall(Call):
+    """One script call with several batches: for several devices on one server, for one device on a cluster."""
+
+    __slots__ = ("batches", "writer")
+
+    def __init__(self, writer: InboxWriter, batches: list[LetterBatch], options: tuple[Value, ...]) -> None:
+        keys: list[str] = []
+        args: list[Value] = [*options]
+        for batch in batches:
+            keys += batch.queue.keys
+            args += (batch.queue.source, batch.letters)
+            args += batch.parts
+        super().__init__(ADD_LETTERS, keys, args)
+        self.writer, self.batches = writer, batches
+
+    def done(self, reply: Any) -> None:
+        error = reply if isinstance(reply, Exception) else None
+        if error is None and reply[0] != b"OK":
+            error = BrokerError(f"unexpected reply of a script: {reply!r}")
+        if isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable) and len(self.batches) > 1:
+            # one batch has met a key of another type: sent alone, the others succeed (or have done so already)
+            for batch in self.batches:
+                self.writer.submit([batch])
+            return
+        for batch in self.batches:
+            batch.ended(error)
+            self.writer.batch_ended(batch.queue, error)
+
+
+class InboxWriter:
+    """Stores letters in inboxes.
+
+    Invariant: at most one batch per source and device is in flight. The positions of a source only grow, and the
+    server skips letters at or below the last position it has stored: a batch can be sent again, but not overtaken.
+    """
+
+    def __init__(self, batcher: ScriptBatcher, keys: Keys, settings: Settings, *, is_cluster: bool) -> None:
+        self._batcher, self._keys = batcher, keys
+        self._most_devices = 1 if is_cluster else MOST_DEVICES
+        self._limit = int(settings.payload_limit)
+        self._options = (to_ms(settings.inbox_ttl), settings.inbox_limit, mark_ttl_ms(settings))
+        self._sender = f"source:~{secrets.token_hex(5)}"
+        self._count = 0
+        self._queues: dict[str, dict[str, DeviceQueue]] = {}
+        self._ready: list[DeviceQueue] = []
+
+    # -- from this process ----------------------------------------------------------------------------------------
+
+    async def send(
+        self, device: str, payload: Any, topic: str, headers: Mapping[str, str] | None, expiry: timedelta | None
+    ) -> None:
+        """Store one letter. Concurrent calls share a write."""
+        envelope, receipt = seal_payload(payload, topic, headers, self._limit), Receipt()
+        self._put(device, envelope, expiry_ms(expiry), receipt)
+        await receipt.complete()
+
+    async def send_many(
+        self,
+        letters: Iterable[tuple[str, Any]],
+        topic: str,
+        headers: Mapping[str, str] | None,
+        expiry: timedelta | None,
+    ) -> None:
+        """Store many, in the order given per device. The next round is encoded while one is in flight."""
+        ttl, before = expiry_ms(expiry), Receipt()
+        sealed = self._sealed(letters, topic, headers)
+        while True:
+            receipt = None if before.error else self._round(sealed, ttl)
+            await before.complete()
+            if receipt is None:
+                return
+            before = receipt
+
+    def _sealed(
+        self, letters: Iterable[tuple[str, Any]], topic: str, headers: Mapping[str, str] | None
+    ) -> Iterator[tuple[str, bytes]]:
+        if isinstance(letters, str | bytes | Mapping) or not isinstance(letters, Iterable):
+            raise ConfigError(f"{letters!r} are not letters: give (client id, payload) pairs")
+        for pair in letters:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ConfigError(f"{pair!r} is not a pair: give (client id, payload) for each letter")
+            yield pair[0], seal_payload(pair[1], topic, headers, self._limit)
+
+    def _round(self, letters: Iterator[tuple[str, bytes]], ttl: Value) -> Receipt | None:
+        """Queue the next round, bounded in letters and bytes; None when no letter is left."""
+        size, receipt = 0, Receipt()
+        for device, envelope in islice(letters, MOST_PER_ROUND):
+            self._put(device, envelope, ttl, receipt)
+            size += len(envelope)
+            if size >= MOST_BYTES:
+                break
+        return receipt if size else None  # `receipt.missing` may be 0 again: stored already
+
+    def _put(self, device: str, envelope: bytes, ttl: Value, receipt: Receipt) -> None:
+        self._count += 1
+        self.put(device, self._sender, f"{self._count:016d}", b"", ttl, envelope, receipt)
+
+    # -- from any source ------------------------------------------------------------------------------------------
+
+    def put(
+        self, device: str, source: str, position: str, published: Value, ttl: Value, envelope: bytes, receipt: Receipt
+    ) -> None:
+        """Queue one letter of a source. Positions of a source have one width and grow.
+
+        `published` and `ttl` are milliseconds, or empty for published now and for no expiry of its own.
+        """
+        queues = self._queues.get(source)
+        if queues is None:
+            queues = self._queues[source] = {}
+        queue = queues.get(device)
+        if queue is None:
+            # a wrong id fails here, before anything is queued
+            queue = queues[device] = DeviceQueue(device, source, self._keys.device(device))
+            self._make_ready(queue)
+        batch = queue.open()
+        batch.parts += (position, published, ttl, envelope)
+        batch.letters += 1
+        batch.size += len(envelope)
+        if batch.receipt is not receipt:
+            batch.add_receipt(receipt)
+
+    def _make_ready(self, queue: DeviceQueue) -> None:
+        """Its next batch is sent in the next turn of the event loop, with those of other queues."""
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._submit_ready)
+        self._ready.append(queue)
+
+    def _submit_ready(self) -> None:
+        """Send a batch of every ready queue, in calls of bounded size."""
+        ready, self._ready = self._ready, []
+        batches, letters, size = list[LetterBatch](), 0, 0
+        for queue in ready:
+            batch = queue.take()
+            assert batch is not None, "a ready queue has a batch"
+            if batches and (
+                len(batches) >= self._most_devices
+                or letters + batch.letters > MOST_LETTERS
+                or size + batch.size > MOST_BYTES
+            ):
+                self.submit(batches)
+                batches, letters, size = [], 0, 0
+            batches.append(batch)
+            letters += batch.letters
+            size += batch.size
+        if batches:
+            self.submit(batches)
+
+    def submit(self, batches: list[LetterBatch]) -> None:
+        """Send batches in one call."""
+        self._batcher.add(AddLettersCall(self, batches, self._options))
+
+    def batch_ended(self, queue: DeviceQueue, error: Exception | None) -> None:
+        """A batch of a queue has ended: make the next one ready, or drop the empty queue."""
+        while error is not None and (batch := queue.take()) is not None:
+            batch.ended(error)  # stored after a failed one, its higher position would exclude that one for ever
+        if queue.first is not None:
+            self._make_ready(queue)
+        else:
+            del self._queues[queue.source][queue.device]
+
+    def __repr__(self) -> str:
+        return f"<InboxWriter queues={sum(map(len, self._queues.values()))}>"
+
+
+def mark_ttl_ms(settings: Settings) -> int:
+    """How long the mark of a source is kept at least: longer than a call may be repeated."""
+    return to_ms(max(settings.dedup_window, 2 * settings.unavailable_timeout))
+
+
+def expiry_ms(expiry: timedelta | None) -> Value:
+    """An expiry as milliseconds, empty for none. Raises ConfigError for an impossible duration."""
+    if expiry is None:
+        return b""
+    if not isinstance(expiry, timedelta) or not timedelta(0) < expiry <= LONGEST_EXPIRY:
+        raise ConfigError(
+            f"expiry={expiry!r} is not possible: use a timedelta above 0 and up to {LONGEST_EXPIRY.days} days"
+        )
+    return max(1, to_ms(expiry))

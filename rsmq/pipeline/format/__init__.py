@@ -1,0 +1,1 @@
+"""The data source `format("rsmq")`: options, offsets, columns, readers and writers."""

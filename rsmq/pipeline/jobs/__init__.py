@@ -1,0 +1,1 @@
+"""The jobs that move data: archive, compact, replay and send."""

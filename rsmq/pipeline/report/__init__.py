@@ -1,0 +1,1 @@
+"""The report: counts messages with Spark, reads the state of the server, and makes one HTML page."""

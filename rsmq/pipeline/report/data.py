@@ -1,0 +1,145 @@
+"""The content of a report as plain values. Times are aware; latencies are in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """Messages of a topic in one interval."""
+
+    topic: str
+    at: datetime
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLatency:
+    """The time from `publish` to the stream, in one interval. Only message ids that contain a time are measured."""
+
+    at: datetime
+    measured: int
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey:
+    """One of the most frequent keys. `share`: of its topic's messages, 0 to 1."""
+
+    topic: str
+    key: str
+    messages: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCounts:
+    """The messages of a topic by partition."""
+
+    topic: str
+    messages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficHistory:
+    """What was published in the window."""
+
+    first: datetime | None
+    last: datetime | None
+    step: timedelta
+    volumes: tuple[Volume, ...]
+    latencies: tuple[PublishLatency, ...]
+    hot_keys: tuple[HotKey, ...]
+    spreads: tuple[PartitionCounts, ...]
+
+    @property
+    def messages(self) -> int:
+        """How many, of all topics."""
+        return sum(volume.messages for volume in self.volumes)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLoad:
+    """A member, the number of partitions that it owns now, and the window's messages in them."""
+
+    member: str
+    partitions: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """A group now. `waiting`: the age of the oldest message that it has not settled."""
+
+    topic: str
+    name: str
+    distribution: str
+    lag: int
+    pending: int
+    parked: int
+    dead_letters: int
+    waiting: timedelta | None
+    loads: tuple[MemberLoad, ...]
+
+    @property
+    def jain(self) -> float | None:
+        """Fairness over its members; None under shared distribution, where members own no partitions."""
+        return jain([load.messages for load in self.loads]) if self.loads else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCause:
+    """Dead letters with one reason. `example`: the most frequent error.
+
+    `given_up`: seconds from the stream to the dead letters, median and 95th percentile.
+    """
+
+    topic: str
+    group: str
+    reason: str
+    letters: int
+    given_up: tuple[float, float]
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class InboxBacklog:
+    """Device inboxes. `steps`: how many devices have up to that many letters; None: without bound."""
+
+    devices: int
+    connected: int
+    letters: int
+    dropped: int
+    steps: tuple[tuple[int | None, int], ...]
+    longest: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """A report. `source`: where the history was read from. `cut`: a sentence for each count that was limited."""
+
+    made_at: datetime
+    server: str
+    source: str
+    history: TrafficHistory
+    groups: tuple[GroupReport, ...]
+    deaths: tuple[DeadLetterCause, ...]
+    backlog: InboxBacklog | None
+    cut: tuple[str, ...] = ()
+
+
+def jain(loads: Sequence[float]) -> float:
+    """Jain's fairness index: 1 when all loads are equal, 1/n when one of n has everything. Without any load: 1."""
+    squares = sum(load * load for load in loads)
+    return sum(loads) ** 2 / (len(loads) * squares) if squares else 1.0
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The nearest-rank percentile of sorted values; 0 if there are none."""
+    return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0

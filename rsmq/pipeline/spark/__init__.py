@@ -1,0 +1,1 @@
+"""Spark itself: its session and progress bars, and its errors in plain words."""

@@ -1,0 +1,89 @@
+"""Translates Spark's errors into errors of rsmq with one line that says what to do.
+
+A Spark error is a page of Java stack. The reason is somewhere inside: an error of rsmq raised in a task, a file that
+cannot be read, a full disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame
+
+from rsmq import errors
+from rsmq.errors import ConfigError, RsmqError
+from rsmq.pipeline.format.offsets import DataLoss
+
+OWN_ERROR: Final = re.compile(rf"\b(?:{re.escape(errors.__name__)}|{re.escape(DataLoss.__module__)})\.(\w+): ([^\n]+)")
+PYTHON_ERROR: Final = re.compile(r"^(?!org\.|java\.|py4j\.|pyspark\.)([\w.]*(?:Error|Exception): [^\n]+)", re.MULTILINE)
+"""The last line of a Python traceback."""
+FILE: Final = re.compile(r"((?:file|hdfs|s3a|gs|abfss?):/[^\s'\",]+\.parquet)")
+UNREADABLE: Final = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "is not a Parquet file", "Could not read footer")
+GONE: Final = ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "FileNotFoundException")
+FULL: Final = ("No space left on device", "Disk quota exceeded")
+DENIED: Final = ("Permission denied", "AccessControlException")
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Raise an error of rsmq instead of one of Spark."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise translate(error) from error
+
+
+def filter_rows(rows: DataFrame, where: str | None) -> DataFrame:
+    """The rows for which an SQL expression is true. Raises ConfigError for one that Spark does not understand."""
+    try:
+        return rows if where is None else rows.where(where)
+    except (AnalysisException, ParseException) as error:
+        raise ConfigError(f"--where {where!r} is not valid SQL: {first_line(str(error))}") from None
+
+
+def translate(error: Exception) -> RsmqError:
+    """The error of rsmq for one of Spark."""
+    text = "\n".join(messages(error))
+    if found := OWN_ERROR.findall(text):
+        name, message = found[-1]
+        kind = DataLoss if name == "DataLoss" else getattr(errors, name, RsmqError)
+        try:
+            return ConfigError(message) if issubclass(kind, ConfigError) else kind(message)
+        except TypeError:  # its constructor takes fields instead of a text
+            return RsmqError(message)
+    path = next(iter(FILE.findall(text)), "")
+    where = f" ({path})" if path else ""
+    if any(sign in text for sign in FULL):
+        return RsmqError(f"the disk is full{where}: free some space and run it again, it continues where it stopped")
+    if path and any(sign in text for sign in UNREADABLE):
+        return RsmqError(
+            f"{path} cannot be read as Parquet: it is damaged. Restore it from a copy, or move it away and run this "
+            f"again without its messages"
+        )
+    if any(sign in text for sign in GONE):
+        return RsmqError(
+            f"a file was removed meanwhile{where}: run it again, but not at the same time as `rsmq pipeline compact`"
+        )
+    if any(sign in text for sign in DENIED):
+        return RsmqError(f"this user has no permission to read or write there{where}")
+    return RsmqError(f"Spark failed: {(PYTHON_ERROR.findall(text) or [first_line(text)])[-1]}")
+
+
+def messages(error: BaseException | None) -> Iterator[str]:
+    """The messages of an error and its causes."""
+    while error is not None:
+        yield str(error)
+        error = error.__cause__
+
+
+def first_line(text: str) -> str:
+    """The first line with content."""
+    lines = (line.strip() for line in text.splitlines())
+    return next(
+        (line for line in lines if line and not line.startswith("An error occurred while calling")), "no reason"
+    )

@@ -1,0 +1,94 @@
+"""The Spark session of a command, and the progress bar that it shows on stderr.
+
+The session is that of `spark-submit`, or a new one on this machine with small settings. There is no bar where stderr is
+not a terminal, nor with --json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from rsmq.pipeline.java import use_java
+from rsmq.pipeline.spark.errors import spark_errors
+
+LOCAL: Final = "local[*]"
+SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+    "spark.python.daemon.module": "rsmq.pipeline.daemon",
+}
+LOCAL_SETTINGS: Final = {
+    # a few tasks on one machine: starting and planning cost more than they save
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
+}
+POLL_SECONDS: Final = 0.25
+
+Show = Callable[[float, float | None, str], None]
+"""Moves a bar: how much is done, of how much, a note. Without a total the bar only shows that work goes on."""
+
+
+def open_session(master: str | None = None, name: str = "rsmq") -> SparkSession:
+    """The active session, that of `spark-submit`, or a new one on `master` (default: all cores of this machine)."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    builder = SparkSession.builder.appName(name)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit, which has its own Java and master
+        use_java()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the default is any python3 on the PATH
+        where = LOCAL if master is None else master
+        settings = SETTINGS | (LOCAL_SETTINGS if where.startswith("local[") or where == "local" else {})
+        builder = builder.master(where)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+    with spark_errors():
+        return builder.getOrCreate()
+
+
+@contextmanager
+def progress_bar(title: str, is_quiet: bool = False, tasks_of: SparkSession | None = None) -> Iterator[Show]:
+    """A bar for the length of the block. With `tasks_of` it follows the tasks that Spark runs in the block."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
+               TimeElapsedColumn())  # fmt: skip
+    is_hidden = is_quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=is_hidden) as progress:
+        task = progress.add_task(title, total=None, note="")
+
+        def show(done: float, total: float | None, note: str) -> None:
+            progress.update(task, completed=done, total=total, note=note)
+
+        if is_hidden or tasks_of is None:
+            yield show
+            return
+        is_over = threading.Event()
+        follower = threading.Thread(target=follow_tasks, args=(tasks_of, show, is_over), name="rsmq-bar", daemon=True)
+        follower.start()
+        try:
+            yield show
+        finally:
+            is_over.set()
+            follower.join()
+
+
+def follow_tasks(spark: SparkSession, show: Show, is_over: threading.Event) -> None:
+    """Show how many tasks of the active stages are done, until `is_over` is set."""
+    tracker = spark.sparkContext.statusTracker()
+    while not is_over.wait(POLL_SECONDS):
+        stages = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number)) is not None]
+        total, done = (sum(getattr(each, name) for each in stages) for name in ("numTasks", "numCompletedTasks"))
+        if total:
+            show(done, total, f"{done} of {total} tasks")

@@ -1,0 +1,257 @@
+"""Clients on top of redis-py, with raw replies, and the one translation of its errors into ours.
+
+The layers above see only raw replies (bytes, ints, lists, in RESP2 shape) and rsmq's own errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import anyio
+import hiredis
+import redis
+import redis.asyncio
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.client import PubSub
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    MaxConnectionsError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
+
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, ScriptError, SlotMoved, SlotMoving
+from rsmq.redis.pool_connections import repair
+from rsmq.redis.scripts import with_source
+from rsmq.redis.slots import Key
+from rsmq.redis.url import redact
+
+TRANSIENT = {
+    "LOADING": "the server is loading its data",
+    "READONLY": "this server has become a replica",
+    "MASTERDOWN": "the replica has lost its master",
+    "CLUSTERDOWN": "the cluster is down",
+    "NOREPLICAS": "too few replicas are in sync",
+    "UNBLOCKED": "the server ended the blocking read",
+    "BUSY": "the server runs a long script",
+    "MISCONF": "the server cannot write to its disk: free space, or see its log",
+    "OOM": "the server is out of memory: raise maxmemory or trim topics (`rsmq topic list`)",
+}
+MOST_AT_ONCE = 50
+"""Concurrent commands of one client. redis-py does not queue: beyond 100 connections it raises."""
+MOVED_ON = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
+"""Errors of a server that is no longer the right one: the idle connections to it are closed."""
+ACCEPTED: set[str] = set()
+"""URLs whose credentials have been accepted. A later refusal is retried: a password may be about to change."""
+
+
+def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
+    """A redis-py, socket or timeout error as one of ours."""
+    while isinstance(error.__cause__, RedisError):
+        error = error.__cause__  # an error reply during the handshake is wrapped in a ConnectionError
+    if isinstance(error, ValueError | IndexError):
+        return BrokerError(
+            f"the reply of {redact(url) or 'the server'} cannot be read ({error}): is it a Redis or Valkey server?"
+        )
+    if isinstance(error, AskError):  # MOVED is one, too
+        return SlotMoved(error.slot_id, error.node_addr, is_ask=not isinstance(error, MovedError))
+    text = str(error)
+    where = f" at {redact(url)}" if url else ""
+    # redis-py removes the code of an error that it has a class for, so the class gives the code
+    code = text.split(" ", 1)[0].rstrip(":")
+    named = {"BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY", "MasterDownError": "MASTERDOWN",
+             "ClusterDownError": "CLUSTERDOWN", "TryAgainError": "TRYAGAIN", "OutOfMemoryError": "OOM"}  # fmt: skip
+    code = named.get(type(error).__name__, code)
+    if isinstance(error, AuthenticationError | AuthorizationError) or code in ("WRONGPASS", "NOAUTH"):
+        said = f"the server{where} refused the credentials ({text}): check user and password in RSMQ_URL"
+        return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
+    if isinstance(error, NoPermissionError) or code == "NOPERM":
+        return ConfigError(f"the server's ACL does not allow this ({text}): see the list of commands in docs/keys.md")
+    if code == "TRYAGAIN":
+        return SlotMoving(f"a slot is moving ({text})")
+    if code in TRANSIENT:
+        return BrokerUnavailable(f"{TRANSIENT[code]} ({text})")
+    if "WAIT cannot be used with replica" in text[:60]:
+        return BrokerUnavailable(TRANSIENT["READONLY"])
+    if code == "NOGROUP" or "NOGROUP" in text[:80]:
+        return GroupMissing(text)
+    if isinstance(error, ResponseError):
+        return ScriptError(text) if "script" in text else BrokerError(text)
+    if isinstance(error, MaxConnectionsError):
+        return BrokerError(text)
+    # what follows "No master found" is the repr of every connection
+    reason = text.partition(" : <")[0].rstrip(".") or type(error).__name__
+    return BrokerUnavailable(f"no answer from the server{where}: {reason}. Is it running? Check RSMQ_URL")
+
+
+def as_reply(reply: Any) -> Any:
+    """A reply; an error of redis-py as ours. NOSCRIPT stays: `Script` answers it."""
+    return translate(reply) if isinstance(reply, RedisError) and not isinstance(reply, NoScriptError) else reply
+
+
+@contextmanager
+def translated(url: str = "") -> Iterator[None]:
+    """Raise our errors instead of redis-py's inside the block. NOSCRIPT passes: `Script` answers it."""
+    try:
+        yield
+    except NoScriptError:
+        raise
+    except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
+        raise translate(error, url) from error
+
+
+Command = Sequence[Any]
+Send = Callable[..., Awaitable[list[Any]]]
+C = TypeVar("C")
+
+
+class Client(redis.asyncio.Redis):
+    """redis-py's client with raw replies, a bounded wait, no hidden retries and our errors.
+
+    No retries: redis-py's own would repeat an XADD whose reply was lost, and so store it twice.
+    `node_for(key)` is the client of one node: this client itself where there is only one server.
+    """
+
+    url: str = ""
+    timeout: float = 5.0
+    is_cluster: bool = False
+    _permits: asyncio.Semaphore
+
+    def prepare(self, url: str, timeout: float) -> Self:
+        """Keep replies raw: remove the callbacks with which redis-py converts them."""
+        self.url, self.timeout = url, timeout
+        self._permits = asyncio.Semaphore(MOST_AT_ONCE)
+        self.response_callbacks.clear()
+        repair(self.connection_pool)
+        return self
+
+    # -- nodes (overridden by `ClusterClient`) -----------------------------------------------------
+
+    @property
+    def nodes(self) -> Sequence[Client]:
+        """Every server that holds keys."""
+        return (self,)
+
+    def node_for(self, key: Key) -> Client:
+        """The client of the server that holds a key, by the present slot map."""
+        return self
+
+    async def refresh(self) -> None:
+        """Read the slot map again, if it is stale."""
+
+    def mark_stale(self) -> None:
+        """Mark the slot map as stale: a node may have been demoted without saying so."""
+
+    def note_error(self, error: BrokerError | ConfigError) -> None:
+        """Update the slot map after an error of a connection to this server."""
+
+    async def spread(self, commands: Sequence[tuple[Key, C]], send: Send) -> list[Any]:
+        """`send(node, commands of that node, asking=...)` for every node; the replies in the order of the commands."""
+        return await send(self, [command for _, command in commands], asking=False) if commands else []
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated(self.url):
+            try:
+                async with self._permits:
+                    with anyio.fail_after(self.timeout):
+                        return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            except (RedisError, OSError) as error:
+                if type(error).__name__ in ("ReadOnlyError", "MasterDownError") or str(error).startswith(MOVED_ON):
+                    await self.connection_pool.disconnect(inuse_connections=False)
+                raise
+
+    async def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
+        """Send commands together. An error in a reply is returned in its place; a lost connection is raised.
+
+        `asking`: the commands are on a slot that this node is about to take over.
+        """
+        if not commands:
+            return []
+        with translated(self.url):
+            async with self._permits, self.pipeline(transaction=False) as pipe:
+                with anyio.fail_after(self.timeout):
+                    for command in commands:
+                        if asking:
+                            pipe.execute_command("ASKING")
+                        pipe.execute_command(*command)
+                    replies = await pipe.execute(raise_on_error=False)
+        return [as_reply(reply) for reply in replies[asking :: 1 + asking]]
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        if isinstance(self.connection_pool, AsyncSentinelPool):
+            for sentinel in self.connection_pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+
+class Packer:
+    """Packs commands without redis-py's inspection of each argument, which costs more than the packing itself."""
+
+    def pack(self, *command: Any) -> list[bytes]:
+        """One command in the wire format; a name of two words is split."""
+        name = command[0]
+        if isinstance(name, str) and " " in name:
+            command = (*name.split(), *command[1:])
+        return [hiredis.pack_command(command)]
+
+
+class BlockingClient(redis.Redis):
+    """The same for a thread: raw replies, no hidden retries. Its errors are redis-py's: wrap in `translated`."""
+
+    is_cluster: bool = False
+
+    def prepare(self) -> Self:
+        """Keep replies raw."""
+        self.response_callbacks.clear()
+        return self
+
+    def node_for(self, key: Key) -> BlockingClient:
+        """The server that holds a key."""
+        return self
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """One command. Raises an error reply."""
+        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def mark_stale(self) -> None:
+        """Mark the slot map as stale: a node may have been demoted without saying so."""
+
+    def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
+        """Send commands together. An error in a reply is returned in its place; a lost connection is raised.
+
+        A script that the server does not have is sent again with its source.
+        """
+        replies = self._pipelined(commands, asking=asking)
+        unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        again = self._pipelined([with_source(commands[at]) for at in unknown], asking=asking)
+        for at, reply in zip(unknown, again, strict=True):
+            replies[at] = reply
+        return replies
+
+    def _pipelined(self, commands: Sequence[Command], *, asking: bool) -> list[Any]:
+        if not commands:
+            return []
+        with self.pipeline(transaction=False) as pipe:
+            for command in commands:
+                if asking:
+                    pipe.execute_command("ASKING")
+                pipe.execute_command(*command)
+            return list(pipe.execute(raise_on_error=False))[asking :: 1 + asking]
+
+    def subscriber(self) -> PubSub:
+        """A connection that listens to channels."""
+        return self.pubsub()  # type: ignore[no-untyped-call, no-any-return]
+
+    def disconnect(self) -> None:
+        """Close every connection: the server may be the wrong one by now."""
+        self.connection_pool.disconnect()

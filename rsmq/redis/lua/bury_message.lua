@@ -1,0 +1,29 @@
+#!lua flags=allow-oom
+-- PURPOSE  Move a message to the dead letters of its group.
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 dead-letter stream
+-- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 stream id  5 attempts charged so far:int  6 keep:int
+--          7 again:0|1 (1: an earlier call may have been executed)
+--          8.. dlq.* field, value, ... (`dlq.body` first: without the message's own fields)
+-- RETURNS  {'OK', dead letter's id, is_deleted:0|1}, {'STALE_EPOCH'} or {'NOT_PENDING'}
+-- WHY      One call writes the dead letter and then acknowledges, so a message is neither lost nor buried twice. The
+--          body is copied inside the server. An entry with too many fields for one call is packed into one field. A
+--          body that is too large to copy stays in the stream. Only the owner of a partition settles, so a message that
+--          is not pending lost its consumer, unless this call was executed before.
+if ARGV[2] ~= '' then
+  local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
+  if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
+end
+local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
+if row and row[2] ~= ARGV[1] or not row and (ARGV[2] == '' or ARGV[7] == '1') then return { 'NOT_PENDING' } end
+local entry = ARGV[8] == 'dlq.body' and { '', {} } or redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])[1]
+local fields = entry and entry[2] or { 'dlq.body', 'deleted' }
+if #fields > 2000 then
+  local packed = {}
+  for i = 1, #fields do packed[i] = struct.pack('>I4', #fields[i]) .. fields[i] end
+  fields = { 'dlq.packed', table.concat(packed) }
+end
+for i = 8, #ARGV do fields[#fields + 1] = ARGV[i] end
+local id = redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[6], '*', unpack(fields))
+redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])
+redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5])
+return { 'OK', id, entry and 0 or 1 }

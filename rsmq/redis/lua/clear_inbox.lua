@@ -1,0 +1,28 @@
+#!lua flags=allow-oom
+-- PURPOSE  Raise the floor of an inbox, and remove a chunk of the letters at or below it.
+-- KEYS     1 messages zset  2 session hash  3 expiry zset
+-- ARGV     1 floor:int (0: leave it)  2 count:int
+-- RETURNS  {'OK', removed:int, left:int}
+-- WHY      A large inbox is cleared in bounded steps. The caller names the floor, so a repeated call does not remove
+--          letters that arrived meanwhile: they are above it and stay, and so do their handshakes. A floor above the
+--          newest letter (of an inbox that was lost in between) would hide the letters to come.
+local state = redis.call('HMGET', KEYS[2], 'floor', 'seq', 'held')
+local floor = tonumber(state[1] or 0)
+local raised = math.min(tonumber(ARGV[1]), tonumber(state[2] or 0))
+if raised > floor then
+  floor = raised
+  local held = {}
+  for each in (state[3] or ''):gmatch('%d+') do
+    if tonumber(each) > floor then held[#held + 1] = each end
+  end
+  redis.call('HSET', KEYS[2], 'floor', string.format('%.0f', floor), 'held', table.concat(held, ','))
+end
+local refs, names = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', floor, 'LIMIT', 0, ARGV[2]), {}
+if #refs == 0 then return { 'OK', 0, 0 } end
+for i, ref in ipairs(refs) do
+  names[i] = KEYS[1] .. '_' .. ref
+end
+redis.call('UNLINK', unpack(names))
+redis.call('ZREM', KEYS[1], unpack(refs))
+redis.call('ZREM', KEYS[3], unpack(refs))
+return { 'OK', #refs, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }

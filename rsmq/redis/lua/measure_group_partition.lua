@@ -1,0 +1,28 @@
+#!lua flags=no-writes
+-- PURPOSE  Read the state of one partition for one group, without sending a payload.
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 dead-letter stream
+-- ARGV     1 group  2 last delivered id  3 limit of parked ids to read:int
+-- RETURNS  {oldest pending id, oldest undelivered id, oldest parked id, parked, dead letters, owner, epoch, until_ms,
+--          consumer, pending, ...}; '' is none
+-- WHY      One command instead of six: a refresh costs one command for each partition. And one moment: a message that
+--          moves between the pending list and the retry set is in one of them.
+local pending = redis.call('XPENDING', KEYS[1], ARGV[1])
+local following = redis.pcall('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 1)[1] -- an error behind the last id
+local oldest, least = '', nil
+for _, member in ipairs(redis.call('ZRANGE', KEYS[3], 0, ARGV[3] - 1)) do
+  local id = member:match('^[^|]*')
+  local ms, seq = id:match('^0*(%d+)%-0*(%d+)$')
+  -- both halves may exceed the 53 bits of a number, so ids are compared as text
+  local order = ms and ('0'):rep(20 - #ms) .. ms .. ('0'):rep(20 - #seq) .. seq
+  if order and (not least or order < least) then oldest, least = id, order end
+end
+local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch', 'until_ms')
+local found = {
+  pending[2] or '', following and following[1] or '', oldest,
+  redis.call('ZCARD', KEYS[3]), redis.call('XLEN', KEYS[4]), lease[1] or '', lease[2] or '0', lease[3] or '0',
+}
+for _, row in ipairs(pending[4] or {}) do
+  found[#found + 1] = row[1]
+  found[#found + 1] = tonumber(row[2])
+end
+return found

@@ -1,0 +1,54 @@
+#!lua flags=allow-oom
+-- PURPOSE  Connect a device under a new epoch, which shuts out its previous connection.
+-- KEYS     1 messages zset  2 session hash  3 expiry zset  4 wake channel
+-- ARGV     1 gateway  2 clean:0|1  3 inbox_ttl_ms:int  4 field of the gateway's mark  5 position (16 digits)
+--          6 mark_ttl_ms:int
+-- RETURNS  {'OK', epoch, present:0|1, sent, floor, leftover:int} or {'STALE_EPOCH'}
+-- WHY      A connect whose answer was lost is repeated, perhaps after the device has connected elsewhere. Each connect
+--          of a gateway process has a higher position, and the mark keeps the last one that was executed. The same
+--          position is a repeat: it gets the first answer, or STALE_EPOCH if a newer connect has taken the session. A
+--          lower position is an older connect, so it is refused. A clean start raises the floor to the newest seq:
+--          letters up to it are invisible at once and are removed in chunks later (`leftover`). since_ms refuses
+--          letters that were published before the clean start but arrive after it. The epoch also grows when the
+--          session had expired, so that a connection of an earlier session stays shut out. If only the session was
+--          lost, seq and sent continue at its letters.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local text = string.format('%.0f', now)
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'seq', 'sent', 'floor', ARGV[4])
+local seq, sent, floor, mark = state[2], state[3] or '0', state[4] or '0', state[5] or ''
+
+-- the mark: position:epoch:present@seconds
+if mark:sub(1, #ARGV[5]) >= ARGV[5] then
+  local epoch, present = mark:match(':(%d+):(%d)@')
+  if mark:sub(1, #ARGV[5]) > ARGV[5] or epoch ~= state[1] then return { 'STALE_EPOCH' } end
+  return { 'OK', epoch, tonumber(present), sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }
+end
+
+if not state[5] and redis.call('HLEN', KEYS[2]) > 48 then
+  local fields = redis.call('HGETALL', KEYS[2])
+  for i = 1, #fields, 2 do
+    local at = fields[i]:sub(1, 7) == 'source:' and tonumber(fields[i + 1]:match('@(%d+)$'))
+    if at and at * 1000 < now - ARGV[6] then redis.call('HDEL', KEYS[2], fields[i]) end
+  end
+end
+if not seq then
+  seq = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1] or '0'
+  sent = seq
+  redis.call('HSET', KEYS[2], 'sent', sent)
+end
+local epoch = string.format('%.0f', math.max(tonumber(state[1] or 0) + 1, now))
+local present = (state[1] or state[2] or seq ~= '0') and 1 or 0
+if ARGV[2] == '1' then
+  floor = seq
+  redis.call('HSET', KEYS[2], 'floor', floor, 'since_ms', text, 'held', '')
+end
+local till = now + ARGV[3] + math.floor(ARGV[3] / 64)
+redis.call('HSET', KEYS[2], 'epoch', epoch, 'seq', seq, 'gateway', ARGV[1], 'connected_ms', text, 'seen_ms', text,
+  'idle', '0', 'until_ms', string.format('%.0f', till),
+  ARGV[4], ARGV[5] .. ':' .. epoch .. ':' .. present .. '@' .. time[1])
+for i = 1, 3 do
+  redis.call('PEXPIREAT', KEYS[i], till)
+end
+redis.call('SPUBLISH', KEYS[4], '')
+return { 'OK', epoch, present, sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }

@@ -1,0 +1,51 @@
+#!lua flags=allow-oom
+-- PURPOSE  Read the next letters of an inbox for its session.
+-- KEYS     1 messages zset  2 session hash  3 expiry zset
+-- ARGV     1 epoch  2 after_seq:int  3 count:int  4 bytes:int (read on until so many are reached)  5 inbox_ttl_ms:int
+-- RETURNS  {'OK', cursor, drained:0|1, then per letter: seq, envelope ('' where it was received before)}
+--          or {'STALE_EPOCH'} or {'NO_SESSION'}
+-- WHY      All letters leave through this script, bounded in number and bytes, so backlog and live traffic cannot race.
+--          A drained inbox is marked idle in the same step, so that the next letter sends a wake-up and none is missed.
+--          Only a letter takes that mark away: a late repeat of an older page must not.
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held')
+if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local count, budget, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), 0
+local refs = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[2], '+inf', 'LIMIT', 0, count)
+local held = {}
+for each in (state[4] or ''):gmatch('%d+') do
+  held[each] = true
+end
+local reply, dead, looked = { 'OK', ARGV[2], 0 }, {}, 0
+for _, ref in ipairs(refs) do
+  local envelope = redis.call('GET', KEYS[1] .. '_' .. ref)
+  if not envelope and held[ref] then envelope = '' end
+  if envelope then
+    reply[#reply + 1] = ref
+    reply[#reply + 1] = envelope
+    bytes = bytes + #envelope
+  else
+    dead[#dead + 1] = ref
+  end
+  looked = looked + 1
+  reply[2] = ref
+  if bytes >= budget then break end
+end
+if looked == #refs and looked < count then reply[3] = 1 end
+if #dead > 0 then
+  redis.call('ZREM', KEYS[1], unpack(dead))
+  redis.call('ZREM', KEYS[3], unpack(dead))
+  redis.call('HINCRBY', KEYS[2], 'expired', #dead)
+end
+if tonumber(reply[2]) > tonumber(state[2] or 0) then redis.call('HSET', KEYS[2], 'sent', reply[2]) end
+if reply[3] == 1 then redis.call('HSET', KEYS[2], 'idle', '1') end
+redis.call('HSET', KEYS[2], 'seen_ms', string.format('%.0f', now))
+if tonumber(state[3] or 0) < now + ARGV[5] then
+  local till = now + ARGV[5] + math.floor(ARGV[5] / 64)
+  redis.call('HSET', KEYS[2], 'until_ms', string.format('%.0f', till))
+  for i = 1, 3 do
+    redis.call('PEXPIREAT', KEYS[i], till)
+  end
+end
+return reply

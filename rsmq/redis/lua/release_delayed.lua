@@ -1,0 +1,30 @@
+-- PURPOSE  Move delayed messages that are due into the stream.
+-- KEYS     1 stream  2 delayed zset
+-- ARGV     1 limit:int
+-- RETURNS  {moved:int, wait_ms:int until the next one is due, -1 if there is none}
+-- WHY      ZREM and XADD run in one script: a poller that dies loses no message and moves none twice.
+--          A message that cannot be unpacked becomes an entry without `data`: consumers bury it as malformed.
+local function unpacked(packed)
+  local fields, at = {}, 1
+  while at <= #packed do
+    local n
+    n, at = struct.unpack('>I4', packed, at)
+    if at + n - 1 > #packed then error('cut off') end
+    fields[#fields + 1] = packed:sub(at, at + n - 1)
+    at = at + n
+  end
+  if #fields == 0 or #fields % 2 == 1 or #fields > 2000 then error('not pairs') end
+  return fields
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[1])
+for _, packed in ipairs(due) do
+  local ok, fields = pcall(unpacked, packed)
+  if not ok then fields = { 'packed', packed } end
+  redis.call('XADD', KEYS[1], '*', unpack(fields))
+  redis.call('ZREM', KEYS[2], packed)
+end
+local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+if #next == 0 then return { #due, -1 } end
+return { #due, math.max(0, tonumber(next[2]) - now) }

@@ -1,0 +1,28 @@
+-- PURPOSE  Publish a dead letter again.
+-- KEYS     1 stream  2 dead-letter stream
+-- ARGV     1 dead letter's id  2 group
+-- RETURNS  {'OK', stream id}, {'GONE'}, {'ELSEWHERE'} (it has no body here) or {'PACKED', packed fields}
+-- WHY      The right to XDEL is checked first: if it were refused after the XADD, each try would leave another copy.
+--          The field `group` addresses the new entry to the group that failed; the other groups have handled the
+--          message.
+if not redis.acl_check_cmd('XDEL', KEYS[2], ARGV[1]) then
+  return redis.error_reply('NOPERM this user may not replay: it has no right to XDEL')
+end
+local entry = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
+if not entry then return { 'GONE' } end
+local fields = {}
+for i = 1, #entry[2], 2 do
+  local name = entry[2][i]
+  if name == 'dlq.packed' then return { 'PACKED', entry[2][i + 1] } end
+  if name == 'dlq.body' then return { 'ELSEWHERE' } end
+  if name:sub(1, 4) ~= 'dlq.' and name ~= 'group' then
+    fields[#fields + 1] = name
+    fields[#fields + 1] = entry[2][i + 1]
+  end
+end
+if #fields == 0 then return { 'ELSEWHERE' } end
+fields[#fields + 1] = 'group'
+fields[#fields + 1] = ARGV[2]
+local id = redis.call('XADD', KEYS[1], '*', unpack(fields))
+redis.call('XDEL', KEYS[2], ARGV[1])
+return { 'OK', id }

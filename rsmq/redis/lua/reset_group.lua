@@ -1,0 +1,16 @@
+-- PURPOSE  Let a group start again at a given position of one partition.
+-- KEYS     1 stream  2 lease hash  3 retry zset
+-- ARGV     1 group  2 start: stream id (exclusive), '0' or '$'
+-- RETURNS  'OK'
+-- WHY      The right to destroy a group is checked first, so that without it nothing changes.
+--          Pending and parked messages belong to the old run. A new epoch makes every settlement of the old run void.
+--          The reader stays: its read may still be on its way, and the next owner must cut it off.
+if not redis.acl_check_cmd('XGROUP', 'DESTROY', KEYS[1], ARGV[1]) then
+  return redis.error_reply('NOPERM this user may not reset a group: it has no right to XGROUP DESTROY')
+end
+redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
+redis.call('UNLINK', KEYS[3])
+redis.call('HINCRBY', KEYS[2], 'epoch', 1)
+redis.call('HSET', KEYS[2], 'owner', '', 'until_ms', '0')
+return 'OK'

@@ -1,0 +1,50 @@
+#!lua flags=allow-oom
+-- PURPOSE  Take the exclusive right to a partition, under a new epoch.
+-- KEYS     1 lease hash  2 stream
+-- ARGV     1 owner  2 ttl_ms:int  3 reader ("client-id address" of the connection that will read)
+--          4 absent owner or ''  5 presence channel of the absent owner, or '' where it is on another node  6 group
+--          7 longest lease of a member of the group in ms, or '' if the caller has not asked
+-- RETURNS  {'OK', epoch, previous owner, other readers, one a line} or {'HELD', owner or '' if unknown, remaining_ms}
+--          or {'UNKNOWN'}: ask for the longest lease and call again
+-- WHY      Every grant has its own epoch, so a late write under an earlier grant is refused, even from the same owner.
+--          An absent owner may be replaced before its lease ends. The script checks again that its channel has no
+--          subscriber, so that a member that has just come back keeps its lease. If the record is gone (deleted by
+--          hand, or lost in a failover) but the group has consumers, the previous reader is unknown and may still read,
+--          so the partition stays unowned for the longest lease of a member. The consumer is created here, because Redis 7.0 creates none
+--          for a blocking read. Every other connection that may still read is returned, newest first, and kept in
+--          `before` until an owner that has cut them off claims: an owner that asks again after a lost reply, and the
+--          next one if this owner never gets that far, learn the same ones.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function has_readers()
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[2], ARGV[6])
+  for _, each in ipairs(consumers.err and {} or consumers) do
+    if each[2] ~= ARGV[1] then return true end
+  end
+  return false
+end
+
+local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader', 'before')
+if not lease[1] and has_readers() then
+  if ARGV[7] == '' then return { 'UNKNOWN' } end
+  redis.call('HSET', KEYS[1], 'owner', '', 'until_ms', string.format('%.0f', now + ARGV[7]), 'reader', '')
+  return { 'HELD', '', tonumber(ARGV[7]) }
+end
+local owner = lease[1] or ''
+local left = tonumber(lease[2] or 0) - now
+if owner ~= ARGV[1] and left > 0 then
+  if owner == '' or owner ~= ARGV[4] then return { 'HELD', owner, left } end
+  if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then return { 'HELD', owner, left } end
+end
+local others, seen = {}, { [ARGV[3]] = true }
+for reader in ((lease[3] or '') .. '\n' .. (lease[4] or '')):gmatch('[^\n]+') do
+  if not seen[reader] and #others < 16 then others[#others + 1] = reader end
+  seen[reader] = true
+end
+local before = table.concat(others, '\n')
+local epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]), 'reader', ARGV[3],
+  'before', before)
+redis.pcall('XGROUP', 'CREATECONSUMER', KEYS[2], ARGV[6], ARGV[1])
+return { 'OK', tostring(epoch), owner, before }

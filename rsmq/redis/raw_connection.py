@@ -1,0 +1,272 @@
+"""Raw connections: commands are packed once and written together; replies are read in order, without conversion.
+
+A `RawConnection` leads to one server, a `ShardedConnection` to each node that holds some of the keys. redis-py does the
+handshake, TLS and credentials. Its code per command is too slow for the hot path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import anyio
+import hiredis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from rsmq.errors import BrokerError, BrokerUnavailable, SlotMoved
+from rsmq.redis.connector import Client, translate
+from rsmq.redis.scripts import packed_with_source
+from rsmq.redis.slots import Key
+
+try:
+    from redis._parsers.hiredis import NOT_ENOUGH_DATA
+except ImportError:
+    NOT_ENOUGH_DATA = None
+
+Packed = tuple[Key, bytes]
+"""A key, which decides the node, and a packed command on keys of the same slot."""
+
+FAILURES: Final = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError)
+"""The last two: a reply that redis-py cannot parse, such as a MOVED without an address."""
+
+
+def pack(command: Sequence[str | bytes | int | float]) -> bytes:
+    """One command in the wire format."""
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+    return packed
+
+
+def kill_command(name: str) -> tuple[str, ...]:
+    """The command that closes the connection of this `name`, with what it has not read of it yet.
+
+    Both id and address must match, so that after a restart of the server no other client is hit.
+    """
+    client_id, _, address = name.partition(" ")
+    return "CLIENT", "KILL", "ID", client_id, "ADDR", address
+
+
+ASKING: Final = pack(("ASKING",))
+
+
+def extend(packed: bytes, count: int, arguments: Iterable[bytes]) -> bytes:
+    """A packed command with `count` further arguments, which are packed already."""
+    at = packed.index(b"\r\n")
+    return b"".join((b"*%d" % (int(packed[1:at]) + count), packed[at:], *arguments))
+
+
+class RawConnection:
+    """A connection to one server, for one task at a time; on a cluster, made with `client.node_for(key)`.
+
+    An error in a reply is returned in its place, not raised.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.node = client
+        self._timeout = client.timeout
+        self._connection = client.connection_pool.make_connection()
+        self.client_id = 0
+        self.address = ""
+        self._lacks_script = False
+        self._last = ""  # the name of the last connection, if commands on it may still be on their way
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened and no error has closed it since."""
+        return bool(self.client_id) and self._connection.is_connected
+
+    @property
+    def name(self) -> str:
+        """Its id and address in the server, for `kill_command`; empty while it is not open."""
+        return f"{self.client_id} {self.address}" if self.is_open else ""
+
+    async def open(self) -> None:
+        """Connect, and read the id that the server has given this connection.
+
+        If the last connection broke, the server ends it first: a command that was late on it is not executed after its
+        repetition on this one.
+        """
+        async with self._bounded():
+            await self._connection.connect()
+            info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
+            if isinstance(info, Exception):
+                raise info
+            # no split at blanks: the path of a unix socket may contain some
+            said = info.decode(errors="replace") if isinstance(info, bytes) else ""
+            found = re.match(r"id=(\d+) addr=(.*?) laddr=", said)
+            if found is None:
+                raise BrokerError(f"CLIENT INFO says {info!r}: this is not a Redis 7.0 or Valkey 8 server")
+            client_id, address = int(found[1]), found[2]
+            if self._last:
+                (reply,) = await self.exchange([pack(kill_command(self._last))])
+                if isinstance(reply, BrokerUnavailable):  # another error: no right to do it
+                    raise reply
+            self.client_id, self.address, self._last = client_id, address, ""
+
+    async def close(self) -> None:
+        """Close the connection; commands in flight may or may not be executed."""
+        self.client_id = 0
+        await self._connection.disconnect(nowait=True)
+
+    async def send(self, commands: Sequence[bytes]) -> None:
+        """Write packed commands together."""
+        async with self._bounded():
+            await self._connection.send_packed_command(commands, check_health=False)
+
+    async def receive(self, count: int, timeout: float | None = None) -> list[Any]:
+        """The next replies. Raises BrokerUnavailable, and closes the connection, when they do not come in time."""
+        async with self._bounded(timeout):
+            return await self._replies(count)
+
+    async def exchange(
+        self, commands: Sequence[bytes], timeout: float | None = None, *, asking: bool = False, last: bytes = b""
+    ) -> list[Any]:
+        """Write commands together and read as many replies, all within one time limit.
+
+        A script that the server does not have is written again with its source. `asking`: the commands are on slots
+        that this node is about to take over. `last` (WAIT) is written behind all others, its reply comes last.
+        """
+        async with self._bounded(timeout):
+            self._lacks_script = False
+            replies = await self._exchange(commands, asking, last)
+            if self._lacks_script:
+                unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+                again = [packed_with_source(commands[at]) for at in unknown]
+                answers = await self._exchange(again, asking, last)
+                for at, answer in zip((*unknown, *([-1] if last else ())), answers, strict=True):
+                    replies[at] = answer
+            return replies
+
+    async def _exchange(self, commands: Sequence[bytes], asking: bool, last: bytes) -> list[Any]:
+        packed = [part for command in commands for part in (ASKING, command)] if asking else commands
+        if last:
+            packed = [*packed, last]
+        await self._connection.send_packed_command(packed, check_health=False)
+        replies = await self._replies(len(packed))
+        return replies[1::2] if asking else replies
+
+    async def _replies(self, count: int) -> list[Any]:
+        replies: list[Any] = []
+        while len(replies) < count:
+            replies.append(await self._reply())
+            self._take_arrived(replies, count)
+        return replies
+
+    async def _reply(self) -> Any:
+        try:
+            return await self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
+        except ResponseError as error:
+            return self._answer(error)
+
+    def _take_arrived(self, replies: list[Any], count: int) -> None:
+        """Take the replies that arrived with the first one straight out of redis-py's parser: a tenth of the CPU.
+
+        This uses private names. Without them every reply is read one by one; a test fails when they are gone.
+        """
+        reader = getattr(getattr(self._connection, "_parser", None), "_reader", None)
+        if reader is None or NOT_ENOUGH_DATA is None:
+            return
+        while len(replies) < count:
+            reply = reader.gets(False)
+            if reply is NOT_ENOUGH_DATA:
+                return
+            replies.append(self._answer(reply) if isinstance(reply, Exception) else reply)
+
+    def _answer(self, error: Exception) -> Exception:
+        """An error reply as its result. An error about the connection itself is raised."""
+        if not isinstance(error, ResponseError):
+            raise error
+        if isinstance(error, NoScriptError):
+            self._lacks_script = True
+            return error
+        answer = translate(error)
+        if isinstance(answer, SlotMoved):
+            self.node.note_error(answer)
+        return answer
+
+    def _bounded(self, timeout: float | None = None) -> TimeLimit:
+        return TimeLimit(self, self._timeout if timeout is None else timeout)
+
+
+class TimeLimit:
+    """A time limit around one step of a connection; a class, because a generator costs twice as much.
+
+    Raises our errors, also for a server that reads or answers too slowly. Each of them closes the connection, and so
+    does a cancellation: replies that were not read would be taken for those of the next commands.
+    """
+
+    __slots__ = ("_connection", "_timeout")
+
+    def __init__(self, connection: RawConnection, seconds: float) -> None:
+        self._connection, self._timeout = connection, asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, at)
+        except TimeoutError as late:
+            error = late
+        if error is not None:
+            await self._drop(error)
+
+    async def _drop(self, error: BaseException) -> None:
+        connection = self._connection
+        if connection.client_id:
+            connection._last = f"{connection.client_id} {connection.address}"
+        with anyio.CancelScope(shield=True):
+            await connection.close()
+        if isinstance(error, NoScriptError) or not isinstance(error, FAILURES):
+            return
+        if isinstance(error, RedisError | OSError):
+            self._connection.node.note_error(translate(error))
+        raise translate(error, self._connection.node.url) from error
+
+
+class ShardedConnection:
+    """A raw connection to each node that is needed (one, on a single server), for one task at a time.
+
+    An error in a reply is returned in its place, as on a `RawConnection`. For an unreachable node every reply is
+    BrokerUnavailable: its commands may or may not be executed. A command that reached the wrong node was not executed,
+    so it follows its slot; commands on one slot stay in order.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._connections: dict[Client, RawConnection] = {}
+
+    async def exchange(self, commands: Sequence[Packed], timeout: float | None = None) -> list[Any]:
+        """One reply per command, in order. Raises only ConfigError (refused credentials) and cancellation."""
+
+        async def send(node: Client, packed: list[bytes], *, asking: bool) -> list[Any]:
+            return await self._send(node, packed, asking=asking, timeout=timeout)
+
+        return await self._client.spread(commands, send)
+
+    async def _send(self, node: Client, packed: list[bytes], *, asking: bool, timeout: float | None) -> list[Any]:
+        """The replies of one node. Its connection is opened on first use, and again after an error."""
+        connection = self._connections.get(node)
+        if connection is None:
+            connection = self._connections[node] = RawConnection(node)
+        try:
+            if not connection.is_open:
+                await connection.open()
+            return await connection.exchange(packed, timeout, asking=asking)
+        except BrokerUnavailable as error:
+            return [error] * len(packed)
+        except BrokerError as error:  # not about a command: the connection itself was refused
+            return [BrokerUnavailable(str(error))] * len(packed)
+
+    async def close(self) -> None:
+        """Close the connections; the next exchange opens them again."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():  # suspends nowhere, so a cancellation does not interrupt it
+            await connection.close()
+
+    def __repr__(self) -> str:
+        return f"<ShardedConnection nodes={len(self._connections)}>"

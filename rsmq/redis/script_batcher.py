@@ -1,0 +1,179 @@
+"""Script calls of many tasks, gathered into one write: group commit for frequent concurrent calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from rsmq.errors import BrokerUnavailable
+from rsmq.model.backoff import Backoff
+from rsmq.model.clock import awake
+from rsmq.redis.connector import Client
+from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.scripts import Script, Value
+
+log = logging.getLogger("rsmq.batch")
+
+MOST_CALLS: Final = 100
+MOST_BYTES: Final = 64 << 10
+"""With several connections one write holds no more: small enough that each gets some of what waits."""
+FIRST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 1.0
+"""Seconds between attempts while the server is away."""
+CLOSED: Final = "the broker was closed before the server confirmed"
+
+
+class Call(ABC):
+    """One script call. With patience it must be repeatable, for its reply may get lost."""
+
+    __slots__ = ("deadline", "keys", "packed")
+
+    def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> None:
+        self.keys = keys
+        self.packed = pack(script.command(keys, args))
+        self.deadline = 0.0
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the caller has stopped waiting for the reply."""
+        return False
+
+    @abstractmethod
+    def done(self, reply: Any) -> None:
+        """Take the reply, or the error when the call has failed for good."""
+
+
+class AwaitedCall(Call):
+    """A call whose reply is awaited by a task."""
+
+    __slots__ = ("reply",)
+
+    def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> None:
+        super().__init__(script, keys, args)
+        self.reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.reply.cancelled()
+
+    def done(self, reply: Any) -> None:
+        if self.reply.done():
+            return
+        if isinstance(reply, Exception):
+            self.reply.set_exception(reply)
+        else:
+            self.reply.set_result(reply)
+
+
+class ScriptBatcher:
+    """Each caller waits for its own reply; the calls made while one write is under way share the next one.
+
+    A call that got no answer is repeated for `patience` seconds; without patience the caller gets the error at once.
+    With two connections this process packs the next write while the server works on the last. Calls made at the same
+    time may run in any order if one of them is repeated: a caller that needs an order waits for the reply.
+    """
+
+    def __init__(
+        self, client: Client, *, patience: float = 0.0, connections: int = 1, log: logging.Logger = log
+    ) -> None:
+        self._client, self._patience, self._log = client, patience, log
+        self._connections = tuple(ShardedConnection(client) for _ in range(connections))
+        self._waiting: list[Call] = []
+        self._in_flight: dict[ShardedConnection, list[Call]] = {}
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._is_running = self._is_closed = False
+
+    async def ask(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        """The reply. On a cluster, and while the batcher does not run, the call is written by itself: one node that
+        hangs must not hold up the messages of the others. After BrokerUnavailable it may or may not have been executed.
+        """
+        if not self._is_running or self._client.is_cluster:
+            return await script(self._client, keys, args)
+        return await self.submit(script, keys, args)
+
+    def submit(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
+        """Queue a call and return its reply to come. It waits for `run` to start."""
+        call = AwaitedCall(script, keys, args)
+        self.add(call)
+        return call.reply
+
+    def add(self, call: Call) -> None:
+        """Queue a call; its `done` gets the reply."""
+        if self._is_closed:
+            call.done(BrokerUnavailable(CLOSED))
+            return
+        call.deadline = awake() + self._patience
+        self._waiting.append(call)
+        self._wake.set()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; every call that is left then gets BrokerUnavailable."""
+        self._is_running = True
+        task_status.started()
+        try:
+            async with anyio.create_task_group() as tasks:
+                for connection in self._connections:
+                    tasks.start_soon(self._serve, connection)
+        finally:
+            self._is_running, self._is_closed = False, True
+            with anyio.CancelScope(shield=True):
+                for connection in self._connections:
+                    await connection.close()
+            left = [call for calls in (*self._in_flight.values(), self._waiting) for call in calls]
+            self._in_flight, self._waiting = {}, []
+            for call in left:
+                call.done(BrokerUnavailable(CLOSED))
+
+    async def _serve(self, connection: ShardedConnection) -> None:
+        while True:
+            while self._waiting:
+                await self._exchange(connection)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _exchange(self, connection: ShardedConnection) -> None:
+        """One write and its replies. A call that is to be repeated goes to the front of the queue."""
+        calls = self._in_flight[connection] = self._take()
+        replies = await connection.exchange([(call.keys[0], call.packed) for call in calls])
+        self._in_flight[connection] = []
+        again, trouble = list[Call](), ""
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, BrokerUnavailable) and awake() < call.deadline:
+                again.append(call)
+                trouble = str(reply)
+            else:
+                call.done(reply)
+        if not again:
+            self._backoff.reset()
+            return
+        self._waiting[:0] = again
+        if not self._backoff.failures:
+            self._log.warning("calls wait for the server: %s", trouble)
+        await anyio.sleep(self._backoff.next())
+
+    def _take(self) -> list[Call]:
+        """The oldest calls, as many as one write may hold, without those that were cancelled."""
+        if len(self._connections) == 1:
+            taken, self._waiting = self._waiting, []
+            return [call for call in taken if not call.is_cancelled]
+        taken, size, count = list[Call](), 0, 0
+        for call in self._waiting:
+            if len(taken) == MOST_CALLS or size >= MOST_BYTES:
+                break
+            count += 1
+            if not call.is_cancelled:
+                taken.append(call)
+                size += len(call.packed)
+        del self._waiting[:count]
+        return taken
+
+    def __repr__(self) -> str:
+        in_flight = sum(map(len, self._in_flight.values()))
+        return f"<ScriptBatcher waiting={len(self._waiting)} in_flight={in_flight}>"

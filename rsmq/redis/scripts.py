@@ -1,0 +1,130 @@
+"""Lua scripts as objects: one file each in `redis/lua/`. Called by hash; sent whole to a server without it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, Final, Protocol
+
+from redis.exceptions import NoScriptError
+
+Value = str | bytes | int | float
+
+
+class Commander(Protocol):
+    """Any asyncio client that can send a command."""
+
+    async def execute_command(self, *args: Any) -> Any: ...
+
+
+class SyncCommander(Protocol):
+    """Any blocking client that can send a command."""
+
+    def execute_command(self, *args: Any) -> Any: ...
+
+
+SCRIPTS: Final[dict[str, Script]] = {}
+"""Every script by the hash under which the server caches it."""
+
+
+class Script:
+    """One script. Replies are raw: lists, ints and bytes, as the header of the Lua file says."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = (files("rsmq.redis") / "lua" / f"{name}.lua").read_text()
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        SCRIPTS[self.sha] = self
+
+    def command(self, keys: Sequence[str | bytes], args: Sequence[Value]) -> tuple[Value, ...]:
+        """The EVALSHA command, for a pipeline or a raw connection: these answer NOSCRIPT themselves."""
+        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+
+    def full_command(self, keys: Sequence[str | bytes], args: Sequence[Value]) -> tuple[Value, ...]:
+        """The same with the source, for a server that may not have the script."""
+        return ("EVAL", self.source, len(keys), *keys, *args)
+
+    async def __call__(self, client: Commander, keys: Sequence[str | bytes], args: Sequence[Value] = ()) -> Any:
+        """Run it. A server that has lost its scripts (restart, failover) gets the source."""
+        try:
+            return await client.execute_command(*self.command(keys, args))
+        except NoScriptError:
+            return await client.execute_command(*self.full_command(keys, args))
+
+    def run(
+        self, client: SyncCommander, keys: Sequence[str | bytes], args: Sequence[Value] = (), *, read_only: bool = False
+    ) -> Any:
+        """The same for a blocking client. `read_only`: for a user who may only read."""
+        suffix = "_RO" if read_only else ""
+        try:
+            return client.execute_command(f"EVALSHA{suffix}", self.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return client.execute_command(f"EVAL{suffix}", self.source, len(keys), *keys, *args)
+
+    def __repr__(self) -> str:
+        return f"<Script {self.name}>"
+
+
+def with_source(command: Sequence[Value]) -> Sequence[Value]:
+    """An EVALSHA command that was answered with NOSCRIPT, as the EVAL that the server executes and caches."""
+    name, sha, *rest = command
+    script = SCRIPTS.get(str(sha))
+    return command if script is None else (str(name).replace("SHA", ""), script.source, *rest)
+
+
+def packed_with_source(packed: bytes) -> bytes:
+    """The same for a packed command."""
+    count, _, _, _, sha, rest = packed.split(b"\r\n", 5)
+    script = SCRIPTS.get(sha.decode())
+    if script is None:
+        return packed
+    source = script.source.encode()
+    return b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n%b" % (count, len(source), source, rest)
+
+
+PUBLISH_MESSAGES: Final = Script("publish_messages")
+PUBLISH_ONCE: Final = Script("publish_once")
+DELAY_MESSAGE: Final = Script("delay_message")
+RELEASE_DELAYED: Final = Script("release_delayed")
+TAKE_LEASE: Final = Script("take_lease")
+RENEW_LEASE: Final = Script("renew_lease")
+RELEASE_LEASE: Final = Script("release_lease")
+SETTLE_MESSAGES: Final = Script("settle_messages")
+START_MESSAGE: Final = Script("start_message")
+PARK_MESSAGE: Final = Script("park_message")
+UNPARK_MESSAGES: Final = Script("unpark_messages")
+BURY_MESSAGE: Final = Script("bury_message")
+HAND_BACK: Final = Script("hand_back")
+TOUCH_MESSAGES: Final = Script("touch_messages")
+CLAIM_PENDING: Final = Script("claim_pending")
+REMOVE_CONSUMER: Final = Script("remove_consumer")
+RESET_GROUP: Final = Script("reset_group")
+REPLAY_DEAD_LETTER: Final = Script("replay_dead_letter")
+TRIM_PARTITION: Final = Script("trim_partition")
+COUNT_REMOVED: Final = Script("count_removed")
+RESTORE_PENDING: Final = Script("restore_pending")
+SEEK_ENTRY: Final = Script("seek_entry")
+PUBLISH_MARKED: Final = Script("publish_marked")
+PUBLISH_UNSEEN: Final = Script("publish_unseen")
+RESTORE_MESSAGES: Final = Script("restore_messages")
+ADD_LETTERS: Final = Script("add_letters")
+PAGE_LETTERS: Final = Script("page_letters")
+ACK_LETTERS: Final = Script("ack_letters")
+RECEIVE_LETTERS: Final = Script("receive_letters")
+OPEN_SESSION: Final = Script("open_session")
+CLOSE_SESSION: Final = Script("close_session")
+LEAD_SCHEDULE: Final = Script("lead_schedule")
+PUBLISH_TICK: Final = Script("publish_tick")
+CLEAR_INBOX: Final = Script("clear_inbox")
+MEASURE_PARTITION: Final = Script("measure_partition")
+MEASURE_GROUP_PARTITION: Final = Script("measure_group_partition")
+MEASURE_MEMBERS: Final = Script("measure_members")
+LOOK_AT_MEMBERS: Final = Script("look_at_members")
+
+OK: Final = b"OK"
+STALE_EPOCH: Final = b"STALE_EPOCH"
+NO_SESSION: Final = b"NO_SESSION"
+NOT_PENDING: Final = b"NOT_PENDING"
+LOST_BODY: Final = b"LOST_BODY"
+UNKNOWN: Final = b"UNKNOWN"

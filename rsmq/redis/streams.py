@@ -1,0 +1,209 @@
+"""Commands on the streams and groups of a topic, and the parsing of their replies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple, Protocol
+
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.model.clock import epoch_ms, now_ms
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+NOTHING: Final = b"0-0"
+"""Lower than the id of any entry."""
+
+STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
+MOST_SEQUENCE: Final = 2**64 - 1
+TRIM_ATTEMPTS: Final = 5
+MISSING: Final = ("no such key", "nogroup", "requires the key to exist")
+
+
+class Partitioned(Protocol):
+    """A topic, as far as this module needs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def partitions(self) -> int: ...
+
+
+class Trimmed(NamedTuple):
+    """The result of a trim: `word` is `OK`, `NO_GROUPS`, `TOO_MANY_PARKED` or `GROUPS_CHANGED`."""
+
+    word: bytes
+    removed: int = 0
+    group: str = ""
+
+
+def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
+    """A flat reply (name, value, name, value, ...) as a dict with text names. Raises BrokerError for half a pair."""
+    if len(flat) % 2:
+        raise BrokerError(f"a reply of names and values has {len(flat)} parts")
+    pairs = iter(flat)
+    return {name.decode(errors="replace"): value for name, value in zip(pairs, pairs, strict=True)}
+
+
+def start_id(start: str | datetime) -> str:
+    """Where a new or reset group begins, as XGROUP wants it: the last id that counts as delivered.
+
+    A stream id is exclusive: entries after it are delivered. For a datetime, entries at or after it are delivered.
+    """
+    if isinstance(start, datetime):
+        ms = epoch_ms(start)
+        return f"{ms - 1}-{MOST_SEQUENCE}" if ms > 0 else "0"
+    if start == EARLIEST:
+        return "0"
+    if start == LATEST:
+        return "$"
+    if start == "$" or STREAM_ID.fullmatch(start):
+        return start
+    raise ConfigError(
+        f"start {start!r} is not understood: use earliest, latest, a stream id such as 1718000000000-0, or a time"
+    )
+
+
+async def ask_all(client: Client, questions: Sequence[Sequence[Any]]) -> list[Any]:
+    """Their replies, asked together; None for a stream or group that does not exist. Raises any other error."""
+    replies = await client.pipelined(questions)
+    for reply in replies:
+        if isinstance(reply, Exception) and not is_missing(reply):
+            raise reply
+    return [None if isinstance(reply, Exception) else reply for reply in replies]
+
+
+async def ensure_groups(client: Client, keys: Keys, topic: Partitioned, group: str, start: str = "0") -> None:
+    """Create the group in every partition without it; an existing group keeps its position."""
+    replies = await client.pipelined(
+        [
+            ("XGROUP", "CREATE", keys.stream(topic.name, partition), group, start, "MKSTREAM")
+            for partition in range(topic.partitions)
+        ]
+    )
+    for reply in replies:
+        if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
+            raise reply
+
+
+async def groups_of(client: Client, stream: str) -> list[dict[str, Any]]:
+    """XINFO GROUPS of a stream, one dict a group; empty for a stream that does not exist."""
+    return await _rows(client, "GROUPS", stream)
+
+
+async def group_names(client: Client, keys: Keys, topic: str, partition: int) -> list[str]:
+    """The groups of one partition."""
+    return [row["name"].decode(errors="replace") for row in await groups_of(client, keys.stream(topic, partition))]
+
+
+async def consumers_of(client: Client, stream: str, group: str) -> list[dict[str, Any]]:
+    """XINFO CONSUMERS, one dict a consumer; empty when the stream or the group does not exist."""
+    return await _rows(client, "CONSUMERS", stream, group)
+
+
+async def _rows(client: Client, *question: str) -> list[dict[str, Any]]:
+    try:
+        return [as_dict(row) for row in await client.execute_command("XINFO", *question)]
+    except BrokerError as error:
+        if is_missing(error):
+            return []
+        raise
+
+
+def is_missing(reply: object) -> bool:
+    """Whether the error of XINFO or XGROUP says that the stream, or the group, does not exist."""
+    return isinstance(reply, BrokerError) and any(mark in str(reply).lower() for mark in MISSING)
+
+
+async def trim(
+    client: Client,
+    keys: Keys,
+    topic: str,
+    partition: int,
+    *,
+    keep_age_ms: int,
+    keep_length: int,
+    exact: bool = False,
+    archive: str = "off",
+) -> Trimmed:
+    """Remove entries that every group has settled, except the newest by age and length.
+
+    With archive `required`, entries that an archive has not committed are kept, too.
+    """
+    word = b""
+    for _ in range(TRIM_ATTEMPTS):
+        groups = [row["name"] for row in await groups_of(client, keys.stream(topic, partition))]
+        if not groups:
+            return Trimmed(b"NO_GROUPS")
+        script_keys = [part(topic, partition) for part in (keys.stream, keys.marks, keys.archived, keys.removed)]
+        script_keys += [keys.retry(topic, partition, group.decode(errors="replace")) for group in groups]
+        word, *rest = await TRIM_PARTITION(
+            client, script_keys, (keep_age_ms, keep_length, int(exact), archive, *groups)
+        )
+        if word == OK:
+            return Trimmed(word, rest[0])
+        if word == b"TOO_MANY_PARKED":
+            return Trimmed(word, 0, rest[0].decode(errors="replace"))
+        if word != b"GROUPS_CHANGED":
+            break
+    return Trimmed(word)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+async def join_group(client: Client, keys: Keys, topic: Partitioned, group: str, distribution: str) -> None:
+    """Record the distribution of the group. Raises ConfigError when its other members use another one."""
+    key = keys.group(topic.name, group)
+    await client.execute_command("HSETNX", key, "created_ms", now_ms())
+    if await client.execute_command("HSETNX", key, "distribution", distribution):
+        return
+    found = (await client.execute_command("HGET", key, "distribution") or b"").decode()
+    if found != distribution:
+        raise ConfigError(
+            f"group {group!r} of topic {topic.name!r} has distribution {found!r}, not {distribution!r}: mixed members "
+            f"would break each other's promises. Use another group name, or stop all members and run "
+            f"`rsmq group reset {topic.name} {group} --to earliest`"
+        )
+
+
+async def set_paused(client: Client, keys: Keys, topic: str, group: str, *, paused: bool) -> None:
+    """Stop or resume the delivery to a group; its members keep their leases and what is in flight."""
+    await client.execute_command("HSET", keys.group(topic, group), "paused", int(paused))
+    await client.execute_command("PUBLISH", keys.changes(topic, group), "")
+
+
+async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str, start: str | datetime) -> None:
+    """Let a group handle the topic again from `start` (`earliest`, `latest`, a stream id, a time).
+
+    Pending and parked messages are dropped. Live members cannot settle the messages that they have in flight.
+    """
+    position = start_id(start)
+    for partition in range(topic.partitions):
+        at = (topic.name, partition, group)
+        names = (keys.stream(topic.name, partition), keys.lease(*at), keys.retry(*at))
+        await RESET_GROUP(client, names, (group, position))
+    await client.execute_command("HDEL", keys.group(topic.name, group), "distribution")
+    await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
+
+
+async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: str) -> None:
+    """Delete a group with its position, its retries and its dead letters. Stop its members first.
+
+    The group's own entry goes last, so that an interrupted delete can be repeated.
+    """
+    for partition in range(topic.partitions):
+        at = (topic.name, partition, group)
+        names = (keys.lease(*at), keys.retry(*at), keys.dlq(*at))
+        await client.execute_command("UNLINK", *names)
+        try:
+            await client.execute_command("XGROUP", "DESTROY", keys.stream(topic.name, partition), group)
+        except BrokerError as error:
+            if not is_missing(error):
+                raise
+    await client.execute_command("UNLINK", keys.group(topic.name, group), keys.members(topic.name, group))
+    await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")

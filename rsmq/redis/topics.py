@@ -1,0 +1,249 @@
+"""Topics: partitions and limits; the only module that creates, changes and deletes topics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import anyio
+
+from rsmq.errors import ConfigError
+from rsmq.model.clock import monotonic, now_ms, to_ms
+from rsmq.model.keys import Keys, check_name
+from rsmq.model.settings import Settings
+from rsmq.model.words import count
+from rsmq.redis.connector import Client, retrying
+from rsmq.redis.scripts import Value
+from rsmq.redis.streams import as_dict, ask_all, group_names
+
+FRESH_SECONDS: Final = 10.0
+MOST_PARTITIONS: Final = 1024
+POLICIES: Final = ("reject", "trim")
+ARCHIVES: Final = ("off", "required")
+UNARCHIVED: Final = {"on_full": "trim", "archive": "required"}.items()
+"""Two settings that exclude each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it was when read. `max_length` 0 means no limit.
+
+    `archive` required: retention keeps what the archive (`rsmq pipeline archive`) has not committed.
+    """
+
+    name: str
+    partitions: int
+    max_length: int
+    on_full: Literal["reject", "trim"]
+    retention_age: timedelta
+    retention_length: int
+    created_ms: int
+    archive: Literal["off", "required"] = "off"
+
+
+class Topics:
+    """The topics under one prefix. A topic exists when its hash has `partitions`: that field never changes.
+
+    `declared`: the partitions that a handler of this process asks for, if any does.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, declared: Callable[[str], int | None] = lambda _: None
+    ) -> None:
+        self._client, self._keys, self._settings, self._declared = client, keys, settings, declared
+        self._known: dict[str, tuple[float, Topic]] = {}
+        self._lock = anyio.Lock()
+
+    async def ensure(self, name: str, partitions: int | None = None) -> Topic:
+        """Return the topic, created on first use.
+
+        Raises ConfigError when it exists with another number of partitions than asked for.
+        """
+        check_name("topic", name)
+        if partitions is not None and not 1 <= partitions <= MOST_PARTITIONS:
+            raise ConfigError(f"topic {name!r} cannot have {partitions} partitions: use 1 to {MOST_PARTITIONS}")
+        topic = await self.find(name)
+        if topic is None:
+            topic = await self._create(name, self._size(name) if partitions is None else partitions)
+        if partitions is not None and topic.partitions != partitions:
+            raise ConfigError(
+                f"topic {name!r} has {count(topic.partitions, 'partition')}, not {partitions}, and this cannot be "
+                f"changed (keys would move): leave `partitions` out, say {topic.partitions}, or publish to a new topic"
+            )
+        return topic
+
+    def _size(self, name: str) -> int:
+        """Partitions of a new topic: the number that its handler declares, else the number before the server lost the
+        topic (failover, FLUSHALL), else the default."""
+        declared, entry = self._declared(name), self._known.get(name)
+        if declared is not None:
+            return declared
+        return self._settings.partitions if entry is None else entry[1].partitions
+
+    async def find(self, name: str) -> Topic | None:
+        """The topic, or None if it does not exist."""
+        reply = await self._client.execute_command("HGETALL", self._keys.topic(check_name("topic", name)))
+        return self._noted(name, reply)
+
+    async def find_all(self, names: Collection[str]) -> list[Topic]:
+        """Those of these topics that exist, asked for together."""
+        replies = await ask_all(self._client, [("HGETALL", self._keys.topic(name)) for name in names])
+        return [topic for topic in map(self._noted, names, replies) if topic is not None]
+
+    def _noted(self, name: str, reply: Sequence[Any]) -> Topic | None:
+        found = as_dict(reply)
+        if "partitions" not in found:
+            return None
+        topic = self._read(name, found)
+        self._known[name] = (monotonic() + FRESH_SECONDS, topic)
+        return topic
+
+    async def existing(self, name: str) -> Topic:
+        """The topic. Raises ConfigError if it does not exist."""
+        topic = await self.find(name)
+        if topic is None:
+            raise ConfigError(f"there is no topic {name!r}: see `rsmq topic list`")
+        return topic
+
+    def cached(self, name: str) -> Topic | None:
+        """The topic as read within the last 10 s, or None."""
+        entry = self._known.get(name)
+        return entry[1] if entry is not None and entry[0] > monotonic() else None
+
+    async def lookup(self, name: str) -> Topic:
+        """The topic for publishing: created if needed, read again after 10 s; waits for an unavailable server."""
+        async with self._lock:
+            topic = self.cached(name)
+            if topic is None:
+                async for attempt in retrying(self._settings):
+                    with attempt:
+                        topic = await self.ensure(name)
+            assert topic is not None, "retrying ends with a result or an error"
+            return topic
+
+    async def names(self) -> list[str]:
+        """All topics, sorted."""
+        return sorted(name.decode() for name in await self._client.execute_command("SMEMBERS", self._keys.topics))
+
+    async def change(self, name: str, **limits: Any) -> Topic:
+        """Set `max_length`, `on_full`, `retention_age`, `retention_length` or `archive`. Publishers follow within 10 s.
+
+        With `archive=off` the positions of all archives are deleted, so that a dead archive does not stop retention.
+        """
+        topic = await self.existing(name)
+        fields = write_limits(limits)
+        if {"on_full": topic.on_full, "archive": topic.archive, **fields}.items() >= UNARCHIVED:
+            raise ConfigError(
+                f"topic {name!r} cannot have on_full=trim and archive=required: a full topic would drop what no "
+                f"archive has; use on_full=reject"
+            )
+        if fields:
+            flat = [value for pair in fields.items() for value in pair]
+            await self._client.execute_command("HSET", self._keys.topic(name), *flat)
+        if fields.get("archive") == "off":
+            await self._unlink([self._keys.archived(name, partition) for partition in range(topic.partitions)])
+        changed = await self.find(name)
+        if changed is None:
+            raise ConfigError(f"topic {name!r} was deleted meanwhile")
+        return changed
+
+    async def delete(self, name: str) -> None:
+        """Remove the topic with its messages, dead letters and groups. Its workers must have stopped before.
+
+        The topic's own entry goes last, so that an interrupted delete can be repeated.
+        """
+        topic = await self.existing(name)
+        groups: set[str] = set()
+        for partition in range(topic.partitions):
+            groups.update(await group_names(self._client, self._keys, name, partition))
+        for group in groups:
+            await self._unlink([key async for key in self._group_keys(topic, group)])
+        await self._unlink([key async for key in self._partition_keys(topic)])
+        await self._unlink([self._keys.topic(name)])
+        await self._client.execute_command("SREM", self._keys.topics, name)
+        self._known.pop(name, None)
+
+    async def _create(self, name: str, partitions: int) -> Topic:
+        """First writer wins, field by field; `partitions` comes last and makes it exist."""
+        settings, key = self._settings, self._keys.topic(name)
+        names = ("max_length", "on_full", "retention_age", "retention_length")
+        limits = write_limits({limit: getattr(settings, limit) for limit in names})
+        await self._client.execute_command("SADD", self._keys.topics, name)
+        for field, value in {"created_ms": now_ms(), **limits, "partitions": partitions}.items():
+            await self._client.execute_command("HSETNX", key, field, value)
+        topic = await self.find(name)
+        if topic is None:
+            raise ConfigError(f"topic {name!r} was deleted while it was being created")
+        return topic
+
+    def _read(self, name: str, found: Mapping[str, bytes]) -> Topic:
+        settings = self._settings
+        try:
+            return Topic(
+                name=name,
+                partitions=int(found["partitions"]),
+                max_length=int(found.get("max_length", settings.max_length)),
+                on_full="trim" if found.get("on_full", settings.on_full) in ("trim", b"trim") else "reject",
+                retention_age=timedelta(milliseconds=int(found.get("retention_age_ms", to_ms(settings.retention_age)))),
+                retention_length=int(found.get("retention_length", settings.retention_length)),
+                created_ms=int(found.get("created_ms", 0)),
+                archive="required" if found.get("archive") == b"required" else "off",
+            )
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"topic {name!r} is not as rsmq has written it ({error}): look at HGETALL {self._keys.topic(name)}"
+            ) from None
+
+    async def _group_keys(self, topic: Topic, group: str) -> AsyncIterator[str]:
+        keys, members = self._keys, self._keys.members(topic.name, group)
+        for member in await self._client.execute_command("SMEMBERS", members):
+            yield keys.alive(topic.name, group, member.decode())
+        yield members
+        yield keys.group(topic.name, group)
+        for partition in range(topic.partitions):
+            for part in (keys.lease, keys.retry, keys.dlq):
+                yield part(topic.name, partition, group)
+
+    async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:
+        """The names of dedup keys are not stored anywhere, so they are found by SCAN."""
+        keys = self._keys
+        prefixes = tuple(keys.dedup(topic.name, partition, "").encode() for partition in range(topic.partitions))
+        # a rough filter; names and prefixes contain no special character of a pattern
+        pattern = keys.dedup(topic.name, 0, "*").replace(".0}", ".*}")
+        await self._client.refresh()
+        for node in self._client.nodes:
+            cursor = b""
+            while cursor != b"0":
+                cursor, found = await node.execute_command("SCAN", cursor or 0, "MATCH", pattern, "COUNT", 1000)
+                for key in found:
+                    if key.startswith(prefixes):
+                        yield key
+        for partition in range(topic.partitions):
+            for part in (keys.delayed, keys.marks, keys.removed, keys.archived, keys.jobs, keys.every, keys.stream):
+                yield part(topic.name, partition)
+
+    async def _unlink(self, names: list[Any]) -> None:
+        """One command per key: on a cluster they may be in different slots."""
+        for reply in await self._client.pipelined([("UNLINK", name) for name in names]):
+            if isinstance(reply, Exception):
+                raise reply
+
+
+def write_limits(limits: Mapping[str, Any]) -> dict[str, Value]:
+    """Limits as hash fields. Raises ConfigError for a name or value that no topic has."""
+    fields: dict[str, Value] = {}
+    for name, value in limits.items():
+        is_count = name in ("max_length", "retention_length") and isinstance(value, int) and value >= 0
+        if is_count or (name == "on_full" and value in POLICIES) or (name == "archive" and value in ARCHIVES):
+            fields[name] = value
+        elif name == "retention_age" and isinstance(value, timedelta) and value >= timedelta(0):
+            fields["retention_age_ms"] = to_ms(value)
+        else:
+            raise ConfigError(
+                f"a topic cannot have {name}={value!r}: give max_length or retention_length as a number from 0, "
+                f"on_full as one of {', '.join(POLICIES)}, archive as one of {', '.join(ARCHIVES)}, "
+                f"retention_age as a timedelta from 0"
+            )
+    return fields

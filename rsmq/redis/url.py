@@ -1,0 +1,177 @@
+"""RSMQ_URL: its forms, parsed and checked. No I/O."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
+
+from rsmq.errors import ConfigError
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+FORMS = {"db": "[0-9]{1,4}", "ssl_cert_reqs": "none|optional|required", "ssl_check_hostname": "true|false"}
+"""The form of the options that are not paths."""
+PLAIN = ("redis", "redis+sentinel", "redis+cluster")
+"""Schemes without encryption."""
+PASSWORD = re.compile(r"((?:password|passwd|token|secret)=)[^&]*", re.IGNORECASE)
+LISTS = ("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+"""Schemes that may name several hosts."""
+SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
+"""Credentials for the sentinels. The user and password of the URL are for the master."""
+TLS_OPTIONS = (
+    "db", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname",
+)  # fmt: skip
+
+
+def split_url(url: str) -> SplitResult:
+    """`urlsplit`, also for a list of hosts: `urlsplit` refuses the brackets in it."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in LISTS:
+        return urlsplit(url)
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    return SplitResult(scheme, netloc, slash + path, query, "")
+
+
+def check_url(url: str) -> str:
+    """Return the URL, or raise ConfigError with the forms that are allowed."""
+    try:
+        parts = split_url(url)
+        if is_sentinel(url):
+            split_sentinel(url)
+        elif is_cluster(url):
+            urlsplit(node_url(url, split_cluster(url)[0]))  # checks the credentials, too
+        elif parts.scheme == "unix" and not parts.path:
+            raise ValueError(url)
+        elif parts.scheme in ("redis", "rediss"):
+            _ = parts.port, int(parts.path.strip("/") or 0)
+        if "://" not in url:
+            raise ValueError(url)
+    except ValueError:
+        parts = split_url("")
+    if parts.scheme not in SCHEMES:
+        raise ConfigError(
+            f"RSMQ_URL {redact(url)!r} is not understood: use redis://host:6379/0, rediss://, unix:///path/to.sock, "
+            f"redis+sentinel://host1,host2/master-name, redis+cluster://host1:6379,host2, rediss+sentinel:// or "
+            f"rediss+cluster://"
+        )
+    options_of = parse_qs(parts.query, keep_blank_values=True)
+    for option in options_of:
+        # redis-py would let it override what we pin: the protocol, the time-outs, the shape of replies
+        if option not in (allowed := options_for(url)):
+            raise ConfigError(f"RSMQ_URL may not have the option {option!r}, only {', '.join(allowed) or 'none'}")
+    for option, form in FORMS.items():
+        for value in options_of.get(option, ()):
+            if not re.fullmatch(form, value, re.ASCII):
+                raise ConfigError(f"RSMQ_URL has {option}={value!r}: use {form.replace('|', ', ')}")
+    return url
+
+
+def options_for(url: str) -> list[str]:
+    """The options that the query of such a URL may have."""
+    options = TLS_OPTIONS if url.startswith("rediss") else ("db",)
+    if is_sentinel(url):
+        return [*options, *SENTINEL_OPTIONS]
+    return [option for option in options if option != "db" or not is_cluster(url)]
+
+
+def is_sentinel(url: str) -> bool:
+    """Whether it names sentinels."""
+    return url.startswith(("redis+sentinel://", "rediss+sentinel://"))
+
+
+def split_sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
+    """`redis+sentinel://user:pw@h1:26379,h2/master/0` as hosts, master name and client options."""
+    parts = split_url(url)
+    credentials = parts.netloc.rpartition("@")[0]
+    master, _, db = parts.path.strip("/").partition("/")
+    if not master:
+        raise ConfigError("redis+sentinel:// needs the master's name: redis+sentinel://host1,host2/master-name")
+    options: dict[str, Any] = {"db": int(db or parse_qs(parts.query).get("db", ["0"])[0])}
+    if credentials:
+        username, _, password = credentials.partition(":")
+        options |= {"username": unquote(username) or None, "password": unquote(password)}
+    return addresses(parts, 26379), master, options
+
+
+def sentinel_options(url: str) -> dict[str, Any]:
+    """The credentials for its sentinels as client options."""
+    query = parse_qs(split_url(url).query)
+    return {name.removeprefix("sentinel_"): query[name][0] for name in SENTINEL_OPTIONS if name in query}
+
+
+def tls_options(url: str) -> dict[str, Any]:
+    """The TLS options of a `rediss+sentinel://` URL as client options: redis-py reads those of other URLs itself."""
+    query = parse_qs(split_url(url).query)
+    options: dict[str, Any] = {name: query[name][0] for name in TLS_OPTIONS if name != "db" and name in query}
+    if "ssl_check_hostname" in options:
+        options["ssl_check_hostname"] = options["ssl_check_hostname"] == "true"
+    return options
+
+
+def has_password(url: str) -> bool:
+    """Whether it has a password, for the server or for the sentinels."""
+    return bool(split_url(url).netloc.rpartition("@")[0].partition(":")[2] or sentinel_options(url).get("password"))
+
+
+def is_cluster(url: str) -> bool:
+    """Whether it names a cluster."""
+    return url.startswith(("redis+cluster://", "rediss+cluster://"))
+
+
+def split_cluster(url: str) -> list[tuple[str, int]]:
+    """The seeds of `redis+cluster://user:pw@h1:7000,h2`."""
+    parts = split_url(url)
+    if parts.path.strip("/"):
+        raise ConfigError("redis+cluster:// has no database number: a cluster has only database 0")
+    return addresses(parts, 6379)
+
+
+def addresses(parts: SplitResult, port: int) -> list[tuple[str, int]]:
+    """Its hosts, with this port where none is given."""
+    nodes = [urlsplit(f"//{host}") for host in parts.netloc.rpartition("@")[2].split(",")]
+    return [(node.hostname or "localhost", node.port or port) for node in nodes]
+
+
+def refuse_plain_password(url: str) -> None:
+    """Raise ConfigError for a password that would be sent unencrypted to another machine."""
+    parts = split_url(url)
+    if parts.scheme not in PLAIN or not has_password(url):
+        return
+    for host, _ in addresses(parts, 6379):
+        if not is_loopback(host):
+            raise ConfigError(
+                f"RSMQ_URL would send its password to {host} unencrypted: use rediss:// (or rediss+cluster://, "
+                f"rediss+sentinel://), or set RSMQ_ALLOW_INSECURE=true if the network is trusted"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def node_url(url: str, address: tuple[str, int]) -> str:
+    """One node of a cluster as a URL of its own: credentials and TLS options are those of the cluster."""
+    parts = split_url(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    host, port = address
+    netloc = f"{credentials}{at}{f'[{host}]' if ':' in host else host}:{port}"
+    return urlunsplit(SplitResult(parts.scheme.partition("+")[0], netloc, "/0", parts.query, ""))
+
+
+def redact(url: str) -> str:
+    """A URL without its password, for logs and errors.
+
+    It also works for invalid URLs: with a slash missing, or a password whose `/`, `#` or `?` is not encoded, the
+    standard does not find the password. So everything between the user's name and the last `@` is removed.
+    """
+    front, at, rest = PASSWORD.sub(r"\1***", url).rpartition("@")  # first: a password in the query may contain an @
+    if not at:
+        return rest
+    scheme, slashes, credentials = front.rpartition("//") if "://" not in front else front.partition("://")
+    return f"{scheme}{slashes}{credentials.partition(':')[0] if slashes else ''}:***@{rest}"

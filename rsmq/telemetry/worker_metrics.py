@@ -1,0 +1,105 @@
+"""The metrics of one worker process: its own counters, read at a scrape, and the duration of handler calls."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any, Final
+
+from rsmq.broker import Broker
+from rsmq.consumer.consumer import Consumer
+from rsmq.handler.middleware import Call
+from rsmq.inspector.inspector import installed
+from rsmq.model.clock import awake, monotonic
+from rsmq.model.message import Origin
+from rsmq.telemetry import metric
+from rsmq.telemetry.metric import BOUNDS, Histogram, Metric, Sample
+
+COUNTED: Final[dict[str, Metric]] = {
+    "settled": metric.SETTLED, "retried": metric.RETRIED, "buried": metric.BURIED, "redelivered": metric.REDELIVERED,
+    "handed_back": metric.HANDED_BACK, "lost_body": metric.LOST_BODIES, "restored": metric.RESTORED,
+    "deleted": metric.DELETED, "refused": metric.REFUSED, "not_pending": metric.NOT_PENDING, "reads": metric.READS,
+}  # fmt: skip
+MOVES: Final = ("taken", "released", "lost")
+
+
+class WorkerMetrics:
+    """Reads one broker, with or without a worker. Called from any thread; a value may be a message old."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def read(self) -> Iterator[Sample]:
+        """Everything that this process knows about itself."""
+        worker, producer = self._broker.worker, self._broker.producer
+        yield Sample(metric.SERVING, (), worker is not None and worker.is_serving)
+        if worker is not None:
+            yield Sample(metric.INFO, (worker.member, installed("rsmq")), 1)
+            if worker.heartbeat is not None:
+                yield Sample(metric.HEARTBEAT_AGE, (), monotonic() - worker.heartbeat.last_confirmed)
+            for consumer in tuple(worker.consumers):
+                yield from of_consumer(consumer)
+        if producer is not None:
+            yield from (Sample(metric.PUBLISHED, (topic,), count) for topic, count in producer.stored.items())
+            yield from (Sample(metric.UNPUBLISHED, (topic,), count) for topic, count in producer.failed.items())
+
+
+def of_consumer(consumer: Consumer) -> Iterator[Sample]:
+    """The metrics of one handler."""
+    labels = (consumer.topic.name, consumer.handler.group)
+    stats, now = dict(consumer.stats), monotonic()
+    for name, counted in COUNTED.items():
+        yield Sample(counted, labels, stats.get(name, 0))
+    for move in MOVES:
+        yield Sample(metric.LEASE_MOVES, (*labels, move), stats.get(move, 0))
+    started = [task_slot.started for task_slot in consumer.task_slots if task_slot.messages]
+    turned = [fetcher.last_success for fetcher in consumer.fetchers.active]
+    yield Sample(metric.OWNED, labels, len(consumer.lanes))
+    yield Sample(metric.IN_FLIGHT, labels, consumer.queue.in_flight)
+    yield Sample(metric.BLOCKED_MESSAGES, labels, consumer.queue.blocked)
+    yield Sample(metric.BUSY, labels, len(started))
+    yield Sample(metric.LIMIT, labels, consumer.max_calls)
+    yield Sample(metric.LONGEST, labels, now - min(started, default=now))
+    yield Sample(metric.READ_AGE, labels, awake() - min(turned) if turned else 0.0)
+
+
+class HandlerDuration:
+    """A middleware that times every handler call; a batch is one call. It exists only where metrics are on.
+
+    Time that a handler spends waiting counts, because its messages wait for it.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker  # its handlers may be registered later
+        self._seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self._failures = Counter[tuple[str, str]]()
+        self._latest: tuple[Origin | None, Histogram] = None, Histogram()
+
+    async def __call__(self, work: Any, call_next: Call) -> Any:
+        """The middleware."""
+        origin = (work if type(work) is not list else work[0]).origin
+        latest, histogram = self._latest  # messages of one partition follow each other
+        if latest is not origin:
+            histogram = self._seconds[origin.topic, origin.group]
+            self._latest = origin, histogram
+        started = perf_counter()
+        try:
+            return await call_next(work)
+        except BaseException as error:
+            if not isinstance(error, CancelledError):
+                self._failures[origin.topic, origin.group] += 1
+            raise
+        finally:
+            seconds = perf_counter() - started
+            histogram.counts[bisect_left(BOUNDS, seconds)] += 1  # `observe`, without its call
+            histogram.sum += seconds
+
+    def read(self) -> Iterator[Sample]:
+        """What was counted so far."""
+        for each in tuple(self._broker.handlers):
+            key = each.topic, each.group
+            yield Sample(metric.SECONDS, (*key, each.name), self._seconds[key])
+            yield Sample(metric.FAILED, (*key, each.name), self._failures[key])

@@ -1,0 +1,130 @@
+"""Waiting until a worker in this process is idle, and moving the due times of messages forward."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+
+from rsmq.consumer.consumer import Consumer
+from rsmq.model.clock import to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.stream_id import parse_stream_id
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import Value
+from rsmq.redis.streams import as_dict, is_missing
+from rsmq.redis.topics import Topic
+
+POLL: Final = 0.002
+"""Seconds between two checks."""
+
+
+async def until_idle(client: Client, keys: Keys, consumers: Sequence[Consumer], seconds: float) -> None:
+    """Wait until nothing is due, undelivered or in flight. Raises AssertionError with the rest after `seconds`."""
+    work: list[str] = []
+    with anyio.move_on_after(seconds):
+        while True:
+            work = await work_left(client, keys, consumers)
+            if not work:
+                return
+            await anyio.sleep(POLL)
+    raise AssertionError(f"after {seconds:g} s the handlers are still busy: {'; '.join(work)}")
+
+
+async def work_left(client: Client, keys: Keys, consumers: Sequence[Consumer]) -> list[str]:
+    """What is left to do now, one line for each partition and group.
+
+    Correct without locks: a message that the server counts as pending is either blocked behind a retry of its key,
+    which the consumer counts, or it is work. A message that changes between the two is pending and counted only there.
+    """
+    return [line for consumer in consumers for line in await _work_of(client, keys, consumer)]
+
+
+async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
+    topic, group, blocked = consumer.topic, consumer.handler.group, consumer.queue.blocked
+    found, pending, now = [], 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
+    for partition, row in enumerate(await _partition_states(client, keys, topic, group, now)):
+        is_undelivered, pending_here, due = row
+        pending += pending_here
+        if is_undelivered or due:
+            found.append(f"{topic.name}.{partition}/{group} has messages to deliver")
+    if pending != blocked or consumer.queue.in_flight or consumer.queue.blocked != blocked:
+        found.append(f"{topic.name}/{group} has {max(consumer.queue.in_flight, pending - blocked)} in flight")
+    return found
+
+
+async def _partition_states(
+    client: Client, keys: Keys, topic: Topic, group: str, now: int
+) -> list[tuple[bool, int, int]]:
+    """For each partition: whether anything is undelivered, how much is pending, how much is due."""
+    questions: list[Sequence[Value]] = []
+    for partition in range(topic.partitions):
+        stream = keys.stream(topic.name, partition)
+        questions += [
+            ("XINFO", "STREAM", stream),
+            ("XINFO", "GROUPS", stream),
+            ("ZCOUNT", keys.delayed(topic.name, partition), "-inf", now),
+            ("ZCOUNT", keys.retry(topic.name, partition, group), "-inf", now),
+        ]
+    replies = await _ask(client, questions)
+    rows = []
+    for at in range(0, len(replies), 4):
+        info, groups, delayed, retries = replies[at : at + 4]
+        row = next((row for row in map(as_dict, groups or ()) if row["name"].decode() == group), None)
+        is_behind = (
+            info is not None
+            and row is not None
+            and parse_stream_id(row["last-delivered-id"]) < parse_stream_id(as_dict(info)["last-generated-id"])
+        )
+        rows.append((is_behind, 0 if row is None else row["pending"], delayed + retries))
+    return rows
+
+
+async def bring_forward(client: Client, keys: Keys, consumers: Sequence[Consumer], span: timedelta) -> None:
+    """Make retries and delayed messages due earlier by `span`.
+
+    Nothing may be in flight: call `until_idle` before. Each consumer first gives its blocked messages back to the
+    server and afterwards takes its lanes over again, because its own timers still have the old due times.
+    """
+    lanes = [(consumer, lane) for consumer in consumers for lane in list(consumer.lanes.values())]
+    stopped = await asyncio.gather(*(consumer.lifecycle.quiesce(lane, 10) for consumer, lane in lanes))
+    assert all(stopped), "a handler started meanwhile and does not finish"
+    for key in {key for consumer in consumers for key in _due_keys(keys, consumer)}:
+        await _shift(client, key, to_ms(span))
+    for consumer, lane in lanes:
+        lane.retry_at = 0.0
+        await consumer.lifecycle.resume(lane)
+
+
+def _due_keys(keys: Keys, consumer: Consumer) -> Iterable[str]:
+    """The keys of sorted sets whose scores are due times."""
+    topic, group = consumer.topic, consumer.handler.group
+    for partition in range(topic.partitions):
+        yield keys.retry(topic.name, partition, group)
+        yield keys.delayed(topic.name, partition)
+
+
+async def _shift(client: Client, key: str, ms: int) -> None:
+    """Lower the due times. XX: a member that was moved into the stream meanwhile is not added again."""
+    members = await client.execute_command("ZRANGE", key, 0, -1)
+    for reply in await client.pipelined([("ZADD", key, "XX", "INCR", -ms, member) for member in members]):
+        if isinstance(reply, Exception):
+            raise reply
+
+
+async def server_ms(client: Client) -> int:
+    """The server's time, in milliseconds since 1970."""
+    seconds, micros = await client.execute_command("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def _ask(client: Client, questions: Sequence[Sequence[Value]]) -> list[Any]:
+    """The replies of a pipeline; None for a stream that does not exist."""
+    replies = await client.pipelined(questions)
+    for reply in replies:
+        if isinstance(reply, Exception) and not is_missing(reply):
+            raise reply
+    return [None if isinstance(reply, Exception) else reply for reply in replies]

@@ -1,0 +1,115 @@
+"""The delayed poller: moves delayed messages into their streams when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from rsmq.errors import BrokerError, BrokerUnavailable
+from rsmq.model.backoff import Backoff
+from rsmq.model.clock import monotonic
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.scripts import RELEASE_DELAYED
+
+log = logging.getLogger("rsmq.delay")
+
+MOST_AT_ONCE: Final = 200
+LONGEST_PAUSE: Final = 1.0
+PAGE: Final = 32
+"""Partitions checked with one command."""
+
+Partition = tuple[str, int]
+"""Topic and number."""
+
+
+class DelayedPoller:
+    """Polls the partitions that `partitions` returns every `delay_resolution`, with one write to each node.
+
+    Several pollers may poll the same partition: the script moves each message once. It polls even when nothing was
+    scheduled a moment ago, because a message delayed by 200 ms may arrive at any time.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, partitions: Callable[[], Sequence[Partition]]
+    ) -> None:
+        self._client, self._keys, self._partitions = client, keys, partitions
+        self._resolution = settings.delay_resolution.total_seconds()
+        self._connection = ShardedConnection(client)
+        self._backoff = Backoff(2 * self._resolution, LONGEST_PAUSE)
+        self._broken: set[Partition] = set()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        task_status.started()
+        try:
+            while True:
+                await asyncio.sleep(await self._poll())
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; the next poll opens them again."""
+        await self._connection.close()
+
+    async def _poll(self) -> float:
+        """Move what is due; returns the seconds until the next poll. Errors end here and lengthen the pause."""
+        next_at = monotonic() + self._resolution
+        try:
+            moved = await self.release(await self._non_empty(list(self._partitions())))
+        except BrokerError as error:
+            (log.debug if self._backoff.failures else log.warning)("delayed messages wait: %s", error)
+            await self.close()
+            return max(self._backoff.next(), next_at - monotonic())
+        self._backoff.reset()
+        is_more_due = any(count >= MOST_AT_ONCE for count in moved)
+        return 0.0 if is_more_due else max(0.0, next_at - monotonic())
+
+    async def _non_empty(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
+        """Skip pages of partitions without delayed messages: most have none, and one EXISTS checks a whole page.
+
+        On a cluster the partitions are in different slots, so all of them are polled.
+        """
+        if self._client.is_cluster or len(partitions) < 2:
+            return partitions
+        pages = [partitions[at : at + PAGE] for at in range(0, len(partitions), PAGE)]
+        names = [[self._keys.delayed(*partition) for partition in page] for page in pages]
+        counts = await self._connection.exchange([(page[0], pack(("EXISTS", *page))) for page in names])
+        return [partition for page, count in zip(pages, counts, strict=True) if count for partition in page]
+
+    async def release(self, partitions: Sequence[Partition]) -> list[int]:
+        """Move the due messages of these partitions; returns how many each had."""
+        if not partitions:
+            return []
+        calls = [((self._keys.stream(*each), self._keys.delayed(*each)), (MOST_AT_ONCE,)) for each in partitions]
+        replies = await self._connection.exchange(
+            [(keys[0], pack(RELEASE_DELAYED.command(keys, args))) for keys, args in calls]
+        )
+        moved = []
+        for partition, reply in zip(partitions, replies, strict=True):
+            moved.append(0 if isinstance(reply, Exception) else reply[0])
+            self._log_failure(partition, reply)
+        if all(isinstance(reply, BrokerUnavailable) for reply in replies):
+            raise replies[0]
+        return moved
+
+    def _log_failure(self, partition: Partition, reply: object) -> None:
+        """A partition that fails is logged once; the other partitions go on."""
+        if isinstance(reply, BrokerUnavailable):
+            log.debug("delayed messages of %s.%d wait: %s", *partition, reply)
+        elif isinstance(reply, Exception):
+            level = logging.DEBUG if partition in self._broken else logging.ERROR
+            log.log(level, "delayed messages of %s.%d wait: %s", *partition, reply)
+            self._broken.add(partition)
+        else:
+            self._broken.discard(partition)
+
+    def __repr__(self) -> str:
+        return f"<DelayedPoller partitions={len(self._partitions())} failures={self._backoff.failures}>"

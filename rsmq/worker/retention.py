@@ -1,0 +1,120 @@
+"""Retention: trims entries that every group has settled, and deletes the consumers of dead members."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Final, TypeVar
+
+import anyio
+import anyio.abc
+
+from rsmq.consumer.consumer import Consumer
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
+from rsmq.inspector.retention_holds import MOST_PARKED
+from rsmq.model.clock import to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import REMOVE_CONSUMER
+from rsmq.redis.streams import consumers_of, trim
+from rsmq.redis.topics import Topic, Topics
+
+T = TypeVar("T")
+
+log = logging.getLogger("rsmq.retention")
+
+FULL_TRIM: Final = 1000
+"""One call trims at most 100 nodes of a stream, 10 000 entries by default; after this many, more may be left."""
+
+
+class Retention:
+    """Serves the partitions that this process reads, every `retention_interval`.
+
+    The script decides: it removes nothing that any group still needs, and no consumer with pending messages. So a wrong
+    view of the live members costs nothing.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, topics: Topics, consumers: Sequence[Consumer]
+    ) -> None:
+        self._client, self._keys, self._topics, self._consumers = client, keys, topics, consumers
+        self._interval = settings.retention_interval.total_seconds()
+        self._lease_ttl_ms = to_ms(settings.lease_ttl)
+        self._was_out = False
+        self._broken: set[str] = set()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Errors end here: an outage is logged once and waited out."""
+        task_status.started()
+        while True:
+            await anyio.sleep(self._interval)
+            try:
+                await self.tidy()
+                self._was_out = False
+            except (BrokerError, ConfigError) as error:
+                (log.debug if self._was_out else log.warning)("retention waits: %s", error)
+                self._was_out = True
+
+    async def tidy(self) -> int:
+        """One round: trim every partition and delete dead consumers; returns how many entries were removed."""
+        removed = 0
+        found = {name: await self._topics.find(name) for name in {each.topic.name for each in self._consumers}}
+        for name, partition in sorted({(c.topic.name, number) for c in self._consumers for number in [*c.lanes]}):
+            topic = found.get(name)  # read again in each round: a setting such as `archive` may have changed
+            if topic is not None:
+                removed += await self._attempt(f"{name}.{partition}", self.trim(topic, partition)) or 0
+        for consumer in self._consumers:
+            topic, group = consumer.topic, consumer.handler.group
+            for partition in [*consumer.lanes]:
+                gone = self.remove_dead(topic.name, partition, group, consumer.membership.live)
+                await self._attempt(f"{topic.name}.{partition}/{group}", gone)
+        return removed
+
+    async def _attempt(self, name: str, work: Awaitable[T]) -> T | None:
+        """What fails for one partition is logged once, and the others go on. None: it failed.
+
+        A single server that is away ends the round. Of a cluster the other nodes may be there.
+        """
+        try:
+            result = await work
+        except (BrokerError, ConfigError) as error:
+            if isinstance(error, BrokerUnavailable) and not self._client.is_cluster:
+                raise
+            log.log(logging.DEBUG if name in self._broken else logging.ERROR, "%s cannot be tidied: %s", name, error)
+            self._broken.add(name)
+            return None
+        self._broken.discard(name)
+        return result
+
+    async def trim(self, topic: Topic, partition: int) -> int:
+        """Remove the entries of one partition that its topic does not keep; returns how many."""
+        total = removed = await self._trim_once(topic, partition)
+        while removed >= FULL_TRIM:
+            total += (removed := await self._trim_once(topic, partition))
+        return total
+
+    async def _trim_once(self, topic: Topic, partition: int) -> int:
+        word, removed, group = await trim(
+            self._client, self._keys, topic.name, partition,
+            keep_age_ms=to_ms(topic.retention_age), keep_length=topic.retention_length, archive=topic.archive,
+        )  # fmt: skip
+        if word == b"TOO_MANY_PARKED":
+            log.warning(
+                "%s.%d is not trimmed: more than %d messages of group %s wait for a retry; see `rsmq group show %s %s`",
+                topic.name, partition, MOST_PARKED, group, topic.name, group,
+            )  # fmt: skip
+        return removed
+
+    async def remove_dead(self, topic: str, partition: int, group: str, live: Iterable[str]) -> list[str]:
+        """Delete the group's consumers that belong to no live member, are idle for a lease and have nothing pending."""
+        stream, living, removed = self._keys.stream(topic, partition), {name.encode() for name in live}, []
+        for row in await consumers_of(self._client, stream, group):
+            if row["name"] in living or row["idle"] <= self._lease_ttl_ms or row["pending"] > 0:
+                continue
+            if await REMOVE_CONSUMER(self._client, (stream,), (group, row["name"])) == b"OK":
+                removed.append(row["name"].decode(errors="backslashreplace"))
+        return removed
+
+    def __repr__(self) -> str:
+        return f"<Retention every {self._interval:g} s>"

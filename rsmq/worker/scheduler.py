@@ -1,0 +1,162 @@
+"""The scheduler: publishes the ticks of a broker's schedules inside its workers; one worker leads each schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from rsmq.errors import BrokerError
+from rsmq.handler.failure import describe
+from rsmq.handler.schedule import Schedule, due_ticks, rule_json
+from rsmq.model.clock import to_ms
+from rsmq.model.interrupt import is_from_signal
+from rsmq.model.keys import Keys
+from rsmq.model.message import encode_payload, entry_fields
+from rsmq.model.partition import partition_for
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
+from rsmq.redis.topics import Topic, Topics
+
+log = logging.getLogger("rsmq.schedule")
+
+RETRY_AFTER: Final = 1.0
+"""Seconds before a schedule that failed is tried again."""
+
+
+class Scheduler:
+    """Serves all schedules of one process.
+
+    One process leads each schedule, by a lease. Invariant: each tick is published at most once, because the script that
+    appends it also records it in the same slot; the lease only spares the other processes the work. All times are the
+    server's.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, settings: Settings, topics: Topics, member: str, schedules: Sequence[Schedule]
+    ) -> None:
+        self._client, self._keys, self._topics, self._member = client, keys, topics, member
+        self._schedules = schedules
+        self._ttl_ms = to_ms(settings.lease_ttl)
+        self._stopping = anyio.Event()
+        self._led: set[str] = set()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until `stop`. It then releases the schedules, so that another worker goes on at once."""
+        task_status.started()
+        async with anyio.create_task_group() as tasks:
+            for schedule in self._schedules:
+                tasks.start_soon(self._serve, schedule)
+            if self._schedules:
+                await self._stopping.wait()
+            tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+            for schedule in self._schedules:
+                if schedule.name in self._led:
+                    await self._release(schedule)
+
+    def stop(self) -> None:
+        """Publish nothing more."""
+        self._stopping.set()
+
+    async def _serve(self, schedule: Schedule) -> None:
+        """One schedule. Its errors end here: each is logged, and the schedule is tried again."""
+        while True:
+            try:
+                seconds = await self._publish_due(schedule)
+            except BrokerError as error:
+                log.warning("schedule %s waits: %s", schedule.name, error)
+                seconds = RETRY_AFTER
+            except Exception:  # from the user's function: the other schedules and the handlers continue
+                log.exception("schedule %s failed and will be retried", schedule.name)
+                seconds = RETRY_AFTER
+            await anyio.sleep(seconds)
+
+    async def _publish_due(self, schedule: Schedule) -> float:
+        """Publish the due ticks if this process leads; returns the seconds until the next check."""
+        topic, partition = await self._partition_of(schedule)
+        args = (schedule.name, self._member, self._ttl_ms, rule_json(schedule.trigger))
+        word, first, *rest = await LEAD_SCHEDULE(self._client, (self._keys.every(topic.name, partition),), args)
+        if word != OK:
+            self._led.discard(schedule.name)
+            return float(min(first, self._ttl_ms)) / 1000
+        if schedule.name not in self._led:
+            log.info("%s publishes schedule %s", self._member, schedule.name)
+            self._led.add(schedule.name)
+        now = rest[0]
+        found = due_ticks(schedule.trigger, schedule.missed, first, now, 2 * self._ttl_ms)
+        if found.skipped:
+            log.warning("schedule %s: ticks were missed, no worker ran; missed=%r", schedule.name, schedule.missed)
+        for tick in found.ticks:
+            if not await self._publish(schedule, topic, partition, tick):
+                return RETRY_AFTER
+        return float(min(found.next_ms - now, self._ttl_ms / 3)) / 1000  # each check also renews the lease
+
+    async def _publish(self, schedule: Schedule, topic: Topic, partition: int, tick: int) -> bool:
+        """False if the topic is full. A payload of None publishes nothing; the tick counts as done."""
+        payload = await payload_of(schedule, tick)
+        fields: list[bytes | str] = []
+        if payload is not None:
+            data, kind = encode_payload(payload)
+            fields = entry_fields(data, schedule.message_id(tick), schedule.key, kind, schedule.headers)
+        keys = (self._keys.stream(topic.name, partition), self._keys.every(topic.name, partition))
+        args = (schedule.name, tick, topic.max_length, topic.on_full, *fields)
+        word = await PUBLISH_TICK(self._client, keys, args)
+        if word == b"FULL":
+            log.warning("schedule %s waits: topic %s is full", schedule.name, topic.name)
+        return bool(word != b"FULL")
+
+    async def _release(self, schedule: Schedule) -> None:
+        with suppress(BrokerError):
+            topic, partition = await self._partition_of(schedule)
+            keys = (self._keys.every(topic.name, partition),)
+            await LEAD_SCHEDULE(self._client, keys, (schedule.name, self._member, 0))
+        self._led.discard(schedule.name)
+
+    async def _partition_of(self, schedule: Schedule) -> tuple[Topic, int]:
+        topic = await self._topics.lookup(schedule.topic)
+        return topic, partition_for(schedule.name if schedule.key is None else schedule.key, topic.partitions)
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {len(self._schedules)} schedules, leads {sorted(self._led)}>"
+
+
+async def payload_of(schedule: Schedule, tick: int) -> Any:
+    """What the schedule's function returns for a tick.
+
+    It runs in a task of its own: a cancellation or a SystemExit in it is an error of the function, and ends no more.
+    """
+    task = asyncio.create_task(_outcome_of(schedule, tick))
+    try:
+        await asyncio.wait((task,))
+    finally:
+        task.cancel()
+    payload, error = task.result()
+    if error is not None:
+        raise error if isinstance(error, Exception) else RuntimeError(describe(error)) from error
+    return payload
+
+
+async def _outcome_of(schedule: Schedule, tick: int) -> tuple[Any, BaseException | None]:
+    try:
+        return await _call(schedule, tick), None
+    except BaseException as error:
+        if is_from_signal(error):
+            raise
+        return None, error
+
+
+async def _call(schedule: Schedule, tick: int) -> Any:
+    """A plain function runs in a thread because it may block."""
+    if inspect.iscoroutinefunction(schedule.function):
+        return await schedule.call(tick)
+    result = await anyio.to_thread.run_sync(schedule.call, tick)
+    return await result if inspect.isawaitable(result) else result

@@ -1,0 +1,268 @@
+"""The parent of several worker processes: restarts them, forwards signals, and ends when all of them have ended.
+
+Pure functions decide what follows from a signal or the end of a child; `Supervisor` acts on it. A child is any command
+that handles the same signals. Its stdin is a socket to the parent: the child stops when the socket closes, so no child
+outlives a killed parent. It writes a byte when it is ready, and one that says how it ends: user code can end a process
+with any exit code, so the exit code alone says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, IntEnum, auto
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from rsmq.model.backoff import Backoff
+from rsmq.model.clock import monotonic
+
+log = logging.getLogger("rsmq.supervisor")
+
+CONFIG_ERROR: Final = 2
+"""Exit code for a configuration error: a restart would fail again."""
+READY: Final = b"1"
+FINISHED: Final = b"0"
+MISCONFIGURED: Final = b"2"
+"""What a child writes: that it is ready, that it was stopped and ends, that its configuration is wrong."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 10.0
+"""Seconds before a child that failed is started again."""
+LONG_LIFE: Final = 30.0
+"""Seconds after which the start of a child counts as successful."""
+
+
+class Stage(IntEnum):
+    """How urgently a worker must stop. It never falls back to an earlier stage."""
+
+    RUNNING = 0
+    QUIET = 1  # fetch nothing new, let running handlers finish without a deadline, end
+    STOPPING = 2  # the same within the grace, then cancel handlers and hand messages back
+    ENDING = 3  # cancel handlers and hand messages back now
+    ABORTED = 4  # end without handing anything back: other members take over when they notice
+
+
+def respond(stage: Stage, number: int) -> Stage:
+    """The stage after a signal. SIGUSR1 stops fetching and lets running handlers finish; each SIGTERM or SIGINT is more
+    urgent than the one before."""
+    if number == signal.SIGUSR1:
+        return max(stage, Stage.QUIET)
+    if stage < Stage.STOPPING:
+        return Stage.STOPPING
+    return Stage(min(stage + 1, Stage.ABORTED))
+
+
+FORWARD: Final = {
+    Stage.QUIET: signal.SIGUSR1,
+    Stage.STOPPING: signal.SIGTERM,
+    Stage.ENDING: signal.SIGTERM,
+    Stage.ABORTED: signal.SIGKILL,
+}
+"""The signal that the parent sends to its children when it enters a stage."""
+
+
+@contextmanager
+def signals(on_signal: Callable[[int], object]) -> Iterator[None]:
+    """Call `on_signal` for SIGTERM, SIGINT and SIGUSR1, even while the event loop is blocked. Main thread only."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.signal(number, lambda number, _: on_signal(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class RestartDecision(Enum):
+    """What follows from the end of a child."""
+
+    END = auto()
+    RESTART = auto()  # at once: it was stopped because its code has changed
+    RESTART_LATER = auto()  # after the back-off
+    AWAIT_CHANGE = auto()  # under --reload: its code is broken and being edited
+    STOP_ALL = auto()
+
+
+def decide(code: int, stage: Stage, last_word: bytes, *, is_replaced: bool, is_reloading: bool) -> RestartDecision:
+    """Decide from the exit code (negative: a signal) and from what the child wrote last, perhaps nothing."""
+    if stage > Stage.RUNNING:
+        return RestartDecision.END
+    if is_replaced:
+        return RestartDecision.RESTART
+    if last_word == MISCONFIGURED:
+        return RestartDecision.AWAIT_CHANGE if is_reloading else RestartDecision.STOP_ALL
+    return RestartDecision.END if code == 0 and last_word == FINISHED else RestartDecision.RESTART_LATER
+
+
+def restart_delay(backoff: Backoff, lived: float) -> float:
+    """Seconds until a child that lived so long is started again. After a long life the back-off starts anew."""
+    if lived >= LONG_LIFE:
+        backoff.reset()
+    return backoff.next()
+
+
+def describe_exit(code: int) -> str:
+    """An exit code as text for the log."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+class Supervisor:
+    """Runs one command in `processes` processes until signals stop it.
+
+    The first process starts alone, so that an error in the configuration is reported once. `arguments` returns the
+    extra arguments for the process of a slot (from 1). With `changes`, an async iterator that yields when the code has
+    changed, the processes are restarted gracefully at each change.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        processes: int,
+        changes: Callable[[], AsyncIterator[Any]] | None = None,
+        arguments: Callable[[int], Sequence[str]] = lambda slot: (),
+    ) -> None:
+        self.stage = Stage.RUNNING
+        self.restarts = 0
+        self._command, self._processes, self._changes = list(command), processes, changes
+        self._arguments = arguments
+        self._children: dict[int, anyio.abc.Process] = {}
+        self._replaced: set[anyio.abc.Process] = set()
+        self._exit_code = 0
+        self._interrupt = asyncio.Event()  # a stop, or a change of the code
+        self._first_ready = asyncio.Event()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
+        """Keep the processes running until all have ended; returns the exit code of the parent."""
+        loop = asyncio.get_running_loop()
+        with signals(lambda number: loop.call_soon_threadsafe(self.obey, number)):
+            task_status.started()
+            async with anyio.create_task_group() as upkeep:
+                if self._changes is not None:
+                    upkeep.start_soon(self._reload, self._changes)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._keep, 1)
+                    await self._first_ready.wait()
+                    for slot in range(2, self._processes + 1):
+                        tasks.start_soon(self._keep, slot)
+                upkeep.cancel_scope.cancel()
+        return self._exit_code
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any child has been ready."""
+        return self._first_ready.is_set()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The ids of the processes that run now."""
+        return tuple(child.pid for child in self._children.values())
+
+    def obey(self, number: int) -> None:
+        """Enter the stage that a signal asks for and forward it to the children."""
+        stage = respond(self.stage, number)
+        if stage != self.stage:
+            log.info("%s: %s", signal.Signals(number).name, stage.name.lower())
+            self._enter(stage)
+
+    def _enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self._interrupt.set()
+        for child in self._children.values():
+            self._send(child, FORWARD[stage])
+
+    def _send(self, child: anyio.abc.Process, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)
+
+    # -- one child ------------------------------------------------------------------------------------------------
+
+    async def _keep(self, slot: int) -> None:
+        """Keep one process running until `decide` ends it."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while self.stage == Stage.RUNNING:
+            self._interrupt.clear()
+            started = monotonic()
+            code, last_word, is_replaced = await self._run_child(slot)
+            lived = monotonic() - started
+            match decide(code, self.stage, last_word, is_replaced=is_replaced, is_reloading=self._changes is not None):
+                case RestartDecision.END:
+                    log.info("worker %d %s", slot, describe_exit(code))
+                    if self.stage == Stage.RUNNING or code not in (0, -FORWARD[self.stage]):
+                        self._exit_code = max(self._exit_code, int(code != 0))
+                    break
+                case RestartDecision.STOP_ALL:
+                    self._exit_code = CONFIG_ERROR
+                    if self.stage == Stage.RUNNING:
+                        self._enter(Stage.STOPPING)
+                    break
+                case RestartDecision.RESTART:
+                    log.info("worker %d is restarted with the new code", slot)
+                case RestartDecision.AWAIT_CHANGE:
+                    log.info("worker %d waits for a change of the code", slot)
+                    await self._pause(None)
+                case RestartDecision.RESTART_LATER:
+                    delay = restart_delay(backoff, lived)
+                    self.restarts += 1
+                    ending = describe_exit(code)
+                    log.warning("worker %d %s after %.1f s: restarting in %.1f s", slot, ending, lived, delay)
+                    await self._pause(delay)
+        self._first_ready.set()
+
+    async def _run_child(self, slot: int) -> tuple[int, bytes, bool]:
+        """Run one child to its end; returns its exit code, its last word, and whether it was stopped for new code."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                # a session of its own: Ctrl-C goes only to the parent, which forwards it once
+                command = [*self._command, *self._arguments(slot)]
+                child = await anyio.open_process(
+                    command, stdin=theirs.fileno(), stdout=None, stderr=None, start_new_session=True
+                )
+            self._children[slot] = child
+            if self.stage > Stage.RUNNING:
+                self._send(child, FORWARD[self.stage])
+            log.info("worker %d has pid %d", slot, child.pid)
+            try:
+                ours.setblocking(False)
+                word = b""
+                with contextlib.suppress(OSError):
+                    word = await asyncio.get_running_loop().sock_recv(ours, 1)  # empty: the child ended before that
+                    if word == READY:
+                        self._first_ready.set()
+                code = await child.wait()
+                with contextlib.suppress(OSError):
+                    word = ours.recv(16)[-1:] or word
+                return code, word, child in self._replaced
+            finally:
+                del self._children[slot]
+                self._replaced.discard(child)
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait; a stop or a change of the code ends it early."""
+        with anyio.move_on_after(seconds):
+            await self._interrupt.wait()
+
+    async def _reload(self, changes: Callable[[], AsyncIterator[Any]]) -> None:
+        async for _ in changes():
+            if self.stage == Stage.RUNNING:
+                log.info("the code has changed")
+                self._interrupt.set()
+                for child in self._children.values():
+                    if child not in self._replaced:
+                        self._replaced.add(child)
+                        self._send(child, signal.SIGTERM)
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self.stage.name.lower()} {len(self._children)}/{self._processes} processes>"

@@ -1,0 +1,182 @@
+"""The composition root: the roles of one worker process, how they are connected, and in which order they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from rsmq.consumer.consumer import Consumer
+from rsmq.consumer.context import ConsumerContext
+from rsmq.consumer.execution import build_call
+from rsmq.errors import ConfigError
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Middleware
+from rsmq.handler.schedule import Schedule
+from rsmq.heartbeat.heartbeat import Heartbeat
+from rsmq.heartbeat.membership import refuse_mixed_ordering
+from rsmq.model.interrupt import signal_errors_marked
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client, Connector, retrying
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.streams import ensure_groups, join_group, start_id
+from rsmq.redis.topics import Topic, Topics
+from rsmq.worker.auditor import Auditor
+from rsmq.worker.delayed_poller import DelayedPoller
+from rsmq.worker.eviction_monitor import EvictionMonitor
+from rsmq.worker.retention import Retention
+from rsmq.worker.scheduler import Scheduler
+
+log = logging.getLogger("rsmq.worker")
+
+Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def new_member_id() -> str:
+    """Unique for each start: processes that share a consumer name would read each other's messages in flight."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:40] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Worker:
+    """Serves all handlers of a broker in this process.
+
+    `run` lasts until `stop`. `quiet` fetches nothing new and lets running handlers finish; `stop` bounds that by the
+    grace; a second `stop` ends at once.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        client: Client,
+        keys: Keys,
+        handlers: Sequence[Handler],
+        middlewares: Sequence[Middleware],
+        lifespans: Sequence[Lifespan],
+        schedules: Sequence[Schedule] = (),
+    ) -> None:
+        if not (handlers or schedules):
+            raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")
+        self.member = new_member_id()
+        self.consumers: list[Consumer] = []
+        self.heartbeat: Heartbeat | None = None
+        self._connector, self._client, self._keys, self._settings = connector, client, keys, connector.settings
+        self._handlers, self._middlewares, self._lifespans = handlers, middlewares, lifespans
+        self._topics = Topics(client, keys, self._settings)
+        self._scheduler = Scheduler(client, keys, self._settings, self._topics, self.member, schedules)
+        self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
+        self._stops: list[float] = []
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop`."""
+        async with AsyncExitStack() as stack:
+            stack.enter_context(signal_errors_marked())
+            for lifespan in self._lifespans:
+                await stack.enter_async_context(lifespan())
+            heartbeat = await stack.enter_async_context(self._running_heartbeat())
+            pairs = [(handler, await self._prepared(handler)) for handler in self._handlers]
+            self.consumers = [self._consumer(handler, topic, heartbeat) for handler, topic in pairs]
+            for grace in self._stops:  # they came before there was anything to stop
+                self._stop_consumers(grace)
+            async with anyio.create_task_group() as upkeep:
+                await upkeep.start(self._batcher.run)
+                for role in self._roles():
+                    upkeep.start_soon(role)
+                async with anyio.create_task_group() as serving:
+                    serving.start_soon(self._scheduler.run)
+                    for consumer in self.consumers:
+                        serving.start_soon(consumer.run)
+                    for consumer in self.consumers:
+                        await consumer.started.wait()
+                    log.info("member %s serves %s", self.member, ", ".join(map(repr, self._handlers)))
+                    task_status.started()
+                upkeep.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _running_heartbeat(self) -> AsyncIterator[Heartbeat]:
+        heartbeat = Heartbeat(self._connector, self._settings, self._keys, self.member)
+        heartbeat.start(asyncio.get_running_loop())
+        self.heartbeat = heartbeat
+        try:
+            yield heartbeat
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(heartbeat.stop)
+
+    async def _prepared(self, handler: Handler) -> Topic:
+        """Every step may be repeated, so a connection that breaks during the start only delays it."""
+        async for attempt in retrying(self._settings):
+            with attempt:
+                topic = await self._topics.ensure(handler.topic, handler.partitions)
+                await ensure_groups(self._client, self._keys, topic, handler.group, start_id(handler.start))
+                await join_group(self._client, self._keys, topic, handler.group, handler.distribution)
+                about = (topic.name, handler.group, self.member, handler.ordering)
+                await refuse_mixed_ordering(self._client, self._keys, *about)
+        return topic
+
+    def _consumer(self, handler: Handler, topic: Topic, heartbeat: Heartbeat) -> Consumer:
+        call = build_call(handler, self._middlewares)
+        context = ConsumerContext(self._client, self._keys, self._settings, self.member, topic, handler)
+        return Consumer(context, call, heartbeat, self._batcher.ask)
+
+    def _roles(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """The roles that run once for all consumers; they end after the consumers."""
+        client, keys, settings = self._client, self._keys, self._settings
+        return [
+            DelayedPoller(client, keys, settings, self._partitions).run,
+            Retention(client, keys, settings, self._topics, self.consumers).run,
+            EvictionMonitor(client).run,
+            Auditor(client, keys, self._topics, self.consumers).run,
+            self._monitor_leases,
+        ]
+
+    def _partitions(self) -> list[tuple[str, int]]:
+        return sorted({(lane.topic, lane.partition) for each in self.consumers for lane in each.lanes.values()})
+
+    async def _monitor_leases(self) -> None:
+        """Wake the consumers that have a lost lease: one timer for all handlers, where each would need its own.
+
+        A lease ends by the clock or because another role found it lost. Neither calls the consumer.
+        """
+        while True:
+            await anyio.sleep(self._settings.presence_interval.total_seconds())
+            for consumer in self.consumers:
+                if not all(lane.lease.is_held() for lane in consumer.lanes.values()):
+                    consumer.membership.wake()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether all handlers are served and no stop was requested."""
+        return bool(self.consumers) and not self._stops and all(each.started.is_set() for each in self.consumers)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop was requested."""
+        return bool(self._stops)
+
+    def quiet(self) -> None:
+        """Fetch nothing new, let running handlers finish without a deadline, then end."""
+        self.stop(float("inf"))
+
+    def stop(self, grace: float | None = None) -> None:
+        """Like `quiet`, but after `grace` seconds (default: the setting) cancel handlers and hand messages back."""
+        seconds = self._settings.stop_grace.total_seconds() if grace is None else grace
+        self._stops.append(seconds)
+        self._scheduler.stop()
+        self._stop_consumers(seconds)
+
+    def _stop_consumers(self, grace: float) -> None:
+        for consumer in self.consumers:
+            consumer.stop(grace)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.member} {len(self.consumers)} consumers>"

@@ -1,0 +1,65 @@
+"""The plan on paper is arithmetic over measured costs, and the generated pages are what their figures say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import robust, scale
+from benchmarks.plan import Plan, costs_of
+from benchmarks.scale import STUDIES, power, verdict
+
+DOCS = Path(__file__).parents[2] / "docs"
+PLAN = Plan(
+    publish_server_us=4, consume_server_us=4, publish_client_us=3, consume_client_us=3, publish_commands=0.01,
+    consume_commands=0.02, entry_bytes=250, device_bytes=1200, session_bytes=1000, letter_us=5,
+)  # fmt: skip
+
+
+def test_masters_follow_the_load() -> None:
+    """Twice the messages need twice the cores; each further group costs what a group costs; never fewer than three."""
+    assert PLAN.server_cores == pytest.approx(8.05)
+    assert PLAN.masters_by_cpu == 21
+    assert replace(PLAN, messages=2_000_000).server_cores == pytest.approx(16.05)
+    assert replace(PLAN, groups=3).server_cores == pytest.approx(16.05)
+    assert replace(PLAN, messages=1000, devices=0, letters=0).masters == 3
+
+
+def test_memory_may_decide() -> None:
+    """A long outage of the consumers has to fit."""
+    assert PLAN.devices_bytes == pytest.approx(10_000_000 * 1400)
+    day = replace(PLAN, outage_seconds=86_400)
+    assert day.masters == day.masters_by_memory > day.masters_by_cpu
+    assert any("masters by memory" in line for line in day.page())
+
+
+def test_power_of_a_growing_cost_is_found() -> None:
+    """Constant is 0, in proportion 1."""
+    assert power([10, 1000], [5, 5]) == pytest.approx(0)
+    assert power([10, 1000], [5, 500]) == pytest.approx(1)
+    study = next(each for each in STUDIES if each.name == "delayed")
+    flat = [dict.fromkeys(study.watched, 3.0)] * 3
+    assert verdict(study, flat).startswith("**In proportion")
+    assert "longest call" in verdict(study, [*flat[:2], {**flat[0], "longest_ms": 300.0}])
+
+
+@pytest.mark.parametrize("name", ["scale", "robustness"])
+def test_a_page_is_what_its_figures_say(name: str, tmp_path: Path) -> None:
+    """The page was not changed by hand, and its generator still writes it."""
+    report = json.loads((DOCS / f"{name}.json").read_text())
+    if name == "scale":
+        scale.write_page(report, tmp_path)
+    else:
+        robust.write_page(report, tmp_path / "robustness.md")
+    assert (tmp_path / f"{name}.md").read_text() == (DOCS / f"{name}.md").read_text()
+
+
+def test_the_plan_uses_what_was_measured() -> None:
+    """The costs on the page are those of the two files of figures."""
+    report = json.loads((DOCS / "scale.json").read_text())
+    assert set(report["studies"]) == {study.name for study in STUDIES}
+    plan = costs_of(DOCS, report["studies"])
+    assert plan["entry_bytes"] == report["plan"]["entry_bytes"]

@@ -1,0 +1,93 @@
+"""Releases of rsmq: the code that is here, and an earlier commit, installed out of its own wheel beside it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.processes import ROOT
+
+KEPT = ROOT / ".chaos" / "releases"
+"""Where the installed wheels are kept between runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One version of the package. `site`: the directory that holds it."""
+
+    name: str
+    site: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process must be started with to import this version; the working directory holds the new one."""
+        return {"PYTHONPATH": os.pathsep.join(map(str, (self.site, ROOT))), "PYTHONSAFEPATH": "1"}
+
+
+NEW = Release("new", ROOT)
+
+
+def earlier_release() -> Release:
+    """The release of `UPGRADE_BASE`, else of the newest commit whose package differs from the present one.
+
+    Skips the test where there is no such commit, as in an archive or a shallow clone.
+    """
+    return installed(os.environ.get("UPGRADE_BASE") or _last_other_commit())
+
+
+def _last_other_commit() -> str:
+    if _git("status", "--porcelain", "--", "rsmq"):
+        return _git("rev-parse", "--short", "HEAD")
+    states = _git("log", "--first-parent", "-2", "--format=%h", "--", "rsmq").split()
+    if len(states) < 2:
+        pytest.skip("no earlier commit to upgrade from: this is not a clone with its history")
+    return states[1]
+
+
+@functools.cache
+def installed(commit: str) -> Release:
+    """Build the wheel of a commit and install it in a directory of its own. The dependencies are those of the tests."""
+    name = _git("rev-parse", "--short", f"{commit}^{{commit}}")
+    if not name:
+        pytest.skip(f"this clone has no commit {commit}")
+    site = KEPT / name
+    if not site.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT, prefix="building-") as scratch:
+            built = _built(name, Path(scratch))
+            try:
+                built.rename(site)
+            except OSError:  # another process has built it meanwhile
+                shutil.rmtree(built)
+    return Release(name, site)
+
+
+def _built(commit: str, scratch: Path) -> Path:
+    source, wheels, site = scratch / "source", scratch / "wheels", scratch / "site"
+    source.mkdir()
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
+    has_backend = importlib.util.find_spec("hatchling") is not None
+    _pip("wheel", "--no-deps", *(["--no-build-isolation"] if has_backend else []), "--wheel-dir", wheels, source)
+    _pip("install", "--no-deps", "--no-index", "--target", site, *wheels.glob("*.whl"))
+    return site
+
+
+def _pip(*words: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"pip {words[0]} failed: {done.stderr[-2000:]}"
+
+
+def _git(*command: str) -> str:
+    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,168 @@
+"""Failovers that lose writes: the new master has another history, another clock, and may use ids again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import anyio
+import redis
+
+from rsmq.testing.proxy import Proxy
+from tests.chaos.catalogue import scenario
+from tests.chaos.checker import Verdict
+from tests.chaos.publisher import PublisherJob
+from tests.chaos.scenario_run import ScenarioRun
+from tests.chaos.scenarios.keys import PARTITIONS
+from tests.chaos.scenarios.server import all_alive
+from tests.chaos.system_faults import FaultyServer
+from tests.chaos.testbed import Testbed, ask
+from tests.chaos.worker import TOPIC
+
+HOUR = 3600
+CLOCKS = tuple({"distribution": how, "clock": off} for how in ("hash", "shared") for off in (0, HOUR, -HOUR))
+
+
+class Pair:
+    """A master and its replica. Clients connect through `front`, the replica through `link`: both can be moved."""
+
+    def __init__(self, master: FaultyServer, replica: FaultyServer, front: Proxy, link: Proxy) -> None:
+        self.master, self.replica, self.front, self.link = master, replica, front, link
+
+    @classmethod
+    async def begin(cls, testbed: Testbed) -> Pair:
+        """Start both, in sync."""
+        options = {"tcp": True}
+        master = await testbed.faulty_server(**options)
+        replica = await testbed.faulty_server("--repl-diskless-sync-delay", "0", **options)
+        pair = cls(master, replica, await testbed.proxy(master), await testbed.proxy(master))
+        await pair.follow(replica, pair.link)
+        return pair
+
+    async def follow(self, replica: FaultyServer, link: Proxy) -> None:
+        """Let a server replicate what is behind a proxy, and wait until it is in sync."""
+        ask(replica, "REPLICAOF", "127.0.0.1", link.port)
+        with anyio.fail_after(30):
+            while True:
+                with suppress(redis.RedisError), replica.client() as client:
+                    state = client.info("replication")
+                    if state["master_link_status"] == "up" and not state["master_sync_in_progress"]:
+                        return
+                await anyio.sleep(0.02)
+
+    async def fail_over(self, seconds: float) -> None:
+        """Cut the replica off, let the master confirm more for so long, then lose it and promote the replica."""
+        self.link.cut()
+        await anyio.sleep(seconds)  # what is confirmed now will be lost
+        self.front.cut()
+        self.front.reset()
+        self.master.kill()
+        self.link.reset()
+        ask(self.replica, "REPLICAOF", "NO", "ONE")
+        self.front.move(self.replica.port)
+        self.front.mend()
+        self.master, self.replica = self.replica, self.master
+
+    async def return_to_the_old_one(self) -> None:
+        """The lost master starts with all that it had, and the clients come back to it: no replication in between."""
+        self.front.cut()
+        self.front.reset()
+        self.master.kill()
+        await anyio.to_thread.run_sync(self.replica.start)
+        self.front.move(self.replica.port)
+        self.front.mend()
+        self.master, self.replica = self.replica, self.master
+
+
+async def _begin(testbed: Testbed, distribution: str) -> tuple[Pair, ScenarioRun]:
+    pair = await Pair.begin(testbed)
+    run = await testbed.begin(ScenarioRun, pair.front.url, workers=3, distribution=distribution)
+    await run.processes.start_publisher(
+        PublisherJob(run.job, many=20, pause=0.04, keys=40, seed=testbed.seed, handler_seconds=0.03)
+    )
+    await run.handles(300)
+    return pair, run
+
+
+def _loses(run: ScenarioRun, why: str) -> None:
+    run.excuse(why)
+    run.history.rewound = why
+
+
+@scenario("A27", injection="the master is lost with its last writes; the clock of the replica that takes over is "
+          "off by so many seconds",
+          bound="what was confirmed after the takeover is handled; only unreplicated messages are lost",
+          variants=CLOCKS)  # fmt: skip
+async def failover_with_another_clock(testbed: Testbed, distribution: str, clock: int) -> Verdict:
+    """Leases, heartbeats and retries of the old master count by a clock that the new one does not have."""
+    pair, run = await _begin(testbed, distribution)
+    pair.replica.faults.step_clock(clock)
+    _loses(run, "the master was lost")
+    since = run.now()
+    await pair.fail_over(0.5)
+    run.forgive(since - 0.5, run.now())
+    await run.recovers()
+    await run.handles(500)
+    all_alive(run)
+    return await run.verdict()
+
+
+@scenario("A28", injection="the master is lost with its last writes, its replica takes over; then the replica is lost "
+          "and the old master returns with its own history",
+          bound="what was confirmed after the return is handled; only what one of them lacks is lost",
+          variants=({"distribution": "hash"}, {"distribution": "shared"}))  # fmt: skip
+async def the_old_master_returns(testbed: Testbed, distribution: str) -> Verdict:
+    """Two histories of one queue, as after an operator's mistake: epochs, ids and settlements go back."""
+    pair, run = await _begin(testbed, distribution)
+    _loses(run, "the history changed")
+    since = run.now()
+    await pair.fail_over(0.5)
+    await run.recovers()
+    await run.handles(300)
+    await pair.return_to_the_old_one()
+    run.forgive(since - 0.5, run.now())
+    await run.recovers()
+    await run.handles(500)
+    all_alive(run)
+    return await run.verdict()
+
+
+@scenario("A29", injection="the clock steps an hour forward and back, so ids only count up; then the master is lost "
+          "with its last writes: the new master gives their ids to other messages",
+          bound="what was confirmed after the takeover is handled",
+          variants=({"distribution": "hash"}, {"distribution": "shared"}))  # fmt: skip
+async def ids_are_used_again(testbed: Testbed, distribution: str) -> Verdict:
+    """A worker may have a message in flight whose id is another message's now."""
+    pair, run = await _begin(testbed, distribution)
+    _loses(run, "the master was lost")
+    for off in (HOUR, 0):
+        pair.master.faults.step_clock(off)
+        await run.recovers()
+        await run.handles(200)
+    twice = 0
+    for _ in range(4):
+        since = run.now()
+        await pair.fail_over(0.5)
+        run.forgive(since - 0.5, run.now())
+        await run.recovers()
+        await anyio.sleep(run.random.random() / 2)  # while the last messages of the lost master are still in flight
+        run.busiest().kill()
+        await run.processes.start_workers()
+        run.excuse("the master was lost")
+        await run.handles(300)
+        await anyio.to_thread.run_sync(pair.replica.start)
+        twice += sum(map(_ids_of_two, _streams(run, pair.master), _streams(run, pair.replica)))
+        pair.link.move(pair.master.port)
+        pair.link.mend()
+        await pair.follow(pair.replica, pair.link)
+    assert twice > 0, "no id was used for two messages: the test shows nothing"
+    print(f"{twice} ids of two messages")
+    return await run.verdict()
+
+
+def _streams(run: ScenarioRun, server: FaultyServer) -> list[dict[bytes, object]]:
+    """The entries of each partition."""
+    return [dict(ask(server, "XRANGE", run.broker.keys.stream(TOPIC, n), "-", "+")) for n in PARTITIONS]
+
+
+def _ids_of_two(one: dict[bytes, object], other: dict[bytes, object]) -> int:
+    return sum(one[each] != other[each] for each in one.keys() & other.keys())

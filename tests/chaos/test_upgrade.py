@@ -1,0 +1,14 @@
+"""Workers of an earlier version and of this one, side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.conftest import RunScenario
+
+pytestmark = pytest.mark.chaos
+
+
+async def test_rolling_upgrade_and_downgrade_lose_and_reorder_nothing(run_scenario: RunScenario) -> None:
+    """Workers out of an earlier commit's wheel are replaced under load, one by one, and back again."""
+    await run_scenario("rolling upgrade", style="hash")

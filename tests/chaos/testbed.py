@@ -1,0 +1,88 @@
+"""A testbed: the servers, proxies and processes of one scenario, which it stops at the end."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import anyio
+
+from rsmq.testing.proxy import Proxy
+from tests.chaos.processes import ChaosProcess
+from tests.chaos.scenario_run import ScenarioRun
+from tests.chaos.system_faults import FaultyServer
+from tests.servers import Kind, Server
+
+S = TypeVar("S", bound=Server)
+R = TypeVar("R", bound=ScenarioRun)
+
+
+class Testbed:
+    """Servers of one kind and runs on them, all with the same seed and duration.
+
+    `seconds`: the least duration of each phase under load without faults; `minutes`: the duration of a scenario that
+    has no end of its own. `run` is the last run that was started.
+    """
+
+    __test__ = False  # pytest: not a class of tests
+
+    def __init__(
+        self, kind: Kind, seed: int, seconds: float, path: Path, shared: Server | None = None, minutes: float = 10
+    ) -> None:
+        self.kind, self.seed, self.seconds, self.minutes, self._path = kind, seed, seconds, minutes, path
+        self._shared, self._stack = shared, AsyncExitStack()
+        self.run: ScenarioRun | None = None
+
+    async def server(self, *args: str, **options: Any) -> Server:
+        """A server for this scenario alone, with an append-only file (appendfsync everysec)."""
+        return await self._started(Server(*args, kind=self.kind, **{"aof": True, **options}))
+
+    async def faulty_server(self, *args: str, **options: Any) -> FaultyServer:
+        """A server whose power, disk and clock the test controls. Skips without a C compiler."""
+        return await self._started(FaultyServer(*args, kind=self.kind, **options))
+
+    async def shared_server(self) -> Server:
+        """A server that the scenario does not harm: the test session's, if there is one."""
+        return self._shared or await self.server(aof=False)
+
+    async def proxy(self, server: Server) -> Proxy:
+        """A proxy in front of a server."""
+        return await self._stack.enter_async_context(Proxy(server.port))
+
+    async def start(self, server: Server, workers: int = 3, **job: Any) -> ScenarioRun:
+        """A run with workers that serve."""
+        return await self.begin(ScenarioRun, server.url, workers, **job)
+
+    async def begin(self, kind: type[R], url: str, /, workers: int = 3, **job: Any) -> R:
+        """A run of a kind of its own, of clients that connect to `url`."""
+        run = await self._stack.enter_async_context(
+            kind(self._path, url, self.seed, **{"seconds": self.seconds, **job})
+        )
+        self.run = run
+        await run.processes.start_workers(workers)
+        return run
+
+    async def _started(self, server: S) -> S:
+        self._stack.callback(server.close)
+        await anyio.to_thread.run_sync(server.start)
+        return server
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.__aexit__(*error)
+
+
+def ask(server: Server, *command: Any) -> Any:
+    """Send a command without rsmq."""
+    with server.client() as client:
+        return client.execute_command(*command)
+
+
+async def paused(worker: ChaosProcess, seconds: float) -> None:
+    """SIGSTOP, and SIGCONT after so long: the pause is the fault."""
+    worker.pause()
+    await anyio.sleep(seconds)
+    worker.resume()

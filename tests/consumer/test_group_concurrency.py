@@ -1,0 +1,230 @@
+"""A limit over the whole group: never more calls at once, in order, nothing lost, and every quota is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsmq import Broker, ConfigError, Rate, Settings
+from rsmq.consumer.consumer import Consumer
+from rsmq.consumer.limits import ConcurrencyLimit, RateLimit, call_quotas
+from rsmq.consumer.queue import Queue
+from rsmq.handler.handler import build_handler
+from tests.contract.witness import Witness, settled
+from tests.patience import until
+
+
+@given(st.integers(1, 200), st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=40))
+def test_call_quotas_add_up_to_the_limit(limit: int, names: set[str]) -> None:
+    """They differ by one at most, and every member computes the same."""
+    members = tuple(sorted(names))
+    calls = call_quotas(limit, members, "t/g")
+    assert sum(calls.values()) == limit
+    assert max(calls.values()) - min(calls.values()) <= 1
+    assert call_quotas(limit, tuple(reversed(members)), "t/g") == calls
+
+
+async def test_concurrency_limit_admits_as_many_tasks_as_its_quota() -> None:
+    """A task that started a message may start the next one; it must stop when the quota has shrunk below the tasks."""
+    quota, queue = 2, Queue(is_ordered=False)
+    queue.group_limit = limit = ConcurrencyLimit(lambda: quota)
+    queue.ready.extend(range(6))
+
+    async def work(hold: anyio.Event, taken: list[Any]) -> None:
+        taken.append(queue.take())
+        await hold.wait()
+        while (message := queue.take()) is not None:
+            taken.append(message)
+        limit.leave()
+
+    hold, other, taken = anyio.Event(), anyio.Event(), list[Any]()
+    assert queue.startable() == 2
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work, hold, taken)
+        tasks.start_soon(work, other, taken)
+        await until(lambda: len(taken) == 2, "both have started a message")
+        assert (queue.startable(), queue.can_take(), queue.take(), len(queue.ready)) == (0, False, None, 4)
+        quota = 1
+        hold.set()  # there is one task too many: this one may take nothing more
+        await until(lambda: repr(limit) == "<ConcurrencyLimit 1 of 1 calls>", "it left")
+        assert (len(queue.ready), queue.can_take()) == (4, False)
+        other.set()
+    assert taken == list(range(6)), "the other one took the rest"
+    assert (queue.startable(), len(queue.ready)) == (0, 0)
+
+
+class Crowd:
+    """Counts the calls that run at once, over all members, until it is opened."""
+
+    def __init__(self) -> None:
+        self.open = anyio.Event()
+        self.now = self.most = 0
+        self.witness = Witness()
+
+    async def run(self, orders: list[dict[str, Any]]) -> None:
+        """One call."""
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.open.wait()
+            await asyncio.sleep(0)
+            for order in orders:
+                self.witness.note((order["key"], order["n"]))
+        finally:
+            self.now -= 1
+
+
+Make = Callable[..., Broker]
+
+
+@pytest.fixture
+def make(server_url: str, prefix: str) -> Make:
+    """Makes members of one group."""
+
+    def member(crowd: Crowd, **options: Any) -> Broker:
+        broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn"))
+
+        async def one(order: dict[str, Any]) -> None:
+            await crowd.run([order])
+
+        async def many(orders: list[dict[str, Any]]) -> None:
+            await crowd.run(orders)
+
+        broker.handler("t", group="g", **options)(many if "batch" in options else one)
+        return broker
+
+    return member
+
+
+async def publish(broker: Broker, keys: int = 40, each: int = 3) -> set[tuple[str, int]]:
+    """So many messages of so many keys."""
+    items = [{"key": f"k{key}", "n": n} for n in range(each) for key in range(keys)]
+    await broker.publish_many("t", items, key=lambda item: str(item["key"]))
+    return {(str(item["key"]), int(str(item["n"]))) for item in items}
+
+
+def consumer_of(broker: Broker) -> Consumer:
+    """The consumer of its only handler."""
+    assert broker.worker is not None
+    (consumer,) = broker.worker.consumers
+    return consumer
+
+
+async def agree(brokers: list[Broker], calls: list[int]) -> None:
+    """Wait until each knows the others, and owns partitions exactly if it may make calls."""
+    members = [consumer_of(broker) for broker in brokers]
+    await until(lambda: all(len(each.membership.live) == len(members) for each in members), "they see each other")
+    assert sorted(each.max_calls for each in members) == calls
+    await until(lambda: sum(len(each.lanes) for each in members) == 8, "every partition has an owner")
+    await until(lambda: all(bool(each.lanes) == bool(each.max_calls) for each in members), "who may call")
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ({"group_concurrency": 5}, [2, 3]),
+        ({"group_concurrency": 5, "concurrency": 2}, [2, 2]),
+        ({"group_concurrency": 1}, [0, 1]),
+        ({"group_concurrency": 3, "batch": 4, "linger": timedelta(milliseconds=5)}, [1, 2]),
+        ({"group_concurrency": 2, "rate": Rate(10_000)}, [1, 1]),
+        ({"group_concurrency": 2, "ordering": "none"}, [1, 1]),
+    ],
+)
+async def test_group_limit_bounds_the_calls_of_two_members(
+    make: Make, options: dict[str, Any], calls: list[int]
+) -> None:
+    """Two members run exactly the limit together, in order per key, and handle everything once."""
+    crowd = Crowd()
+    brokers = [make(crowd, **options), make(crowd, **options)]
+    async with brokers[0].running(), brokers[1].running():
+        await agree(brokers, calls)
+        expected = await publish(brokers[0])
+        await until(lambda: crowd.now == sum(calls), "as many calls run as may")
+        await until(lambda: all(_waiting(broker) for broker, _ in zip(brokers, calls, strict=True)), "the rest waits")
+        crowd.open.set()
+        await crowd.witness.sees(expected)
+        await settled(brokers[0], "t")
+    assert crowd.most == sum(calls)
+    by_key = defaultdict(list)
+    for key, n in crowd.witness.seen:
+        by_key[key].append(n)
+    assert options.get("ordering") == "none" or all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def _waiting(broker: Broker) -> bool:
+    """Whether something waits in a member that owns anything."""
+    consumer = consumer_of(broker)
+    return not consumer.lanes or len(consumer.queue.ready) > 0
+
+
+async def test_remaining_member_uses_the_quota_of_one_that_left(make: Make) -> None:
+    """With a limit of one: when the member that may run calls leaves, the other one may."""
+    crowd = Crowd()
+    async with AsyncExitStack() as stack:
+        stay = await stack.enter_async_context(make(crowd, group_concurrency=1).running())
+        async with AsyncExitStack() as leaving:
+            go = await leaving.enter_async_context(make(crowd, group_concurrency=1).running())
+            await agree([stay, go], [0, 1])
+            expected = await publish(stay)
+            await until(lambda: crowd.now == 1, "one call runs")
+            crowd.open.set()
+        await crowd.witness.sees(expected)
+        await settled(stay, "t")
+        assert consumer_of(stay).max_calls == 1
+    assert crowd.most == 1
+
+
+async def test_quota_that_grows_is_used_at_once(make: Make) -> None:
+    """Waiting messages start as soon as a member has gone, without a new message coming in."""
+    crowd = Crowd()
+    async with make(crowd, group_concurrency=4).running() as stay:
+        async with make(crowd, group_concurrency=4).running() as go:
+            await agree([stay, go], [2, 2])
+            await publish(stay)
+            await until(lambda: crowd.now == 4, "each runs its half")
+            go.stop(timedelta(0))
+        await until(lambda: crowd.now == 4, "the one that is left runs them all")
+        crowd.open.set()
+        await settled(stay, "t")
+    assert crowd.most == 4
+
+
+async def test_queue_with_both_limits_starts_what_both_allow() -> None:
+    """A rate and a limit over the group: the smaller one decides."""
+    quota, queue = 5, Queue(is_ordered=False)
+    queue.group_limit = ConcurrencyLimit(lambda: quota)
+    queue.rate_limit = RateLimit(Rate(3, per=timedelta(hours=1)), lambda: 1, lambda: None)
+    queue.ready.extend(range(9))
+    assert (queue.startable(), len(queue.ready)) == (3, 9)
+    quota = 2
+    assert queue.startable() == 2
+    quota = 5
+    taken: list[Any] = []
+    while (message := queue.take()) is not None:
+        taken.append(message)
+    assert taken == [0, 1, 2], "the rate is used up, though the quota has room"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"group_concurrency": 0}, "group_concurrency=0 is not a whole number of 1 or more"),
+        ({"group_concurrency": 2, "distribution": "shared"}, "cannot enforce a limit over the group: leave"),
+    ],
+)
+def test_impossible_group_limits_are_refused(options: dict[str, Any], problem: str) -> None:
+    """What cannot work is refused when it is registered."""
+
+    async def handle(order: dict[str, int]) -> None: ...
+
+    with pytest.raises(ConfigError, match=problem):
+        build_handler(handle, "t", group="g", **options)

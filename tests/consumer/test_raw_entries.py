@@ -1,0 +1,224 @@
+"""Batches of raw entries: the same order and the same outcomes as message by message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq.consumer.execution import build_runner
+from rsmq.consumer.lane import Lane
+from rsmq.consumer.payload_batch_runner import Continuation
+from rsmq.consumer.queue import Queue, RawEntry, plain_size
+from rsmq.errors import LeaseLost
+from rsmq.handler.handler import build_handler
+from rsmq.handler.retry import Reject
+from rsmq.model.message import Message
+from tests.consumer.test_queue import make_lane
+
+
+def plain(number: int, key: int | None, data: bytes | None = None) -> RawEntry:
+    """An entry as our own publisher lays it out."""
+    payload = b'{"n":%d,"k":%d}' % (number, key or 0) if data is None else data
+    entry = [b"data", payload, b"id", b"m%d" % number]
+    return b"%d-0" % number, entry if key is None else [*entry, b"key", b"%d" % key]
+
+
+class Books:
+    """Stands in for the settler: notes what became of each message."""
+
+    def __init__(self) -> None:
+        self.dirty: list[Lane] = []
+        self.buried: list[bytes] = []
+
+    def add_done(self, lane: Lane, entry_ids: list[bytes]) -> None:
+        """Something is done."""
+        self.dirty.append(lane)
+        lane.done += entry_ids
+
+    async def bury(self, _lane: Lane, entry_id: bytes, _attempts: int, _decision: Any) -> bool:
+        """A dead letter."""
+        await asyncio.sleep(0)
+        self.buried.append(entry_id)
+        return True
+
+    async def charge(self, _message: Message, _lane: Lane) -> bool:
+        """A charge."""
+        await asyncio.sleep(0)
+        return True
+
+
+class Bench:
+    """A batch runner for one handler, fed by hand."""
+
+    def __init__(self, function: Callable[..., Any], *, batch: int, ordering: Any = "key", **options: Any) -> None:
+        handler = build_handler(function, "topic", group="group", batch=batch, ordering=ordering, **options)
+        self.queue = Queue(is_ordered=ordering != "none", is_serial=ordering == "partition")
+        self.books = Books()
+        call: Any = handler.invoke_batch
+        self.runner = build_runner(handler, call, self.queue, self.books, Counter())  # type: ignore[arg-type]
+        self.lanes = [make_lane(number) for number in range(3)]
+
+    async def feed(self, chunks: list[tuple[int, list[RawEntry]]]) -> None:
+        """Offer what was read, chunk by chunk, and let the pool work."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.runner.run)
+            for number, rows in chunks:
+                lane = self.lanes[number]
+                if not self.queue.offer_raw(lane, rows):
+                    self.queue.offer(lane, [Message(lane, entry_id, entry) for entry_id, entry in rows])
+                await self.runner.wake()
+            while self.queue.in_flight:
+                await self.runner.wake()
+                await asyncio.sleep(0)
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("ordering", ["key", "partition", "none"])
+@pytest.mark.parametrize("seed", range(25))
+async def test_raw_batches_keep_order_and_settle_every_message_once(seed: int, ordering: str) -> None:
+    """Whether a handler returns at once, suspends, fails or returns outcomes: every message of a key in order, one at
+    a time, each settled or buried once, and nothing is left behind."""
+    random, seen, busy = Random(seed), defaultdict[Any, list[int]](list), set[Any]()
+
+    async def handle(payloads: list[dict[str, Any]]) -> Any:
+        orders = {order_of(each) for each in payloads}
+        assert not busy & orders
+        for each in payloads:
+            seen[order_of(each)].append(each["n"])
+        choice = random.randrange(6)
+        busy.update(orders)
+        for _ in range(choice % 3):
+            await asyncio.sleep(0)
+        busy.difference_update(orders)
+        if choice == 4:
+            raise Reject("all")
+        return [Reject("one") if random.randrange(3) == 0 else None for _ in payloads] if choice == 5 else None
+
+    def order_of(payload: dict[str, Any]) -> Any:
+        if ordering == "none":
+            return ("each", payload["n"])
+        return (
+            ("lane", payload["n"] % 3) if ordering == "partition" else (payload["n"] % 3, payload["k"] or payload["n"])
+        )
+
+    bench = Bench(handle, batch=random.choice([1, 3, 7, 50]), ordering=ordering, concurrency=random.choice([1, 2, 8]))
+    chunks, count = list[tuple[int, list[RawEntry]]](), 0
+    for _ in range(30):
+        lane, rows = random.randrange(3), list[RawEntry]()
+        for _ in range(random.randrange(1, 12)):
+            rows.append(plain(count * 3 + lane, random.choice([None, 1, 2, 3])))
+            count += 1
+        chunks.append((lane, rows))
+    await bench.feed(chunks)
+
+    done = [entry_id for lane in bench.lanes for entry_id in lane.done] + bench.books.buried
+    assert sorted(done) == sorted(entry_id for _, rows in chunks for entry_id, _ in rows)
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+    assert [(lane.running, lane.raw_entries, lane.waiting) for lane in bench.lanes] == [(0, 0, {})] * 3
+    assert (bench.queue.in_flight, bench.queue.blocked, list(bench.queue.ready)) == (0, 0, [])
+
+
+async def test_unreadable_payload_is_buried_without_its_neighbours() -> None:
+    """It moves to the dead letters; the other raw entries are handled."""
+    seen = list[int]()
+
+    async def handle(payloads: list[dict[str, Any]]) -> None:
+        seen.extend(each["n"] for each in payloads)
+
+    bench = Bench(handle, batch=10)
+    hostile = [b'1},{"n":9', b"[", b"1,2", b"", b"[1]"]
+    rows = [plain(number, 1, hostile[number // 2] if number % 2 else None) for number in range(10)]
+    await bench.feed([(0, rows)])
+    assert seen == [0, 2, 4, 6, 8]
+    assert bench.books.buried == [b"1-0", b"3-0", b"5-0", b"7-0", b"9-0"]
+
+
+async def test_raw_entries_do_not_start_after_their_lease() -> None:
+    """Raw entries of a lane whose lease has run out are dropped, not handled."""
+    seen = list[Any]()
+
+    async def handle(payloads: list[dict[str, Any]]) -> None:
+        seen.extend(payloads)
+
+    bench = Bench(handle, batch=10)
+    bench.lanes[1].lease.deadline = 0.0
+    await bench.feed([(1, [plain(1, 1)]), (0, [plain(0, 1)])])
+    assert [each["n"] for each in seen] == [0]
+    assert not bench.lanes[1].lease.is_held()
+
+
+async def test_withdrawing_a_lane_takes_its_raw_entries() -> None:
+    """Raw entries are handed back like everything else that has not started."""
+
+    async def handle(_payloads: list[dict[str, Any]]) -> None:
+        raise LeaseLost("never called")
+
+    bench = Bench(handle, batch=10)
+    mine, other = bench.lanes[:2]
+    assert bench.queue.offer_raw(mine, [plain(1, 1), plain(2, 1), plain(3, None)])
+    assert bench.queue.offer_raw(other, [plain(4, 1)])
+    assert [message.entry_id for message in bench.queue.withdraw(mine)] == [b"1-0", b"3-0", b"2-0"]
+    assert (bench.queue.in_flight, mine.raw_entries, mine.waiting, other.raw_entries) == (1, 0, {}, 1)
+
+
+async def test_raw_entries_linger_until_they_fill_a_batch() -> None:
+    """With a linger too few raw entries wait for more; as many as fill a batch start at once."""
+    sizes = list[int]()
+
+    async def handle(payloads: list[dict[str, Any]]) -> None:
+        sizes.append(len(payloads))
+
+    bench = Bench(handle, batch=10, linger=timedelta(hours=1))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(bench.runner.run)
+        bench.queue.offer_raw(bench.lanes[0], [plain(number, number) for number in range(15)])
+        await bench.runner.wake()
+        assert sizes == [10]
+        bench.queue.offer_raw(bench.lanes[1], [plain(number, number) for number in range(5)])
+        await bench.runner.wake()
+        assert sizes == [10, 10]
+        tasks.cancel_scope.cancel()
+
+
+def test_plain_size_accepts_only_the_layouts_of_our_publisher() -> None:
+    """Entries in any other layout are read message by message."""
+    assert plain_size([plain(1, 1, b"abc"), plain(2, None, b"de")]) == 5
+    for entry in (
+        [b"data", b"x"], [b"data", b"x", b"id", b"1", b"type", b"text/plain"], [b"id", b"1", b"data", b"x"], [],
+        [b"data", b"x", b"id", b"1", b"key", b"k", b"h", b"{}"], [b"data", b"x", b"key", b"k"],
+    ):  # fmt: skip
+        assert plain_size([plain(1, 1), (b"2-0", entry)]) is None
+
+
+async def test_continuation_passes_values_exceptions_and_cancellations() -> None:
+    """They reach a coroutine whose first step was run by hand."""
+    seen = list[str]()
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(0)
+            await anyio.sleep_forever()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+        with anyio.move_on_after(0.001):
+            await anyio.sleep_forever()
+        return "end"
+
+    async def drive() -> Any:
+        coroutine = work()
+        return await Continuation(coroutine, coroutine.send(None))
+
+    task = asyncio.create_task(drive())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    task.uncancel()
+    assert await task == "end"
+    assert seen == ["cancelled"]

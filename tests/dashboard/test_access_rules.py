@@ -1,0 +1,57 @@
+"""AccessControl in front of an application that always answers yes."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from rsmq.dashboard.access import COOKIE, AccessControl, Rules, is_allowed
+
+
+def visit(rules: Rules, host: str = "localhost:1", root: str = "") -> httpx.AsyncClient:
+    """A client in front of AccessControl."""
+    transport = httpx.ASGITransport(AccessControl(PlainTextResponse("yes"), rules), root_path=root)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://{host}")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_in"),
+    [
+        ("localhost", True), ("localhost:8642", True), ("LOCALHOST", True), ("127.0.0.1:1", True), ("[::1]:80", True),
+        ("", False), ("evil.example", False), ("localhost.evil.example", False), ("evil.example@localhost", False),
+        ("localhost@evil.example", False), ("[", False), ("127.0.0.1.evil.example", False),
+    ],
+)  # fmt: skip
+def test_host_header_must_be_an_accepted_name(host: str, is_in: bool) -> None:
+    """The port does not matter."""
+    assert is_allowed(host, Rules().hosts) is is_in
+
+
+async def test_without_token_every_visitor_is_let_in() -> None:
+    """This is for the own machine only."""
+    async with visit(Rules()) as client:
+        answer = await client.get("/")
+        assert (answer.text, answer.headers["x-frame-options"]) == ("yes", "DENY")
+        assert (await client.get("/", headers={"Origin": "http://localhost:1"})).text == "yes"
+        assert (await client.get("/", headers={"Origin": "http://localhost:2"})).status_code == 403
+        assert (await client.get("/", headers={"Origin": "null"})).status_code == 403
+    async with visit(Rules(), "evil.example") as client:
+        assert (await client.get("/")).status_code == 421
+
+
+async def test_cookie_is_set_for_the_right_token_only() -> None:
+    """The form works below a mount path, too."""
+    async with visit(Rules(token="secret-enough"), root="/ops") as client:
+        refused = await client.get("/ops/")
+        assert (refused.status_code, 'action="/ops/login"' in refused.text) == (401, True)
+        for wrong in ({"token": "secret"}, {"token": ""}, {}, {"token": "ä" * 10}):
+            assert (await client.post("/ops/login", data=wrong)).status_code == 401
+        assert (await client.post("/ops/login", data={"token": "x" * 10_000})).status_code == 413
+        assert (await client.get("/ops/", headers={"Origin": "http://[", "Host": "localhost:1"})).status_code == 403
+        assert (await client.get("/ops/", headers={"Cookie": f"{COOKIE}=ä; ;=;".encode()})).status_code == 401
+        answer = await client.post("/ops/login", data={"token": "secret-enough"})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ops/")
+        assert "secret" not in answer.headers["set-cookie"]
+        assert (await client.get("/ops/")).text == "yes"
+    assert "secret" not in repr(Rules(token="secret-enough"))

@@ -1,0 +1,207 @@
+"""Handlers with dependencies: filled and cleaned up per message, without a cost for other handlers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+import fastapi
+import pytest
+from fast_depends import Depends, dependency_provider
+
+from rsmq import Broker, ConfigError, Message, Settings
+from rsmq.handler.handler import build_handler
+from rsmq.testing import Harness
+
+STORY: list[Any] = []
+
+
+class Session:
+    """What a dependency opens."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+
+
+@pytest.fixture(autouse=True)
+def _story() -> Iterator[None]:
+    """Empty before each test."""
+    STORY.clear()
+    yield
+    dependency_provider.clear()
+
+
+def tenant(message: Message) -> str:
+    """A plain dependency that reads the message."""
+    return message.headers.get("tenant", "nobody")
+
+
+async def session(who: Annotated[str, Depends(tenant)]) -> AsyncIterator[Session]:
+    """An async dependency with a dependency of its own and cleanup."""
+    STORY.append("open")
+    try:
+        yield Session(who)
+    except ValueError:
+        STORY.append("rolled back")
+        raise
+    finally:
+        STORY.append("closed")
+
+
+def size(order: dict[str, int]) -> int:
+    """A dependency that takes the payload, by its name in the handler."""
+    return len(order)
+
+
+def plain_session() -> Iterator[Session]:
+    """For plain functions."""
+    STORY.append("open")
+    yield Session("plain")
+    STORY.append("closed")
+
+
+def batch_size(messages: list[Message]) -> int:
+    """For batch handlers."""
+    return len(messages)
+
+
+def unknown(nothing: int) -> int:
+    """A dependency with a parameter that nothing fills."""
+    return nothing
+
+
+Db = Annotated[Session, Depends(session)]
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """A broker for the harness."""
+    return Broker(Settings(url="redis://127.0.0.1:1/0"))
+
+
+@pytest.fixture
+def harness(broker: Broker, server_url: str, prefix: str) -> Harness:
+    """A harness of that broker."""
+    return Harness(broker, url=server_url, prefix=prefix)
+
+
+async def test_dependency_is_opened_and_closed_for_each_message(broker: Broker, harness: Harness) -> None:
+    """Parameters before and after the payload, nested, with message and payload; closed after the handler."""
+
+    @broker.handler("t", group="g")
+    async def handle(db: Db, order: dict[str, int], count: Annotated[int, Depends(size)]) -> None:
+        STORY.append((db.tenant, order, count))
+
+    async with harness as test:
+        [outcome] = await test.publish_and_handle("t", {"n": 1}, headers={"tenant": "ada"})
+        assert outcome.is_done
+        await test.publish_and_handle("t", {"n": 2})
+    assert STORY == ["open", ("ada", {"n": 1}, 1), "closed", "open", ("nobody", {"n": 2}, 1), "closed"]
+
+
+async def test_handler_gets_dependency_and_message(broker: Broker, harness: Harness) -> None:
+    """The handler and its dependencies get the same message, under any parameter names."""
+
+    @broker.handler("t", group="g")
+    async def handle(order: dict[str, int], envelope: Message, db: Db) -> None:
+        STORY.append((envelope.payload == order, db.tenant))
+
+    async with harness as test:
+        await test.publish_and_handle("t", {}, headers={"tenant": "bob"})
+    assert STORY == ["open", (True, "bob"), "closed"]
+
+
+async def test_handler_error_reaches_the_dependency(broker: Broker, harness: Harness) -> None:
+    """The error is raised at the `yield`, so a session can roll back; the message is retried."""
+
+    @broker.handler("t", group="g")
+    async def handle(_order: dict[str, int], db: Db) -> None:
+        raise ValueError(db.tenant)
+
+    async with harness as test:
+        [outcome] = await test.publish_and_handle("t", {})
+        assert (outcome.status, str(outcome.error)) == ("waiting", "nobody")
+    assert STORY == ["open", "rolled back", "closed"]
+
+
+async def test_plain_function_gets_its_dependencies(broker: Broker, harness: Harness) -> None:
+    """The function and its dependencies run in a thread."""
+
+    @broker.handler("t", group="g")
+    def handle(order: dict[str, int], db: Session = Depends(plain_session)) -> None:  # noqa: B008  the older spelling
+        STORY.append((db.tenant, order["n"]))
+
+    async with harness as test:
+        await test.publish_and_handle("t", {"n": 1})
+    assert STORY == ["open", ("plain", 1), "closed"]
+
+
+async def test_batch_handler_gets_its_dependencies(broker: Broker, harness: Harness) -> None:
+    """Dependencies are opened once for all messages of a batch."""
+
+    @broker.handler("t", group="g", batch=10)
+    async def handle(orders: list[dict[str, int]], count: Annotated[int, Depends(batch_size)]) -> None:
+        STORY.append((len(orders), count))
+
+    async with harness as test:
+        await test.publish_and_handle("t", {})
+    assert STORY == [(1, 1)]
+
+
+async def test_dependency_can_be_overridden_in_a_test(broker: Broker, harness: Harness) -> None:
+    """The provider of fast-depends overrides it."""
+
+    @broker.handler("t", group="g")
+    async def handle(_order: dict[str, int], db: Db) -> None:
+        STORY.append(db.tenant)
+
+    dependency_provider.override(session, lambda: Session("fake"))
+    async with harness as test:
+        await test.publish_and_handle("t", {})
+    assert STORY == ["fake"]
+
+
+def test_handler_without_dependencies_is_not_wrapped() -> None:
+    """The handler calls the function itself."""
+
+    async def handle(order: dict[str, int]) -> None: ...
+    async def whole(message: Message) -> None: ...
+
+    assert build_handler(handle, "t", group="g").signature.function is handle
+    assert build_handler(whole, "t", group="g").invoke is whole
+
+
+async def wrong_fastapi(order: dict[str, int], db: Annotated[Session, fastapi.Depends(session)]) -> None:
+    """The Depends of another library."""
+
+
+async def wrong_name(order: dict[str, int], n: Annotated[int, Depends(unknown)]) -> None:
+    """A handler whose dependency has a parameter that nothing fills."""
+
+
+def wrong_kind(order: dict[str, int], db: Db) -> None:
+    """An async dependency in a plain function."""
+
+
+def elsewhere(order: dict[str, int], db: Annotated[Session, Depends(plain_session)]) -> None:
+    """For another process."""
+
+
+async def wrong_shape(orders: list[dict[str, int]], who: Annotated[str, Depends(tenant)]) -> None:
+    """A dependency of single messages in a batch."""
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "problem"),
+    [
+        (wrong_fastapi, {}, "'db' has the Depends of fastapi, .* write `from fast_depends import Depends`"),
+        (wrong_name, {}, "nothing fills 'nothing' of dependency unknown"),
+        (wrong_kind, {}, "make the handler async def"),
+        (elsewhere, {"execution": "process"}, "dependencies cannot be sent to another process"),
+        (wrong_shape, {"batch": 10}, "dependency tenant must take `list.Message.`"),
+    ],
+)
+def test_impossible_dependency_is_refused(function: Any, options: dict[str, Any], problem: str) -> None:
+    """The error comes when the handler is registered."""
+    with pytest.raises(ConfigError, match=problem):
+        build_handler(function, "t", group="g", **options)

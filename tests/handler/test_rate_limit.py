@@ -1,0 +1,190 @@
+"""Rate limits: exact, in order, without loss; a rate-limited worker stops at once."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsmq import Broker, ConfigError, Rate, Settings
+from rsmq.consumer import limits
+from rsmq.consumer.limits import RateLimit
+from rsmq.consumer.queue import Queue
+from rsmq.handler.handler import build_handler
+from rsmq.handler.rate_limit import Window
+from tests.contract.witness import Witness, settled
+from tests.patience import until
+
+HOUR = timedelta(hours=1)
+
+
+@given(
+    st.integers(1, 8),
+    st.floats(0.1, 10),
+    st.lists(st.floats(0, 3, allow_subnormal=False), max_size=60),
+)
+def test_window_never_exceeds_the_limit(limit: int, seconds: float, steps: list[float]) -> None:
+    """At any polling times no time window has more starts than the limit."""
+    window, now, starts = Window(), 0.0, list[float]()
+    for step in steps:
+        now += step
+        for _ in range(window.room(now, limit, seconds)):
+            window.note(now)
+            starts.append(now)
+    for at in starts:
+        assert sum(1 for each in starts if at <= each < at + seconds * (1 - 1e-9)) <= limit
+
+
+@given(st.integers(1, 8), st.floats(0.1, 10), st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_window_wait_is_exact(limit: int, seconds: float, steps: list[float]) -> None:
+    """After the wait there is room; a little earlier there is none."""
+    window, now = Window(), 0.0
+    for step in steps:
+        now += step
+        if window.room(now, limit, seconds):
+            window.note(now)
+    wait = window.wait(now, limit, seconds)
+    if wait > 1e-6:
+        assert window.room(now + wait * 0.99, limit, seconds) == 0
+    assert window.room(now + wait * 1.000001 + 1e-9, limit, seconds) > 0
+
+
+@given(st.integers(1, 1000), st.integers(1, 50), st.floats(0.001, 3600))
+def test_shares_of_a_rate_never_exceed_it(limit: int, members: int, seconds: float) -> None:
+    """All members together start at most the rate per second."""
+    rate = Rate(limit, per=timedelta(seconds=seconds))
+    mine, span = rate.share(members)
+    assert mine >= 1
+    assert members * mine / span <= limit / rate.per.total_seconds() * (1 + 1e-9)
+    assert Rate(limit, per=rate.per, over="member").share(members) == (limit, rate.per.total_seconds())
+
+
+class Clock:
+    """A clock that the test moves, and timers that it fires."""
+
+    def __init__(self) -> None:
+        self.now, self.opened = 0.0, 0
+
+
+async def test_rate_limit_holds_messages_back_until_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit it yields nothing, and keeps the waiting messages in order."""
+    clock, queue = Clock(), Queue(is_ordered=False)
+    monkeypatch.setattr(limits, "monotonic", lambda: clock.now)
+    queue.rate_limit = RateLimit(
+        Rate(2, per=timedelta(seconds=10)), lambda: 1, lambda: setattr(clock, "opened", clock.opened + 1)
+    )
+    queue.ready.extend(["a", "b", "c", "d", "e"])
+    taken: list[Any] = []
+    while (message := queue.take()) is not None:
+        taken.append(message)
+    assert (taken, queue.startable(), queue.can_take(), len(queue.ready)) == (["a", "b"], 0, False, 3)
+    clock.now = 9.9
+    assert not queue.can_take()
+    clock.now = 10.0
+    assert queue.startable() == 2
+    taken = [queue.take(), queue.take()]
+    assert taken == ["c", "d"]
+    assert [*queue.ready] == ["e"], "what is withdrawn is all of it"
+    queue.ready.clear()
+    clock.now = 30.0
+    assert (queue.startable(), queue.take()) == (0, None)
+
+
+def limited(url: str, prefix: str, witness: Witness, rate: Rate | None, **settings: Any) -> Broker:
+    """A broker whose handler records (key, n)."""
+    broker = Broker(Settings(url=url, prefix=prefix, preflight="warn", **settings))
+
+    @broker.handler("t", group="g", rate=rate)
+    async def handle(order: dict[str, Any]) -> None:
+        witness.note((order["key"], order["n"]))
+
+    return broker
+
+
+@pytest.fixture
+def make(server_url: str, prefix: str) -> Callable[..., Broker]:
+    """Makes members of one group."""
+    return lambda witness, rate, **settings: limited(server_url, prefix, witness, rate, **settings)
+
+
+async def publish(broker: Broker, keys: int, each: int) -> set[tuple[str, int]]:
+    """So many messages of so many keys."""
+    items = [{"key": f"k{key}", "n": n} for n in range(each) for key in range(keys)]
+    await broker.publish_many("t", items, key=lambda item: str(item["key"]))
+    return {(str(item["key"]), int(str(item["n"]))) for item in items}
+
+
+async def test_rate_limited_handler_keeps_order_and_loses_nothing(make: Callable[..., Broker]) -> None:
+    """Each message once, in order per key, and not faster than the rate."""
+    witness, broker = Witness(), None
+    broker = make(witness, Rate(20, per=timedelta(milliseconds=250)))
+    async with broker:
+        expected = await publish(broker, keys=5, each=12)
+        began = time.monotonic()
+        async with broker.running():
+            await witness.sees(expected)
+            await settled(broker, "t")
+    assert time.monotonic() - began >= 2 * 0.25, "60 messages at 20 in a quarter of a second"
+    by_key = defaultdict(list)
+    for key, n in witness.seen:
+        by_key[key].append(n)
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+async def test_rate_limited_worker_stops_at_once(make: Callable[..., Broker]) -> None:
+    """A stop hands held-back messages back without waiting for their turn; another worker handles them."""
+    first, second = Witness(), Witness()
+    slow = make(first, Rate(3, per=HOUR), stop_grace=HOUR)  # a stop that waited for its turn would not end
+    async with slow:
+        expected = await publish(slow, keys=4, each=5)
+        async with slow.running():
+            await until(lambda: len(first.seen) == 3, "the limit is reached")
+        async with make(second, None).running():
+            await second.sees(expected - set(first.seen))
+            await settled(slow, "t")
+    assert len(first.seen) + len(second.seen) == len(expected)
+
+
+async def test_rate_is_shared_by_the_members(make: Callable[..., Broker]) -> None:
+    """Two members of a group start half of the rate each."""
+    one, other = Witness(), Witness()
+    brokers = make(one, Rate(8, per=HOUR)), make(other, Rate(8, per=HOUR))
+    async with brokers[0].running(), brokers[1].running():
+        found = [consumer for broker in brokers if broker.worker is not None for consumer in broker.worker.consumers]
+        await until(lambda: all(len(each.membership.live) == 2 for each in found), "they see each other")
+        await until(lambda: all(len(each.lanes) == 4 for each in found), "each has half the partitions")
+        await publish(brokers[0], keys=40, each=2)
+        await until(lambda: len(one.seen) == len(other.seen) == 4, "each handles its share")
+        queues = [each.queue for each in found]
+        await until(lambda: all(queue.rate_limit and queue.ready for queue in queues), "the rest waits")
+        assert not any(queue.startable() for queue in queues)
+        assert len(one.seen) == len(other.seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("rate", "options", "problem"),
+    [
+        (100, {}, "rate=100 is not a Rate: write rate=Rate"),
+        (Rate(1), {"batch": 5}, "rate counts single messages: leave batch out"),
+    ],
+)
+def test_handler_with_an_impossible_rate_is_refused(rate: Any, options: dict[str, Any], problem: str) -> None:
+    """The error comes when the handler is registered."""
+
+    async def handle(orders: list[dict[str, int]]) -> None: ...
+
+    with pytest.raises(ConfigError, match=problem):
+        build_handler(handle, "t", group="g", rate=rate, **options)
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"limit": 1.5}, {"limit": 1, "per": 1}, {"limit": 1, "over": "all"}])
+def test_impossible_rate_is_refused(wrong: dict[str, Any]) -> None:
+    """A number without a unit, or out of range."""
+    with pytest.raises(ConfigError, match=r"a rate (of|per|over) .* (not possible|unknown)"):
+        Rate(**wrong)

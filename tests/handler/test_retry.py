@@ -1,0 +1,128 @@
+"""The table from outcome to decision, and the policy it consults."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tenacity import wait_chain, wait_exponential, wait_fixed, wait_none, wait_random_exponential
+from tenacity.wait import wait_base
+
+from rsmq.errors import ConfigError, HandlerTimeout, Malformed
+from rsmq.handler.failure import describe
+from rsmq.handler.retry import (
+    LONGEST_DELAY,
+    Ack,
+    Bury,
+    Park,
+    Reason,
+    Reject,
+    Retry,
+    RetryPolicy,
+    decide,
+    decide_redelivery,
+    is_suspect,
+)
+
+POLICY = RetryPolicy(max_attempts=3, wait=wait_fixed(2), retry_on=(ValueError, HandlerTimeout))
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "decision"),
+    [
+        (None, 1, Ack()),
+        (None, 99, Ack()),
+        (ValueError("x"), 1, Park(2 * SECOND)),
+        (ValueError("x"), 2, Park(2 * SECOND)),
+        (ValueError("x"), 3, Bury(Reason.FAILED, "ValueError: x")),
+        (KeyError("x"), 1, Bury(Reason.FAILED, "KeyError: 'x'")),
+        (HandlerTimeout("bill", 30), 1, Park(2 * SECOND)),
+        (HandlerTimeout("bill", 30), 3, Bury(Reason.TIMEOUT, describe(HandlerTimeout("bill", 30)))),
+        (Retry(), 1, Park(2 * SECOND)),
+        (Retry(after=SECOND), 2, Park(SECOND)),
+        (Retry(after=-SECOND), 1, Park(timedelta(0))),
+        (Retry(after=timedelta(days=9999)), 1, Park(LONGEST_DELAY)),
+        (Retry("later", after=SECOND), 3, Bury(Reason.FAILED, "Retry: later")),
+        (Reject("no such customer"), 1, Bury(Reason.REJECTED, "no such customer")),
+        (Malformed("no field"), 1, Bury(Reason.MALFORMED, "no field")),
+    ],
+)  # fmt: skip
+def test_decision_follows_error_and_attempt(
+    error: BaseException | None, attempt: int, decision: Ack | Park | Bury
+) -> None:
+    """Each outcome has the decision that the documentation states."""
+    assert decide(error, attempt, POLICY) == decision
+
+
+ERRORS = st.sampled_from(
+    [None, ValueError(), KeyError(), Retry(), Retry(after=SECOND), Reject(), Malformed(), OSError()]
+)
+WAITS: st.SearchStrategy[wait_base] = st.sampled_from(
+    [wait_none(), wait_fixed(1), wait_exponential(), wait_random_exponential(), wait_chain(wait_none(), wait_fixed(9))]
+)
+
+
+@given(ERRORS, st.integers(1, 10_000), st.integers(1, 10_000), WAITS)
+def test_decision_exists_for_every_outcome(
+    error: BaseException | None, attempt: int, most: int, wait: wait_base
+) -> None:
+    """No delay is negative or endless, and nothing is parked after its last attempt."""
+    match decide(error, attempt, RetryPolicy(max_attempts=most, wait=wait)):
+        case Ack():
+            assert error is None
+        case Park(delay):
+            assert timedelta(0) <= delay <= LONGEST_DELAY
+            assert attempt < most
+        case Bury():
+            assert attempt >= most or isinstance(error, Reject | Malformed)
+
+
+def test_default_wait_grows_and_is_bounded() -> None:
+    """By default a retry waits up to 1 s, then up to twice as long each time, never above 5 min."""
+    policy = RetryPolicy(max_attempts=100)
+    for attempt, most in [(1, 1), (2, 2), (3, 4), (50, 300)]:
+        assert max(policy.delay(attempt, ValueError()) for _ in range(50)) <= timedelta(seconds=most)
+
+
+def test_retry_on_selects_the_errors_to_retry() -> None:
+    """`retry_on` is a type, some types or a predicate."""
+    assert RetryPolicy().retries(ValueError())
+    assert not RetryPolicy(retry_on=OSError).retries(ValueError())
+    assert RetryPolicy(retry_on=(OSError, ValueError)).retries(ValueError())
+    assert not RetryPolicy(retry_on=lambda error: "again" in str(error)).retries(ValueError("never"))
+
+
+def test_policy_without_attempts_is_refused() -> None:
+    """A policy without an attempt is refused."""
+    with pytest.raises(ConfigError, match="max_attempts=0 is not possible"):
+        RetryPolicy(max_attempts=0)
+
+
+def test_crash_allows_one_delivery_more_than_attempts() -> None:
+    """The first delivery proves nothing, so a message is buried after `max_attempts` starts beyond it."""
+    assert [decide_redelivery(attempts, POLICY) is not None for attempts in (1, 2, 3, 4)] == [False, False, False, True]
+    assert decide_redelivery(4, POLICY) == Bury(Reason.CRASHED, "the process died 3 times while it was being handled")
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_crashed_messages_were_suspects_before(attempts: int, most: int) -> None:
+    """A message is only buried after it ran without another suspect beside it."""
+    policy = RetryPolicy(max_attempts=most)
+    if decide_redelivery(attempts, policy) is not None:
+        assert is_suspect(attempts - 1, policy)
+
+
+def test_error_description_is_one_bounded_text() -> None:
+    """A dead letter's error is bounded, however long the exception's text."""
+    assert describe(ValueError("x")) == "ValueError: x"
+    assert len(describe(ValueError("x" * 10_000))) == 1000
+
+
+def test_documentation_names_every_reason() -> None:
+    """The page about the wire format explains each `dlq.reason`."""
+    page = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    assert [reason for reason in Reason if f"`{reason}`" not in page] == []

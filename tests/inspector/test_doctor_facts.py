@@ -1,0 +1,65 @@
+"""What the doctor reads from a real server."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from rsmq.inspector.doctor import gather, judge
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.topics import Topics
+
+NOW = timedelta(0)
+
+
+@pytest.fixture
+async def stream(client: Client, keys: Keys, settings: Settings) -> str:
+    """The first partition of a topic of four, with a group that has no member."""
+    await Topics(client, keys, settings).ensure("orders", 4)
+    for partition in range(4):
+        name = keys.stream("orders", partition)
+        await client.execute_command("XGROUP", "CREATE", name, "billing", "0", "MKSTREAM")
+    return keys.stream("orders", 0)
+
+
+async def test_empty_server_has_no_warning(client: Client, keys: Keys, settings: Settings) -> None:
+    """Without topics there is nothing to warn of."""
+    (finding,) = judge(await gather(client, keys, settings, NOW))
+    assert finding.level == "ok"
+
+
+async def test_dead_consumer_and_deleted_pending_entry_are_found(
+    client: Client, keys: Keys, settings: Settings, stream: str
+) -> None:
+    """A consumer without a member, and an entry that was deleted while it was pending."""
+    ids = [await client.execute_command("XADD", stream, "*", "data", "x") for _ in range(3)]
+    await client.execute_command("XREADGROUP", "GROUP", "billing", "gone", "COUNT", 2, "STREAMS", stream, ">")
+    await client.execute_command("XDEL", stream, ids[0])
+    found = await gather(client, keys, settings, NOW)
+    (consumer,) = found.consumers
+    assert (consumer.topic, consumer.group, consumer.partition) == ("orders", "billing", 0)
+    assert (consumer.name, consumer.pending) == ("gone", 2)
+    (oldest,) = found.oldest
+    assert (oldest.id, oldest.consumer, oldest.is_gone) == (ids[0].decode(), "gone", True)
+    topics = {finding.topic for finding in judge(found)}
+    assert {"group", "pending"} <= topics
+    await client.execute_command("XACK", stream, "billing", ids[0])
+    (oldest,) = (await gather(client, keys, settings, NOW)).oldest
+    assert not oldest.is_gone
+
+
+async def test_hot_key_is_named(client: Client, keys: Keys, settings: Settings, stream: str) -> None:
+    """If one partition has nearly all of the lag, its most frequent key is found."""
+    command = ("XADD", stream, "*", "data", "x", "key", "c-42")
+    await client.pipelined([command] * 1500)
+    found = await gather(client, keys, settings, NOW)
+    assert found.common_keys == {("orders", 0): ("c-42", 1.0)}
+    assert "100% of the newest messages of orders.0 have the key 'c-42'" in " ".join(map(str, judge(found)))
+
+
+async def test_server_settings_are_read(client: Client, keys: Keys, settings: Settings) -> None:
+    """Those about idle connections."""
+    assert set((await gather(client, keys, settings, NOW)).config) == {"timeout", "tcp-keepalive"}

@@ -1,0 +1,114 @@
+"""The rules of the doctor: each finds its problem, says what to do, and is silent otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rsmq.inspector.doctor import QueueFacts, judge
+from rsmq.inspector.doctor.facts import ConsumerState, OldestPending
+from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
+from rsmq.model.settings import Settings
+from rsmq.redis.topics import Topic
+from tests.inspector.states import LIMITS, MEMBER, PART
+
+PARTITION = ("orders", "billing", 0)
+GROUP = GroupTrend(
+    "orders", "billing", "hash", False, 0.0, 0, 0.0, None, None, 0, 0, 0, 0, 1, (PART,), (MEMBER,)
+)  # fmt: skip
+TOPIC = TopicTrend("orders", 1, 10, 0, 0.0, 1)
+HOUR = timedelta(hours=1)
+
+
+def facts(
+    group: GroupTrend | None = GROUP, topic: TopicTrend = TOPIC, limits: Topic = LIMITS, **more: Any
+) -> QueueFacts:
+    """Of a queue without problems, except for what a test changes."""
+    board = Board(timedelta(seconds=1), (topic,), () if group is None else (group,))
+    known: dict[str, Any] = {"consumers": [], "oldest": [], "config": {}, "common_keys": {}} | more
+    return QueueFacts(settings=Settings(url="redis://localhost"), board=board, topics={"orders": limits}, **known)
+
+
+def test_queue_without_problems_is_one_ok_finding() -> None:
+    """The doctor says so."""
+    (finding,) = judge(facts())
+    assert (finding.level, finding.text) == ("ok", "1 group checked, no problems found")
+
+
+DEAD = replace(MEMBER, heard_ago=None)
+CASES = {
+    "idle connections are cut": (facts(config={"timeout": "3"}), "CONFIG SET timeout 0"),
+    "half-open connections stay": (facts(config={"tcp-keepalive": "0"}), "CONFIG SET tcp-keepalive 60"),
+    "no group": (facts(None, replace(TOPIC, groups=0)), "has 10 messages and no group"),
+    "group lacks partitions": (facts(topic=replace(TOPIC, partitions=9)), "partition 1, 2, 3, 4, 5 and 3 more"),
+    "paused": (facts(replace(GROUP, is_paused=True)), "rsmq group resume orders billing"),
+    "unserved": (facts(replace(GROUP, members=(DEAD,), lag=7, parked=1)), "8 messages wait: start `rsmq worker`"),
+    "unserved, lag unknown": (
+        facts(replace(GROUP, members=(), lag=None, in_flight=1)),
+        "an unknown number of messages",
+    ),
+    "growing": (facts(replace(GROUP, growth=250.0)), "grows by 250 messages a second"),
+    "more members than partitions": (
+        facts(replace(GROUP, members=(MEMBER, replace(MEMBER, id="w2")))),
+        "2 members and 1 partition: 1 member is idle",
+    ),
+    "late loop": (
+        facts(replace(GROUP, members=(replace(MEMBER, loop_lag=timedelta(seconds=3)),))),
+        "the event loop of w1 is 3 s late: its handler bill blocks it",
+    ),
+    "dead consumer": (
+        facts(consumers=[ConsumerState(*PARTITION, "gone", 5, HOUR)]),
+        "5 messages of orders.0/billing are pending for gone",
+    ),
+    "phantom": (
+        facts(oldest=[OldestPending(*PARTITION, "1-1", "w1", timedelta(0), True)]),
+        "the stream does not have it any more",
+    ),
+    "hanging handler": (
+        facts(oldest=[OldestPending(*PARTITION, "1-1", "w1", HOUR, False)]),
+        "has been pending for w1 for 1 h",
+    ),
+    "pinned": (facts(replace(GROUP, oldest=timedelta(days=3))), "rsmq topic why-not-trimmed orders"),
+    "nearly full": (facts(limits=replace(LIMITS, max_length=11)), "nearly full, 10 of 11 messages"),
+    "hot key": (facts(common_keys={("orders", 0): ("c-1", 0.9)}), "90% of the newest messages of orders.0"),
+    "lagging partition": (facts(common_keys={("orders", 0): ("c-1", 0.1)}), "no single key explains it"),
+    "dead letters": (
+        facts(replace(GROUP, dead_letters=3, new_dead_letters=2)),
+        "has 3 dead letters, 2 just now: `rsmq dlq list",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_problem_is_found_with_what_to_do(name: str) -> None:
+    """Exactly this one finding."""
+    case, text = CASES[name]
+    (finding,) = judge(case)
+    assert text in finding.text
+    assert finding.level == "warn"
+    assert str(case.settings.lease_ttl) not in finding.text
+
+
+QUIET = {
+    "the server waits long enough": facts(config={"timeout": "300", "tcp-keepalive": "300"}),
+    "an empty topic without a group": facts(None, replace(TOPIC, messages=0, groups=0)),
+    "a group without messages needs no member": facts(replace(GROUP, members=(DEAD,))),
+    "a paused group grows": facts(replace(GROUP, growth=0.5)),
+    "a shared group may have more members": facts(
+        replace(GROUP, distribution="shared", members=(MEMBER, replace(MEMBER, id="w2")))
+    ),
+    "a live consumer": facts(consumers=[ConsumerState(*PARTITION, "w1", 5, HOUR)]),
+    "a dead consumer with nothing": facts(consumers=[ConsumerState(*PARTITION, "gone", 0, HOUR)]),
+    "one that died just now": facts(consumers=[ConsumerState(*PARTITION, "gone", 5, timedelta(seconds=7))]),
+    "work that takes its time": facts(oldest=[OldestPending(*PARTITION, "1-1", "w1", timedelta(minutes=5), False)]),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_healthy_queue_has_no_warning(name: str) -> None:
+    """A doctor that warns of healthy queues is soon ignored."""
+    (finding,) = judge(QUIET[name])
+    assert finding.level == "ok", finding

@@ -1,0 +1,79 @@
+"""Rates and trends of two snapshots: pure code, so the snapshots are made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from rsmq.inspector.state import Snapshot
+from rsmq.inspector.trend import GroupTrend, compare
+from tests.inspector.states import MEMBER, PART, snapshot
+
+
+def row(before: Snapshot | None, after: Snapshot) -> GroupTrend:
+    """The only group."""
+    (group,) = compare(before, after).groups
+    return group
+
+
+def test_single_snapshot_has_no_rates() -> None:
+    """Rates need two snapshots; everything else is known."""
+    board = compare(None, snapshot(10.0))
+    assert (board.span, board.topics[0].rate_in) == (None, None)
+    group = board.groups[0]
+    assert (group.rate_out, group.growth, group.trend, group.empty_in) == (None, None, "", None)
+    assert (group.lag, group.in_flight, group.parked, group.dead_letters, group.owned) == (100, 8, 2, 1, 1)
+    assert group.oldest == timedelta(seconds=9)
+
+
+def test_two_snapshots_make_rates() -> None:
+    """In: what was added. Out: what was read and is neither in flight nor parked."""
+    later = replace(PART, lag=60, read=130, parked=0, pending=10, dead_letters=4)
+    board = compare(snapshot(10.0), snapshot(12.0, later, added=190))
+    group = board.groups[0]
+    assert board.span == timedelta(seconds=2)
+    assert board.topics[0].rate_in == 20.0
+    assert group.rate_out == ((130 - 10) - (50 - 8 - 2)) / 2
+    assert group.growth == (70 - 110) / 2
+    assert (group.trend, group.empty_in) == ("shrinking", timedelta(seconds=3.5))
+    assert group.new_dead_letters == 3
+
+
+def test_parked_message_is_not_counted_as_settled() -> None:
+    """Parking acknowledges a message, but it is not settled."""
+    parked = replace(PART, parked=10, pending=0)
+    assert row(snapshot(0.0), snapshot(1.0, parked)).rate_out == 0.0
+
+
+def test_trend_says_growing_or_steady() -> None:
+    """The trend is of the whole backlog; a change of nearly nothing is none."""
+    assert row(snapshot(0.0), snapshot(1.0, replace(PART, lag=300))).trend == "growing"
+    assert row(snapshot(0.0), snapshot(1.0)).trend == "steady"
+    assert row(snapshot(0.0), snapshot(1.0)).empty_in is None
+
+
+def test_reset_or_new_topic_has_no_rate() -> None:
+    """Counters that went back, or are not known, make no negative rate."""
+    reset = replace(PART, read=0, lag=150, pending=0, parked=0)
+    assert row(snapshot(0.0), snapshot(1.0, reset)).rate_out is None
+    unknown = replace(PART, read=None, is_lag_exact=False)
+    group = row(snapshot(0.0), snapshot(1.0, unknown))
+    assert (group.rate_out, group.lag, group.growth) == (None, None, None)
+    assert compare(snapshot(0.0, added=9), snapshot(1.0, added=2)).topics[0].rate_in is None
+    assert compare(Snapshot(0.0, (), (), ()), snapshot(1.0)).topics[0].rate_in is None
+
+
+def test_partition_with_expired_lease_is_not_owned() -> None:
+    """Without a running lease a partition has no owner."""
+    expired, free = replace(PART, lease_left=timedelta(seconds=-1)), replace(PART, lease_left=None)
+    group = row(None, snapshot(0.0, PART, expired, free))
+    assert [share.is_owned for share in group.shares] == [True, False, False]
+    assert group.owned == 1
+
+
+def test_group_without_live_member_is_unserved() -> None:
+    """A member whose heartbeat has expired serves nothing."""
+    board = compare(None, snapshot(0.0))
+    assert board.members == (MEMBER,)
+    assert not board.groups[0].is_unserved
+    assert row(None, snapshot(0.0, member=replace(MEMBER, heard_ago=None))).is_unserved

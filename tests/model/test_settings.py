@@ -1,0 +1,150 @@
+"""Settings: what is refused, and in which words."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal, get_type_hints
+
+import pytest
+
+from rsmq.errors import ConfigError
+from rsmq.model.settings import Overrides, Settings
+
+
+def test_defaults_fit_together() -> None:
+    """The defaults keep their own rules: three renewals a lease, the margin inside it."""
+    settings = Settings()
+    assert settings.url is None
+    assert settings.heartbeat_interval * 3 <= settings.lease_ttl
+    assert settings.lease_margin < settings.lease_ttl - settings.heartbeat_interval
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("LEASE_TTL", "PT8S", timedelta(seconds=8)),
+        ("RETENTION_AGE", "P2DT1H", timedelta(days=2, hours=1)),
+        ("PRESENCE_GRACE", "PT0S", timedelta(0)),
+        ("PAYLOAD_LIMIT", "512KiB", 512 << 10),
+        ("PARTITIONS", "16", 16),
+        ("URL", "redis://localhost:6379/0", "redis://localhost:6379/0"),
+    ],
+)
+def test_environment_variables_are_parsed(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object) -> None:
+    """Durations are ISO 8601, sizes take units, and the name is RSMQ_ and the field in capitals."""
+    monkeypatch.setenv(f"RSMQ_{name}", text)
+    assert getattr(Settings(), name.lower()) == value
+
+
+def test_empty_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`RSMQ_URL=` in a compose file means that it is not set."""
+    monkeypatch.setenv("RSMQ_URL", "")
+    assert Settings().url is None
+
+
+def test_argument_goes_before_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the program says wins over what its environment says."""
+    monkeypatch.setenv("RSMQ_PARTITIONS", "16")
+    assert Settings(partitions=4).partitions == 4
+
+
+def test_misspelt_variable_is_refused_with_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typo must not be a silent default."""
+    monkeypatch.setenv("RSMQ_LEASE_TLL", "PT8S")
+    with pytest.raises(ConfigError, match=r"unknown setting RSMQ_LEASE_TLL\. Did you mean RSMQ_LEASE_TTL\?"):
+        Settings()
+
+
+def test_foreign_variable_is_refused_with_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name like none of ours gets the list of ours."""
+    monkeypatch.setenv("RSMQ_QQQQQQ", "1")
+    with pytest.raises(ConfigError, match=r"unknown setting RSMQ_QQQQQQ\. Known: RSMQ_ALLOW_INSECURE, .*RSMQ_URL"):
+        Settings()
+
+
+def test_misspelt_argument_is_refused_with_a_guess() -> None:
+    """The same for keyword arguments."""
+    with pytest.raises(ConfigError, match=r"unknown setting 'leese_ttl'\. Did you mean lease_ttl\?"):
+        Settings(leese_ttl=timedelta(seconds=6))
+
+
+@pytest.mark.parametrize("text", ["6", "6s", "six", "nan", "-", "PT"])
+def test_bad_duration_is_shown_the_form(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """What is no duration is answered with one that is."""
+    monkeypatch.setenv("RSMQ_LEASE_TTL", text)
+    with pytest.raises(ConfigError, match=rf"RSMQ_LEASE_TTL: a duration is ISO 8601, such as PT6S.*'{text}'"):
+        Settings()
+
+
+@pytest.mark.parametrize("value", [6, 6.0, True])
+def test_bare_number_is_no_time(value: object) -> None:
+    """In Python, too, a number without a unit is refused."""
+    with pytest.raises(ConfigError, match="RSMQ_LEASE_TTL: a duration is a timedelta"):
+        Settings(lease_ttl=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("RETENTION_AGE", "-P1D", "between 0 and 100 years"),
+        ("LEASE_TTL", "P999999999D", "between 0 and 100 years"),
+        ("CONNECT_TIMEOUT", "PT0S", "greater than 0 seconds"),
+        ("HEARTBEAT", "PT0S", "greater than"),
+        ("LEASE_TTL", "PT0.5S", "greater than or equal to 1 second"),
+        ("PAYLOAD_LIMIT", "2MiB", "less than or equal to 1048576"),
+        ("PARTITIONS", "0", "greater than or equal to 1"),
+        ("PARTITIONS", "eight", "valid integer"),
+        ("PREFIX", "a{b", "pattern"),
+        ("ON_FULL", "drop", "'reject' or 'trim'"),
+    ],
+)
+def test_values_out_of_range(monkeypatch: pytest.MonkeyPatch, name: str, text: str, says: str) -> None:
+    """The variable, the rule and what was given are all in one line."""
+    monkeypatch.setenv(f"RSMQ_{name}", text)
+    with pytest.raises(ConfigError, match=rf"^RSMQ_{name}: .*{says}.*given: [^\n]*$"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"heartbeat": timedelta(seconds=3)}, "heartbeat .* at most a third of lease_ttl"),
+        ({"block": timedelta(seconds=6)}, "block .* shorter than lease_ttl"),
+        ({"presence_grace": timedelta(milliseconds=100)}, "presence_grace .* at least twice presence_interval"),
+    ],
+)
+def test_contradicting_settings_are_refused(values: dict[str, timedelta], says: str) -> None:
+    """Settings that contradict each other are refused together."""
+    with pytest.raises(ConfigError, match=says):
+        Settings(**values)
+
+
+def test_every_mistake_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three wrong variables are three lines, not three starts."""
+    for name in ("PARTITIONS", "PREFETCH", "DLQ_LENGTH"):
+        monkeypatch.setenv(f"RSMQ_{name}", "none")
+    with pytest.raises(ConfigError) as caught:
+        Settings()
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_repr_keeps_the_password() -> None:
+    """Settings end up in logs, the URL's password must not."""
+    assert "geheim" not in repr(Settings(url="redis://u:geheim@localhost"))
+
+
+def test_a_type_checker_knows_every_setting() -> None:
+    """The names and types that `Settings(...)` and `Broker(...)` are typed with are those of the fields."""
+    other = {
+        "Duration": timedelta | str,
+        "Duration | None": timedelta | str | None,
+        "ByteSize": int | str,
+        "int": int,
+        "str": str,
+    }
+    fields = {name: Settings.__annotations__[name] for name in Settings.model_fields}
+    typed = get_type_hints(Overrides)
+    assert list(typed) == list(fields)
+    for name, annotation in fields.items():
+        expected = other[annotation] if annotation in other else eval(annotation, {"Literal": Literal})
+        assert typed[name] == expected, name

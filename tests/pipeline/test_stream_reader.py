@@ -1,0 +1,284 @@
+"""Streaming reads: offsets that are exact and stable, admission, AvailableNow, restarts, and loss noticed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from rsmq.errors import ConfigError
+from rsmq.pipeline.format.offsets import DataLoss, Range
+from rsmq.pipeline.format.reader import StreamReader
+from rsmq.pipeline.source import RsmqSource
+from rsmq.pipeline.spark.errors import spark_errors
+from tests.pipeline.conftest import Store
+
+Offset = dict[str, Any]
+ALL = ReadAllAvailable()
+
+
+class Query:
+    """What Spark does with a stream reader, without Spark: offsets as text between the calls, tasks from pickles."""
+
+    def __init__(self, connection: dict[str, str], **options: object) -> None:
+        source = RsmqSource({**connection, **{name: str(value) for name, value in options.items()}})
+        self.reader: StreamReader = source.streamReader(source.schema())
+        self.offset = self._text(self.reader.initialOffset())
+
+    def batch(self, limit: ReadLimit = ALL) -> list[str]:
+        """The values of one micro-batch; afterwards the query stands behind it."""
+        end = self.latest(limit)
+        values, self.offset = self.values(self.offset, end), end
+        return values
+
+    def latest(self, limit: ReadLimit = ALL) -> str:
+        """How far the next micro-batch would go."""
+        return self._text(self.reader.latestOffset(json.loads(self.offset), limit))
+
+    def ranges(self, start: str, end: str) -> list[Range]:
+        """The tasks between two offsets."""
+        found = self.reader.partitions(json.loads(start), json.loads(end))
+        return [each for each in found if isinstance(each, Range)]
+
+    def values(self, start: str, end: str) -> list[str]:
+        """What the tasks between two offsets read."""
+        reader: StreamReader = pickle.loads(pickle.dumps(self.reader))
+        tasks = self.ranges(start, end)
+        return [value.decode() for task in tasks for each in reader.read(task) for value in each["value"].to_pylist()]
+
+    @staticmethod
+    def _text(offset: Offset) -> str:
+        return json.dumps(offset)
+
+
+@pytest.fixture
+def queries(connection: dict[str, str]) -> Iterator[Any]:
+    """`queries(subscribe=...)`: a query; all are stopped afterwards."""
+    made: list[Query] = []
+
+    def make(**options: object) -> Query:
+        made.append(Query(connection, **options))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.reader.stop()
+
+
+def add(store: Store, topic: str, partition: int, *values: int) -> None:
+    """Entries with these values."""
+    for value in values:
+        store.add(topic, partition, {"data": str(value)})
+
+
+def test_a_stream_follows_its_topic(queries: Any, store: Store, topic: str) -> None:
+    """From now on by default, each message in one batch; offsets stand still when nothing comes."""
+    store.make(topic)
+    add(store, topic, 0, 1, 2)
+    query, whole = queries(subscribe=topic), queries(subscribe=topic, startingOffsets="earliest")
+    assert query.latest() == query.offset
+    assert whole.batch() == ["1", "2"]
+    add(store, topic, 1, 3)
+    assert query.batch() == ["3"]
+    assert query.latest() == query.offset
+    assert whole.batch() == ["3"]
+    assert query.offset == whole.offset
+    assert json.loads(query.offset)[topic] == {
+        "0": {"added": 2, "id": store.entries(topic, 0)[-1][0]},
+        "1": {"added": 1, "id": store.entries(topic, 1)[-1][0]},
+        "epoch": 1,
+    }
+
+
+def test_a_stream_starts_at_its_starting_offsets(queries: Any, store: Store, topic: str) -> None:
+    """At a stream id or at a time, counted so that the first batch is exact."""
+    store.make(topic, 1)
+    for number in range(10):
+        store.add(topic, 0, {"data": str(number)}, f"{1000 + number}-0")
+    by_id = queries(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": "1006-0"}}}}')
+    by_time = queries(subscribe=topic, startingTimestamp="1007")
+    assert json.loads(by_id.offset)[topic]["0"] == {"added": 7, "id": "1006-0"}
+    assert by_id.batch() == by_time.batch() == ["7", "8", "9"]
+    with pytest.raises(ConfigError, match="endingOffsets and endingTimestamp are for read"):
+        queries(subscribe=topic, endingTimestamp="5")
+    with pytest.raises(ConfigError, match="names topic 'other', which is not read"):
+        queries(subscribe=topic, startingOffsets='{"other": {"0": "1-0"}}')
+
+
+def test_max_offsets_per_trigger_limits_each_batch(queries: Any, store: Store, topic: str) -> None:
+    """Exactly so many a batch, split by backlog, every message once and in order; no more than asked is read."""
+    store.make(topic, 2)
+    add(store, topic, 0, *range(90))
+    add(store, topic, 1, *range(1000, 1010))
+    query = queries(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+    limit = query.reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(30)
+    batches = [query.batch(limit) for _ in range(4)]
+    assert [len(batch) for batch in batches] == [30, 30, 30, 10]
+    assert sum(value >= "1000" for value in batches[0] if len(value) == 4) == 3
+    found = [int(value) for batch in batches for value in batch]
+    assert [n for n in found if n < 1000] == list(range(90))
+    assert [n for n in found if n >= 1000] == list(range(1000, 1010))
+    assert query.batch(limit) == []
+
+
+def test_available_now_stops_at_the_entries_of_its_start(queries: Any, store: Store, topic: str) -> None:
+    """All there was when it began, in as many batches as the limit makes, and nothing that came later."""
+    store.make(topic, 1)
+    add(store, topic, 0, *range(5))
+    query = queries(subscribe=topic, startingOffsets="earliest")
+    query.reader.prepareForTriggerAvailableNow()
+    add(store, topic, 0, 5)
+    assert query.batch(ReadMaxRows(3)) == ["0", "1", "2"]
+    add(store, topic, 0, 6)
+    assert query.batch(ReadMaxRows(3)) == ["3", "4"]
+    assert query.latest(ReadMaxRows(3)) == query.offset
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.batch() == ["5", "6"]
+
+
+def test_available_now_stays_within_its_end_when_entries_are_lost(queries: Any, store: Store, topic: str) -> None:
+    """A gap brings a limited batch further on, never beyond what there was when it began."""
+    store.make(topic, 1)
+    query = queries(subscribe=topic, failOnDataLoss="false")
+    add(store, topic, 0, *range(100))
+    query.reader.prepareForTriggerAvailableNow()
+    add(store, topic, 0, *range(100, 200))
+    store.client.xtrim(store.keys.stream(topic, 0), maxlen=150, approximate=False)
+    assert query.batch(ReadMaxRows(60)) == [str(number) for number in range(50, 100)]
+    assert query.latest(ReadMaxRows(60)) == query.offset
+
+
+def test_min_partitions_of_a_stream(queries: Any, store: Store, topic: str) -> None:
+    """The tasks of a batch are cut as those of a read are."""
+    store.make(topic, 1)
+    add(store, topic, 0, *range(50))
+    query = queries(subscribe=topic, startingOffsets="earliest", minPartitions=4)
+    assert [each.expected for each in query.ranges(query.offset, query.latest())] == [12, 12, 13, 13]
+    assert query.batch() == [str(number) for number in range(50)]
+
+
+def test_a_new_topic_of_a_pattern(queries: Any, store: Store, topic: str) -> None:
+    """Is read from its beginning, exactly, though it had lost entries before it was seen."""
+    store.make(f"{topic}a", 1)
+    query = queries(subscribePattern=f"{topic}.*")
+    store.make(f"{topic}b", 1)
+    add(store, f"{topic}b", 0, *range(10))
+    store.client.xtrim(store.keys.stream(f"{topic}b", 0), maxlen=6, approximate=False)
+    start, end = query.offset, query.latest()
+    assert [(each.topic, each.expected) for each in query.ranges(start, end)] == [(f"{topic}b", 6)]
+    assert query.batch() == [str(number) for number in range(4, 10)]
+    assert query.latest() == query.offset
+    add(store, f"{topic}b", 0, 10)
+    assert query.batch() == ["10"]
+
+
+def test_a_deleted_topic_keeps_its_position_or_is_an_error(queries: Any, store: Store, topic: str) -> None:
+    """Of a pattern: nothing more comes, its position is kept; by its name: an error."""
+    for name in (f"{topic}a", f"{topic}b"):
+        store.make(name, 1)
+        add(store, name, 0, 1)
+    query, named = queries(subscribePattern=f"{topic}.*"), queries(subscribe=f"{topic}a")
+    store.client.delete(store.keys.topic(f"{topic}a"), store.keys.stream(f"{topic}a", 0))
+    store.client.srem(store.keys.topics, f"{topic}a")
+    assert query.latest() == query.offset
+    with pytest.raises(ConfigError, match=f"there is no topic '{topic}a'. Did you mean {topic}b"):
+        named.latest()
+
+
+def test_entries_trimmed_between_two_batches_are_data_loss(queries: Any, store: Store, topic: str) -> None:
+    """100 came, 50 are left: the batch says so; without failOnDataLoss it continues with what is left."""
+    store.make(topic, 1)
+    strict = queries(subscribe=topic)
+    lenient = queries(subscribe=topic, failOnDataLoss="false")
+    add(store, topic, 0, *range(100))
+    store.client.xtrim(store.keys.stream(topic, 0), maxlen=50, approximate=False)
+    with pytest.raises(DataLoss, match="expected 100, found 50: trimmed before read"):
+        strict.batch()
+    assert lenient.batch() == [str(number) for number in range(50, 100)]
+    add(store, topic, 0, 100)
+    assert lenient.batch() == ["100"]
+
+
+def test_entries_trimmed_with_a_limit_count_as_lost(queries: Any, store: Store, topic: str) -> None:
+    """What is lost counts in the batch that meets the gap, and only there."""
+    store.make(topic, 1)
+    query = queries(subscribe=topic, failOnDataLoss="false")
+    add(store, topic, 0, *range(100))
+    store.client.xtrim(store.keys.stream(topic, 0), maxlen=50, approximate=False)
+    end = query.latest(ReadMaxRows(20))
+    (gap,) = query.ranges(query.offset, end)
+    assert gap.expected == 70
+    assert query.batch(ReadMaxRows(20)) == [str(number) for number in range(50, 70)]
+    (rest,) = query.ranges(query.offset, query.latest())
+    assert rest.expected == 30
+
+
+@pytest.mark.parametrize("created_ms", [1, 2])
+def test_a_recreated_topic_is_an_error_or_read_from_its_start(
+    queries: Any, store: Store, topic: str, created_ms: int
+) -> None:
+    """Deleted and created again, or only its streams: an error with both counts, or its beginning."""
+    store.make(topic, 1)
+    add(store, topic, 0, *range(40))
+    strict = queries(subscribe=topic)
+    lenient = queries(subscribe=topic, failOnDataLoss="false")
+    store.client.delete(store.keys.topic(topic), store.keys.stream(topic, 0))
+    store.make(topic, 1, created_ms)
+    add(store, topic, 0, *range(7))
+    with pytest.raises(DataLoss, match=f"{topic}.0 was deleted and created again: 40 entries .* the new one has had 7"):
+        strict.batch()
+    assert lenient.batch(ReadMaxRows(5)) == ["0", "1", "2", "3", "4"]
+    assert lenient.batch() == ["5", "6"]
+
+
+class Sink:
+    """Where a real query puts its rows: the values of each batch, by the number of the batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, list[int]]] = []
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        self.batches.append((number, sorted(json.loads(row.value)["n"] for row in frame.select("value").collect())))
+
+
+def test_spark_streams_exactly(
+    spark: SparkSession, connection: dict[str, str], store: Store, topic: str, tmp_path: Path
+) -> None:
+    """Limited batches over a restart, and over a lost commit: the batch that runs again is the same, nothing lacks.
+
+    At last the topic is deleted and created again: the query says so, with both counts.
+    """
+    store.fill(topic, 100)
+    checkpoint, sink = tmp_path / "checkpoint", Sink()
+
+    def run() -> None:
+        source = spark.readStream.format("rsmq").options(
+            **connection, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="60"
+        )
+        writer = source.load().writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        query = writer.foreachBatch(sink).start()
+        assert query.awaitTermination(100)
+
+    run()
+    assert [(number, len(values)) for number, values in sink.batches] == [(0, 60), (1, 40)]
+    assert sorted(value for _, values in sink.batches for value in values) == list(range(100))
+    for name in ("1", ".1.crc"):
+        (checkpoint / "commits" / name).unlink()
+    store.fill(topic, 10, start=100)
+    run()
+    assert sink.batches[2] == sink.batches[1]
+    assert sink.batches[3:] == [(2, list(range(100, 110)))]
+    had = len(store.entries(topic, 0))
+    store.client.delete(store.keys.topic(topic), *(store.keys.stream(topic, number) for number in (0, 1)))
+    store.make(topic, created_ms=2)
+    add(store, topic, 0, *range(7))
+    words = f"{topic}.0 was deleted and created again: {had} entries of the old topic were read, the new one has had 7"
+    with pytest.raises(DataLoss, match=words), spark_errors():
+        run()

@@ -1,0 +1,94 @@
+"""The scripts of schedules: keys before, one call, keys after; called twice, and by another process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
+
+TTL = 6000
+RULE = '{"every_ms":1000}'
+
+
+async def lead(client: Client, keys: Keys, owner: str, ttl: int = TTL) -> Any:
+    """One call of lead_schedule for `clock`."""
+    return await LEAD_SCHEDULE(client, (keys.every("t", 0),), ("clock", owner, ttl, RULE))
+
+
+async def publish(client: Client, keys: Keys, tick: int, *fields: str, limit: int = 0, on_full: str = "reject") -> Any:
+    """One call of publish_tick for `clock`."""
+    return await PUBLISH_TICK(
+        client, (keys.stream("t", 0), keys.every("t", 0)), ("clock", tick, limit, on_full, *fields)
+    )
+
+
+async def state(client: Client, keys: Keys) -> dict[bytes, bytes]:
+    """The fields of the schedules hash."""
+    flat = await client.execute_command("HGETALL", keys.every("t", 0))
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+async def length(client: Client, keys: Keys) -> int:
+    """The number of entries in the stream."""
+    return int(await client.execute_command("XLEN", keys.stream("t", 0)))
+
+
+async def test_lead_schedule_of_a_new_schedule_begins_now(client: Client, keys: Keys) -> None:
+    """The first leader records the present time as the last tick; a second call only renews the lease."""
+    word, last, now = await lead(client, keys, "a")
+    assert (word, last) == (OK, now)
+    again = await lead(client, keys, "a")
+    assert again[:2] == [OK, last]
+    found = await state(client, keys)
+    assert (found[b"owner|clock"], int(found[b"last|clock"])) == (b"a", last)
+    assert found[b"rule|clock"].decode() == RULE
+    assert TTL - 1000 < int(found[b"until|clock"]) - now <= TTL + 1000
+
+
+async def test_lead_schedule_while_another_leads_is_refused(client: Client, keys: Keys) -> None:
+    """The others wait until the leader releases it; a release by another process changes nothing."""
+    await lead(client, keys, "a")
+    word, left = await lead(client, keys, "b")
+    assert word == b"HELD"
+    assert 0 < left <= TTL
+    await lead(client, keys, "b", 0)
+    assert (await state(client, keys))[b"owner|clock"] == b"a"
+    await lead(client, keys, "a", 0)
+    assert b"owner|clock" not in await state(client, keys)
+    assert (await lead(client, keys, "b"))[0] == OK
+
+
+async def test_lead_schedule_after_the_lease_is_granted(client: Client, keys: Keys) -> None:
+    """The lease is over, or longer than its ttl because the clock was set back."""
+    await lead(client, keys, "a")
+    for until in (1, 10**15):
+        await client.execute_command("HSET", keys.every("t", 0), "until|clock", until, "owner|clock", "a")
+        assert (await lead(client, keys, "b"))[0] == OK
+
+
+async def test_publish_tick_called_twice_publishes_once(client: Client, keys: Keys) -> None:
+    """An older tick is never published; another schedule is independent."""
+    assert await publish(client, keys, 1000, "data", "x") == OK
+    assert await publish(client, keys, 1000, "data", "x") == b"DUPLICATE"
+    assert await publish(client, keys, 999, "data", "x") == b"DUPLICATE"
+    assert await publish(client, keys, 2000, "data", "y") == OK
+    other = (keys.stream("t", 0), keys.every("t", 0))
+    assert await PUBLISH_TICK(client, other, ("other", 1000, 0, "reject", "data", "z")) == OK
+    assert await length(client, keys) == 3
+
+
+async def test_publish_tick_without_a_payload_only_records_it(client: Client, keys: Keys) -> None:
+    """Nothing is published."""
+    assert await publish(client, keys, 1000) == OK
+    assert await publish(client, keys, 1000, "data", "x") == b"DUPLICATE"
+    assert await length(client, keys) == 0
+
+
+async def test_publish_tick_to_a_full_topic_is_refused_and_not_recorded(client: Client, keys: Keys) -> None:
+    """It can be tried again; with `trim` there is always room."""
+    assert await publish(client, keys, 1000, "data", "x", limit=1) == OK
+    assert await publish(client, keys, 2000, "data", "y", limit=1) == b"FULL"
+    assert await publish(client, keys, 2000, "data", "y", limit=2) == OK
+    assert await publish(client, keys, 3000, "data", "z", limit=2, on_full="trim") == OK

@@ -1,0 +1,211 @@
+"""trim_partition: what every group has settled goes, what any of them needs stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import TRIM_PARTITION
+from rsmq.redis.streams import trim
+
+DAY = 86_400_000
+
+
+class Partition:
+    """One partition, its groups, and questions about its keys."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self.client, self.keys = client, keys
+        self.stream, self.marks = keys.stream("orders", 3), keys.marks("orders", 3)
+        self.removed = keys.removed("orders", 3)
+
+    async def call(self, *command: Any) -> Any:
+        return await self.client.execute_command(*command)
+
+    async def fill(self, count: int) -> list[bytes]:
+        return [await self.call("XADD", self.stream, "*", "data", "x") for _ in range(count)]
+
+    async def group(self, name: str, *, read: int, settle: int) -> None:
+        """A group that has read so many entries and settled the first of them."""
+        await self.call("XGROUP", "CREATE", self.stream, name, "0", "MKSTREAM")
+        if read:
+            reply = await self.call("XREADGROUP", "GROUP", name, "me", "COUNT", read, "STREAMS", self.stream, ">")
+            ids = [entry for entry, _ in reply[0][1]][:settle]
+            if ids:
+                await self.call("XACK", self.stream, name, *ids)
+
+    async def park(self, group: str, *ids: bytes) -> None:
+        for entry in ids:
+            await self.call("ZADD", self.retry(group), 1, entry + b"|1")
+
+    def retry(self, group: str) -> str:
+        return self.keys.retry("orders", 3, group)
+
+    async def trim(self, *groups: str, keep_length: int = 0, keep_age_ms: int = 0, archive: str = "off") -> Any:
+        keys = (self.stream, self.marks, self.keys.archived("orders", 3), self.removed, *map(self.retry, groups))
+        return await TRIM_PARTITION(self.client, keys, (keep_age_ms, keep_length, 1, archive, *groups))
+
+    async def left(self) -> list[bytes]:
+        return [entry for entry, _ in await self.call("XRANGE", self.stream, "-", "+")]
+
+
+@pytest.fixture
+def partition(client: Client, keys: Keys) -> Partition:
+    """An empty partition."""
+    return Partition(client, keys)
+
+
+async def test_trim_stops_at_the_slowest_group(partition: Partition) -> None:
+    """One group has settled 8, the other 5: 5 entries are removed, and a second call removes none."""
+    ids = await partition.fill(10)
+    await partition.group("fast", read=10, settle=8)
+    await partition.group("slow", read=5, settle=5)
+    assert await partition.trim("fast", "slow") == [
+        b"OK",
+        5,
+        ids[4].rpartition(b"-")[0] + b"-%d" % (int(ids[4].rpartition(b"-")[2]) + 1),
+    ]
+    assert await partition.left() == ids[5:]
+    assert (await partition.trim("fast", "slow"))[1] == 0
+    assert await partition.left() == ids[5:]
+
+
+async def test_trim_keeps_pending_and_parked_entries(partition: Partition) -> None:
+    """The oldest pending entry of one group and the oldest parked one of another are the floor."""
+    ids = await partition.fill(10)
+    await partition.group("a", read=10, settle=6)
+    await partition.group("b", read=10, settle=10)
+    await partition.park("b", ids[7], ids[3])
+    for removed in (3, 0):
+        assert await partition.trim("a", "b") == [b"OK", removed, ids[3]]
+    assert await partition.left() == ids[3:]
+    await partition.call("DEL", partition.retry("b"))
+    assert (await partition.trim("a", "b"))[1] == 3
+    assert await partition.left() == ids[6:]
+
+
+async def test_trim_of_a_settled_stream_without_limits_empties_it(partition: Partition) -> None:
+    """The group keeps its position."""
+    await partition.fill(10)
+    await partition.group("a", read=10, settle=10)
+    for removed in (10, 0):
+        assert (await partition.trim("a"))[:2] == [b"OK", removed]
+    assert await partition.left() == []
+    (later,) = await partition.fill(1)
+    reply = await partition.call("XREADGROUP", "GROUP", "a", "me", "STREAMS", partition.stream, ">")
+    assert [entry for entry, _ in reply[0][1]] == [later]
+
+
+async def test_trim_with_an_unknown_group_removes_nothing(partition: Partition) -> None:
+    """The group was created after the caller read the list: the caller has to read it again."""
+    ids = await partition.fill(3)
+    await partition.group("a", read=3, settle=3)
+    await partition.group("b", read=0, settle=0)
+    for _ in range(2):
+        assert await partition.trim("a") == [b"GROUPS_CHANGED"]
+    assert await partition.left() == ids
+    assert (await partition.trim("a", "b", "gone"))[:2] == [b"OK", 0]
+
+
+async def test_trim_without_a_group_removes_nothing(partition: Partition) -> None:
+    """The first group may want all entries."""
+    ids = await partition.fill(3)
+    for _ in range(2):
+        assert await partition.trim() == [b"NO_GROUPS"]
+    assert await partition.left() == ids
+
+
+async def test_trim_with_too_many_parked_messages_removes_nothing(partition: Partition) -> None:
+    """More than 5 000 parked messages would make the script slow: the reply names the group."""
+    ids = await partition.fill(2)
+    await partition.group("a", read=2, settle=2)
+    pairs = [part for number in range(5001) for part in (number, b"%s|%d" % (ids[1], number))]
+    await partition.call("ZADD", partition.retry("a"), *pairs)
+    for _ in range(2):
+        assert await partition.trim("a") == [b"TOO_MANY_PARKED", b"a"]
+    assert await partition.left() == ids
+
+
+async def test_trim_with_a_required_archive_stops_at_the_slowest_archive(partition: Partition) -> None:
+    """Nothing is removed until an archive has committed; with `off` none of them counts."""
+    ids = await partition.fill(10)
+    await partition.group("a", read=10, settle=8)
+    archived = partition.keys.archived("orders", 3)
+    assert (await partition.trim("a", archive="required"))[:2] == [b"OK", 0]
+    await partition.call("HSET", archived, "nightly", ids[4], "other", ids[2])
+    for removed in (3, 0):
+        assert (await partition.trim("a", archive="required"))[1] == removed
+    assert await partition.left() == ids[3:]
+    await partition.call("HSET", archived, "other", ids[9])
+    assert (await partition.trim("a", archive="required"))[1] == 2
+    await partition.call("HSET", archived, "nightly", ids[9])
+    assert await partition.trim("a", archive="required") == [b"OK", 3, ids[8]]
+    await partition.call("DEL", archived)
+    assert (await partition.trim("a", archive="off"))[1] == 0
+    assert await partition.left() == ids[8:]
+
+
+async def test_trim_keeps_young_settled_entries_up_to_keep_length(partition: Partition) -> None:
+    """Marks count the entries, so some more may be kept."""
+    kept = 0
+    await partition.group("a", read=0, settle=0)
+    for _ in range(20):
+        await partition.fill(100)
+        await partition.call("XGROUP", "SETID", partition.stream, "a", "$")
+        assert (await partition.trim("a", keep_length=500, keep_age_ms=DAY))[0] == b"OK"
+        kept = len(await partition.left())
+    assert 500 <= kept <= 700
+    assert (await partition.trim("a", keep_length=500, keep_age_ms=DAY))[1] == 0
+    assert await partition.call("ZCARD", partition.marks) <= 8
+
+
+async def test_trim_removes_settled_entries_older_than_keep_age(partition: Partition) -> None:
+    """The number of entries does not matter; unsettled ones stay."""
+    for number in range(1, 6):
+        await partition.call("XADD", partition.stream, f"{number}-0", "data", "x")
+    young = await partition.fill(2)
+    await partition.group("a", read=3, settle=3)
+    for removed in (3, 0):
+        assert (await partition.trim("a", keep_length=1000, keep_age_ms=DAY))[1] == removed
+    assert await partition.left() == [b"4-0", b"5-0", *young]
+
+
+FAR = 2**48 + 12345
+LAST = 2**64 - 1
+IDS = (f"{FAR - 1}-9", f"{FAR}-{2**53}", f"{FAR}-{2**53 + 1}", f"{FAR}-{LAST}", f"{FAR + 1}-0")
+
+
+@pytest.mark.parametrize("holder", ["group", "archive"])
+@pytest.mark.parametrize(
+    ("position", "left"),
+    [
+        (f"{FAR - 1}-{LAST}", IDS[1:]),  # as of a group that begins at a time
+        (f"{FAR}-{2**53}", IDS[2:]),
+        (f"{FAR}-{2**53 + 1}", IDS[3:]),
+        (f"{FAR}-{LAST}", IDS[4:]),
+        (f"{LAST}-{LAST}", ()),
+    ],
+)
+async def test_trim_behind_a_position_beyond_53_bits_is_exact(
+    partition: Partition, holder: str, position: str, left: tuple[str, ...]
+) -> None:
+    """A group that has not read yet, and an archive, at any position that the server accepts."""
+    for entry in IDS:
+        await partition.call("XADD", partition.stream, entry, "data", "x")
+    await partition.call("XGROUP", "CREATE", partition.stream, "late", position if holder == "group" else "$")
+    await partition.call("HSET", partition.keys.archived("orders", 3), "nightly", position)
+    status, trimmed, _ = await partition.trim("late", archive="required" if holder == "archive" else "off")
+    assert (status, trimmed) == (b"OK", len(IDS) - len(left))
+    assert await partition.left() == [entry.encode() for entry in left]
+
+
+async def test_trim_beside_a_group_with_a_name_of_bytes_goes_on(partition: Partition) -> None:
+    """Another client may have named its group anything."""
+    await partition.fill(3)
+    await partition.call("XGROUP", "CREATE", partition.stream, b"\xff", "$")
+    assert (await trim(partition.client, partition.keys, "orders", 3, keep_age_ms=0, keep_length=0, exact=True)) == (
+        b"OK", 3, "",
+    )  # fmt: skip

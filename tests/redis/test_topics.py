@@ -1,0 +1,199 @@
+"""Topics: created once however many ask, changed within limits, deleted with everything that belongs to them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from rsmq import Broker
+from rsmq.errors import ConfigError
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import ensure_groups
+from rsmq.redis.topics import Topic, Topics
+
+
+@pytest.fixture
+def topics(client: Client, keys: Keys, settings: Settings) -> Topics:
+    """The topics of this test."""
+    return Topics(client, keys, settings)
+
+
+async def test_first_use_creates_it_with_the_defaults(topics: Topics, settings: Settings) -> None:
+    """A topic that is created on first use has the partitions and limits of the settings, and is listed."""
+    topic = await topics.ensure("orders")
+    assert (topic.partitions, topic.max_length, topic.on_full) == (8, 0, "reject")
+    assert (topic.retention_age, topic.retention_length) == (settings.retention_age, settings.retention_length)
+    assert topic.created_ms > 0
+    assert await topics.names() == ["orders"]
+    assert await topics.find("orders") == topic
+
+
+async def test_creating_at_the_same_time_gives_one_topic(client: Client, keys: Keys, settings: Settings) -> None:
+    """Twenty clients that race with different numbers of partitions all end up with the same topic."""
+    found: list[Topic] = []
+
+    async def create(number: int) -> None:
+        mine = Topics(client, keys, settings.model_copy(update={"partitions": number, "max_length": number}))
+        found.append(await mine.ensure("orders"))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(1, 21):
+            tasks.start_soon(create, number)
+    assert len(found) == 20
+    assert len(set(found)) == 1
+
+
+async def test_another_number_of_partitions_is_refused(topics: Topics) -> None:
+    """The number of partitions never changes: the error says which one to use."""
+    await topics.ensure("orders", 4)
+    assert (await topics.ensure("orders", 4)).partitions == 4
+    with pytest.raises(ConfigError, match=r"has 4 partitions, not 5.*leave `partitions` out, say 4"):
+        await topics.ensure("orders", 5)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 1025])
+async def test_an_impossible_number_of_partitions_is_refused(topics: Topics, partitions: int) -> None:
+    """Nothing is created for a number outside 1 to 1024."""
+    with pytest.raises(ConfigError, match="use 1 to 1024"):
+        await topics.ensure("orders", partitions)
+    assert await topics.find("orders") is None
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a b", "a}b", "x" * 129, "ü"])
+async def test_a_name_that_could_break_a_key_is_refused(topics: Topics, name: str) -> None:
+    """Names are checked before anything is asked or written."""
+    with pytest.raises(ConfigError, match="topic name"):
+        await topics.ensure(name)
+
+
+async def test_a_half_written_topic_does_not_exist(topics: Topics, client: Client, keys: Keys) -> None:
+    """A creator that died before the last field left nothing behind that counts; the next one completes it."""
+    await client.execute_command("HSET", keys.topic("orders"), "max_length", 7)
+    assert await topics.find("orders") is None
+    assert (await topics.ensure("orders")).max_length == 7
+
+
+async def test_change_sets_limits_and_nothing_else(topics: Topics) -> None:
+    """Limits are changed one by one; the rest stays."""
+    before = await topics.ensure("orders", 2)
+    after = await topics.change("orders", max_length=10, on_full="trim", retention_age=timedelta(hours=1))
+    assert (after.max_length, after.on_full, after.retention_age) == (10, "trim", timedelta(hours=1))
+    assert (after.partitions, after.retention_length) == (2, before.retention_length)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"partitions": 3},
+        {"max_length": -1},
+        {"on_full": "explode"},
+        {"retention_age": 5},
+        {"retention_length": "9"},
+        {"archive": "maybe"},
+    ],
+)
+async def test_change_refuses_what_no_topic_has(topics: Topics, limits: dict[str, Any]) -> None:
+    """A wrong limit changes nothing and says what is possible."""
+    before = await topics.ensure("orders")
+    with pytest.raises(ConfigError, match="a topic cannot have"):
+        await topics.change("orders", **limits)
+    assert await topics.find("orders") == before
+
+
+async def test_changing_or_deleting_an_unknown_topic_is_refused(topics: Topics) -> None:
+    """A typo does not create a topic."""
+    with pytest.raises(ConfigError, match="there is no topic"):
+        await topics.change("oders", max_length=1)
+    with pytest.raises(ConfigError, match="there is no topic"):
+        await topics.delete("oders")
+    assert await topics.names() == []
+
+
+async def test_lookup_asks_once(topics: Topics, client: Client, keys: Keys) -> None:
+    """Publishing does not ask the server for a topic it has just seen."""
+    assert topics.cached("orders") is None
+    topic = await topics.lookup("orders")
+    await client.execute_command("DEL", keys.topic("orders"))
+    assert topics.cached("orders") is topic
+    assert await topics.lookup("orders") is topic
+
+
+async def test_what_the_server_has_lost_is_made_as_it_was(topics: Topics, client: Client, keys: Keys) -> None:
+    """After a failover or FLUSHALL: another number of partitions would end its workers, and part its keys."""
+    await topics.ensure("orders", 3)
+    await client.execute_command("DEL", keys.topic("orders"))
+    assert (await topics.ensure("orders")).partitions == 3
+    await topics.delete("orders")
+    assert (await topics.ensure("orders")).partitions == 8, "who deletes it here begins anew"
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_whoever_publishes_first_makes_it_as_its_handler_says(
+    settings: Settings, client: Client, keys: Keys, is_sync: bool
+) -> None:
+    """A service that publishes before any worker has started does not shut its workers out."""
+    broker = Broker(settings)
+
+    @broker.handler("orders", group="g", partitions=3)
+    async def handle(order: dict[str, int]) -> None:
+        """Never called: no worker runs."""
+
+    if is_sync:
+        await anyio.to_thread.run_sync(broker.publish_sync, "orders", {"n": 1})
+        broker._portal.close()
+    else:
+        async with broker:
+            await broker.publish("orders", {"n": 1})
+            await broker.publish("others", {"n": 1})
+    assert await client.execute_command("HGET", keys.topic("orders"), "partitions") == b"3"
+
+
+async def test_delete_removes_every_key_of_the_topic_and_no_other(
+    topics: Topics, client: Client, keys: Keys, prefix: str
+) -> None:
+    """Streams, groups, members, leases, retries, dead letters, delayed and dedup keys go; a neighbour's stay."""
+    for name in ("orders", "orders2"):
+        topic = await topics.ensure(name, 2)
+        await ensure_groups(client, keys, topic, "billing")
+        await client.execute_command("SADD", keys.members(name, "billing"), "m1")
+        for key in (keys.alive(name, "billing", "m1"), keys.dedup(name, 1, "a"), keys.dedup(name, 0, "b*[?")):
+            await client.execute_command("SET", key, "x")
+        for key in (keys.group(name, "billing"), keys.lease(name, 0, "billing")):
+            await client.execute_command("HSET", key, "a", "b")
+        for key in (keys.retry(name, 1, "billing"), keys.delayed(name, 1), keys.marks(name, 0)):
+            await client.execute_command("ZADD", key, 1, "x")
+        await client.execute_command("XADD", keys.dlq(name, 0, "billing"), "*", "data", "x")
+    await topics.delete("orders")
+    left = {key.decode() for key in await client.execute_command("KEYS", f"{prefix}:*")}
+    assert not [key for key in left if "{orders}" in key or "{orders." in key]
+    assert len([key for key in left if "{orders2" in key]) == 13
+    assert await topics.names() == ["orders2"]
+    assert topics.cached("orders") is None
+
+
+async def test_an_archive_and_trimming_when_full_exclude_each_other(topics: Topics) -> None:
+    """Whichever comes second is refused: a full topic would drop in silence what no archive has."""
+    await topics.ensure("orders")
+    assert (await topics.change("orders", archive="required")).archive == "required"
+    with pytest.raises(ConfigError, match=r"cannot have on_full=trim and archive=required.*use on_full=reject"):
+        await topics.change("orders", on_full="trim")
+    await topics.change("orders", archive="off", on_full="trim")
+    with pytest.raises(ConfigError, match="cannot have on_full=trim and archive=required"):
+        await topics.change("orders", archive="required")
+    assert (await topics.find("orders")).archive == "off"  # type: ignore[union-attr]
+    await topics.change("orders", archive="required", on_full="reject")
+
+
+async def test_without_an_archive_its_places_are_forgotten(topics: Topics, client: Client, keys: Keys) -> None:
+    """An archive that has stopped for good does not come back with the next `required`; deleting forgets it, too."""
+    await topics.ensure("orders", 2)
+    for forget in (lambda: topics.change("orders", archive="off"), lambda: topics.delete("orders")):
+        for number in (0, 1):
+            await client.execute_command("HSET", keys.archived("orders", number), "nightly", "1-0")
+        await forget()
+        assert await client.execute_command("EXISTS", keys.archived("orders", 0), keys.archived("orders", 1)) == 0

