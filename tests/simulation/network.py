@@ -1,0 +1,261 @@
+"""Between the processes and the real server: when a command reaches it, when its reply arrives, and what gets lost."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import hiredis
+
+from rsmq.redis import scripts
+from tests.simulation.invariants import Fences
+from tests.simulation.world import EPOCH, World
+
+SCRIPTS: Final = {
+    name: script.name
+    for script in vars(scripts).values()
+    if isinstance(script, scripts.Script)
+    for name in (script.sha, script.source)
+}
+QUIET: Final = {b"CLIENT", b"HELLO", b"INFO", b"CONFIG", b"ACL"}
+"""Commands whose replies differ between two runs (sizes, ports, memory); the trace has their names only."""
+
+
+def parsed(data: bytes) -> list[Any]:
+    """Commands or replies out of the wire format; a part of one at the end is left out."""
+    reader = hiredis.Reader()
+    reader.feed(data)
+    found = []
+    while (each := reader.gets()) is not False:
+        found.append(each)
+    return found
+
+
+class SimulatedConnection:
+    """One connection: what a process sees of it, and the real socket to the server."""
+
+    def __init__(self, network: Network, owner: str, label: str, sock: socket.socket) -> None:
+        self.owner, self.label, self.sock = owner, label, sock
+        self.arrived: Callable[[bytes], None] = lambda _: None
+        self.is_open = True
+        self.is_cut = False
+        self.is_quiet = False
+        self.is_reader = False
+        self.chunks = 0
+        self.replies = 0
+        self.last_out = self.last_in = 0.0
+        self.held_until = 0.0
+        """Commands wait on the way until then."""
+        self._network = network
+
+    def send(self, data: bytes) -> None:
+        """Bytes leave the process."""
+        if self.is_open:
+            self._network.send(self, data)
+
+    def close(self) -> None:
+        """The process closes it."""
+        if self.is_open:
+            self.is_open = False
+            self._network.closed(self)
+
+
+class Network:
+    """All connections to one server. One write of one connection is executed at a time.
+
+    `control` is a connection of its own: when it has its answer, the server has done everything that was sent before,
+    and has written all replies and pushed messages.
+    """
+
+    def __init__(self, world: World, address: str, clock: Path) -> None:
+        self._world, self._address = world, address
+        file = os.open(clock, os.O_RDWR)
+        self._clock = mmap.mmap(file, 8)
+        os.close(file)
+        self.set_clock()
+        self._open: dict[int, SimulatedConnection] = {}
+        self._poll = select.poll()
+        self._control = self._socket()
+        self.commands = 0
+        self.fences = Fences(self.ask)
+        self.after_command: Callable[[], None] = lambda: None
+        self.noise = 0.0
+        """The share of commands and replies that take long."""
+
+    def _socket(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(10)
+        sock.connect(self._address)
+        return sock
+
+    def set_clock(self) -> None:
+        """Let the server have the present moment."""
+        self._clock[:8] = struct.pack("q", int((EPOCH + self._world.now) * 1_000_000))
+
+    def latency(self, label: str, what: str) -> float:
+        """Seconds on the way."""
+        choices, name = self._world.choices, f"{label} {what}"
+        if self.noise and choices.deviates(self.noise, f"slow: {name}"):
+            return choices.between(0.01, 0.8, f"how slow: {name}")
+        return choices.between(0.0001, 0.0006, f"way: {name}")
+
+    def open(self, owner: str, label: str) -> SimulatedConnection | None:
+        """A new connection."""
+        sock = self._socket()
+        connection = SimulatedConnection(self, owner, label, sock)
+        self._open[sock.fileno()] = connection
+        self._poll.register(sock, select.POLLIN)
+        self._sync()  # the server gives out its client ids in this order
+        self._world.note(f"{label} open")
+        return connection
+
+    def closed(self, connection: SimulatedConnection) -> None:
+        """The process has closed it: what is still on its way reaches the server first."""
+        moment = max(connection.last_out, self._world.now + self.latency(connection.label, "close"))
+        self._world.at(moment, lambda: self._drop(connection))
+
+    def connections_of(self, owner: str) -> list[SimulatedConnection]:
+        """The open connections of a process."""
+        return [connection for connection in self._open.values() if connection.owner == owner]
+
+    def break_connection(self, connection: SimulatedConnection) -> None:
+        """The connection breaks: what is on its way is lost in both directions."""
+        if connection.is_open:
+            self._world.note(f"{connection.label} breaks")
+            connection.is_open = False
+            self._drop(connection)
+            connection.arrived(b"")
+
+    def close_all(self, owner: str) -> None:
+        """The process has ended."""
+        for connection in self.connections_of(owner):
+            connection.close()
+
+    def _drop(self, connection: SimulatedConnection) -> None:
+        number = connection.sock.fileno()
+        if number >= 0:
+            if not connection.is_cut:
+                self._poll.unregister(connection.sock)
+            del self._open[number]
+            connection.sock.close()
+            self._world.note(f"{connection.label} closed")
+            self._sync()
+            self._collect()
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def send(self, connection: SimulatedConnection, data: bytes) -> None:
+        """Bytes are on their way to the server; those of one connection keep their order."""
+        connection.chunks += 1
+        moment = self._world.now + self.latency(connection.label, f"command {connection.chunks}")
+        connection.last_out = max(moment, connection.last_out, connection.held_until)
+        self._world.at(connection.last_out, lambda: self._execute(connection, data))
+
+    def _execute(self, connection: SimulatedConnection, data: bytes) -> None:
+        if connection.sock.fileno() < 0:
+            return
+        commands = parsed(data)
+        self.set_clock()
+        self.commands += len(commands)
+        names = [self._note(connection, command) for command in commands]
+        self.fences.before(commands, names)
+        try:
+            connection.sock.sendall(data)
+        except OSError:
+            return
+        blocks = 0
+        for command in commands:
+            if b"BLOCK" in command[:10]:
+                blocks = int(command[command.index(b"BLOCK") + 1])
+        self._sync()
+        self._sync()
+        self.fences.after(parsed(self._collect().get(connection.label, b"")))
+        if blocks:
+            self._world.after(blocks / 1000 + 0.002, self._time_out)
+        self.after_command()
+
+    def _time_out(self) -> None:
+        """A blocking command may be over."""
+        self.set_clock()
+        self._sync()
+        self._sync()
+        self._collect()
+
+    def _note(self, connection: SimulatedConnection, command: list[Any]) -> str:
+        """Write it into the trace; returns the name of the command or script."""
+        words = [word.decode(errors="replace") for word in command[:40]]
+        connection.is_quiet = command[0] in QUIET
+        connection.is_reader = connection.is_reader or command[0] == b"XREADGROUP"
+        if words[0] in ("EVALSHA", "EVAL"):
+            words[:2] = [SCRIPTS.get(words[1], "a script")]
+        self._world.note(f"{connection.label} > {' '.join(words)[:300]}")
+        return words[0]
+
+    def _sync(self) -> None:
+        self._control.sendall(b"PING\r\n")
+        data = b""
+        while not data.endswith(b"+PONG\r\n"):
+            data += self._control.recv(100)
+
+    def _collect(self) -> dict[str, bytes]:
+        """Everything that the server has written goes on its way back. Returns it by connection."""
+        found = dict[str, bytes]()
+        ready = [self._open[number] for number, _ in self._poll.poll(0) if number in self._open]
+        for connection in sorted(ready, key=lambda each: each.label):
+            data = self._received(connection)
+            if data is None:
+                continue
+            found[connection.label] = data
+            connection.replies += 1
+            moment = self._world.now + self.latency(connection.label, f"reply {connection.replies}")
+            connection.last_in = max(moment, connection.last_in)
+            self._world.at(connection.last_in, lambda connection=connection, data=data: self._arrive(connection, data))  # type: ignore[misc]
+            if not data:
+                connection.is_cut = True
+                self._poll.unregister(connection.sock)
+        return found
+
+    def _received(self, connection: SimulatedConnection) -> bytes | None:
+        connection.sock.setblocking(False)
+        data = b""
+        try:
+            while piece := connection.sock.recv(1 << 20):
+                data += piece
+        except BlockingIOError:
+            return data or None
+        except OSError:
+            return data or b""
+        finally:
+            connection.sock.settimeout(10)
+        return data
+
+    def _arrive(self, connection: SimulatedConnection, data: bytes) -> None:
+        if connection.is_open:
+            size = "" if connection.is_quiet else f" {len(data)}"
+            self._world.note(f"{connection.label} <{size}" if data else f"{connection.label} < closed by the server")
+            if not data:
+                connection.is_open = False
+            connection.arrived(data)
+            if not data:
+                self._forget(connection)
+
+    def _forget(self, connection: SimulatedConnection) -> None:
+        self._open.pop(connection.sock.fileno(), None)
+        connection.sock.close()
+
+    # -- for the verdict --------------------------------------------------------------------------------------------
+
+    def ask(self, *command: str | bytes | int) -> Any:
+        """The reply to a command of the simulation itself."""
+        self.set_clock()
+        self._control.sendall(hiredis.pack_command(command))
+        reader = hiredis.Reader()
+        while (reply := reader.gets()) is False:
+            reader.feed(self._control.recv(1 << 16))
+        return reply

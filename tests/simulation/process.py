@@ -1,0 +1,114 @@
+"""One simulated process: an event loop, its threads, and what can happen to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from tests.simulation.loop import SimulatedLoop, SimulatedTransport
+from tests.simulation.network import Network
+from tests.simulation.threads import Socket, Thread
+from tests.simulation.world import World
+
+
+class Process:
+    """A member, a publisher. `freeze` and `thaw` are SIGSTOP and SIGCONT, `kill` is SIGKILL."""
+
+    def __init__(self, world: World, network: Network, name: str) -> None:
+        self.world, self.network, self.name = world, network, name
+        self.loop = SimulatedLoop(world, self._connect)
+        self.runnable: deque[Thread] = deque()
+        self.is_frozen = self.is_dead = False
+        self.main: asyncio.Task[Any] | None = None
+        self._connections = 0
+        world.processes.append(self)
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run its main task."""
+        self.main = self.loop.create_task(coroutine)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its main task has ended."""
+        return self.main is not None and self.main.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that ended its main task."""
+        if self.main is None or not self.main.done() or self.main.cancelled():
+            return None
+        return self.main.exception()
+
+    @property
+    def runs(self) -> bool:
+        """Whether its code runs."""
+        return not (self.is_frozen or self.is_dead)
+
+    @property
+    def next_timer(self) -> float:
+        """When its loop has a timer."""
+        return self.loop.next_timer if self.runs else float("inf")
+
+    def run_ready(self) -> None:
+        """Run whatever can run now, until everything waits."""
+        if not self.runs:
+            return
+        self.world.current = self
+        while self.runs and (self.loop.is_ready or self.runnable):
+            self.loop.run_ready()
+            if self.runnable:
+                self.runnable.popleft().proceed()
+        self.world.current = None
+
+    def freeze(self) -> None:
+        """It does nothing until it is thawed; its connections stay open."""
+        self.world.note(f"{self.name} frozen")
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """It goes on, if it was not killed meanwhile."""
+        self.world.note(f"{self.name} thawed")
+        self.is_frozen = False
+
+    def kill(self) -> None:
+        """It ends at once; its connections close."""
+        self.world.note(f"{self.name} killed")
+        self.is_dead = True
+        self.network.close_all(self.name)
+
+    def _label(self) -> str:
+        self._connections += 1
+        return f"{self.name}#{self._connections}"
+
+    async def _connect(self, protocol: Any) -> SimulatedTransport:
+        opened = self.loop.create_future()
+        label = self._label()
+
+        def open_it() -> None:
+            connection = self.network.open(self.name, label)
+            if not opened.done():
+                opened.set_result(connection) if connection else opened.set_exception(ConnectionRefusedError("refused"))
+
+        self.world.after(self.network.latency(label, "connect"), open_it)
+        connection = await opened
+        transport = SimulatedTransport(self.loop, protocol, connection)
+        connection.arrived = transport.arrived
+        protocol.connection_made(transport)
+        return transport
+
+    def connect_thread(self, thread: Thread, timeout: float | None) -> Socket:
+        """A blocking connection for a thread."""
+        label, found = self._label(), Socket(timeout)
+
+        def open_it() -> None:
+            found.connection = self.network.open(self.name, label)
+            thread.wake()
+
+        self.world.after(self.network.latency(label, "connect"), open_it)
+        thread.wait(None)
+        if not found.connection:
+            raise ConnectionRefusedError("refused")
+        found.connection.arrived = found.arrived
+        return found

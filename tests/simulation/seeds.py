@@ -1,0 +1,155 @@
+"""Plays seeds, each in a process of its own, and shrinks one that has failed to the faults that it needs."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import selectors
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from tests.servers import Kind, binary
+from tests.simulation import patches
+from tests.simulation.clock import real_clock
+from tests.simulation.network import Network
+from tests.simulation.plan import Plan
+from tests.simulation.run import Run, TraceLog
+from tests.simulation.server import SimulatedServer
+from tests.simulation.threads import WORLD
+from tests.simulation.world import Choices, World
+
+LONGEST: Final = 120
+"""Real seconds after which a seed counts as hanging; its stack is printed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a seed. `made`: the faults and delays that happened, by name. `trace`: its digest."""
+
+    seed: int
+    faults: list[str]
+    made: list[str]
+    summary: str = ""
+    virtual: float = 0.0
+    seconds: float = 0.0
+    commands: int = 0
+    trace: str = ""
+
+    def __str__(self) -> str:
+        lines = (
+            f"seed {self.seed}: {self.virtual:.1f} virtual s in {self.seconds:.2f} s, {self.commands} commands, "
+            f"{self.summary}, trace {self.trace}"
+        )
+        return "\n  ".join((lines, *self.faults[:10]))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A seed to play: on which kind of server, without which deviations, and where its trace is written."""
+
+    seed: int
+    plan: Plan
+    kind: Kind = "valkey-8.1"
+    left_out: frozenset[str] = frozenset()
+    trace: Path | None = None
+
+
+def simulate(task: Task) -> Outcome:
+    """Play one seed in this process, which is good for nothing else afterwards."""
+    path = str(binary(task.kind))
+    directory = tempfile.mkdtemp(prefix="rsmq-simulation-")
+    os.chdir(directory)
+    server = SimulatedServer(path)
+    server.start()
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    started = real_clock()
+    world = World(Choices(task.seed, task.left_out))
+    network = Network(world, server.address, server.clock)
+    network.ask("DEBUG", "SET-ACTIVE-EXPIRE", "0")
+    WORLD.append(world)
+    patches.begin(task.seed)
+    plan = task.plan.varied(world.choices)
+    world.note(f"{plan}")
+    network.noise = plan.noise
+    log = logging.getLogger("rsmq")
+    log.handlers, log.propagate = [TraceLog(world)], False
+    log.setLevel(logging.DEBUG)
+    try:
+        run = Run(plan, world, network)
+        run.play()
+        faults = run.findings()
+    finally:
+        WORLD.clear()
+        server.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+        if task.trace:
+            task.trace.write_text("\n".join(world.trace) + "\n")
+    return Outcome(
+        task.seed, faults, world.choices.made, run.summary, world.now, real_clock() - started, network.commands,
+        world.fingerprint(),
+    )  # fmt: skip
+
+
+def _begin(task: Task) -> tuple[IO[str], int]:
+    """Play it in a child process, which has its own copy of everything; the outcome arrives in the pipe."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(sending)
+        return os.fdopen(receiving), child
+    try:
+        found = json.dumps(asdict(simulate(task)))
+        with os.fdopen(sending, "w") as pipe:
+            pipe.write(found)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(2)
+    os._exit(0)
+
+
+def outcomes(tasks: Iterable[Task], jobs: int = 1) -> Iterator[Outcome]:
+    """The outcomes, in the order in which they are done, `jobs` at a time."""
+    waiting, running = iter(tasks), selectors.DefaultSelector()
+    while True:
+        while len(running.get_map()) < jobs and (task := next(waiting, None)):
+            pipe, child = _begin(task)
+            running.register(pipe, selectors.EVENT_READ, (task, child))
+        if not running.get_map():
+            return
+        for key, _ in running.select():
+            running.unregister(key.fileobj)
+            task, child = key.data
+            with key.fileobj as pipe:  # type: ignore[union-attr]
+                answer = pipe.read()
+            os.waitpid(child, 0)
+            yield Outcome(**json.loads(answer)) if answer else Outcome(task.seed, ["the simulation itself failed"], [])
+
+
+def shrink(task: Task, found: Outcome, on_progress: Callable[[int], None] = lambda _: None) -> Outcome:
+    """The same kind of failure with as few deviations as possible."""
+    kind, best, size = found.faults[0].split("(")[0], found, len(found.made)
+    left_out = frozenset[str]()
+    while size:
+        size //= 2
+        at = 0
+        while size and at < len(best.made):
+            tried = left_out | set(best.made[at : at + size])
+            again = play(task, tried)
+            if any(fault.startswith(kind) for fault in again.faults):
+                left_out, best = tried, again
+            else:
+                at += size
+            on_progress(len(best.made))
+    return play(task, left_out)
+
+
+def play(task: Task, left_out: Collection[str] = ()) -> Outcome:
+    """The outcome of one seed without some deviations."""
+    return next(outcomes([Task(task.seed, task.plan, task.kind, frozenset(left_out), task.trace)]))
