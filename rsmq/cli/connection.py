@@ -60,7 +60,7 @@ class CommandConnection:
             if state.name == group:
                 return state
         names = ", ".join(state.name for state in known)
-        some = f"its groups are {names}" if names else "it has none"
+        some = f"its groups are {names}" if names else "it has no groups"
         raise NotFound(f"topic {topic!r} has no group {group!r}: {some}")
 
     async def check_unserved(self, topic: str, group: str | None = None) -> None:

@@ -69,9 +69,10 @@ def describe(state: ServerState) -> None:
     refused = sum(finding.level == "refuse" for finding in state.findings)
     warned = sum(finding.level == "warn" for finding in state.findings)
     if refused:
-        print_line(f"{refused} problems keep a worker from starting here (with RSMQ_PREFLIGHT=warn it starts anyway)")
+        problems = count(refused, "problem keeps", "problems keep")
+        print_line(f"{problems} a worker from starting here (with RSMQ_PREFLIGHT=warn it starts anyway)")
     else:
-        print_line(f"fit to use, {warned} warnings" if warned else "fit to use")
+        print_line(f"fit to use, {count(warned, 'warning')}" if warned else "fit to use")
 
 
 def spark_here() -> str:

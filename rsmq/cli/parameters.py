@@ -109,7 +109,7 @@ def parse_payload(text: str, *, is_text: bool) -> Any:
             return text
         why = str(error) if isinstance(error, ValueError) else "it nests too deeply"
         raise typer.BadParameter(
-            f"the payload starts like JSON but is none ({why}): mend it, or send it as text with --text"
+            f"the payload looks like JSON but is not valid ({why}): correct it, or send it as text with --text"
         ) from None
 
 

@@ -9,6 +9,7 @@ from rsmq.inspector.observer import ask_group, ask_partition, measure
 from rsmq.inspector.state import Row
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
+from rsmq.model.words import count, duration
 from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topic
 
@@ -132,6 +133,6 @@ def _limit(topic: Topic) -> str:
     if topic.retention_length == 0:
         return "settled by all groups: a worker that serves the partition removes them in its next round"
     return (
-        f"settled by all groups: kept for a replay until {topic.retention_age} old, or until {topic.retention_length} "
-        f"newer ones are settled"
+        f"settled by all groups: kept for a replay for {duration(topic.retention_age)}, or until "
+        f"{count(topic.retention_length, 'newer message is', 'newer messages are')} settled"
     )

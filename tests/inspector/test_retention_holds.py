@@ -55,7 +55,7 @@ async def test_retention_holds_list_limits_archives_and_groups_oldest_first(orde
     nothing = RetentionHold("archive", ids[0], "required, but no archive has committed this partition yet")
     assert await holds() == [nothing, group]
     await orders.client.execute_command("HSET", archived, "nightly", ids[0], "done", ids[4])
-    limits = "settled by all groups: kept for a replay until 1 day, 0:00:00 old, or until 5 newer ones are settled"
+    limits = "settled by all groups: kept for a replay for 1 day, or until 5 newer messages are settled"
     assert await holds() == [
         RetentionHold("retention", ids[0], limits, is_limit=True),
         RetentionHold("archive nightly", ids[1], f"has committed up to {ids[0]}"),

@@ -175,7 +175,7 @@ def check_dead_letters(facts: QueueFacts) -> Iterator[str]:
             more = f", {group.new_dead_letters} just now" if group.new_dead_letters else ""
             yield (
                 f"{title(group)} has {count(group.dead_letters, 'dead letter')}{more}: "
-                f"`rsmq dlq list {words(group)}`, then `rsmq dlq replay {words(group)} --dry-run`"
+                f"`rsmq dlq list {words(group)}`, then `rsmq dlq replay {words(group)} --all --dry-run`"
             )
 
 
