@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
 
 import anyio
 
@@ -96,11 +98,13 @@ class SharedConnection:
 class ConnectionTask:
     """The task that opens and closes a connection: task groups must end in the task that entered them.
 
-    Users come and go in tasks of their own.
+    Users come and go in tasks of their own. An event loop that ends by an exception cancels all tasks at once, this one
+    and those of the users. The connection stays open until they have settled their work and given back their leases.
     """
 
     def __init__(self, make: Make) -> None:
         self._connection: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self._users: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._unused = asyncio.Event()
         self._scope = anyio.CancelScope()
         self._task = asyncio.create_task(self._run(make), name="rsmq-connection")
@@ -109,10 +113,27 @@ class ConnectionTask:
         with self._scope:
             async with make() as connection:
                 self._connection.set_result(connection)
-                await self._unused.wait()
+                try:
+                    await self._unused.wait()
+                except asyncio.CancelledError:
+                    with anyio.CancelScope(shield=True):
+                        await self._until_cancelled_users_leave()
+                    raise
+
+    async def _until_cancelled_users_leave(self) -> None:
+        """Users that are not cancelled are not waited for: one of them may itself wait for the end of this task."""
+        unused = asyncio.create_task(self._unused.wait())
+        try:
+            while not unused.done() and (users := [each for each in self._users if each.cancelling()]):
+                await asyncio.wait([unused, *users], return_when=asyncio.FIRST_COMPLETED)
+                self._users -= {each for each in users if each.done()}
+        finally:
+            unused.cancel()
 
     async def connected(self) -> Connection:
         """Wait for the connection. Cancelling one waiter does not affect the others."""
+        if (user := asyncio.current_task()) is not None:
+            self._users.add(user)
         await asyncio.wait((self._connection, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not self._connection.done():
             self._task.result()

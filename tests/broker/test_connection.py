@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import timedelta
 
 import anyio
@@ -99,3 +100,45 @@ async def test_last_user_cancelled_leaves_nothing_open(server: Server, prefix: s
         await late
     with pytest.raises(ConfigError, match="not connected"):
         await broker.publish("t", {})
+
+
+def test_connection_stays_open_for_users_when_the_loop_is_ended_by_an_exit(server: Server, prefix: str) -> None:
+    """The loop cancels all tasks at once, and a user still has to give back its leases. A new connection would leak."""
+    broker, ids = make_broker(server, prefix), list[int]()
+
+    async def use() -> None:
+        async with broker:
+            ids.append(await broker.client.execute_command("CLIENT", "ID"))
+            asyncio.get_running_loop().call_soon(sys.exit)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    for _ in range(20):  # the connection has the time to end
+                        ids.append(await broker.client.execute_command("CLIENT", "ID"))
+
+    with pytest.raises(SystemExit):
+        asyncio.run(use())
+    assert len(ids) == 21
+    assert len(set(ids)) == 1
+
+
+async def test_user_that_cancels_all_other_tasks_does_not_wait_for_itself(server: Server, prefix: str) -> None:
+    """The connection ends although this user has not left."""
+    async with make_broker(server, prefix):
+        others = [each for each in asyncio.all_tasks() if each.get_name() == "rsmq-connection"]
+        for each in others:
+            each.cancel()
+        assert others
+        await asyncio.wait(others)
+
+
+def test_loop_ends_although_a_user_has_not_left(server: Server, prefix: str) -> None:
+    """A script that enters a broker and never leaves it, in a task that has ended."""
+    broker = make_broker(server, prefix)
+
+    async def enter() -> str:
+        await broker.__aenter__()
+        return await broker.publish("t", {})
+
+    assert asyncio.run(enter())
