@@ -19,8 +19,10 @@ from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed,
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message
+from rsmq.model.stream_id import parse_stream_id
+from rsmq.model.words import count
 from rsmq.redis.raw_connection import RawConnection, kill_command, pack
-from rsmq.redis.streams import ensure_groups
+from rsmq.redis.streams import as_dict, ensure_groups
 from rsmq.redis.topics import Topics
 
 log = logging.getLogger("rsmq.fetch")
@@ -140,7 +142,35 @@ class Fetcher:
                 if isinstance(reply, BrokerUnavailable):
                     raise reply
                 self._read_of = []
+            await self._find_undelivered()
             self.connected.set()
+
+    async def _find_undelivered(self) -> None:
+        """Find messages in flight that this server has not delivered, because it has lost writes (failover, crash).
+
+        It may give their ids to other messages. So nothing is read there while a settlement under such an id may come:
+        until they are handled, or the time of a lease is over and they are cancelled.
+        """
+        lanes = [lane for lane in self._own_lanes() if lane.in_flight]
+        if not lanes:
+            return
+        replies = await self._connection.exchange([pack(("XINFO", "GROUPS", lane.stream)) for lane in lanes])
+        for lane, reply in zip(lanes, replies, strict=True):
+            if isinstance(reply, BrokerUnavailable):
+                raise reply
+            if not isinstance(reply, Exception):
+                lane.undelivered |= undelivered_of(lane, reply)
+            if lane.is_ahead:
+                log.warning(
+                    "the server has lost writes: it does not know as delivered what is in flight, %s of %s",
+                    count(len(lane.undelivered), "message"), lane.stream,
+                )  # fmt: skip
+                patience = self._settings.lease_ttl.total_seconds()
+                asyncio.get_running_loop().call_later(patience, self._give_up_undelivered, lane)
+
+    def _give_up_undelivered(self, lane: Lane) -> None:
+        if lane.is_ahead:
+            lane.lease.lose()
 
     async def end_late_read(self) -> None:
         """After `run`: end the connection whose read was not answered, so that the read takes no messages."""
@@ -183,7 +213,7 @@ class Fetcher:
                 await self._wait_for_change(0.05 if self._is_recovering() else 0.25)
 
     def _is_recovering(self) -> bool:
-        return any(lane.cursor is not None and not lane.is_quiet for lane in self._own_lanes())
+        return any(lane.is_recovering for lane in self._own_lanes())
 
     async def _wait_for_change(self, seconds: float) -> None:
         self._finish_cycle()
@@ -193,7 +223,7 @@ class Fetcher:
     async def _recover(self, lanes: list[Lane], room: int) -> None:
         is_early = self._queue.in_flight <= FEW
         for lane in lanes:
-            if lane.cursor is not None and not lane.is_quiet and lane.lease.is_held() and room > 0:
+            if lane.is_recovering and lane.lease.is_held() and room > 0:
                 await self._reclaimer.claim_page(lane, self.reader, room)
                 room = self._settings.prefetch - self._queue.in_flight
                 is_early = True
@@ -326,3 +356,13 @@ class Fetcher:
     def __repr__(self) -> str:
         numbers = sorted(lane.partition for lane in self._own_lanes())
         return f"<Fetcher {self._group} lanes={numbers} {'blocked' if self._blocked else 'free'}>"
+
+
+def undelivered_of(lane: Lane, groups: list[Any]) -> set[bytes]:
+    """The ids in flight after the last one that its group was given, by the reply to XINFO GROUPS."""
+    rows = {row["name"]: row for row in map(as_dict, groups)}
+    row = rows.get(lane.group.encode())
+    if row is None:
+        return set()  # it is made again from the start
+    last = parse_stream_id(row["last-delivered-id"])
+    return {each for each in lane.in_flight if parse_stream_id(each) > last}

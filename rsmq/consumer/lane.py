@@ -23,7 +23,8 @@ class Lane:
     handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for
     every key that is being handled, with the messages behind it in order. A key in `parked` waits for its retry.
     `asking` are the ids that a script of their own starts, parks, buries or settles, until its reply. `raw_entries`
-    counts the lane's `RawEntries` in the queue; there are some only while no key is being handled.
+    counts the lane's `RawEntries` in the queue; there are some only while no key is being handled. `undelivered` are
+    those in flight that the server does not know as delivered: it has lost writes, and may use their ids again.
 
     Recovery: while `cursor` is not None, pending messages are taken over and nothing new is read. `recoveries` counts
     how often that began. `newest_held` is the newest entry that this member has received; None until everything that
@@ -33,7 +34,7 @@ class Lane:
     __slots__ = (
         "asking", "claims", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_quiet", "lease",
         "lease_key", "newest_held", "parked", "partition", "raw_entries", "recoveries", "retry_at", "retry_key",
-        "running", "settling", "stream", "topic", "waiting",
+        "running", "settling", "stream", "topic", "undelivered", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -43,6 +44,7 @@ class Lane:
         self.retry_key = keys.retry(topic, partition, group)
         self.dlq_key = keys.dlq(topic, partition, group)
         self.in_flight: set[bytes] = set()
+        self.undelivered: set[bytes] = set()
         self.done: list[bytes] = []
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
@@ -67,6 +69,17 @@ class Lane:
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
         return self.cursor is None and not self.is_quiet
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether pending messages are to be taken over now."""
+        return self.cursor is not None and not self.is_quiet and not self.is_ahead
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether messages are in flight that the server does not know as delivered."""
+        self.undelivered &= self.in_flight
+        return bool(self.undelivered)
 
     def undecided(self) -> set[bytes]:
         """The ids that must be pending in the server: fetched, and not being settled, as far as we know."""

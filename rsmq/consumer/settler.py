@@ -83,6 +83,8 @@ class Settler:
         for lane in self._dirty:
             if lanes is not None and lane not in lanes:
                 left.append(lane)
+            elif lane.lease.is_lost:  # a new grant may have the same epoch, if the server has lost the last one
+                lane.done = []
             elif lane.done:
                 taken.append((lane, lane.done))
                 lane.settling.append(lane.done)
@@ -287,6 +289,9 @@ class Settler:
         deleted by another client becomes a dead letter.
         """
         while lane.lease.is_held() and entry_id in lane.in_flight:
+            if entry_id in lane.undelivered:
+                lane.in_flight.discard(entry_id)
+                return None
             try:
                 reply = await self._batcher.ask(script, *command)
             except BrokerUnavailable as error:

@@ -95,7 +95,7 @@ class SharedDistribution:
             )  # fmt: skip
         for lane in list(self._lanes.values()):
             room = self._settings.prefetch - self._runner.queue.in_flight
-            if room <= 0:
+            if room <= 0 or lane.is_ahead:
                 is_all = False
             elif lane.lease.is_held():
                 is_all = await self._reclaimer.adopt(lane, room, source=source, leases=leases) and is_all

@@ -175,11 +175,14 @@ OPEN = """
 - A delayed message (`delay`, `at`) is due at a time of the server's clock, as the user has asked. If that clock is set
   back, it comes later by as much. A retry does not: its wait begins anew at most.
 - If a failover or a power loss costs writes, and the server's clock is behind its newest entry, new messages get the
-  ids of lost ones. A worker that still handles a lost message then settles the new one under its id. The new one is
-  lost if its own worker dies before it has handled it.
-- With `appendfsync always`, leases are lost when an fsync takes longer than a sixth of `lease_ttl`: a heartbeat waits a
-  third of it for a reply, and a command may wait for two syncs. Nothing is lost and order is kept, but handlers are
-  cancelled and run again.
+  ids of lost ones. A worker compares what it has in flight with the server when its reading connection is new, and
+  settles nothing under such an id (`tests/consumer/test_lost_history.py`). It does not find out if that connection
+  stays open: if the master becomes a replica of a server with another history and then a master again, and the worker
+  reads nothing in between.
+- With `appendfsync always`, leases are lost when an fsync takes longer than a sixth of `lease_ttl`. A command may wait
+  for two syncs. A lease must last for two renewals and the third of `lease_ttl` between them, so four syncs must fit
+  into the other two thirds. A renewal that waits longer for its reply would not change that. It would only find a dead
+  connection later. Nothing is lost and order is kept, but handlers are cancelled and run again.
 - The parts of the mix that depend on timing (which worker is the busiest, which messages are in flight) differ between
   two runs with the same seed: a seed repeats the faults and their order, not the race.
 """
