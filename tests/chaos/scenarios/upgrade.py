@@ -12,7 +12,10 @@ from tests.chaos.processes import ChaosProcess
 from tests.chaos.release import NEW, Release, earlier_release
 from tests.chaos.release_process import ReleaseJob, Style
 from tests.chaos.scenario_run import ScenarioRun
-from tests.chaos.testbed import Testbed
+from tests.chaos.scenarios.keys import PARTITIONS
+from tests.chaos.testbed import Testbed, ask
+from tests.chaos.worker import GROUP, TOPIC
+from tests.servers import Server
 
 GATEWAYS = 3
 DEVICES = [f"phone-{n}" for n in range(12)]
@@ -20,6 +23,8 @@ DEVICES = [f"phone-{n}" for n in range(12)]
 
 class UpgradeRun(ScenarioRun):
     """A run whose processes are of two releases."""
+
+    loses_leases_of: Server | None = None
 
     def set_out(self, style: Style, old: Release) -> None:
         """Say what kind of handler the workers have and which release is the old one."""
@@ -61,9 +66,17 @@ class UpgradeRun(ScenarioRun):
                 leaver.terminate()
                 assert await leaver.ended() == 0, self.processes.log()
             await self.handles(100)  # the rest does its work meanwhile
+            self.delete_leases()
             new.append(await self.serve(release))
             await self.handles(200)
         return new
+
+    def delete_leases(self) -> None:
+        """Delete the records of all leases, if the run is one that loses them: members of both releases ask for new."""
+        if self.loses_leases_of is not None:
+            keys = [self.broker.keys.lease(TOPIC, partition, GROUP) for partition in PARTITIONS]
+            ask(self.loses_leases_of, "DEL", *keys)
+            self.excuse("its leases were deleted")
 
     async def replace_gateways(self, release: Release, gateways: list[ChaosProcess]) -> list[ChaosProcess]:
         """One after the other: the new one takes the devices over, then the old one stops."""
@@ -92,6 +105,13 @@ async def rolling_upgrade(testbed: Testbed, style: Style) -> Verdict:
     return await _upgrade(testbed, style)
 
 
+@scenario("52", injection="the same, and the records of all leases are deleted six times, while workers of both serve",
+          bound="order is kept, nothing lost")  # fmt: skip
+async def rolling_upgrade_without_leases(testbed: Testbed) -> Verdict:
+    """Who asks first waits for the longest lease of a member, whatever release that is of."""
+    return await _upgrade(testbed, "hash", loses_leases=True)
+
+
 @scenario("52", injection="the same with workers that feed inboxes, and gateways that connect twelve devices",
           bound="per device in order; again at most the letter that was out when a device moved")  # fmt: skip
 async def rolling_upgrade_of_devices(testbed: Testbed) -> Verdict:
@@ -99,11 +119,12 @@ async def rolling_upgrade_of_devices(testbed: Testbed) -> Verdict:
     return await _upgrade(testbed, "inboxes")
 
 
-async def _upgrade(testbed: Testbed, style: Style) -> Verdict:
+async def _upgrade(testbed: Testbed, style: Style, *, loses_leases: bool = False) -> Verdict:
     old = await anyio.to_thread.run_sync(earlier_release)
     server = await testbed.shared_server()
     run = await testbed.begin(UpgradeRun, server.url, workers=0)
     run.set_out(style, old)
+    run.loses_leases_of = server if loses_leases else None
     workers = [await run.serve(old) for _ in range(3)]
     gateways = [await run.connect_with(old, turn) for turn in range(GATEWAYS)] if run.devices else []
     await run.publish_with(old)
