@@ -83,6 +83,8 @@ class LaneLifecycle:
             await asyncio.sleep(0.01)
         if lane.running:
             return False
+        # what has failed meanwhile has a timer here, and must not start in a lane that is given back
+        await self._settler.hand_back(lane, self._queue.withdraw(lane))
         await self._settler.wait_until_settled([lane])
         return True
 

@@ -62,3 +62,34 @@ async def test_retry_after_the_servers_clock_was_set_back_comes(
                 await until(lambda: seen[1] == 2, "it is handled again")
                 await until(lambda: is_settled(broker), "it is settled")
     assert seen == {1: 2}
+
+
+async def test_partition_whose_lease_was_deleted_is_owned_again_after_the_servers_clock_was_set_back() -> None:
+    """The partition waits for the longest lease of a member, and not until the time that the clock showed before."""
+    with FaultyServer() as server:
+        broker = Broker(Settings(url=server.url, lease_ttl=timedelta(seconds=2), preflight="warn", partitions=1))
+        broker.handler("t", group="g")(ignore)
+        lease = broker.keys.lease("t", 0, "g")
+
+        async def owner() -> bytes | None:
+            return await ask(broker, "HGET", lease, "owner")  # type: ignore[no-any-return]
+
+        async def is_owned() -> bool:
+            assert broker.worker is not None
+            return await owner() == broker.worker.member.encode()
+
+        async def is_waiting() -> bool:
+            return await owner() == b""
+
+        async with broker.running():
+            await until(is_owned, "the worker has the partition")
+            await ask(broker, "XGROUP", "CREATECONSUMER", broker.keys.stream("t", 0), "g", "another")
+            server.faults.step_clock(HOUR)
+            await ask(broker, "DEL", lease)
+            await until(is_waiting, "the partition waits")
+            server.faults.step_clock(0)
+            await until(is_owned, "the worker has the partition again")
+
+
+async def ignore(order: dict[str, int]) -> None:
+    """Nothing is published."""

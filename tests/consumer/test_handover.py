@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
+from tenacity import wait_fixed
 
-from rsmq import Broker, BrokerUnavailable, Message, Settings
+from rsmq import Broker, BrokerUnavailable, Message, RetryPolicy, Settings
 from rsmq.heartbeat.lease import Lease, Leases
 from tests.contract.witness import ask, lanes, settled
 from tests.patience import until
@@ -101,3 +103,41 @@ async def test_messages_taken_over_survive_a_deleted_consumer(settings: Settings
             await until(lambda: len(seen) == 3, "all of it is handled")
             await settled(broker, "t")
     assert seen == [(n, 2) for n in range(3)]
+
+
+async def test_message_that_fails_during_a_handover_does_not_start_again_here(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retry belongs to the next owner. Here the end of the handover would cancel it, with others of its batch."""
+    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    is_begun, may_fail, is_emptied = anyio.Event(), anyio.Event(), anyio.Event()
+
+    @broker.handler("t", group="g", retry=RetryPolicy(wait=wait_fixed(3600)))
+    async def handle(_order: dict[str, int]) -> None:
+        is_begun.set()
+        await may_fail.wait()
+        raise ValueError("this attempt fails")
+
+    async with broker.running():
+        await broker.publish("t", {"n": 1}, key="k")
+        await until(is_begun.is_set, "it runs")
+        assert broker.worker is not None
+        (consumer,) = broker.worker.consumers
+        (lane,) = consumer.lanes.values()
+        withdraw = consumer.queue.withdraw
+
+        def withdrawn(*args: Any) -> list[Message]:
+            is_emptied.set()
+            return withdraw(*args)
+
+        monkeypatch.setattr(consumer.queue, "withdraw", withdrawn)
+
+        async def fail() -> None:
+            await is_emptied.wait()
+            may_fail.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            assert await consumer.lifecycle.quiesce(lane, 60)
+        assert await ask(broker, "ZCARD", broker.keys.retry("t", 0, "g")) == 1
+        assert not lane.parked

@@ -10,8 +10,9 @@
 --          An absent owner may be replaced before its lease ends. The script checks again that its channel has no
 --          subscriber, so that a member that has just come back keeps its lease. If the record is gone (deleted by
 --          hand, or lost in a failover) but the group has consumers, the previous reader is unknown and may still read,
---          so the partition stays unowned for the longest lease of a member. The consumer is created here, because Redis 7.0 creates none
---          for a blocking read. Every other connection that may still read is returned, newest first, and kept in
+--          so the partition stays unowned for the longest lease of a member. If the clock is set back meanwhile, that
+--          wait begins again: no member would end it. The consumer is created here, because Redis 7.0 creates none for
+--          a blocking read. Every other connection that may still read is returned, newest first, and kept in
 --          `before` until an owner that has cut them off claims: an owner that asks again after a lost reply, and the
 --          next one if this owner never gets that far, learn the same ones.
 local time = redis.call('TIME')
@@ -26,13 +27,14 @@ local function has_readers()
 end
 
 local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader', 'before')
-if not lease[1] and has_readers() then
+local owner = lease[1] or ''
+local left = tonumber(lease[2] or 0) - now
+local is_set_back = owner == '' and left > math.max(tonumber(ARGV[2]), tonumber(ARGV[7]) or 0)
+if is_set_back or not lease[1] and has_readers() then
   if ARGV[7] == '' then return { 'UNKNOWN' } end
   redis.call('HSET', KEYS[1], 'owner', '', 'until_ms', string.format('%.0f', now + ARGV[7]), 'reader', '')
   return { 'HELD', '', tonumber(ARGV[7]) }
 end
-local owner = lease[1] or ''
-local left = tonumber(lease[2] or 0) - now
 if owner ~= ARGV[1] and left > 0 then
   if owner == '' or owner ~= ARGV[4] then return { 'HELD', owner, left } end
   if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then return { 'HELD', owner, left } end

@@ -51,6 +51,7 @@ class Pair:
 
     async def fail_over(self, seconds: float) -> None:
         """Cut the replica off, let the master confirm more for so long, then lose it and promote the replica."""
+        await self._catch_up()  # what was confirmed before this call is replicated, however busy the machine is
         self.link.cut()
         await anyio.sleep(seconds)  # what is confirmed now will be lost
         self.front.cut()
@@ -61,6 +62,14 @@ class Pair:
         self.front.move(self.replica.port)
         self.front.mend()
         self.master, self.replica = self.replica, self.master
+
+    async def _catch_up(self) -> None:
+        """Wait until the replica has all that the master has now."""
+        with self.master.client() as client:
+            aim = client.info("replication")["master_repl_offset"]
+        with anyio.fail_after(30), self.replica.client() as client:
+            while client.info("replication")["slave_repl_offset"] < aim:
+                await anyio.sleep(0.01)
 
     async def return_to_the_old_one(self) -> None:
         """The lost master starts with all that it had, and the clients come back to it: no replication in between."""

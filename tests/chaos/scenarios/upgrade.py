@@ -18,6 +18,8 @@ from tests.chaos.worker import GROUP, TOPIC
 from tests.servers import Server
 
 GATEWAYS = 3
+LEASE = 6.0
+"""Seconds. On a busy machine a shorter one runs out by itself, and then messages come again without a fault."""
 DEVICES = [f"phone-{n}" for n in range(12)]
 
 
@@ -122,7 +124,7 @@ async def rolling_upgrade_of_devices(testbed: Testbed) -> Verdict:
 async def _upgrade(testbed: Testbed, style: Style, *, loses_leases: bool = False) -> Verdict:
     old = await anyio.to_thread.run_sync(earlier_release)
     server = await testbed.shared_server()
-    run = await testbed.begin(UpgradeRun, server.url, workers=0)
+    run = await testbed.begin(UpgradeRun, server.url, workers=0, lease=LEASE)
     run.set_out(style, old)
     run.loses_leases_of = server if loses_leases else None
     workers = [await run.serve(old) for _ in range(3)]
