@@ -150,9 +150,10 @@ of violation.
 After the verdict a cell shows how many messages were handled twice because of the fault (delivery is at least once: if
 a handler is killed after its work, the message is handled again), the longest time until the workers handled messages
 again, and how many messages were lost that no promise covers: the server may lose them, or another client removed
-them. Times were measured on a shared machine with two cores and show the order of magnitude. An empty cell means that
-the scenario was not run on that server: faults that do not involve the server are run on one. Scenarios, date and
-commit:
+them. Times were measured on a shared machine with two to four cores, which other work kept busy. They show the order of
+magnitude. An empty cell means that the scenario was not run on that server: faults that do not involve the server are
+run on one. A column can hold runs on several states of the code, because a scenario is run again after a change that
+concerns it. How many scenarios ran on which day and commit:
 """
 
 MIX = """
