@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Final
@@ -19,7 +21,7 @@ import anyio
 from rsmq.broker import Broker
 from rsmq.handler.failure import describe
 from rsmq.model.interrupt import mark
-from rsmq.worker.supervisor import READY, Stage, respond
+from rsmq.worker.supervisor import ENDED, MEMBER, READY, Stage, respond
 from rsmq.worker.worker import Lifespan
 
 log = logging.getLogger("rsmq.worker")
@@ -108,7 +110,7 @@ class Service:
     def tell_parent(self, word: bytes) -> None:
         """Tell the parent process, which may have ended."""
         with contextlib.suppress(OSError):
-            os.write(self._parent, word)
+            os.write(self._parent, word + b"\n")
 
     def watch_parent(self) -> None:
         """Tell the parent that this process is ready, and stop gracefully when the parent ends."""
@@ -120,13 +122,35 @@ class Service:
         self.tell_parent(READY)
         threading.Thread(target=self._await_end, args=(parent,), name="rsmq-parent", daemon=True).start()
 
+    @asynccontextmanager
+    async def introducing(self) -> AsyncIterator[None]:
+        """A lifespan of the broker: tell the parent which member this process is, before it takes any partition."""
+        if self._broker is not None and self._broker.worker is not None:
+            self.tell_parent(b"%b %b" % (MEMBER, self._broker.worker.member.encode()))
+        yield
+
     def _await_end(self, parent: int) -> None:
         with contextlib.suppress(OSError):
-            while os.read(parent, 1):
-                pass
+            rest = b""
+            while data := os.read(parent, 4096):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self._hear(line)
         if self.stage < Stage.STOPPING:
             log.warning("the parent process has ended: stopping")
             self.enter(Stage.STOPPING)
+
+    def _hear(self, line: bytes) -> None:
+        """Act on a line of the parent process, in the thread that reads it."""
+        word, _, member = line.partition(b" ")
+        loop = self._loop
+        if word == ENDED and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._member_ended, member.decode())
+
+    def _member_ended(self, member: str) -> None:
+        if self._broker is not None and self._broker.worker is not None:
+            self._broker.worker.member_ended(member)
 
     def _guard(self, broker: Broker) -> None:
         """Start a timer that ends the process if nothing else does."""

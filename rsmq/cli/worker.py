@@ -93,6 +93,7 @@ def run(service: Service, target: str, metrics: str | None, slot: int, *, is_chi
         raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
     if is_child:
         service.watch_parent()
+        broker.lifespan(service.introducing)
     if notes_messages:
         note_messages(broker)
     context = around(broker, metrics, slot)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import inf
+from typing import Final
+
+MOST_DOUBTS: Final = 50
+"""Checks that find a subscriber of a member whose process is said to have ended. After them it counts as running."""
 
 
 class Liveness:
     """Judges the members of one group from the observations of one member (times in seconds, monotonic clock).
 
     A member is *dead* when its heartbeat key is gone. It is *absent* when its channel had no subscriber for the grace.
+    The grace is for live members that have lost only their subscription. So a member whose process has ended is absent
+    at the first check that finds no subscriber.
+
     After an outage, a failover, a stall or a jump of the server's clock all members seem dead, and live ones need a
     moment to renew. So no member is declared dead or absent until the observer has seen the server without a gap for
     that long.
@@ -22,12 +30,27 @@ class Liveness:
         self._known: set[str] = {member}
         self._missing_since: dict[str, float] = {}
         self._silent_since: dict[str, float] = {}
+        self._ended: dict[str, int] = {}  # member -> checks that may still find a subscriber
 
     def failed(self) -> None:
         """A request failed: discard what was observed before."""
         self._steady_since = None
         self._missing_since.clear()
         self._silent_since.clear()
+
+    def ended(self, member: str) -> None:
+        """The process of a member has ended: it is absent as soon as it has no subscriber."""
+        if member != self._member and self._grace > 0:
+            self._ended[member] = MOST_DOUBTS
+
+    def has_ended(self, member: str) -> bool:
+        """Whether the process of a member is known to have ended."""
+        return member in self._ended
+
+    @property
+    def awaits_silence(self) -> bool:
+        """Whether a member whose process has ended still has a subscriber: the server has not seen its end yet."""
+        return any(member in self._known and member not in self._silent_since for member in self._ended)
 
     def _steady(self, now: float) -> None:
         if self._steady_since is not None and now - self._last > self._ttl / 2:
@@ -64,16 +87,33 @@ class Liveness:
         for member, count in listeners.items():
             if count > 0:
                 self._silent_since.pop(member, None)
+                self._doubt(member)
             else:
                 self._silent_since.setdefault(member, now)
         for gone in self._silent_since.keys() - listeners.keys():
             del self._silent_since[gone]
+        for gone in self._ended.keys() - listeners.keys():
+            del self._ended[gone]
+
+    def _doubt(self, member: str) -> None:
+        """A member that is said to have ended has a subscriber."""
+        if member in self._ended:
+            self._ended[member] -= 1
+            if not self._ended[member]:
+                del self._ended[member]
 
     def absent(self, now: float) -> frozenset[str]:
         """Members whose process has ended or is cut off."""
         if self._grace <= 0:
             return frozenset()
-        return frozenset(member for member, since in self._silent_since.items() if now - since >= self._grace)
+        return frozenset(
+            member for member, since in self._silent_since.items()
+            if now - since >= self._grace or member in self._ended
+        )  # fmt: skip
+
+    def next_absence(self, now: float) -> float:
+        """When the grace of the next member without a subscriber is over; inf without one."""
+        return min([end for since in self._silent_since.values() if (end := since + self._grace) > now], default=inf)
 
     def dead(self, now: float) -> frozenset[str]:
         """Members without a heartbeat key, observed without a gap for longer than a live member needs to renew."""

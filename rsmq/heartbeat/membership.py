@@ -26,6 +26,8 @@ log = logging.getLogger("rsmq.membership")
 GRID: Final = 0.05
 """Seconds to which checks are rounded up, so that the checks of many groups share few writes."""
 
+SOON: Final = 0.01
+"""Seconds between two checks whether the server has seen the end of a process."""
 GONE_SECONDS: Final = 0.2
 """Between two looks whether a dead member's heartbeat key has ended."""
 
@@ -106,13 +108,26 @@ class Membership:
         await self._check()
         task_status.started()
         while True:
-            is_urgent = self._watched or self._was_out  # after an outage an announcement may have been missed
-            with anyio.move_on_after(_rounded_up(self._presence_interval if is_urgent else self._interval)):
+            with anyio.move_on_after(self._pause()):
                 await self._refresh_wanted.wait()
             if self._refresh_wanted.is_set():
                 self._members_due = 0.0
             self._refresh_wanted.clear()
             await self._check()
+
+    def _pause(self) -> float:
+        """Seconds until the next check."""
+        if self._liveness.awaits_silence and not self._was_out:
+            return SOON
+        is_urgent = self._watched or self._was_out  # after an outage an announcement may have been missed
+        now = monotonic()
+        usual = _rounded_up(self._presence_interval if is_urgent else self._interval)
+        return min(usual, self._liveness.next_absence(now) - now)
+
+    def ended(self, member: str) -> None:
+        """The process of another member has ended: check now whether the server has seen that."""
+        self._liveness.ended(member)
+        self.refresh()
 
     def refresh(self) -> None:
         """Check everything now, because a change was announced."""
@@ -154,7 +169,17 @@ class Membership:
             (log.debug if self._was_out else log.warning)("the members of %s cannot be read: %s", self._group, error)
             self._was_out = True
             self._liveness.failed()
+        before = self.absent
         self._update_view(is_refresh or self.paused != was_paused)
+        if any(map(self._liveness.has_ended, self.absent - before)):
+            await self._announce_end()
+
+    async def _announce_end(self) -> None:
+        """Let members on other hosts check now: their grace then begins at the end, not at their next regular check."""
+        try:
+            await announce(self._client, self._keys, self._topic, self._group)
+        except BrokerError as error:
+            log.debug("the end of a member cannot be announced: %s", error)
 
     def _update_view(self, has_news: bool) -> None:
         now = monotonic()

@@ -2,8 +2,9 @@
 
 Pure functions decide what follows from a signal or the end of a child; `Supervisor` acts on it. A child is any command
 that handles the same signals. Its stdin is a socket to the parent: the child stops when the socket closes, so no child
-outlives a killed parent. It writes a byte when it is ready, and one that says how it ends: user code can end a process
-with any exit code, so the exit code alone says nothing.
+outlives a killed parent. It writes a line when it is ready, one that names its member, and one that says how it ends:
+user code can end a process with any exit code, so the exit code alone says nothing. The parent writes a line to each
+child that serves when the process of another member has ended: its siblings need not wait until they believe that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
 
@@ -28,10 +30,14 @@ log = logging.getLogger("rsmq.supervisor")
 
 CONFIG_ERROR: Final = 2
 """Exit code for a configuration error: a restart would fail again."""
-READY: Final = b"1"
-FINISHED: Final = b"0"
-MISCONFIGURED: Final = b"2"
+READY: Final = b"ready"
+FINISHED: Final = b"finished"
+MISCONFIGURED: Final = b"misconfigured"
 """What a child writes: that it is ready, that it was stopped and ends, that its configuration is wrong."""
+MEMBER: Final = b"member"
+"""What a child writes before its member id."""
+ENDED: Final = b"ended"
+"""What the parent writes before the id of a member whose process has ended."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
 """Seconds before a child that failed is started again."""
@@ -118,6 +124,39 @@ def describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
+@dataclass(eq=False)
+class Child:
+    """One process, the socket to it, and what it has written."""
+
+    process: anyio.abc.Process
+    link: socket.socket
+    last_word: bytes = b""
+    member: bytes = b""
+    is_replaced: bool = False
+    _rest: bytes = b""
+
+    def read(self) -> list[bytes] | None:
+        """The lines that it has written since the last call; None when it has closed the socket."""
+        try:
+            data = self.link.recv(4096)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines if data else None
+
+    def write(self, line: bytes) -> None:
+        """Write a line. A child that has ended, or that has read nothing for long, does not get it."""
+        with contextlib.suppress(OSError):
+            self.link.send(line + b"\n")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
 class Supervisor:
     """Runs one command in `processes` processes until signals stop it.
 
@@ -137,8 +176,8 @@ class Supervisor:
         self.restarts = 0
         self._command, self._processes, self._changes = list(command), processes, changes
         self._arguments = arguments
-        self._children: dict[int, anyio.abc.Process] = {}
-        self._replaced: set[anyio.abc.Process] = set()
+        self._children: dict[int, Child] = {}
+        self._ended: dict[int, bytes] = {}  # slot -> the last member whose process has ended
         self._exit_code = 0
         self._interrupt = asyncio.Event()  # a stop, or a change of the code
         self._first_ready = asyncio.Event()
@@ -167,7 +206,7 @@ class Supervisor:
     @property
     def pids(self) -> tuple[int, ...]:
         """The ids of the processes that run now."""
-        return tuple(child.pid for child in self._children.values())
+        return tuple(child.process.pid for child in self._children.values())
 
     def obey(self, number: int) -> None:
         """Enter the stage that a signal asks for and forward it to the children."""
@@ -180,11 +219,7 @@ class Supervisor:
         self.stage = stage
         self._interrupt.set()
         for child in self._children.values():
-            self._send(child, FORWARD[stage])
-
-    def _send(self, child: anyio.abc.Process, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
+            child.signal(FORWARD[stage])
 
     # -- one child ------------------------------------------------------------------------------------------------
 
@@ -194,9 +229,10 @@ class Supervisor:
         while self.stage == Stage.RUNNING:
             self._interrupt.clear()
             started = monotonic()
-            code, last_word, is_replaced = await self._run_child(slot)
+            code, child = await self._run_child(slot)
             lived = monotonic() - started
-            match decide(code, self.stage, last_word, is_replaced=is_replaced, is_reloading=self._changes is not None):
+            is_replaced, is_reloading = child.is_replaced, self._changes is not None
+            match decide(code, self.stage, child.last_word, is_replaced=is_replaced, is_reloading=is_reloading):
                 case RestartDecision.END:
                     log.info("worker %d %s", slot, describe_exit(code))
                     if self.stage == Stage.RUNNING or code not in (0, -FORWARD[self.stage]):
@@ -220,34 +256,58 @@ class Supervisor:
                     await self._pause(delay)
         self._first_ready.set()
 
-    async def _run_child(self, slot: int) -> tuple[int, bytes, bool]:
-        """Run one child to its end; returns its exit code, its last word, and whether it was stopped for new code."""
+    async def _run_child(self, slot: int) -> tuple[int, Child]:
+        """Run one child to its end; returns its exit code and what it has written."""
+        loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
+            ours.setblocking(False)
             with theirs:
                 # a session of its own: Ctrl-C goes only to the parent, which forwards it once
                 command = [*self._command, *self._arguments(slot)]
-                child = await anyio.open_process(
+                process = await anyio.open_process(
                     command, stdin=theirs.fileno(), stdout=None, stderr=None, start_new_session=True
                 )
-            self._children[slot] = child
+            child = self._children[slot] = Child(process, ours)
             if self.stage > Stage.RUNNING:
-                self._send(child, FORWARD[self.stage])
-            log.info("worker %d has pid %d", slot, child.pid)
+                child.signal(FORWARD[self.stage])
+            log.info("worker %d has pid %d", slot, process.pid)
+            loop.add_reader(ours, self._hear, child)
             try:
-                ours.setblocking(False)
-                word = b""
-                with contextlib.suppress(OSError):
-                    word = await asyncio.get_running_loop().sock_recv(ours, 1)  # empty: the child ended before that
-                    if word == READY:
-                        self._first_ready.set()
-                code = await child.wait()
-                with contextlib.suppress(OSError):
-                    word = ours.recv(16)[-1:] or word
-                return code, word, child in self._replaced
+                code = await process.wait()
+                self._hear(child)
             finally:
+                loop.remove_reader(ours)
                 del self._children[slot]
-                self._replaced.discard(child)
+            self._announce_end(slot, child)
+            return code, child
+
+    def _hear(self, child: Child) -> None:
+        """Act on what a child has written."""
+        lines = child.read()
+        if lines is None:
+            asyncio.get_running_loop().remove_reader(child.link)
+        for line in lines or ():
+            word, _, member = line.partition(b" ")
+            if word == MEMBER:
+                child.member = member
+                for ended in self._ended.values():
+                    child.write(b"%b %b" % (ENDED, ended))
+            else:
+                child.last_word = word
+                if word == READY:
+                    self._first_ready.set()
+
+    def _announce_end(self, slot: int, child: Child) -> None:
+        """Write to the siblings that the process of a member has ended; one that starts later learns it, too.
+
+        Called only when the system has confirmed the end: `wait` has returned.
+        """
+        if child.member:
+            self._ended[slot] = child.member
+            for sibling in self._children.values():
+                if sibling.member:
+                    sibling.write(b"%b %b" % (ENDED, child.member))
 
     async def _pause(self, seconds: float | None) -> None:
         """Wait; a stop or a change of the code ends it early."""
@@ -260,9 +320,9 @@ class Supervisor:
                 log.info("the code has changed")
                 self._interrupt.set()
                 for child in self._children.values():
-                    if child not in self._replaced:
-                        self._replaced.add(child)
-                        self._send(child, signal.SIGTERM)
+                    if not child.is_replaced:
+                        child.is_replaced = True
+                        child.signal(signal.SIGTERM)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.stage.name.lower()} {len(self._children)}/{self._processes} processes>"

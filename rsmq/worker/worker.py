@@ -75,6 +75,7 @@ class Worker:
         self._scheduler = Scheduler(client, keys, self._settings, self._topics, self.member, schedules)
         self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
         self._stops: list[float] = []
+        self._ended_members: list[str] = []
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`."""
@@ -87,6 +88,8 @@ class Worker:
             self.consumers = [self._consumer(handler, topic, heartbeat) for handler, topic in pairs]
             for grace in self._stops:  # they came before there was anything to stop
                 self._stop_consumers(grace)
+            for member in self._ended_members:
+                self.member_ended(member)
             async with anyio.create_task_group() as upkeep:
                 await upkeep.start(self._batcher.run)
                 for role in self._roles():
@@ -162,6 +165,13 @@ class Worker:
     def is_stopping(self) -> bool:
         """Whether a stop was requested."""
         return bool(self._stops)
+
+    def member_ended(self, member: str) -> None:
+        """The process of another member has ended, says the parent process of both."""
+        if not self.consumers:
+            self._ended_members.append(member)
+        for consumer in self.consumers:
+            consumer.membership.ended(member)
 
     def quiet(self) -> None:
         """Fetch nothing new, let running handlers finish without a deadline, then end."""

@@ -19,10 +19,11 @@ from tests import forks
 from tests.chaos.ledger import EventLedger
 from tests.chaos.publisher import PublisherJob
 from tests.chaos.release_process import ReleaseJob
+from tests.chaos.supervised import SupervisedJob
 from tests.chaos.worker import Job
 
 ROOT = Path(__file__).parents[2]
-AnyJob = Job | PublisherJob | ReleaseJob
+AnyJob = Job | PublisherJob | ReleaseJob | SupervisedJob
 
 
 class ChaosProcess(WorkerProcess):

@@ -176,14 +176,14 @@ class ScenarioRun:
         """Messages that publisher processes got confirmed between these times may be lost."""
         self._forgiven.append((since, until))
 
-    def recovery(self, victim: ChaosProcess, since: float) -> float:
+    def recovery(self, victim: int, since: float) -> float:
         """Seconds until other workers had started a message of every key that the lost worker was using."""
         events = self.ledger.events()
         owner = {event.key: event.pid for event in events if event.what == "start" and event.at <= since}
-        lost = {key for key, pid in owner.items() if pid == victim.pid}
+        lost = {key for key, pid in owner.items() if pid == victim}
         first: dict[str, float] = {}
         for event in events:
-            if event.what == "start" and event.at > since and event.pid != victim.pid and event.key in lost:
+            if event.what == "start" and event.at > since and event.pid != victim and event.key in lost:
                 first.setdefault(event.key, event.at - since)
         self.recovered = max(self.recovered, max(first.values(), default=0.0))
         return self.recovered

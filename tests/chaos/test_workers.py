@@ -16,6 +16,12 @@ async def test_killed_worker_is_replaced(run_scenario: RunScenario, distribution
     await run_scenario("sigkill", distribution=distribution)
 
 
+@pytest.mark.parametrize("parent", ["right", "wrong"])
+async def test_killed_child_of_a_supervisor_is_replaced_at_once(run_scenario: RunScenario, parent: str) -> None:
+    """Its siblings take over before any grace ends; a parent that says so of children that run does no harm."""
+    await run_scenario("supervised children are killed", parent=parent)
+
+
 @both
 async def test_pause_longer_than_the_lease_fences_the_worker(run_scenario: RunScenario, distribution: str) -> None:
     """A worker that is paused for two leases under load is replaced; its late writes have no effect."""

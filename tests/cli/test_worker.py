@@ -124,6 +124,42 @@ def test_dead_child_is_restarted(cli: Cli, start: Start, app: Path) -> None:
     assert not any(is_alive(pid) for pid in parent.pids)
 
 
+PATIENT = {"RSMQ_LEASE_TTL": "PT1H", "RSMQ_PRESENCE_GRACE": "PT1H", "RSMQ_BLOCK": "PT1S"}
+"""Without the word of the parent process, no member would replace a dead one within an hour."""
+
+
+def killed(parent: Running, *pids: int) -> None:
+    """SIGKILL, and the parent has seen it."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    parent.expect("was killed by SIGKILL", len(pids))
+
+
+def test_partitions_of_a_killed_child_move_to_its_siblings_at_once(cli: Cli, start: Start, app: Path) -> None:
+    """The parent tells them which process has died: neither its lease nor the grace of its presence has to end."""
+    cli.environment |= PATIENT
+    parent = start("worker", "app:broker", "--processes", "3")
+    parent.expect(" serves ", 3)
+    hold(cli)
+    victim = int(parent.expect("started 1")[0].split()[2])
+    killed(parent, victim)
+    go(cli)
+    parent.expect("finished 1")
+    assert {int(line.split()[2]) for line in parent.matching("started 1")} - {victim}
+
+
+def test_children_that_are_killed_together_are_replaced_by_their_successors(cli: Cli, start: Start, app: Path) -> None:
+    """No sibling is left to hear of it: the processes that start in their place learn it when they serve."""
+    cli.environment |= PATIENT
+    parent = start("worker", "app:broker", "--processes", "2")
+    parent.expect(" serves ", 2)
+    hold(cli)
+    parent.expect("started 1")
+    killed(parent, *(parent.pids - {parent.process.pid}))
+    go(cli)
+    parent.expect("finished 1")
+
+
 def test_child_process_ends_with_its_parent(cli: Cli, start: Start, app: Path) -> None:
     """When the parent is killed the children stop gracefully: running handlers finish first."""
     parent = start("worker", "app:broker", "--processes", "2")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rsmq.heartbeat.liveness import Liveness
+from math import inf
+
+from rsmq.heartbeat.liveness import MOST_DOUBTS, Liveness
 
 TTL, GRACE = 6.0, 1.0
 
@@ -120,3 +122,68 @@ def test_member_that_left_is_neither_dead_nor_absent() -> None:
     see(liveness, 12.5, members="b")
     assert liveness.live(12.5) == ("b", "me")
     assert liveness.dead(13.5) == liveness.absent(13.5) == frozenset()
+
+
+def test_member_whose_process_has_ended_is_absent_without_a_grace() -> None:
+    """Its parent process has seen the end, and the server has no subscriber of it: nothing is left to wait for."""
+    liveness = observer()
+    liveness.ended("a")
+    assert liveness.absent(12.0) == frozenset(), "the server has not said so yet"
+    assert liveness.awaits_silence
+    see(liveness, 12.25, listening="")
+    assert liveness.absent(12.25) == {"a"}
+    assert not liveness.awaits_silence
+    see(liveness, 13.25, listening="")
+    assert liveness.absent(13.25) == {"a", "b"}
+
+
+def test_member_that_is_wrongly_said_to_have_ended_stays_live() -> None:
+    """The server has a subscriber of it. After some checks that counts more, and a later silence needs its grace."""
+    liveness = observer()
+    liveness.ended("a")
+    for look in range(1, MOST_DOUBTS + 1):
+        assert liveness.awaits_silence
+        see(liveness, 12 + look / 100)
+        assert liveness.absent(12 + look / 100) == frozenset()
+    assert not liveness.awaits_silence
+    see(liveness, 12.75, listening="b")
+    assert liveness.absent(12.75) == frozenset()
+    see(liveness, 13.75, listening="b")
+    assert liveness.absent(13.75) == {"a"}
+
+
+def test_end_of_a_process_says_nothing_about_another_one_with_the_same_pid_or_host() -> None:
+    """Pids are used again, and containers share host names: only the whole name counts."""
+    liveness = Liveness("me", ttl=TTL, grace=GRACE)
+    names = {"host-7-aaaaaaaa", "host-7-bbbbbbbb"}
+    liveness.saw_members(0.0, names, names)
+    liveness.saw_listeners(0.0, dict.fromkeys(names, 1))
+    liveness.ended("host-7-aaaaaaaa")
+    liveness.saw_listeners(0.25, dict.fromkeys(names, 0))
+    assert liveness.absent(0.25) == {"host-7-aaaaaaaa"}
+
+
+def test_end_of_unknown_members_of_this_one_and_without_a_grace_is_ignored() -> None:
+    """Another group's member, a wrong word about the observer, and presence that is turned off: no check is hurried."""
+    liveness = observer()
+    liveness.ended("another")
+    liveness.ended("me")
+    assert not liveness.awaits_silence
+    see(liveness, 12.25)
+    assert not liveness.has_ended("another")
+    assert not liveness.has_ended("me")
+    off = Liveness("me", ttl=TTL, grace=0)
+    off.saw_members(0.0, "a", "a")
+    off.ended("a")
+    assert not off.awaits_silence
+
+
+def test_next_absence_is_the_end_of_the_grace_that_ends_first() -> None:
+    """The next check need not come later than that; members that are absent already do not count."""
+    liveness = observer()
+    assert liveness.next_absence(12.0) == inf
+    see(liveness, 12.25, listening="b")
+    see(liveness, 12.5, listening="")
+    assert liveness.next_absence(12.5) == 13.25
+    assert liveness.next_absence(13.25) == 13.5
+    assert liveness.next_absence(13.5) == inf

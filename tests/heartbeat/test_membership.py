@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ import pytest
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.membership import Ask, Membership, announce
+from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
@@ -152,3 +154,51 @@ async def test_outage_makes_no_live_member_dead(prefix: str, keys: Keys) -> None
             assert await client.execute_command("EXISTS", keys.alive(TOPIC, GROUP, "other")) == 0
             assert seen[1] == ("me", "other")
             assert "live=2" in seen[0]
+
+
+HOUR = {"lease_ttl": timedelta(hours=1), "presence_grace": timedelta(hours=1), "block": timedelta(seconds=1)}
+
+
+async def test_member_whose_process_has_ended_is_absent_before_its_grace(
+    client: Client, connector: Connector, settings: Settings
+) -> None:
+    """The server has closed its subscription, and its lease may be taken at once."""
+    slow = settings.model_copy(update=HOUR)
+    async with member("one", client, connector, slow) as one:
+        async with member("two", client, connector, slow) as two:
+            await until(lambda: one.membership.live == ("one", "two"), "both are seen")
+            assert await two.take() is not None
+            one.membership.ended("two")
+            await until(lambda: not one.membership._liveness.awaits_silence, "the word is not believed any more")
+            assert one.membership.absent == frozenset(), "it still listens"
+            assert await one.take(frozenset({"two"})) is None
+        one.membership.ended("two")
+        await until(lambda: one.membership.absent == {"two"}, "it is absent")
+        assert one.membership.live == ("one",)
+        assert await one.take(one.membership.absent) is not None
+
+
+async def test_end_of_a_process_is_announced_when_the_server_has_seen_it(
+    client: Client, connector: Connector, settings: Settings
+) -> None:
+    """Members on other hosts begin their grace at once instead of at their next regular check."""
+    slow = settings.model_copy(update=HOUR | {"presence_interval": timedelta(minutes=20)})
+    async with member("one", client, connector, slow) as one, member("afar", client, connector, slow) as afar:
+        async with member("two", client, connector, slow):
+            await until(lambda: len(one.membership.live) == len(afar.membership.live) == 3, "all are seen")
+        assert afar.membership._liveness.next_absence(monotonic()) == inf
+        one.membership.ended("two")
+        await until(lambda: afar.membership._liveness.next_absence(monotonic()) < inf, "its silence is seen")
+        assert afar.membership.absent == frozenset()
+
+
+async def test_end_of_the_grace_is_checked_when_it_is_reached(
+    client: Client, connector: Connector, settings: Settings
+) -> None:
+    """The regular check may be far away."""
+    slow = settings.model_copy(update={"presence_interval": timedelta(hours=1)})
+    async with member("one", client, connector, slow) as one:
+        async with member("two", client, connector, slow):
+            await until(lambda: one.membership.live == ("one", "two"), "both are seen")
+        one.membership.refresh()
+        await until(lambda: one.membership.absent == {"two"}, "it is absent")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -116,17 +117,17 @@ def test_exit_of_a_killed_child_names_the_signal() -> None:
 
 def child(code: str) -> list[str]:
     """A child that reports that it is ready and then runs some Python; SIGTERM ends it."""
-    return [sys.executable, "-c", f"import os, sys, signal; os.write(0, b'1'); {code}"]
+    return [sys.executable, "-c", f"import os, sys, signal; os.write(0, b'ready\\n'); {code}"]
 
 
 async def test_supervisor_ends_when_all_children_have_finished() -> None:
     """Children that were stopped, and say so, end the supervisor with 0."""
-    assert await Supervisor(child("os.write(0, b'0'); sys.exit(0)"), 3).run() == 0
+    assert await Supervisor(child("os.write(0, b'finished\\n'); sys.exit(0)"), 3).run() == 0
 
 
 async def test_config_error_of_a_child_ends_the_supervisor_with_its_code() -> None:
     """A child that says so stops all."""
-    assert await Supervisor(child("os.write(0, b'2'); sys.exit(2)"), 2).run() == 2
+    assert await Supervisor(child("os.write(0, b'misconfigured\\n'); sys.exit(2)"), 2).run() == 2
 
 
 @pytest.mark.parametrize("code", [0, 2])
@@ -151,7 +152,8 @@ async def test_stop_during_the_backoff_ends_the_pause() -> None:
 
 async def test_each_stage_sends_the_children_one_signal() -> None:
     """The third SIGTERM becomes a SIGKILL, which ends a child that ignores SIGTERM."""
-    deaf = "signal.signal(signal.SIGTERM, lambda *_: None); os.write(0, b'1'); [signal.pause() for _ in iter(int, 1)]"
+    ready = "os.write(0, b'ready\\n')"
+    deaf = f"signal.signal(signal.SIGTERM, lambda *_: None); {ready}; [signal.pause() for _ in iter(int, 1)]"
     stubborn = [sys.executable, "-c", f"import os, signal; {deaf}"]
     supervisor = Supervisor(stubborn, 1)
     codes: list[int] = []
@@ -198,3 +200,79 @@ async def test_change_of_the_code_restarts_the_children_at_once() -> None:
         await until(lambda: supervisor.pids not in ((), (before,)), "another child runs")
         supervisor.obey(signal.SIGINT)
     assert supervisor.stage == Stage.STOPPING
+
+
+SERVING = """
+import os, sys
+folder, slot = sys.argv[1:]
+os.write(0, f"ready\\nmember host-{slot}-{os.getpid()}\\n".encode())
+with open(f"{folder}/{os.getpid()}", "a", buffering=1) as heard:
+    heard.writelines(sys.stdin)
+    heard.write("the parent has ended\\n")
+"""
+
+
+def serving(folder: Path, processes: int) -> Supervisor:
+    """Children that say which member they are, and write what the parent says into a file named by their pid."""
+    command = [sys.executable, "-c", SERVING, str(folder)]
+    return Supervisor(command, processes, arguments=lambda slot: (str(slot),))
+
+
+def heard(folder: Path, pid: int) -> list[str]:
+    """What a child has heard from its parent; nothing before it serves."""
+    file = folder / str(pid)
+    return file.read_text().splitlines() if file.exists() else []
+
+
+async def test_end_of_a_child_is_told_to_its_siblings_and_to_its_successor(tmp_path: Path) -> None:
+    """All processes that serve, and the one that starts in its place, learn which member has ended."""
+    supervisor = serving(tmp_path, 3)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run)
+        await until(lambda: sum((tmp_path / str(pid)).exists() for pid in supervisor.pids) == 3, "all serve")
+        victim, *siblings = supervisor.pids
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: supervisor.restarts == 1 and len(supervisor.pids) == 3, "it is restarted")
+        said = f"ended host-1-{victim}"
+        for pid in supervisor.pids:
+            await until(lambda pid=pid: said in heard(tmp_path, pid), f"{pid} has heard it")
+        assert set(siblings) < set(supervisor.pids)
+        supervisor.obey(signal.SIGTERM)
+    assert not heard(tmp_path, victim), "a living process was declared ended"
+
+
+async def test_supervisor_that_is_cancelled_does_not_say_that_its_children_have_ended(tmp_path: Path) -> None:
+    """They still run: only the end that the system has confirmed is passed on."""
+    supervisor = serving(tmp_path, 2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run)
+        await until(lambda: sum((tmp_path / str(pid)).exists() for pid in supervisor.pids) == 2, "both serve")
+        pids, processes = supervisor.pids, [each.process for each in supervisor._children.values()]
+        tasks.cancel_scope.cancel()
+    for process in processes:
+        await process.wait()
+    for pid in pids:
+        await until(lambda pid=pid: heard(tmp_path, pid) == ["the parent has ended"], f"{pid} has heard the end")
+
+
+async def test_child_that_reads_nothing_does_not_block_the_supervisor(tmp_path: Path) -> None:
+    """A sibling is stopped (SIGSTOP) while others come and go: the parent goes on, and drops what does not fit."""
+    supervisor = serving(tmp_path, 2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run)
+        await until(lambda: sum((tmp_path / str(pid)).exists() for pid in supervisor.pids) == 2, "both serve")
+        first, second = supervisor.pids
+        os.kill(second, signal.SIGSTOP)
+        stopped = supervisor._children[2]
+        for _ in range(5000):
+            stopped.write(b"ended " + b"x" * 128)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: supervisor.restarts == 1 and len(supervisor.pids) == 2, "the other one is restarted")
+        os.kill(second, signal.SIGCONT)
+        supervisor.obey(signal.SIGTERM)
+
+
+async def test_line_of_a_child_that_arrives_in_pieces_is_read_whole() -> None:
+    """The last word counts however the bytes were cut."""
+    pieces = "[(os.write(0, bytes([each])), time.sleep(0.01)) for each in b'finished\\n']"
+    assert await Supervisor(child(f"import time; {pieces}; sys.exit(0)"), 1).run() == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections import Counter
 from dataclasses import replace
 
 import anyio
@@ -10,6 +13,7 @@ import anyio
 from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
 from tests.chaos.publisher import PublisherJob
+from tests.chaos.supervised import SupervisedJob
 from tests.chaos.testbed import Testbed, paused
 
 BOTH = ({"distribution": "hash"}, {"distribution": "shared"})
@@ -31,8 +35,48 @@ async def sigkill(testbed: Testbed, distribution: str) -> Verdict:
         run.history.most_repeats = run.job.prefetch
         await run.handles(600)
     verdict = await run.verdict(seconds=20)
-    assert run.recovery(victim, killed) < 20
+    assert run.recovery(victim.pid, killed) < 20
     return verdict
+
+
+@scenario("A32", injection="children of `rsmq worker --processes 3` are killed under load: one, another, two at once; "
+          "at last their parent; `wrong`: all the time the parent says of every child that it has ended",
+          bound="the others handle their messages long before the grace of 30 s and the lease of 60 s end; "
+          "no child that runs loses a partition",
+          variants=({"parent": "right"}, {"parent": "wrong"}), is_cheap=True)  # fmt: skip
+async def supervised_children_are_killed(testbed: Testbed, parent: str) -> Verdict:
+    """The supervisor says which process has ended; the server says whether that is so."""
+    patience = {"presence_grace": "PT30S"}
+    run = await testbed.start(await testbed.shared_server(), workers=0, lease=60, prefetch=4000, more=patience)
+    run.history.most_repeats = run.job.prefetch
+    job = SupervisedJob(run.job, processes=3, lies=parent == "wrong")
+
+    async def serve(count: int) -> set[int]:
+        """Wait until so many children serve that were not killed."""
+        await run.until(lambda: len(run.ledger.pids("ready") - killed) == count, f"{count} children serve")
+        return run.ledger.pids("ready") - killed
+
+    killed = set[int]()
+    run.processes.start_worker(job)
+    await serve(3)
+    async with run.load(seconds=0.01):
+        for count in (1, 1, 2):
+            await run.handles(200)
+            await run.burst(3000, seconds=0.004)
+            children, starts = await serve(3), Counter(run.ledger.open_starts().values())
+            victims = sorted(children, key=lambda pid: -starts[pid])[:count]
+            for victim in victims:
+                os.kill(victim, signal.SIGKILL)
+            since = run.now()
+            killed |= set(victims)
+            run.history.excused |= dict.fromkeys(victims, "killed")
+            await serve(3)
+            await run.handles(300)
+            assert max(run.recovery(victim, since) for victim in victims) < 25
+        run.processes.workers[0].kill()  # the children see that, and stop
+        run.processes.start_worker(job)
+        await run.handles(300)
+    return await run.verdict()
 
 
 @scenario("2", injection="SIGKILL of all workers but one", bound="one worker drains the backlog", servers=ONE)
@@ -133,7 +177,7 @@ async def long_pause(testbed: Testbed, distribution: str) -> Verdict:
         run.excuse("paused", victim)
         await paused(victim, 2 * run.job.lease)
         await run.handles(300)
-    run.recovery(victim, since)
+    run.recovery(victim.pid, since)
     return await run.verdict()
 
 
