@@ -11,14 +11,13 @@ import anyio
 
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.queue import RawEntry, plain_size
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import AckBatch, Settler
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized, SlotMoving
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, to_ms
-from rsmq.model.message import LARGEST_PAYLOAD, Message
+from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 from rsmq.redis.raw_connection import RawConnection, kill_command, pack

@@ -11,19 +11,18 @@ from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.limits import ConcurrencyLimit, RateLimit
-from rsmq.model.message import Message
+from rsmq.model.message import Message, RawEntry
 
+NONE: Final = deque[Message](maxlen=0)
+"""What waits behind most keys: a deque for each of them would cost more than all else here."""
 WHOLE: Final = b""
 """The one key of all messages of a partition, with order per partition."""
-
-RawEntry = tuple[bytes, list[bytes]]
-"""A stream id and the fields of its entry."""
 
 
 class RawEntries:
     """Entries of one lane as they were read, for a batch handler that wants payloads only: no message was made of them.
 
-    First deliveries in our own publisher's layout, in order. Invariant: no key of the lane is taken while they wait in
+    First deliveries of plain entries, in order. Invariant: no key of the lane is taken while they wait in
     the queue, so any of them may start.
     """
 
@@ -38,20 +37,6 @@ class RawEntries:
 
     def __repr__(self) -> str:
         return f"<RawEntries {self.origin.topic}.{self.origin.partition} entries={len(self.entries)}>"
-
-
-def plain_size(entries: Sequence[RawEntry]) -> int | None:
-    """Bytes of payload in all, if every entry holds data, id and perhaps a key, in this order; else None."""
-    size = 0
-    try:
-        for _, fields in entries:
-            count = len(fields)
-            if fields[0] != b"data" or fields[2] != b"id" or (count != 4 and (count != 6 or fields[4] != b"key")):
-                return None
-            size += len(fields[1])
-    except IndexError:
-        return None
-    return size
 
 
 class Queue:
@@ -92,11 +77,13 @@ class Queue:
             if is_ordered and key is not None:
                 behind = waiting.get(key)
                 if behind is not None:
+                    if behind is NONE:
+                        behind = waiting[key] = deque()
                     behind.append(message)
                     if key in lane.parked:
                         self._block(1)
                     continue
-                waiting[key] = deque()
+                waiting[key] = NONE
             if message.is_suspect:
                 self._admit(message)
             else:
@@ -184,7 +171,7 @@ class Queue:
             if self.is_ordered and key is not None:
                 if key in lane.waiting:
                     continue
-                lane.waiting[key] = deque()
+                lane.waiting[key] = NONE
             heads.append(message)
         return heads
 
@@ -236,7 +223,7 @@ class Queue:
         if later:
             key = later[0].routing_key
             assert key is not None, "only messages with a key wait"
-            lane.waiting.setdefault(key, deque()).extendleft(reversed(later))
+            lane.waiting[key] = deque((*later, *lane.waiting.get(key, ())))
 
     def park(self, message: Message, lane: Lane) -> None:
         """Keep a failed message and its key out of the way until `resume`."""
@@ -244,7 +231,7 @@ class Queue:
         assert key is not None, "a message without a key blocks nothing"
         if message.is_suspect:
             self._next_suspect(message)
-        behind = lane.waiting.setdefault(key, deque())
+        behind = lane.waiting.setdefault(key, NONE)
         lane.parked[key] = message
         self._block(1 + len(behind))
 

@@ -37,6 +37,10 @@ LONGEST_SHOWN: Final = 80
 """Characters of an id or a key in a log line: another client may store a megabyte."""
 
 
+RawEntry = tuple[bytes, list[bytes]]
+"""A stream id and the fields of its entry."""
+
+
 class Origin(Protocol):
     """Where a message came from, shared by all messages of one partition and group."""
 
@@ -61,12 +65,13 @@ class Message:
     """One delivery of one message.
 
     `data` is the raw payload, `payload` the decoded one; `attempt` starts at 1; `is_redelivered`: another
-    handler call may have started it before. Text fields are decoded on first use: most handlers need only the payload.
+    handler call may have started it before. `is_plain`: there are only data, perhaps id and perhaps key, in this order,
+    so no headers. Text fields are decoded on first use: most handlers need only the payload.
     """
 
     __slots__ = (
-        "_entry", "addressee", "attempt", "data", "entry_id", "is_redelivered", "is_suspect", "origin", "payload",
-        "routing_key",
+        "_entry", "addressee", "attempt", "data", "entry_id", "is_plain", "is_redelivered", "is_suspect", "origin",
+        "payload", "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
@@ -79,11 +84,18 @@ class Message:
         self.payload: Any = None
         self.addressee: bytes | None = None  # the only group that may handle it (a replayed dead letter), None for all
         self.routing_key: bytes | None
-        # nearly all entries have the layout of our publisher, which needs no dict: data, id and perhaps key
+        self.is_plain = True
+        # nearly all entries are plain, and need no dict
         if len(entry) == 6 and entry[0] == b"data" and entry[2] == b"id" and entry[4] == b"key":
             self.data = entry[1]
             self.routing_key = entry[5]
         elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"id":
+            self.data = entry[1]
+            self.routing_key = None
+        elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"key":
+            self.data = entry[1]
+            self.routing_key = entry[3]
+        elif len(entry) == 2 and entry[0] == b"data":
             self.data = entry[1]
             self.routing_key = None
         else:
@@ -91,6 +103,7 @@ class Message:
 
     def _read_any_layout(self, fields: dict[bytes, bytes]) -> None:
         """Read fields in any order, rare ones included, and check sizes and headers."""
+        self.is_plain = False
         if b"data" not in fields:
             raise Malformed("the entry has no field `data`")
         if len(fields) * 2 != len(self._entry):
@@ -105,14 +118,6 @@ class Message:
             raise Malformed(f"the entry has {len(fields)} fields, more than {MAX_FIELDS}")
         if b"h" in fields:
             read_headers(fields[b"h"])
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there are only data, id and perhaps a key, in the order of our publisher: so no headers."""
-        entry = self._entry
-        return entry[0] == b"data" and (
-            (len(entry) == 4 and entry[2] == b"id") or (len(entry) == 6 and entry[2] == b"id" and entry[4] == b"key")
-        )
 
     @property
     def _fields(self) -> dict[bytes, bytes]:
@@ -192,6 +197,25 @@ class Message:
     def __repr__(self) -> str:
         key = None if self.key is None else self.key[:LONGEST_SHOWN]
         return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
+
+
+def plain_size(entries: Iterable[RawEntry]) -> int | None:
+    """Bytes of payload in all if every entry is plain (see `Message.is_plain`), else None."""
+    size = 0
+    try:
+        for _, fields in entries:
+            count = len(fields)
+            if fields[0] != b"data":
+                return None
+            if count == 6:
+                if fields[2] != b"id" or fields[4] != b"key":
+                    return None
+            elif count != 2 and (count != 4 or (fields[2] != b"id" and fields[2] != b"key")):
+                return None
+            size += len(fields[1])
+    except IndexError:
+        return None
+    return size
 
 
 def shown(text: str) -> str:

@@ -15,11 +15,11 @@ import pytest
 from rsmq.consumer.execution import build_runner
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.payload_batch_runner import Continuation
-from rsmq.consumer.queue import Queue, RawEntry, plain_size
+from rsmq.consumer.queue import Queue
 from rsmq.errors import LeaseLost
 from rsmq.handler.handler import build_handler
 from rsmq.handler.retry import Reject
-from rsmq.model.message import Message
+from rsmq.model.message import Message, RawEntry, plain_size
 from tests.consumer.test_queue import make_lane
 
 
@@ -187,14 +187,26 @@ async def test_raw_entries_linger_until_they_fill_a_batch() -> None:
         tasks.cancel_scope.cancel()
 
 
-def test_plain_size_accepts_only_the_layouts_of_our_publisher() -> None:
-    """Entries in any other layout are read message by message."""
+def test_plain_size_accepts_data_with_id_and_key_in_this_order() -> None:
+    """With or without id and key: our publisher's entries, and what other clients write most. A message agrees."""
     assert plain_size([plain(1, 1, b"abc"), plain(2, None, b"de")]) == 5
     for entry in (
-        [b"data", b"x"], [b"data", b"x", b"id", b"1", b"type", b"text/plain"], [b"id", b"1", b"data", b"x"], [],
-        [b"data", b"x", b"id", b"1", b"key", b"k", b"h", b"{}"], [b"data", b"x", b"key", b"k"],
+        [b"data", b"x"], [b"data", b"x", b"key", b"k"], [b"data", b"x", b"id", b"1"],
+        [b"data", b"x", b"id", b"1", b"key", b"k"],
+    ):  # fmt: skip
+        message = Message(make_lane(), b"2-0", entry)
+        assert plain_size([plain(1, 1, b"abc"), (b"2-0", entry)]) == 4
+        assert (message.is_plain, message.data, message.headers) == (True, b"x", {})
+        assert message.routing_key == (b"k" if b"key" in entry else None)
+        assert (message.key, message.id) == ("k" if b"key" in entry else None, "1" if b"id" in entry else "2-0")
+    for entry in (
+        [b"data", b"x", b"id", b"1", b"type", b"text/plain"], [b"id", b"1", b"data", b"x"],
+        [b"data", b"x", b"id", b"1", b"key", b"k", b"h", b"{}"], [b"data", b"x", b"h", b"{}"],
+        [b"key", b"k", b"data", b"x"], [b"data", b"x", b"u", b"1"], [b"data", b"x", b"key", b"k", b"id", b"1"],
     ):  # fmt: skip
         assert plain_size([plain(1, 1), (b"2-0", entry)]) is None
+        assert not Message(make_lane(), b"2-0", entry).is_plain
+    assert plain_size([(b"2-0", [])]) is None
 
 
 async def test_continuation_passes_values_exceptions_and_cancellations() -> None:
