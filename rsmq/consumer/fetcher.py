@@ -32,6 +32,8 @@ SOON: Final = 0.02
 """Seconds before the next attempt to read a slot that is being moved."""
 FEW: Final = 16
 """Up to so many messages in flight are handled before the next read is written: they wait less, and leave with it."""
+PORTION: Final = 64
+"""Entries of one lane that are worth its place in a read and in a settlement, while there is a backlog."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
 """Seconds before the next attempt while the server is away."""
@@ -61,6 +63,8 @@ class Fetcher:
         self._key = "" if partition is None else context.keys.stream(context.topic.name, partition)
         self._connection = RawConnection(self._client.node_for(self._key))
         self._mean_size = float(FIRST_SIZE)
+        self._is_behind = False  # whether reading holds the handlers up: the last read was full, and they wait for more
+        self._next_turn = 0
         self._changed = asyncio.Event()
         self._read_by, self._read_of = "", list[Lane]()  # the read that is not answered yet: connection and lanes
         self._blocked = False
@@ -198,6 +202,7 @@ class Fetcher:
         if self.is_paused or not own:
             await self._wait_for_change(0.25)
         elif room <= self._settings.prefetch // 4 and self._queue.in_flight > 0:
+            self._is_behind = False
             await self._runner.wake()
             with anyio.move_on_after(0.25):
                 await self._runner.wait_for_space(self._settings.prefetch // 2)
@@ -206,7 +211,7 @@ class Fetcher:
             await self._recover(own, room)
             lanes = [lane for lane in self._own_lanes() if lane.is_readable and lane.lease.is_held()]
             if lanes and self._queue.blocked < 10 * self._settings.prefetch:
-                await self._read(lanes, room)
+                await self._read(lanes, self._aim(room))
             else:
                 await self._runner.wake()
                 await self._wait_for_change(0.05 if self._is_recovering() else 0.25)
@@ -229,10 +234,26 @@ class Fetcher:
         if is_early:  # otherwise these messages are handled while the next read is on its way
             await self._runner.wake()
 
-    async def _read(self, lanes: list[Lane], room: int) -> None:
+    def _aim(self, room: int) -> int:
+        """How many messages to read: half the room at most, so that one half is handled while the other is fetched."""
+        prefetch, prefetch_bytes = self._settings.prefetch, self._settings.prefetch_bytes
+        return min(room, max(1, prefetch // 2), max(1, int(prefetch_bytes / 2 / self._mean_size)))
+
+    def _in_turn(self, lanes: list[Lane], aim: int) -> list[Lane]:
+        """All of them; while reading is behind, only so many that their portions fill the read, in turn."""
+        most = max(1, aim // PORTION)
+        if not self._is_behind or len(lanes) <= most:
+            return lanes
+        start = self._next_turn % len(lanes)
+        self._next_turn = start + most
+        return lanes[start : start + most]
+
+    async def _read(self, lanes: list[Lane], aim: int) -> None:
+        lanes = self._in_turn(lanes, aim)
+        count = max(1, aim // (len(lanes) * self.reader_count))  # COUNT is per stream
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
         commands = [self._settler.packed(batch) for batch in batches]
-        commands.append(self._read_command(lanes, room))
+        commands.append(self._read_command(lanes, count))
         self._read_by, self._read_of, self._blocked = self._connection.name, lanes, True
         try:
             await self._connection.send(commands)
@@ -247,6 +268,7 @@ class Fetcher:
             self._blocked = False
         if isinstance(reply, Exception):
             raise reply
+        self._is_behind = bool(reply) and 2 * sum([len(entries) for _, entries in reply]) >= count * len(lanes)
         if reply:
             await self._offer(reply, lanes)
         self._finish_cycle()
@@ -257,13 +279,10 @@ class Fetcher:
             await self._settler.confirm(batches[0], reply)
             del batches[0]
 
-    def _read_command(self, lanes: list[Lane], room: int) -> bytes:
-        """COUNT is per stream: half the room at most, so that one half is handled while the other is fetched."""
-        prefetch, prefetch_bytes = self._settings.prefetch, self._settings.prefetch_bytes
-        aim = min(room, max(1, prefetch // 2), max(1, int(prefetch_bytes / 2 / self._mean_size)))
-        count = max(1, aim // (len(lanes) * self.reader_count))
+    def _read_command(self, lanes: list[Lane], count: int) -> bytes:
         # something is ready: read without waiting, so that the next read settles what is handled meanwhile
-        block = 0 if self._is_recovering() or self._changed.is_set() else to_ms(self._settings.longest_read)
+        is_ready = self._is_behind or self._is_recovering() or self._changed.is_set()
+        block = 0 if is_ready else to_ms(self._settings.longest_read)
         wait = ("BLOCK", block) if block else ()
         streams = [lane.stream for lane in lanes]
         return pack(

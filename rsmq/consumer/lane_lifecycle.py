@@ -44,12 +44,11 @@ class LaneLifecycle:
 
     # -- taking ---------------------------------------------------------------------------------------------------
 
-    async def open(self, lane: Lane) -> None:
-        """A lease was granted: take over what is pending there, then read."""
+    def open(self, lane: Lane) -> None:
+        """A lease was granted: take over what is pending there, then read. The caller interrupts the fetchers."""
         self._lanes[lane.partition] = lane
         self._stats["taken"] += 1
         log.info("%s takes %s.%d/%s, epoch %s", self._member, lane.topic, lane.partition, lane.group, lane.epoch)
-        await self._fetchers.interrupt()
 
     async def resume(self, lane: Lane) -> None:
         """Cancel a handover: what was handed back is taken over again."""

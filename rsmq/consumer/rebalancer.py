@@ -19,6 +19,7 @@ from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership, announce
+from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.redis.connector import retrying
 
@@ -26,6 +27,8 @@ log = logging.getLogger("rsmq.lease")
 
 SETTLED_SECONDS: Final = 2.0
 """Between two checks of a member that has all its partitions: changes are announced."""
+TOGETHER: Final = 0.05
+"""Seconds in which granted leases gather before the fetcher hears of them: each time it reads all its lanes again."""
 
 
 class Rebalancer:
@@ -98,21 +101,29 @@ class Rebalancer:
         with anyio.move_on_after(self._settings.presence_interval.total_seconds()):
             for partition in unread:
                 await self._fetchers.wait_for_reader(partition)
+        opened_at = 0.0
         for partition in missing:
+            if opened_at and monotonic() - opened_at > TOGETHER:
+                await self._fetchers.interrupt()
+                opened_at = 0.0
             reader = self._fetchers.reader(partition)
             if not reader:
                 continue
             # shielded: a stop here would miss the reply, and a granted lease would not be given back
             with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):
                 try:
-                    await self._take(partition, reader)
+                    if await self._take(partition, reader):
+                        opened_at = opened_at or monotonic()
                 except BrokerError as error:
                     failure = failure or error
             await anyio.lowlevel.checkpoint_if_cancelled()
+        if opened_at:
+            await self._fetchers.interrupt()
         if failure is not None:
             raise failure
 
-    async def _take(self, partition: int, reader: str) -> None:
+    async def _take(self, partition: int, reader: str) -> bool:
+        """Ask for a lease. True: it was granted, and its lane is open."""
         topic, group = self._topic.name, self._group
         self._unsure.add(partition)
         lease = await self._leases.take(topic, partition, group, reader=reader, absent=self._membership.absent)
@@ -120,7 +131,8 @@ class Rebalancer:
         if lease is not None:
             lane = Lane(self._context.keys, topic, partition, group, lease)
             self._heartbeat.renew(lease, lambda _: self._lifecycle.drop(lane))
-            await self._lifecycle.open(lane)
+            self._lifecycle.open(lane)
+        return lease is not None
 
     async def _hand_over(self, lane: Lane) -> None:
         try:

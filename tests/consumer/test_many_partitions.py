@@ -1,0 +1,67 @@
+"""A member of many partitions: what it costs must not grow with their number squared."""
+
+from __future__ import annotations
+
+import pytest
+
+from rsmq import Broker, Settings
+from rsmq.consumer import rebalancer
+from rsmq.consumer.fetcher import Fetcher
+from rsmq.consumer.fetchers import Fetchers
+from rsmq.consumer.lane import Lane
+from tests.contract.witness import lanes
+from tests.patience import until
+
+PARTITIONS = 48
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Broker:
+    """A broker whose topic has many partitions."""
+    return Broker(settings.model_copy(update={"partitions": PARTITIONS, "prefetch": 512, "preflight": "warn"}))
+
+
+async def test_lanes_are_read_in_turn_while_reading_is_behind(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read names few lanes and takes many entries of each; all have their turn; without a backlog it names all."""
+    named, seen, pack = list[list[int]](), set[int](), Fetcher._read_command
+
+    def noted(self: Fetcher, chosen: list[Lane], count: int) -> bytes:
+        named.append([lane.partition for lane in chosen])
+        return pack(self, chosen, count)
+
+    monkeypatch.setattr(Fetcher, "_read_command", noted)
+
+    @broker.handler("t", group="g", batch=500)
+    async def handle(payloads: list[int]) -> None:
+        seen.update(payloads)
+
+    async with broker:
+        await broker.publish_many("t", range(20_000))
+    async with broker.running():
+        await until(lambda: len(seen) == 20_000, "all are handled")
+        in_turn = [each for each in named if len(each) <= 512 // 2 // 64]
+        assert {partition for each in in_turn for partition in each} == set(range(PARTITIONS))
+        await until(lambda: len(named[-1]) == PARTITIONS, "the last read waits for all of them")
+
+
+async def test_leases_that_are_granted_together_interrupt_the_fetcher_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each interruption ends a read of all lanes: one for each lease would read a lane as often as there are lanes."""
+    interruptions, interrupt = list[int](), Fetchers.interrupt
+
+    async def noted(self: Fetchers) -> None:
+        interruptions.append(len(lanes(broker)))
+        await interrupt(self)
+
+    monkeypatch.setattr(Fetchers, "interrupt", noted)
+    monkeypatch.setattr(rebalancer, "TOGETHER", 60.0, raising=False)
+
+    @broker.handler("t", group="g")
+    async def handle(_payload: int) -> None:
+        """Never called: nothing is published."""
+
+    async with broker.running():
+        await until(lambda: len(lanes(broker)) == PARTITIONS, "it has all")
+        await until(lambda: PARTITIONS in interruptions, "the fetcher has heard of them")
+        assert [each for each in interruptions if each] == [PARTITIONS]
