@@ -248,6 +248,29 @@ def test_exit_of_user_code_does_not_end_the_service(cli: Cli, start: Start, app:
     assert parent.end() == 0
 
 
+def test_exit_in_a_task_of_a_handler_is_a_failure_of_the_worker(cli: Cli, start: Start, app: Path) -> None:
+    """It ends the event loop. The log says so, and the exit code is that of a failure for any code of the exit.
+
+    The message is given back, and the next worker handles it.
+    """
+    source = app.read_text()
+    app.write_text(
+        source.replace(
+            '    while order.get("hold")',
+            """    async def exits():
+        raise SystemExit(0)
+    await asyncio.create_task(exits())
+    while order.get("hold")""",
+        )
+    )
+    worker = start("worker", "app:broker")
+    cli.ok("publish", "orders", '{"n": 1}')
+    worker.expect("code outside of a handler's call ended this worker: SystemExit: 0")
+    assert worker.end() == 1
+    app.write_text(source)
+    start("worker", "app:broker").expect("finished 1")
+
+
 def test_reload_replaces_the_child_processes(cli: Cli, start: Start, app: Path) -> None:
     """With --reload changed code runs at once, also after a version that could not be imported."""
     parent = start("worker", "app:broker", "--reload")

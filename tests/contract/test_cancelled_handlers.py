@@ -34,7 +34,7 @@ async def cancels_itself() -> None:
 
 
 async def cancels_itself_and_returns() -> None:
-    """Whatever awaits next in this task gets it."""
+    """The next await in this task gets it."""
     own_task().cancel()
 
 
@@ -109,7 +109,7 @@ def single(broker: Broker, handle: Callable[[Any], Awaitable[None]], **options: 
 def batched(broker: Broker, handle: Callable[[Any], Awaitable[None]], **options: Any) -> None:
     """A batch handler of messages."""
 
-    @broker.handler("t", group="g", batch=8, linger=timedelta(milliseconds=30), **options)
+    @broker.handler("t", group="g", **{"batch": 8, "linger": timedelta(milliseconds=30)} | options)
     async def function(payloads: list[dict[str, Any]], messages: list[Message]) -> None:
         for payload in payloads:
             await handle(payload["n"])
@@ -118,7 +118,7 @@ def batched(broker: Broker, handle: Callable[[Any], Awaitable[None]], **options:
 def raw(broker: Broker, handle: Callable[[Any], Awaitable[None]], **options: Any) -> None:
     """A batch handler of payloads only."""
 
-    @broker.handler("t", group="g", batch=8, **options)
+    @broker.handler("t", group="g", **{"batch": 8} | options)
     async def function(payloads: list[dict[str, Any]]) -> None:
         for payload in payloads:
             await handle(payload["n"])
@@ -154,6 +154,63 @@ async def test_pool_after_a_handler_was_cancelled_handles_the_others(
         assert broker.worker is not None
 
 
+@pytest.mark.parametrize(("register", "options"), [(single, {}), (batched, {"batch": 1}), (raw, {"batch": 1})])
+@pytest.mark.parametrize(
+    "act", [cancels_itself, cancels_itself_and_returns, swallows_its_cancellation, awaits_a_cancelled_child]
+)
+async def test_cancellation_that_a_handler_leaves_behind_reaches_no_other_message(
+    broker: Broker, witness: Witness, act: Act, register: Callable[..., None], options: dict[str, Any]
+) -> None:
+    """The task that was cancelled handles nothing more. Otherwise the next message would lose an attempt."""
+    acted, reached = list[Act](), list[Any]()
+
+    async def handle(n: Any) -> None:
+        if n == "bad":
+            if len(acted) < 3:
+                acted.append(act)
+                await act()
+            return
+        try:
+            await asyncio.sleep(0.001)
+        except asyncio.CancelledError:
+            reached.append(n)
+            raise
+        witness.note(n)
+
+    register(broker, handle, concurrency=1, retry=QUICK, **options)
+    async with broker.running():
+        for n in ["bad", *range(5), "bad", *range(5, 10), "bad"]:
+            await broker.publish("t", {"n": n}, key=str(n))
+        await witness.sees(range(10))
+        await settled(broker, "t")
+        assert (len(acted), reached) == (3, [])
+
+
+@pytest.mark.parametrize("register", [batched, raw])
+async def test_batch_whose_task_is_cancelled_while_it_gathers_is_handled(
+    broker: Broker, witness: Witness, register: Callable[..., None]
+) -> None:
+    """A handler has left the cancellation for later. What is gathered is not lost, and waits no longer for more."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def handle(n: int) -> None:
+        tasks.append(own_task())
+        witness.note(n)
+
+    register(broker, handle, concurrency=1, batch=2, linger=timedelta(hours=1))
+    async with broker.running():
+        await broker.publish_many("t", [{"n": 1}, {"n": 2}])
+        await witness.sees([1, 2])
+        await settled(broker, "t")
+        await broker.publish("t", {"n": 3})
+        assert broker.worker is not None
+        (consumer,) = broker.worker.consumers
+        await until(lambda: any(lane.running for lane in consumer.lanes.values()), "the third is gathered")
+        tasks[-1].cancel()
+        await witness.sees([3])
+        await settled(broker, "t")
+
+
 @pytest.mark.parametrize("act", [cancels_itself, has_a_watchdog, awaits_a_cancelled_child])
 async def test_message_that_cancels_its_handler_each_time_becomes_a_dead_letter(broker: Broker, act: Act) -> None:
     """It is a failed attempt like any other, with the name of the error."""
@@ -171,21 +228,47 @@ async def test_message_that_cancels_its_handler_each_time_becomes_a_dead_letter(
         assert topic is not None
         letters = [letter async for letter in broker.dead_letters.iterate(topic, "g")]
     assert calls == [1, 2, 3, 4, 5]
-    assert letters[0].error.startswith("CancelledError: ")
+    assert letters[0].error == "CancelledError: the handler, or something that it awaited, was cancelled"
 
 
-async def test_pool_that_is_cancelled_ends_although_a_handler_left_a_shielded_scope(broker: Broker) -> None:
-    """The pool ends its tasks by itself, behind any scope."""
+async def test_time_out_that_a_handler_swallowed_is_not_the_reason_of_the_next_failure(broker: Broker) -> None:
+    """The next message fails by itself, in the same task."""
+
+    @broker.handler("t", group="g", concurrency=1, timeout=1, retry=RetryPolicy(max_attempts=1))
+    async def handle(order: dict[str, int]) -> None:
+        if order["n"] == 1:
+            with contextlib.suppress(asyncio.CancelledError):
+                await anyio.sleep_forever()
+            own_task().uncancel()
+        else:
+            await awaits_a_cancelled_child()
+
+    async with broker.running():
+        for n in (1, 2):
+            await broker.publish("t", {"n": n}, key="a")
+        assert await dies(broker, "t", "g", 1) == [("failed", b'{"n":2}')]
+
+
+async def swallows_three_cancellations() -> None:
+    """A handler that does not want to end."""
+    for _ in range(3):
+        with contextlib.suppress(asyncio.CancelledError):
+            await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("act", [leaves_a_shielded_scope, swallows_three_cancellations])
+async def test_pool_that_is_cancelled_ends_whatever_its_handler_does(broker: Broker, act: Act) -> None:
+    """The pool ends its tasks by itself, behind any scope, and does not stop at one cancellation."""
     handled: list[int] = []
 
     @broker.handler("t", group="g", concurrency=1)
     async def handle(order: dict[str, int]) -> None:
-        await leaves_a_shielded_scope()
         handled.append(order["n"])
+        await act()
 
     task = asyncio.create_task(broker.run())
     async with broker:
         await broker.publish("t", {"n": 1})
-        await until(lambda: handled, "it is handled")
+        await until(lambda: handled, "it has begun")
         task.cancel()
         await until(task.done, "the worker has ended")

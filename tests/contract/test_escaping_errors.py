@@ -232,14 +232,10 @@ def waits(seconds: Any) -> Callable[[RetryCallState], Any]:
     return lambda state: seconds
 
 
-@pytest.mark.parametrize("ordering", ["key", "none"])
-@pytest.mark.parametrize("retry_on", [broken, exits, untrue])
-async def test_retry_on_that_fails_retries_the_message(
-    broker: Broker, witness: Witness, caplog: pytest.LogCaptureFixture, retry_on: Any, ordering: Any
-) -> None:
-    """Its error is logged, and the attempts are bounded all the same."""
+async def buries_only_the_bad_one(broker: Broker, witness: Witness, policy: RetryPolicy, ordering: Any) -> DeadLetter:
+    """Serve with a handler that fails for one message; returns its dead letter."""
 
-    @broker.handler("t", group="g", retry=RetryPolicy(3, wait_fixed(0.01), retry_on), ordering=ordering)
+    @broker.handler("t", group="g", retry=policy, ordering=ordering)
     async def handle(payload: dict[str, Any]) -> None:
         if is_bad(payload):
             raise ValueError("bad")
@@ -249,7 +245,17 @@ async def test_retry_on_that_fails_retries_the_message(
         await publish(broker)
         await witness.sees(INNOCENT)
         await dies(broker, "t", "g", 1)
-        letter = await letter_of(broker)
+        return await letter_of(broker)
+
+
+@pytest.mark.parametrize("ordering", ["key", "none"])
+@pytest.mark.parametrize("retry_on", [broken, exits, untrue])
+async def test_retry_on_that_fails_retries_the_message(
+    broker: Broker, witness: Witness, caplog: pytest.LogCaptureFixture, retry_on: Any, ordering: Any
+) -> None:
+    """Its error is logged, and the attempts are bounded all the same."""
+    policy = RetryPolicy(3, wait_fixed(0.01), retry_on)
+    letter = await buries_only_the_bad_one(broker, witness, policy, ordering)
     assert (letter.attempts, letter.error) == (3, "ValueError: bad")
     assert "retry_on of a retry policy failed" in caplog.text
 
@@ -260,33 +266,14 @@ async def test_wait_that_fails_gives_the_default_wait(
     broker: Broker, witness: Witness, caplog: pytest.LogCaptureFixture, wait: Any, ordering: Any
 ) -> None:
     """Its error is logged, and the message is parked like any other."""
-
-    @broker.handler("t", group="g", retry=RetryPolicy(2, wait), ordering=ordering)
-    async def handle(payload: dict[str, Any]) -> None:
-        if is_bad(payload):
-            raise ValueError("bad")
-        witness.note(payload["n"])
-
-    async with broker.running():
-        await publish(broker)
-        await witness.sees(INNOCENT)
-        await dies(broker, "t", "g", 1)
+    await buries_only_the_bad_one(broker, witness, RetryPolicy(2, wait), ordering)
     assert "wait of a retry policy failed" in caplog.text
 
 
 async def test_negative_wait_retries_at_once(broker: Broker, witness: Witness) -> None:
     """The message is not earlier than now."""
-
-    @broker.handler("t", group="g", retry=RetryPolicy(3, waits(-5)))  # type: ignore[arg-type]
-    async def handle(payload: dict[str, Any]) -> None:
-        if is_bad(payload):
-            raise ValueError("bad")
-        witness.note(payload["n"])
-
-    async with broker.running():
-        await publish(broker)
-        await witness.sees(INNOCENT)
-        await dies(broker, "t", "g", 1)
+    policy = RetryPolicy(3, waits(-5))  # type: ignore[arg-type]
+    await buries_only_the_bad_one(broker, witness, policy, "key")
 
 
 @pytest.mark.parametrize(("after", "reason"), [(5, "ConfigError"), ("soon", "ConfigError")])

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from rsmq.dashboard.login_limit import OF_ADDRESS
 from tests.cli.conftest import Cli
 from tests.servers import wait_until
 
@@ -73,6 +74,13 @@ def test_request_of_another_site_is_refused(visitor: httpx.Client) -> None:
     assert visitor.get("/", headers={"Host": "evil.example"}).status_code == 421
     named = visitor.get("/", headers={"Host": "queue.example.com"})
     assert (named.status_code, named.headers["x-frame-options"]) == (200, "DENY")
+
+
+def test_right_token_is_not_limited(url: str) -> None:
+    """A script may log in more often than the limit allows guesses."""
+    with httpx.Client(base_url=url) as client:
+        answers = {client.post("/login", data={"token": TOKEN}).status_code for _ in range(2 * OF_ADDRESS.attempts)}
+    assert answers == {303}
 
 
 def test_guessing_is_slowed_down_and_the_right_user_gets_in_after_it(url: str, visitor: httpx.Client) -> None:

@@ -142,6 +142,9 @@ def test_error_text_can_be_stored_and_never_raises() -> None:
     assert describe(ValueError("file \udcff")) == "ValueError: file \\udcff"
     assert describe(SilentError()) == "SilentError: its text cannot be shown, because its __str__ raises"
     assert len(describe(ValueError("\udcff" * 1000))) == 1000
+    logged = exc_info(caught(fail, SilentError()))
+    assert logged is not None
+    assert str(logged[1]) == describe(SilentError())
     assert "file \\udcff" in traceback_of(caught(fail, ValueError("file \udcff")))
 
 

@@ -106,7 +106,7 @@ async def test_lease_with_a_blocked_event_loop_stays_held(
 async def test_member_of_a_server_out_of_memory_stays_alive(prefix: str) -> None:
     """PEXPIRE and the renewal work although SET is refused."""
     with Server() as server:
-        settings = Settings(url=server.url, prefix=prefix, lease_ttl=timedelta(seconds=1))
+        settings = Settings(url=server.url, prefix=prefix, lease_ttl=timedelta(seconds=5))
         connector = Connector(server.url, settings)
         async with connector.connected() as client, member("one", client, connector, settings) as one:
             lease = await one.take()
@@ -122,7 +122,7 @@ async def test_member_of_a_server_out_of_memory_stays_alive(prefix: str) -> None
 async def test_joining_without_memory_keeps_the_leases(prefix: str) -> None:
     """The refused writes come last and are repeated: the member is visible as soon as there is memory."""
     with Server() as server:
-        settings = Settings(url=server.url, prefix=prefix, lease_ttl=timedelta(seconds=1))
+        settings = Settings(url=server.url, prefix=prefix, lease_ttl=timedelta(seconds=5))
         connector = Connector(server.url, settings)
         async with connector.connected() as client, member("one", client, connector, settings) as one:
             lease = await one.take()

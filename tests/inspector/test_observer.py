@@ -17,6 +17,7 @@ from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topics
 from tests.inspector.states import PART, group_of
+from tests.patience import PATIENCE, until
 
 
 class Counting:
@@ -58,11 +59,10 @@ async def test_snapshot_without_topics_is_empty(
     assert [(each.added, each.length, each.delayed) for each in topic.partitions] == [(0, 0, 0), (0, 0, 0)]
 
 
-async def test_snapshot_counts_messages_where_they_are(observer: Observer, settings: Settings) -> None:
-    """In flight, parked, dead, delayed and undelivered messages are counted, with owner, member and age."""
-    broker, go, started = Broker(settings), anyio.Event(), anyio.Event()
+def serve(broker: Broker, partitions: int, started: anyio.Event, go: anyio.Event) -> None:
+    """A handler: the first message is parked, the second becomes a dead letter, the others run until `go`."""
 
-    @broker.handler("orders", group="billing", partitions=1, ordering="none")
+    @broker.handler("orders", group="billing", partitions=partitions, ordering="none")
     async def bill(order: dict[str, int]) -> None:
         if order["n"] == 1:
             raise Retry(after=timedelta(hours=1))
@@ -71,10 +71,20 @@ async def test_snapshot_counts_messages_where_they_are(observer: Observer, setti
         started.set()
         await go.wait()
 
+
+async def publish_each(broker: Broker) -> None:
+    """A message for each of these ends, and a delayed one."""
+    await broker.publish_many("orders", [{"n": n} for n in (1, 2, 3)])
+    await broker.publish("orders", {"n": 9}, delay=timedelta(hours=1))
+
+
+async def test_snapshot_counts_messages_where_they_are(observer: Observer, settings: Settings) -> None:
+    """In flight, parked, dead, delayed and undelivered messages are counted, with owner, member and age."""
+    broker, go, started = Broker(settings), anyio.Event(), anyio.Event()
+    serve(broker, 1, started, go)
     async with broker.running():
-        await broker.publish_many("orders", [{"n": n} for n in (1, 2, 3)])
-        await broker.publish("orders", {"n": 9}, delay=timedelta(hours=1))
-        with anyio.fail_after(30):
+        await publish_each(broker)
+        with anyio.fail_after(PATIENCE):
             await started.wait()
             while True:
                 seen = await observer.snapshot()
@@ -184,27 +194,19 @@ class WithoutScripts(Counting):
 async def test_plain_commands_answer_as_the_scripts(client: Client, keys: Keys, settings: Settings) -> None:
     """A user without scripts sees the same snapshot: partitions, groups, leases, parked messages and members."""
     broker, go, started = Broker(settings), anyio.Event(), anyio.Event()
-
-    @broker.handler("orders", group="billing", partitions=3, ordering="none")
-    async def bill(order: dict[str, int]) -> None:
-        if order["n"] == 1:
-            raise Retry(after=timedelta(hours=1))
-        if order["n"] == 2:
-            raise Reject("no")
-        started.set()
-        await go.wait()
-
+    serve(broker, 3, started, go)
     async with broker.running():
-        await broker.publish_many("orders", [{"n": n} for n in (1, 2, 3)])
-        await broker.publish("orders", {"n": 9}, delay=timedelta(hours=1))
+        await publish_each(broker)
         await client.execute_command("XGROUP", "CREATE", keys.stream("orders", 0), "late", "0")
         await client.execute_command("XGROUP", "CREATE", keys.stream("orders", 1), "reset", "$")
         await client.execute_command("SADD", keys.members("orders", "late"), b"\xff gone")
         await Topics(client, keys, settings).ensure("empty", 2)
-        with anyio.fail_after(30):
-            await started.wait()
-            while sum(group.parked + group.dead_letters for group in (await steady(client, keys, settings)).groups) < 2:
-                await anyio.sleep(0.01)
+
+        async def have_ended() -> bool:
+            groups = (await steady(client, keys, settings)).groups
+            return started.is_set() and sum(group.parked + group.dead_letters for group in groups) == 2
+
+        await until(have_ended, "one is in flight, one parked, one dead")
         scripted = await steady(client, keys, settings)
         plain = await steady(WithoutScripts(client), keys, settings)
         assert plain == scripted

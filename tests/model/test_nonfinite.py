@@ -78,7 +78,7 @@ class Written(BaseModel):
     ],
 )
 def test_number_that_json_does_not_have_is_refused(number: float, make: Any, where: str) -> None:
-    """NaN and infinity would become null, and nobody would know. The error says where they are."""
+    """NaN and infinity would become null without an error. The error says where they are."""
     with pytest.raises(NotJson) as caught:
         encode_payload(make(number))
     assert caught.value.where == where

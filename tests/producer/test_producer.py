@@ -218,7 +218,7 @@ async def test_a_delayed_message_waits(producer: Producer, client: Client, keys:
 
 async def test_too_few_replicas_is_an_error_that_says_so(client: Client, keys: Keys, settings: Settings) -> None:
     """The message is stored, the caller knows that it has no copy, and other calls do not wait for it."""
-    impatient = settings.model_copy(update={"command_timeout": timedelta(milliseconds=200)})
+    impatient = settings.model_copy(update={"command_timeout": timedelta(seconds=2)})
     async with publishing(client, keys, impatient) as producer:
         with pytest.raises(BrokerError, match="is stored, but only 0 of 1 replicas"):
             await producer.publish("orders", 1, wait_replicas=1)
@@ -436,9 +436,7 @@ async def stored_plainly(server: Server, keys: Keys) -> list[dict[bytes, bytes]]
 async def test_a_write_that_may_still_arrive_is_cut_off(keys: Keys) -> None:
     """A paused server has the command in its socket when the caller's time-out ends: it is stored once all the same."""
     with Server(tcp=True) as server:
-        settings = Settings(
-            url=server.url, command_timeout=timedelta(milliseconds=300), block=timedelta(milliseconds=100)
-        )
+        settings = Settings(url=server.url, command_timeout=timedelta(seconds=2), block=timedelta(milliseconds=100))
         async with (
             Connector(server.url, settings).connected() as client,
             publishing(client, keys, settings) as producer,
@@ -507,7 +505,7 @@ async def test_an_unknown_outcome_is_said_and_can_be_repeated(keys: Keys) -> Non
     """When time runs out after the write, PublishUnknown carries the id; publishing with it again stores it once."""
     with Server(tcp=True) as server:
         settings = Settings(
-            url=server.url, command_timeout=timedelta(milliseconds=200), unavailable_timeout=timedelta(milliseconds=500)
+            url=server.url, command_timeout=timedelta(seconds=1), unavailable_timeout=timedelta(seconds=3)
         )
         async with (
             Connector(server.url, settings).connected() as client,

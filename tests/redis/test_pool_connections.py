@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.connector import Connector
 from rsmq.redis.pool_connections import SafeConnection
 from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.testing.proxy import Proxy
@@ -24,15 +23,6 @@ MEGABYTE, MOST = 1 << 20, 64
 def transport_of(connection: RawConnection) -> asyncio.Transport:
     """Where it writes to."""
     return connection._connection._writer.transport  # type: ignore[attr-defined, no-any-return]
-
-
-@pytest.fixture
-async def connection(client: Client) -> AsyncIterator[RawConnection]:
-    """An open connection to the shared server."""
-    opened = RawConnection(client)
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 async def test_connection_reset_while_idle_is_opened_again() -> None:
@@ -63,7 +53,7 @@ async def test_in_the_turn_of_the_break(connection: RawConnection) -> None:
 async def test_a_server_that_does_not_read() -> None:
     """It is waited for, and then given up: what it does not take is not piled up in our memory."""
     with Server() as server:
-        settings = Settings(command_timeout=timedelta(milliseconds=200))
+        settings = Settings(command_timeout=timedelta(seconds=2))
         async with Connector(server.url, settings).connected() as client:
             connection, sent = RawConnection(client), list[int]()
             await connection.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import anyio
@@ -17,15 +18,6 @@ from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import TAKE_LEASE
 from rsmq.testing.proxy import Proxy
 from tests.servers import Server
-
-
-@pytest.fixture
-async def connection(client: Client) -> AsyncIterator[RawConnection]:
-    """An open connection to the shared server."""
-    opened = RawConnection(client)
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 def test_pack_writes_text_bytes_and_numbers() -> None:
@@ -53,7 +45,7 @@ async def test_late_command_is_not_executed_after_the_next_connection_is_open() 
     """A command that timed out on its way must not be executed after its repetition on a new connection."""
     with Server(tcp=True) as server:
         async with Proxy(server.port) as proxy:
-            settings = Settings(url=proxy.url, command_timeout=timedelta(seconds=0.5))
+            settings = Settings(url=proxy.url, command_timeout=timedelta(seconds=2))
             async with Connector(proxy.url, settings).client() as client:
                 connection = RawConnection(client)
                 await connection.open()
@@ -175,16 +167,17 @@ async def test_server_dies_in_the_middle_of_a_read() -> None:
             await connection.close()
 
 
-async def test_partial_reply_is_unavailable() -> None:
-    """A peer that hangs up in the middle of a reply is BrokerUnavailable, not half a value."""
+@asynccontextmanager
+async def connected_to_peer(last: bytes) -> AsyncIterator[RawConnection]:
+    """A connection to a peer that answers GET with these bytes and hangs up."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         info = b"id=7 addr=127.0.0.1:1 laddr=127.0.0.1:2"
         while request := await reader.read(4096):
-            if b"CLIENT" in request and b"INFO" in request.split(b"\r\n"):
+            if b"INFO" in request.split(b"\r\n"):
                 writer.write(b"$%d\r\n%s\r\n" % (len(info), info))
             elif b"GET" in request:
-                writer.write(b"$100\r\nhalf")
+                writer.write(last)
                 break
             else:
                 writer.write(b"+OK\r\n" * request.count(b"*"))
@@ -195,17 +188,23 @@ async def test_partial_reply_is_unavailable() -> None:
         client = Connector(f"redis://127.0.0.1:{port}", Settings()).client()
         connection = RawConnection(client)
         await connection.open()
+        yield connection
+        await client.aclose()
+
+
+async def test_partial_reply_is_unavailable() -> None:
+    """A peer that hangs up in the middle of a reply is BrokerUnavailable, not half a value."""
+    async with connected_to_peer(b"$100\r\nhalf") as connection:
         assert connection.client_id == 7
         with pytest.raises(BrokerUnavailable):
             await connection.exchange([pack(("GET", "k"))])
         assert not connection.is_open
-        await client.aclose()
 
 
 async def test_paused_server_is_not_waited_for_for_ever() -> None:
     """Each exchange is bounded by `command_timeout`, however much is in it."""
     with Server() as server:
-        settings = Settings(command_timeout=timedelta(milliseconds=200))
+        settings = Settings(command_timeout=timedelta(seconds=2))
         async with Connector(server.url, settings).connected() as client:
             connection = RawConnection(client)
             await connection.open()
@@ -257,25 +256,7 @@ async def test_without_the_private_names(
 
 async def test_an_error_behind_other_replies() -> None:
     """A server that is loading says so in the middle of a pipeline: BrokerUnavailable, and the connection is closed."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        info = b"id=7 addr=127.0.0.1:1 laddr=127.0.0.1:2"
-        while request := await reader.read(4096):
-            if b"INFO" in request.split(b"\r\n"):
-                writer.write(b"$%d\r\n%s\r\n" % (len(info), info))
-            elif b"GET" in request:
-                writer.write(b"+OK\r\n-LOADING Redis is loading the dataset in memory\r\n+OK\r\n")
-                break
-            else:
-                writer.write(b"+OK\r\n" * request.count(b"*"))
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        client = Connector(f"redis://127.0.0.1:{port}", Settings()).client()
-        connection = RawConnection(client)
-        await connection.open()
+    async with connected_to_peer(b"+OK\r\n-LOADING Redis is loading the dataset in memory\r\n+OK\r\n") as connection:
         with pytest.raises(BrokerUnavailable, match="loading"):
             await connection.exchange([pack(("GET", "k"))] * 3)
         assert not connection.is_open
-        await client.aclose()

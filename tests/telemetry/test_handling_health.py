@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from rsmq import Broker, Settings
+from rsmq import Broker, Reject, Settings
 from rsmq.telemetry import Endpoint
 from tests.patience import until
 
@@ -99,6 +99,43 @@ async def test_live_probe_fails_when_no_free_task_takes_a_message(
             return (await ask(endpoint, "/livez"))[0] == 200
 
         await until(is_well, "the probe passes again")
+
+
+async def test_live_probe_fails_when_tasks_of_the_pool_have_ended(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer tasks handle messages than the handler asks for, or none at all."""
+    handled: list[int] = []
+
+    @broker.handler("t", group="g", concurrency=1)
+    async def handle(order: dict[str, int]) -> None:
+        handled.append(order["n"])
+        if order["n"] == 2:
+            raise Reject("no")
+
+    endpoint = Endpoint(broker, "127.0.0.1:0")
+    async with endpoint.serving(), broker.running():
+        assert broker.worker is not None
+        pool = broker.worker.consumers[0].pool
+        await broker.publish("t", {"n": 1})
+        await until(lambda: handled == [1], "the pool has a task")
+        (task_slot,) = pool.task_slots
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "_start", lambda slot: None)  # a defect: a task that ends has no successor
+            await broker.publish("t", {"n": 2})
+            await until(lambda: task_slot.task is not None and task_slot.task.done(), "the task has ended")
+            for path in ("/livez", "/readyz"):
+                status, (trouble,) = await ask(endpoint, path)
+                assert (status, trouble.partition(" cannot go on: ")[2]) == (
+                    503,
+                    "1 of the 1 tasks of its pool have ended",
+                )
+        pool._start(task_slot)
+        assert (await ask(endpoint, "/livez"))[0] == 200
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "is_ending", True)
+            status, (trouble,) = await ask(endpoint, "/livez")
+            assert (status, trouble.partition(" cannot go on: ")[2]) == (503, "its pool has ended")
 
 
 async def test_probes_pass_while_all_tasks_are_busy_for_long(broker: Broker) -> None:
