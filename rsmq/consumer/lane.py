@@ -32,9 +32,9 @@ class Lane:
     """
 
     __slots__ = (
-        "asking", "claims", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_quiet", "lease",
-        "lease_key", "newest_held", "parked", "partition", "raw_entries", "recoveries", "retry_at", "retry_key",
-        "running", "settling", "stream", "topic", "undelivered", "waiting",
+        "asking", "claims", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_quiet",
+        "is_unsure_of_retries", "lease", "lease_key", "newest_held", "parked", "partition", "raw_entries", "recoveries",
+        "retry_at", "retry_key", "running", "settling", "stream", "topic", "undelivered", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -58,6 +58,7 @@ class Lane:
         self.newest_held: bytes | None = None
         self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
         self.is_quiet = False
+        self.is_unsure_of_retries = False  # a call for due retries has no reply: it may still come to the server
         self.retry_at = 0.0  # monotonic: when to look for due retries (without key order)
 
     @property

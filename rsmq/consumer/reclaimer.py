@@ -116,9 +116,10 @@ class Reclaimer:
         lane.retry_at = float("inf")  # a message parked during this call may set an earlier time
         lane.claims += 1
         try:
-            reply = await UNPARK_MESSAGES(self._client, keys, (*args, *lost_body(lane.group, self._member)))
+            reply = await self._settler.ask(UNPARK_MESSAGES, keys, (*args, *lost_body(lane.group, self._member)))
             self._settler.report_lost(lane, [entry_id for entry_id, _, fields, _ in reply[2:] if not fields])
         except BrokerError:
+            lane.is_unsure_of_retries = True
             lane.retry_at = 0.0
             lane.restart_recovery()  # a lost reply may have delivered some to us: out of order, and after an attempt
             raise
@@ -127,6 +128,9 @@ class Reclaimer:
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return
+        if lane.is_unsure_of_retries:  # the lost call may have come after that recovery; now it cannot come any more
+            lane.is_unsure_of_retries = False
+            lane.restart_recovery()
         due = reply[2:]
         if reply[1] >= 0:
             lane.look_for_retries(reply[1] / 1000)

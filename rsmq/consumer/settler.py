@@ -191,6 +191,10 @@ class Settler:
 
     # -- by message -----------------------------------------------------------------------------------------------
 
+    async def ask(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        """Run a script on the connection of the batcher. After a lost reply the next call first ends what is late."""
+        return await self._batcher.ask(script, keys, args)
+
     async def charge(self, message: Message, lane: Lane) -> bool:
         """Charge the attempt of a redelivered message. False: it is not ours any more, do not start it."""
         entry_id = message.entry_id
@@ -293,7 +297,7 @@ class Settler:
                 lane.in_flight.discard(entry_id)
                 return None
             try:
-                reply = await self._batcher.ask(script, *command)
+                reply = await self.ask(script, *command)
             except BrokerUnavailable as error:
                 self._throttled.warn(f"{script.name} waits for the server", error)
                 command = again or command

@@ -56,15 +56,15 @@ async def test_retry_poller_leaves_a_message_that_blocks_its_key_to_its_timer(
     """With key order the poller asks at the moment the retry is due, and gets the reply when it is settled: the message
     must not run a second time."""
     broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
-    start, offer, offered, is_heard = Settler.charge, Queue.offer, list[int](), anyio.Event()
+    start, call, offer, offered, is_heard = Settler.charge, Settler.ask, Queue.offer, list[int](), anyio.Event()
 
     def note(queue: Queue, lane: Any, messages: Any) -> None:
         offered.extend(message.attempt for message in messages)
         offer(queue, lane, messages)
 
-    async def unpark(*args: Any) -> Any:
-        reply = await UNPARK_MESSAGES(*args)
-        if reply[2:]:
+    async def unpark(settler: Settler, script: Any, *command: Any) -> Any:
+        reply = await call(settler, script, *command)
+        if script is UNPARK_MESSAGES and reply[2:]:
             await settled(broker, "orders")
             assert broker.worker is not None
             lane = broker.worker.consumers[0].lanes[0]
@@ -79,7 +79,7 @@ async def test_retry_poller_leaves_a_message_that_blocks_its_key_to_its_timer(
                 await anyio.sleep(0.01)
         return await start(settler, message, lane)
 
-    monkeypatch.setattr(reclaimer, "UNPARK_MESSAGES", unpark)
+    monkeypatch.setattr(Settler, "ask", unpark)
     monkeypatch.setattr(Queue, "offer", note)
     monkeypatch.setattr(Settler, "charge", start_late)
 

@@ -11,6 +11,7 @@ import pytest
 
 from rsmq import Broker, BrokerUnavailable, Retry, Settings
 from rsmq.consumer import reclaimer
+from rsmq.consumer.settler import Settler
 from rsmq.redis.scripts import CLAIM_PENDING, START_MESSAGE, UNPARK_MESSAGES
 from tests.contract.witness import ask, settled
 from tests.patience import until
@@ -81,8 +82,13 @@ async def test_deleted_entry_in_an_unparking_whose_reply_is_lost_becomes_a_dead_
     settings: Settings, monkeypatch: pytest.MonkeyPatch, distribution: Any
 ) -> None:
     """A message without order waits for its retry outside the pending list: the script drops it from the retry set."""
-    broker, unpark = Broker(settings.model_copy(update=SHORT)), LosesFirst(UNPARK_MESSAGES)
-    monkeypatch.setattr(reclaimer, "UNPARK_MESSAGES", unpark)
+    broker, call = Broker(settings.model_copy(update=SHORT)), Settler.ask
+    unpark = LosesFirst(call)
+
+    async def ask_script(settler: Settler, script: Any, *command: Any) -> Any:
+        return await (unpark if script is UNPARK_MESSAGES else call)(settler, script, *command)
+
+    monkeypatch.setattr(Settler, "ask", ask_script)
     broker.handler("t", group="g", distribution=distribution, ordering="none")(ignore)
     async with broker.running():
         stream, retry = broker.keys.stream("t", 0), broker.keys.retry("t", 0, "g")
@@ -109,25 +115,20 @@ async def test_deleted_entry_that_unparking_and_its_timer_find_at_once_has_one_d
     async def handle(order: dict[str, int]) -> None:
         raise Retry(after=timedelta(seconds=1))
 
-    async def unpark(*args: Any) -> Any:
-        reply = await UNPARK_MESSAGES(*args)
-        if reply[2:]:
-            is_unparked.set()
-            await is_asked.wait()
-        return reply
-
-    monkeypatch.setattr(reclaimer, "UNPARK_MESSAGES", unpark)
     async with broker.running():
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
         call = consumer.settler._batcher.ask
 
         async def start_after_unparking(script: Any, *command: Any) -> Any:
-            if script is not START_MESSAGE:
-                return await call(script, *command)
-            await is_unparked.wait()
+            if script is START_MESSAGE:
+                await is_unparked.wait()
             reply = await call(script, *command)
-            is_asked.set()
+            if script is START_MESSAGE:
+                is_asked.set()
+            elif script is UNPARK_MESSAGES and reply[2:]:
+                is_unparked.set()
+                await is_asked.wait()
             return reply
 
         monkeypatch.setattr(consumer.settler._batcher, "ask", start_after_unparking)
