@@ -1,0 +1,6 @@
+"""Every order of the Lua scripts: all states of small scenarios, with the real scripts on a real server.
+
+`world.py` is what a state is. `commands.py` takes the commands from the package, `store.py` executes them. `member.py`
+is what a member does with a reply, `moves.py` what can happen next and what must hold, `search.py` the search, and
+`scenarios.py` what is searched. `python -m tests.interleavings` is the command; docs/simulation.md explains it.
+"""

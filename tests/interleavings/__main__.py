@@ -1,0 +1,86 @@
+"""`python -m tests.interleavings`: every order of the Lua scripts in small scenarios, on a real server.
+
+`--weakened` weakens the scripts one at a time instead, and tells how each is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from tests.interleavings.moves import Moves
+from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
+from tests.interleavings.search import Result, Search
+from tests.interleavings.store import store
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def search(scenario: Scenario) -> tuple[Result, int]:
+    """What the search of a scenario has found, and how many different calls the server has executed for it."""
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    with store("m1", "m2") as server, Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(scenario.name)
+
+        def show(result: Result) -> None:
+            counts = f"{result.states} states, {result.steps} steps, depth {result.depth}"
+            progress.update(bar, description=f"{scenario.name}: {counts}")
+
+        return Search(Moves(server, scenario.rules, scenario.left), progress=show).run(), server.calls
+
+
+def tell(result: Result) -> None:
+    """A broken promise as a story."""
+    for number, step in enumerate(result.story, 1):
+        console.print(f"  {number:2} {step}", markup=False)
+    console.print(f"     {result.broken}", markup=False, style="bold")
+
+
+def search_all(only: list[str]) -> bool:
+    """Search the scenarios. True when every promise is kept."""
+    is_good = True
+    for scenario in SCENARIOS:
+        if only and not any(part in scenario.name for part in only):
+            continue
+        result, calls = search(scenario)
+        is_good &= not result.broken
+        console.print(
+            f"{scenario.name}: {result.states} states, {result.steps} steps, {calls} calls, depth {result.depth}, "
+            f"{result.seconds:.0f} s: {'BROKEN' if result.broken else 'complete'}"
+        )
+        if result.broken:
+            tell(result)
+    return is_good
+
+
+def search_weakened(only: list[str]) -> bool:
+    """Search with each script weakened. True when each is found."""
+    is_good = True
+    for weakening in WEAKENINGS:
+        name = weakening.name
+        if only and not any(part in name for part in only):
+            continue
+        with weakening.applied():
+            result, _ = search(weakening.scenario)
+        is_good &= bool(result.broken)
+        verdict = "found" if result.broken else "NOT FOUND"
+        console.print(f"{name}: {verdict} ({weakening.scenario.name}; {result.states} states, {result.seconds:.0f} s)")
+        if result.broken:
+            tell(result)
+    return is_good
+
+
+def main() -> int:
+    """The exit code is 1 if a promise is broken, or with `--weakened` if one is kept."""
+    parser = argparse.ArgumentParser(prog="python -m tests.interleavings", description=__doc__)
+    parser.add_argument("only", nargs="*", help="parts of names; default: all")
+    parser.add_argument("--weakened", action="store_true", help="weaken the scripts, one at a time")
+    chosen = parser.parse_args()
+    return 0 if (search_weakened if chosen.weakened else search_all)(chosen.only) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The commands of a member, made by the package itself: its roles run until they send, and what they send is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from datetime import timedelta
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Final
+
+from tenacity import wait_fixed
+
+from rsmq.consumer.context import ConsumerContext
+from rsmq.consumer.lane import Lane
+from rsmq.consumer.reclaimer import Reclaimer
+from rsmq.consumer.settler import Settler
+from rsmq.handler.retry import Bury, Reason, RetryPolicy
+from rsmq.heartbeat.lease import Lease, Leases
+from rsmq.model.clock import to_ms
+from rsmq.model.keys import Keys
+from rsmq.model.message import Message
+from rsmq.model.settings import Settings
+from rsmq.redis.scripts import RENEW_LEASE, SETTLE_MESSAGES
+from tests.interleavings.world import Command
+
+KEYS: Final = Keys()
+TOPIC, GROUP = "orders", "billing"
+STREAM: Final = KEYS.stream(TOPIC, 0)
+LEASE, RETRY, DLQ = KEYS.lease(TOPIC, 0, GROUP), KEYS.retry(TOPIC, 0, GROUP), KEYS.dlq(TOPIC, 0, GROUP)
+DAY: Final = timedelta(days=1)
+"""Leases and retries last so long that none ends by itself: time passes when the search says so."""
+SETTINGS: Final = Settings(lease_ttl=DAY, recovery_batch=2, prefetch=4)
+POLICY: Final = RetryPolicy(max_attempts=2, wait=wait_fixed(DAY.total_seconds()))
+
+Wire = tuple[Any, ...]
+"""One command, as the server gets it."""
+
+
+class Sent(BaseException):
+    """Out of a role of the package: what it sends."""
+
+    def __init__(self, command: Wire) -> None:
+        self.command = command
+
+
+class Recorder:
+    """In place of a client: it answers with `replies`, and then the command that follows leaves as `Sent`."""
+
+    is_cluster = False
+
+    def __init__(self, *replies: Any) -> None:
+        self._replies = list(replies)
+
+    async def execute_command(self, *command: Any) -> Any:
+        if not self._replies:
+            raise Sent(command)
+        return self._replies.pop(0)
+
+
+def sent(role: Coroutine[Any, Any, Any]) -> Wire:
+    """The command that a role sends."""
+    try:
+        role.send(None)
+    except Sent as sent:
+        return sent.command
+    raise AssertionError("it has sent nothing")
+
+
+def stream_id(number: int) -> bytes:
+    """The id of the n-th message."""
+    return b"%d-0" % number
+
+
+def number_of(entry_id: bytes) -> int:
+    """The message that has this id."""
+    return int(entry_id.partition(b"-")[0])
+
+
+@cache
+def wire(command: Command) -> Wire:
+    """What the package sends for this."""
+    make = globals()[f"_{command.kind}"]
+    made: Wire = make(command, *command.args)
+    return made
+
+
+def _context(member: str) -> ConsumerContext:
+    handler: Any = SimpleNamespace(group=GROUP, retry=POLICY)
+    client: Any = Recorder()
+    topic: Any = SimpleNamespace(name=TOPIC, partitions=1)
+    return ConsumerContext(client, KEYS, SETTINGS, member, topic, handler)
+
+
+def _lane(command: Command, *numbers: int) -> Lane:
+    lease = Lease(TOPIC, GROUP, 0, LEASE, command.member, command.epoch, float("inf"))
+    lane = Lane(KEYS, TOPIC, 0, GROUP, lease)
+    lane.in_flight = {stream_id(number) for number in numbers}
+    return lane
+
+
+def _settler(command: Command) -> Settler:
+    return Settler(_context(command.member), lambda _: None)
+
+
+def _message(lane: Lane, number: int, attempt: int) -> Message:
+    return Message(lane, stream_id(number), [b"data", b"", b"id", b""], attempt)
+
+
+def _reclaimer(command: Command) -> Reclaimer:
+    runner: Any = SimpleNamespace(queue=None)
+    return Reclaimer(_context(command.member), runner, _settler(command))
+
+
+def _take(command: Command, reader: str, absent: str) -> Wire:
+    client: Any = Recorder([b"HELD", absent.encode(), 1]) if absent else Recorder()
+    leases = Leases(client, KEYS, SETTINGS, command.member)
+    return sent(leases.take(TOPIC, 0, GROUP, reader=reader, absent=[absent] if absent else []))
+
+
+def _renew(command: Command) -> Wire:
+    return RENEW_LEASE.command((LEASE,), (command.member, command.epoch, to_ms(SETTINGS.lease_ttl)))
+
+
+def _release(command: Command, late_reader: str) -> Wire:
+    client: Any = Recorder()
+    leases = Leases(client, KEYS, SETTINGS, command.member)
+    return sent(leases.release(_lane(command).lease, late_reader))
+
+
+def _claim(command: Command, cursor: int, reader: str) -> Wire:
+    lane = _lane(command)
+    lane.cursor = stream_id(cursor)
+    return sent(_reclaimer(command).claim_page(lane, reader, SETTINGS.prefetch))
+
+
+def _read(command: Command, _reader: str) -> Wire:
+    return "XREADGROUP", "GROUP", GROUP, command.member, "COUNT", SETTINGS.prefetch // 2, "STREAMS", STREAM, ">"
+
+
+def _start(command: Command, number: int, attempt: int) -> Wire:
+    lane = _lane(command, number)
+    return sent(_settler(command).charge(_message(lane, number, attempt), lane))
+
+
+def _park(command: Command, number: int, attempt: int, is_kept: bool) -> Wire:
+    lane = _lane(command, number)
+    return sent(_settler(command).park(_message(lane, number, attempt), lane, DAY, keep_pending=is_kept))
+
+
+def _unpark(command: Command) -> Wire:
+    return sent(_reclaimer(command).unpark(_lane(command), SETTINGS.prefetch))
+
+
+def _bury(command: Command, number: int, attempts: int, reason: str, is_again: bool) -> Wire:
+    decision = Bury(Reason(reason), "")
+    return sent(
+        _settler(command).bury(_lane(command, number), stream_id(number), attempts, decision, was_pending=is_again)
+    )
+
+
+def _settle(command: Command, *numbers: int) -> Wire:
+    lane = _lane(command, *numbers)
+    keys, args = _settler(command)._settling([(lane, [stream_id(number) for number in numbers])])
+    return SETTLE_MESSAGES.command(keys, args)
+
+
+def _hand_back(command: Command, *items: tuple[int, int]) -> Wire:
+    lane = _lane(command)
+    return sent(_settler(command).hand_back(lane, [_message(lane, *item) for item in items]))

@@ -1,0 +1,294 @@
+"""What a member does with what it knows: the worker of the package as a pure function.
+
+A member does at once what it can do without a reply (`pump`), as an event loop does. What comes back from the server
+is one step (`answered`), and so is what never comes back (`unanswered`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from rsmq.handler.retry import Bury, Park, decide, decide_redelivery
+from rsmq.redis.scripts import NOT_PENDING, STALE_EPOCH
+from tests.interleavings.commands import POLICY, number_of
+from tests.interleavings.world import (
+    BURYING,
+    DONE,
+    PARKED,
+    PARKING,
+    READY,
+    RUNNING,
+    SETTLING,
+    STARTING,
+    Command,
+    Item,
+    Lane,
+    Member,
+)
+
+ASKING: Final = (STARTING, PARKING, BURYING)
+"""Phases in which a script for one message is on its way."""
+
+
+class Rules(NamedTuple):
+    """The handler: a key or "" for each message, and how many calls run at once.
+
+    `ends_late`: a member that connects again first ends its last connection, so nothing comes late on it.
+    """
+
+    keys: tuple[str, ...]
+    concurrency: int = 1
+    ends_late: bool = True
+
+    def blocks(self, number: int) -> bool:
+        """Whether a message holds back later ones while it waits for its retry."""
+        return bool(self.keys[number - 1])
+
+    def before(self, number: int) -> tuple[int, ...]:
+        """The earlier messages of its key, if they must come first."""
+        key = self.keys[number - 1]
+        return tuple(n for n in range(1, number) if self.keys[n - 1] == key) if self.blocks(number) else ()
+
+
+def pump(member: Member, rules: Rules) -> tuple[Member, list[int]]:
+    """Everything that needs no reply. Returns the messages whose handlers start, too."""
+    started: list[int] = []
+    before = None
+    while before is not member and member.is_alive and member.lane is not None:
+        before = member
+        member = _fetch(member)
+        member = _run(member, rules, started)
+        member = _settle(member)
+        member = _leave(member)
+    return member, started
+
+
+def _send(member: Member, kind: str, role: str, *args: Any, lane: Lane, known: Iterable[int] = ()) -> Member:
+    command = Command(kind, role, member.name, lane.grant, lane.epoch, args, frozenset(known))
+    return member._replace(lane=lane, on_way=(*member.on_way, command))
+
+
+def _fetch(member: Member) -> Member:
+    lane = member.lane
+    if lane is None or not lane.is_held or lane.leaving or not member.is_free("fetch"):
+        return member
+    if lane.cursor is None:
+        return _send(member, "read", "fetch", member.reader, lane=lane)
+    known = [item.number for item in lane.items]
+    return _send(member, "claim", "fetch", lane.cursor, member.reader, lane=lane, known=known)
+
+
+def _run(member: Member, rules: Rules, started: list[int]) -> Member:
+    lane = member.lane
+    if lane is None or not lane.is_held:
+        return member
+    asking = {item.number for item in lane.items if item.phase in ASKING}
+    if lane.deferred and asking.isdisjoint(entry[0] for entry in lane.deferred):
+        entries, lane = lane.deferred, lane._replace(deferred=())
+        member = member._replace(lane=(lane := _enqueued(lane, entries, rules, is_retry=True)))
+    for item in lane.items:
+        role = f"work {item.number}"
+        if item.phase in ASKING and member.is_free(role):
+            return _send(member, *_asked(item, role, rules), lane=lane)
+        if item.phase == READY and _may_start(lane, item, rules):
+            lane = _with(lane, item._replace(phase=STARTING if item.is_again else RUNNING))
+            if not item.is_again:
+                started.append(item.number)
+            return member._replace(lane=lane)
+    return member
+
+
+def _asked(item: Item, role: str, rules: Rules) -> tuple[Any, ...]:
+    match item.phase:
+        case "starting":
+            return "start", role, item.number, item.attempt
+        case "parking":
+            return "park", role, item.number, item.attempt, rules.blocks(item.number)
+    return "bury", role, item.number, item.attempt, item.reason, item.is_unsure
+
+
+def _may_start(lane: Lane, item: Item, rules: Rules) -> bool:
+    busy = sum(each.phase in (RUNNING, *ASKING) for each in lane.items)
+    ahead = lane.items[: lane.items.index(item)]
+    return busy < rules.concurrency and not _is_blocked(item.number, ahead, rules)
+
+
+def _is_blocked(number: int, ahead: Iterable[Item], rules: Rules) -> bool:
+    key = rules.keys[number - 1]
+    waits_for = [each for each in ahead if rules.keys[each.number - 1] == key and each.phase not in (DONE, SETTLING)]
+    return rules.blocks(number) and bool(waits_for)
+
+
+def _settle(member: Member) -> Member:
+    lane = member.lane
+    if lane is None or not member.is_free("settle"):
+        return member
+    done = [item for item in lane.items if item.phase == DONE]
+    if not done:
+        return member
+    for item in done:
+        lane = _with(lane, item._replace(phase=SETTLING))
+    return _send(member, "settle", "settle", *(item.number for item in done), lane=lane)
+
+
+def _leave(member: Member) -> Member:
+    lane = member.lane
+    if lane is None or not lane.leaving:
+        return member
+    if lane.leaving == 1 and all(command.role != "fetch" for command in member.on_way):
+        unstarted = [(item.number, item.attempt) for item in lane.items if item.phase == READY]
+        rest = tuple(item for item in lane.items if item.phase not in (READY, PARKED))
+        lane = lane._replace(items=rest, leaving=2 if unstarted else 3)
+        if unstarted:
+            return _send(member, "hand_back", "lease", *unstarted, lane=lane)
+        return member._replace(lane=lane)
+    if lane.leaving == 3 and not any(item.phase in (RUNNING, *ASKING) for item in lane.items):
+        lane = lane._replace(items=tuple(item for item in lane.items if item.phase in (DONE, SETTLING)))
+        if lane.items:
+            return member if lane == member.lane else member._replace(lane=lane)
+        released = _send(member, "release", "lease", member.reader if member.is_read_late else "", lane=lane)
+        return released._replace(lane=None)
+    return member
+
+
+# -- what comes back ----------------------------------------------------------------------------------------------
+
+
+def answered(member: Member, command: Command, reply: Any, rules: Rules) -> tuple[Member, list[int]]:
+    """A reply. Returns the messages whose handlers start by it, too. A lane that is gone ignores it."""
+    member = _off_way(member, command)
+    lane = member.lane
+    if lane is None or lane.grant != command.grant:
+        return member, []
+    word = reply[0] if isinstance(reply, list) and reply else reply
+    if command.kind == "settle":
+        word = reply[0][0]
+    if word == STALE_EPOCH:
+        if command.kind in ("claim", "unpark"):
+            return member._replace(lane=lane._replace(is_held=False)), []
+        return member._replace(lane=lane._replace(leaving=3) if command.kind == "hand_back" else None), []
+    return _accepted(member, lane, command, word, reply, rules)
+
+
+def _accepted(
+    member: Member, lane: Lane, command: Command, word: Any, reply: Any, rules: Rules
+) -> tuple[Member, list[int]]:
+    started: list[int] = []
+    match command.kind:
+        case "claim":
+            entries = [(number_of(each[0]), each[1], each[2] > 0, bool(each[4])) for each in reply[3:]]
+            if not lane.is_restarted:
+                lane = lane._replace(cursor=number_of(reply[1]) or None)
+            lane = _enqueued(
+                lane._replace(is_restarted=False), [e for e in entries if e[0] not in command.known], rules
+            )
+            if lane.cursor is None and lane.newest is None:
+                lane = lane._replace(newest=0)
+        case "read":
+            numbers = [number_of(entry[0]) for _, entries in reply or () for entry in entries]
+            lane = lane._replace(items=(*lane.items, *(Item(number, 1) for number in numbers)))
+            if numbers and lane.newest is not None:
+                lane = lane._replace(newest=numbers[-1])
+        case "unpark":
+            due = tuple((number_of(each[0]), each[1], False, bool(each[3])) for each in reply[2:])
+            if lane.is_missing_retries:
+                lane = restarted(member)._replace(is_missing_retries=False)
+            lane = lane._replace(deferred=(*lane.deferred, *due))
+        case "settle":
+            lane = _without(lane, *command.args)
+        case "hand_back":
+            lane = lane._replace(leaving=3)
+        case "start" | "park" | "bury":
+            item = next(item for item in lane.items if item.number == command.args[0])
+            item = item._replace(is_unsure=False)
+            if word != NOT_PENDING and command.kind == "start" and lane.is_held:
+                started.append(item.number)
+                lane = _with(lane, item._replace(phase=RUNNING))
+            elif word != NOT_PENDING and command.kind == "park" and rules.blocks(item.number):
+                lane = _with(lane, item._replace(phase=PARKED))
+            else:
+                lane = _without(lane, item.number)
+    return member._replace(lane=lane), started
+
+
+def unanswered(member: Member, command: Command) -> Member:
+    """The connection was lost before the reply came."""
+    member = _off_way(member, command)
+    if command.role not in ("lease", "renew"):  # these take any connection of the pool, the others have one
+        member = member._replace(broken=member.broken | {command.role})
+    if command.kind == "read":
+        member = member._replace(is_read_late=True)
+    lane = member.lane
+    if lane is None or lane.grant != command.grant:
+        return member
+    match command.kind:
+        case "read" | "claim":
+            lane = restarted(member, is_ours=True)
+        case "unpark":
+            lane = lane._replace(is_missing_retries=True)
+        case "hand_back":
+            lane = restarted(member)._replace(leaving=0)
+        case "settle":
+            for item in lane.items:
+                lane = _with(lane, item._replace(phase=DONE)) if item.phase == SETTLING else lane
+        case "start" | "park" | "bury":
+            item = next(item for item in lane.items if item.number == command.args[0])
+            lane = _with(lane, item._replace(is_unsure=True))
+    return member._replace(lane=lane)
+
+
+def restarted(member: Member, *, is_ours: bool = False) -> Lane:
+    """The lane, as it takes over everything that is pending again: `Lane.restart_recovery`."""
+    assert member.lane is not None
+    is_claiming = any(command.kind == "claim" for command in member.on_way)
+    newest = member.lane.newest if is_ours else None
+    return member.lane._replace(cursor=0, newest=newest, is_restarted=is_claiming)
+
+
+def ended(lane: Lane, item: Item, error: Exception | None) -> Lane:
+    """A handler has ended."""
+    decision = decide(error, item.attempt, POLICY)
+    if isinstance(decision, Park):
+        return _with(lane, item._replace(phase=PARKING))
+    if isinstance(decision, Bury):
+        return _with(lane, item._replace(phase=BURYING, reason=str(decision.reason)))
+    return _with(lane, item._replace(phase=DONE))
+
+
+def resumed(lane: Lane, item: Item) -> Lane:
+    """The timer of a parked message has fired."""
+    return _with(lane, item._replace(phase=READY, attempt=item.attempt + 1, is_again=True))
+
+
+def _off_way(member: Member, command: Command) -> Member:
+    return member._replace(on_way=tuple(each for each in member.on_way if each != command))
+
+
+def _enqueued(
+    lane: Lane, entries: Iterable[tuple[int, int, bool, bool]], rules: Rules, *, is_retry: bool = False
+) -> Lane:
+    """`Reclaimer._enqueue`: entries are number, attempts charged, whether its retry is not due, whether it was ours."""
+    for number, attempts, waits, is_ours in entries:
+        if any(item.number == number for item in lane.items) or (is_retry and is_ours and rules.blocks(number)):
+            continue
+        is_first = not is_retry and attempts == 1 and is_ours and lane.newest is not None and number > lane.newest
+        if is_first:
+            lane, attempts = lane._replace(newest=number), 0
+        condemned = None if is_retry else decide_redelivery(attempts, POLICY)
+        if condemned is not None:
+            item = Item(number, attempts, BURYING, reason=str(condemned.reason))
+        elif waits and rules.blocks(number) and not _is_blocked(number, lane.items, rules):
+            item = Item(number, attempts, PARKED)
+        else:
+            item = Item(number, attempts + 1, is_again=not is_first)
+        lane = lane._replace(items=(*lane.items, item))
+    return lane
+
+
+def _with(lane: Lane, changed: Item) -> Lane:
+    return lane._replace(items=tuple(changed if each.number == changed.number else each for each in lane.items))
+
+
+def _without(lane: Lane, *numbers: int) -> Lane:
+    return lane._replace(items=tuple(each for each in lane.items if each.number not in numbers))

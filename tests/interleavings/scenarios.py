@@ -1,0 +1,138 @@
+"""What is searched: scenarios for the scripts as they are, and edits that weaken them, each of which must be found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from rsmq.redis.scripts import SCRIPTS
+from tests.interleavings.commands import wire
+from tests.interleavings.member import Rules
+from tests.interleavings.world import Left
+
+KEYS: Final = Rules(("a", "a", "b"))
+ONE_KEY: Final = Rules(("a", "a"))
+NO_KEYS: Final = Rules(("", ""))
+TWO_AT_A_TIME: Final = NO_KEYS._replace(concurrency=2)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Messages by their keys, and the faults that may happen. `is_short`: searched in `make test`, too."""
+
+    name: str
+    rules: Rules
+    left: Left
+    is_short: bool = False
+
+
+SCENARIOS: Final = (
+    Scenario("3 messages, 1 crash, 1 lost reply", KEYS, Left(crashes=1, lost=1), is_short=True),
+    Scenario("3 messages, 1 crash, 1 pause", KEYS, Left(crashes=1, pauses=1)),
+    Scenario("3 messages, 1 crash, 2 failures", KEYS, Left(crashes=1, failures=2)),
+    Scenario("3 messages, 1 handover, 1 lost reply", KEYS, Left(handovers=1, lost=1)),
+    Scenario("3 messages, 1 stop, 1 lost reply", KEYS, Left(stops=1, lost=1)),
+    Scenario("2 of one key, 1 crash, 1 lost reply, 1 failure", ONE_KEY, Left(crashes=1, lost=1, failures=1)),
+    Scenario("2 of one key, 1 pause, 1 renewal", ONE_KEY, Left(pauses=1, renewals=1), is_short=True),
+    Scenario("2 of one key, 1 pause, 2 failures", ONE_KEY, Left(pauses=1, failures=2)),
+    Scenario("2 of one key, 1 stop, 1 pause", ONE_KEY, Left(stops=1, pauses=1), is_short=True),
+    Scenario("2 of one key, 1 handover, 1 crash", ONE_KEY, Left(handovers=1, crashes=1), is_short=True),
+    Scenario("2 without keys, 2 at a time, 2 failures", TWO_AT_A_TIME, Left(failures=2), is_short=True),
+    Scenario("2 without keys, 1 failure, 1 lost reply", NO_KEYS, Left(failures=1, lost=1), is_short=True),
+    Scenario("2 without keys, 1 failure, 2 lost replies", NO_KEYS, Left(failures=1, lost=2)),
+    Scenario("2 without keys, 1 failure, 1 crash, 1 lost reply", NO_KEYS, Left(failures=1, crashes=1, lost=1)),
+)
+
+PAUSE: Final = Scenario("1 pause, 1 failure", ONE_KEY, Left(pauses=1, failures=1))
+BURIAL: Final = Scenario("1 pause, 2 failures", ONE_KEY, Left(pauses=1, failures=2))
+RENEWAL: Final = Scenario("1 pause, 1 renewal", ONE_KEY, Left(pauses=1, renewals=1))
+LOST: Final = Scenario("1 failure, 1 lost reply", ONE_KEY, Left(failures=1, lost=1))
+CRASH: Final = Scenario("1 crash, 1 lost reply", ONE_KEY, Left(crashes=1, lost=1))
+TWO_LEASES: Final = Scenario("1 crash, 2 pauses", ONE_KEY, Left(crashes=1, pauses=2))
+STOP: Final = Scenario("1 stop, 1 pause", ONE_KEY, Left(stops=1, pauses=1))
+HANDOVER: Final = Scenario("1 handover, 1 pause", ONE_KEY, Left(handovers=1, pauses=1))
+RETRY: Final = Scenario("no keys, 1 failure, 1 pause", NO_KEYS, Left(failures=1, pauses=1))
+TWICE: Final = Scenario("no keys, 2 failures, 1 lost reply", NO_KEYS, Left(failures=2, lost=1))
+LATE: Final = Scenario("no keys, 1 failure, 1 lost reply", NO_KEYS._replace(ends_late=False), Left(failures=1, lost=1))
+LATE_KEY: Final = Scenario(
+    "late commands, 1 failure, 1 lost reply", ONE_KEY._replace(ends_late=False), Left(failures=1, lost=1)
+)
+
+
+@dataclass(frozen=True)
+class Weakening:
+    """A script with some of its text replaced, and a scenario that shows what the text was good for.
+
+    Without a script, the scenario itself leaves something out.
+    """
+
+    script: str
+    what: str
+    scenario: Scenario
+    old: str = "if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then"
+    new: str = "if false then"
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.script} {self.what}".strip()
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The script is weakened as long as the block lasts."""
+        script = next((each for each in SCRIPTS.values() if each.name == self.script), None)
+        if script is None:
+            yield
+            return
+        source, sha = script.source, script.sha
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.script} has this text {source.count(self.old)} times: {self.old}")
+        script.source = source.replace(self.old, self.new)
+        script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+        wire.cache_clear()
+        try:
+            yield
+        finally:
+            script.source, script.sha = source, sha
+            wire.cache_clear()
+
+
+UNFENCED: Final = "checks neither owner nor epoch"
+WEAKENINGS: Final = (
+    Weakening("start_message", UNFENCED, CRASH),
+    Weakening("start_message", "does not check the epoch", TWO_LEASES, new="if lease[1] ~= ARGV[1] then"),
+    Weakening("park_message", UNFENCED, PAUSE),
+    Weakening("bury_message", UNFENCED, BURIAL),
+    Weakening("claim_pending", UNFENCED, PAUSE),
+    Weakening("renew_lease", UNFENCED, RENEWAL),
+    Weakening("release_lease", UNFENCED, HANDOVER),
+    Weakening("hand_back", UNFENCED, HANDOVER),
+    Weakening("unpark_messages", UNFENCED, RETRY),
+    Weakening("settle_messages", UNFENCED, PAUSE, "if holder[1] ~= ARGV[1] or holder[2] ~= epoch then"),
+    Weakening(
+        "take_lease", "grants a lease that another member has", PAUSE, "if owner == '' or owner ~= ARGV[4] then",
+    ),
+    Weakening(
+        "take_lease", "does not ask whether an absent owner has come back", PAUSE,
+        "if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then",
+    ),
+    Weakening("take_lease", "keeps the epoch", PAUSE, "'epoch', 1)", "'epoch', owner == '' and 1 or 0)"),
+    Weakening("take_lease", "forgets the last reader", PAUSE, "(lease[3] or '')", "''"),
+    Weakening("take_lease", "forgets readers that were not cut off", CRASH, "(lease[4] or '')", "''"),
+    Weakening("claim_pending", "does not say who reads", CRASH, "'reader', ARGV[9], 'before'", "'before'"),
+    Weakening("claim_pending", "does not take the messages over", CRASH, "if #claimed > 0 then"),
+    Weakening("release_lease", "forgets a read that is late", STOP, "'reader', ARGV[4]", "'reader', ''"),
+    Weakening("release_lease", "deletes a consumer with pending messages", HANDOVER, "and #pending == 0", ""),
+    Weakening("start_message", "does not charge the attempt", CRASH, "ARGV[5] + 1, 'FORCE'", "ARGV[5], 'FORCE'"),
+    Weakening("start_message", "leaves the message parked", LOST, "redis.call('ZREM', ", "local _ = tostring("),
+    Weakening("park_message", "stores no due time", RETRY, "redis.call('ZADD', KEYS[3], due,", "local _ = tostring("),
+    Weakening("park_message", "gives up the place of a key", LOST, "if ARGV[7] == '0' then", "if true then"),
+    Weakening("park_message", "parks what has started since", LATE_KEY, "if row and row[4] > tonumber(ARGV[5]) then"),
+    Weakening("bury_message", "does not acknowledge", TWICE, "redis.call('XACK', ", "local _ = tostring("),
+    Weakening("bury_message", "writes a second dead letter", TWICE, "or ARGV[7] == '1'", ""),
+    Weakening("settle_messages", "acknowledges nothing", CRASH, "for i = first, last, 1000 do", "for i = 1, 0 do"),
+    Weakening("", "a member that connects again leaves its last connection open", LATE, "", ""),
+)  # fmt: skip

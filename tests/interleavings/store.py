@@ -1,0 +1,139 @@
+"""The real server: a command is executed in a state that is restored first, and the state after it is read back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import redis
+
+from rsmq.redis.scripts import SCRIPTS
+from rsmq.testing.server import ThrowawayServer
+from tests.interleavings.commands import DLQ, GROUP, KEYS, LEASE, RETRY, STREAM, Wire, number_of, stream_id, wire
+from tests.interleavings.world import Command, Server
+
+PARTS: Final = (STREAM, LEASE, RETRY, DLQ)
+PICTURE: Final = (
+    ("TIME",),
+    ("HMGET", LEASE, "owner", "epoch", "until_ms", "reader", "before"),
+    ("XINFO", "GROUPS", STREAM),
+    ("XPENDING", STREAM, GROUP, "-", "+", 100),
+    ("ZRANGE", RETRY, 0, -1, "WITHSCORES"),
+    ("XRANGE", DLQ, "-", "+"),
+    *(("DUMP", part) for part in PARTS),
+)
+
+
+class Store:
+    """Executes commands on states. The same command in the same state is executed once; `calls` counts these.
+
+    Time stands still between two steps, because leases and retries last a day: it passes by a step that ends them.
+    """
+
+    def __init__(self, client: redis.Redis, listeners: dict[str, redis.client.PubSub]) -> None:
+        self._client, self._listeners = client, listeners
+        self._listening: frozenset[str] = frozenset()
+        self._dumps: dict[Server, list[bytes | None]] = {}
+        self._known: dict[tuple[Any, ...], tuple[Any, Server]] = {}
+
+    @property
+    def calls(self) -> int:
+        """How many different calls the server has executed."""
+        return len(self._known)
+
+    def begin(self, keys: Sequence[str]) -> Server:
+        """The state with a message for each key, none of them delivered."""
+        for source in {script.source for script in SCRIPTS.values()}:
+            self._client.script_load(source)
+        self._client.flushdb()
+        for number, key in enumerate(keys, 1):
+            fields = ("data", "", "id", f"{number}", *(("key", key) if key else ()))
+            self._client.execute_command("XADD", STREAM, stream_id(number), *fields)
+        self._client.execute_command("XGROUP", "CREATE", STREAM, GROUP, "0")
+        return self._exchange([])[1]
+
+    def execute(self, server: Server, command: Command, alive: frozenset[str]) -> tuple[Any, Server]:
+        """The reply, and the state after it. `alive`: the members with a presence connection."""
+        asked = (server, command.kind, command.member, command.epoch, command.args, command.kind == "take" and alive)
+        if asked not in self._known:
+            if command.kind == "take":
+                self._listen(alive)
+            self._known[asked] = self._exchange([wire(command)], server)
+        return self._known[asked]
+
+    def pass_lease(self, server: Server) -> Server:
+        """The lease is over, and every retry is due."""
+        dues = [self._due(place, *each[:2]) for place, each in enumerate(server.parked)]
+        return self._pass(server, "lease", [("HSET", LEASE, "until_ms", "0"), *dues])
+
+    def pass_retry(self, server: Server) -> Server:
+        """The next retry is due."""
+        place = next(place for place, each in enumerate(server.parked) if not each[2])
+        return self._pass(server, "retry", [self._due(place, *server.parked[place][:2])])
+
+    def _due(self, place: int, number: int, attempts: int) -> Wire:
+        return "ZADD", RETRY, place, f"{number}-0|{attempts}"
+
+    def _pass(self, server: Server, what: str, commands: list[Wire]) -> Server:
+        if (server, what) not in self._known:
+            self._known[server, what] = self._exchange(commands, server)
+        return self._known[server, what][1]
+
+    def _exchange(self, commands: list[Wire], server: Server | None = None) -> tuple[Any, Server]:
+        restoring: list[Wire] = []
+        if server is not None:
+            dumps = zip(PARTS, self._dumps[server], strict=True)
+            restoring = [("RESTORE", part, 0, dump, "REPLACE") if dump else ("DEL", part) for part, dump in dumps]
+        with self._client.pipeline(transaction=False) as exchange:
+            for command in (*restoring, *commands, *PICTURE):
+                exchange.execute_command(*command)
+            replies = exchange.execute()
+        picture, dumps = replies[-len(PICTURE) : -len(PARTS)], replies[-len(PARTS) :]
+        after = _picture(*picture)
+        self._dumps.setdefault(after, dumps)
+        return replies[len(restoring)] if commands else None, after
+
+    def _listen(self, alive: frozenset[str]) -> None:
+        for name in alive ^ self._listening:
+            listener = self._listeners[name]
+            (listener.subscribe if name in alive else listener.unsubscribe)(KEYS.presence(name))
+            listener.get_message(timeout=10)
+        self._listening = alive
+
+
+def _fields(flat: list[Any]) -> dict[Any, Any]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead: Any) -> Server:
+    now = int(time[0]) * 1000 + int(time[1]) // 1000
+    owner, epoch, until, reader, before = ((value or b"").decode() for value in lease)
+    letters = [_fields(fields) for _, fields in dead]
+    return Server(
+        owner,
+        epoch,
+        int(until or 0) <= now,
+        reader,
+        tuple(before.split("\n")) if before else (),
+        number_of(_fields(groups[0])[b"last-delivered-id"]),
+        tuple((number_of(entry_id), consumer.decode(), count) for entry_id, consumer, _, count in pending),
+        tuple(
+            (number_of(entry_id), int(attempts), float(due) <= now)
+            for (entry_id, _, attempts), due in ((each.partition(b"|"), due) for each, due in _fields(parked).items())
+        ),
+        tuple((number_of(letter[b"dlq.origin"]), letter[b"dlq.reason"].decode()) for letter in letters),
+    )
+
+
+@contextlib.contextmanager
+def store(*members: str) -> Iterator[Store]:
+    """A server of its own, for as long as the block lasts."""
+    server = ThrowawayServer().start()
+    client = redis.Redis.from_url(server.url, decode_responses=False, protocol=2)
+    try:
+        client.response_callbacks.clear()
+        yield Store(client, {name: client.pubsub() for name in members})
+    finally:
+        client.close()
+        server.close()
