@@ -78,11 +78,11 @@ class LaneLifecycle:
         await self._fetchers.exclude(lane.partition)
         await self._settler.hand_back(lane, self._queue.withdraw(lane))
         deadline = monotonic() + seconds
-        while lane.running and monotonic() < deadline:
+        while (lane.running or lane.claims) and monotonic() < deadline:
             await asyncio.sleep(0.01)
-        if lane.running:
+        if lane.running or lane.claims:
             return False
-        # what has failed meanwhile has a timer here, and must not start in a lane that is given back
+        # retries that have come meanwhile, or have a timer here, must not start in a lane that is given back
         await self._settler.hand_back(lane, self._queue.withdraw(lane))
         await self._settler.wait_until_settled([lane])
         return True

@@ -10,7 +10,9 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerUnavailable, Message, RetryPolicy, Settings
+from rsmq.consumer import reclaimer
 from rsmq.heartbeat.lease import Lease, Leases
+from rsmq.redis.scripts import UNPARK_MESSAGES
 from tests.contract.witness import ask, lanes, settled
 from tests.patience import until
 
@@ -141,3 +143,53 @@ async def test_message_that_fails_during_a_handover_does_not_start_again_here(
             assert await consumer.lifecycle.quiesce(lane, 60)
         assert await ask(broker, "ZCARD", broker.keys.retry("t", 0, "g")) == 1
         assert not lane.parked
+
+
+async def test_handover_waits_for_a_retry_that_is_on_its_way(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without key order a retry comes from the server: after the handover it would start in a lane that is given up."""
+    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    is_due, may_arrive, is_emptied = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def unpark(*args: Any) -> Any:
+        reply = await UNPARK_MESSAGES(*args)
+        if reply[2:]:
+            is_due.set()
+            await may_arrive.wait()
+        return reply
+
+    monkeypatch.setattr(reclaimer, "UNPARK_MESSAGES", unpark)
+
+    @broker.handler("t", group="g", ordering="none", retry=RetryPolicy(wait=wait_fixed(0.05)))
+    async def handle(_order: dict[str, int]) -> None:
+        raise ValueError("this attempt fails")
+
+    async with broker.running():
+        await broker.publish("t", {"n": 1})
+        await until(is_due.is_set, "its retry is on its way")
+        assert broker.worker is not None
+        (consumer,) = broker.worker.consumers
+        (lane,) = consumer.lanes.values()
+        withdraw, on_their_way = consumer.queue.withdraw, list[int]()
+        wait_until_settled = consumer.settler.wait_until_settled
+
+        def withdrawn(*args: Any) -> list[Message]:
+            is_emptied.set()
+            return withdraw(*args)
+
+        async def waits(*args: Any) -> None:
+            on_their_way.append(lane.claims)
+            await wait_until_settled(*args)
+
+        async def let_it_arrive() -> None:
+            await is_emptied.wait()
+            may_arrive.set()
+
+        monkeypatch.setattr(consumer.queue, "withdraw", withdrawn)
+        monkeypatch.setattr(consumer.settler, "wait_until_settled", waits)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(let_it_arrive)
+            assert await consumer.lifecycle.quiesce(lane, 60)
+        assert (on_their_way, lane.running, list(consumer.queue.ready)) == ([0], 0, [])
+        monkeypatch.undo()
