@@ -160,7 +160,8 @@ MIX = """
 ## The mix, added up
 
 The mix is played in pieces that count together: `make chaos ONLY=mix PIECES=6 MINUTES=10` plays six more, each with a
-seed that it has not had. The aim is 24 hours on one state of the code.
+seed that it has not had. The aim is 24 hours on one state of the code. These hours are on several states. A piece that
+was not clean is played again after the change that mends its cause. That has happened once.
 
 | server | pieces | hours | longest recovery | messages handled | handled twice | pieces not clean |
 |---|---|---|---|---|---|---|"""
