@@ -10,7 +10,6 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerUnavailable, Message, RetryPolicy, Settings
-from rsmq.consumer import reclaimer
 from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.redis.scripts import UNPARK_MESSAGES
 from tests.contract.witness import ask, lanes, settled
@@ -152,24 +151,25 @@ async def test_handover_waits_for_a_retry_that_is_on_its_way(
     broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
     is_due, may_arrive, is_emptied = anyio.Event(), anyio.Event(), anyio.Event()
 
-    async def unpark(*args: Any) -> Any:
-        reply = await UNPARK_MESSAGES(*args)
-        if reply[2:]:
-            is_due.set()
-            await may_arrive.wait()
-        return reply
-
-    monkeypatch.setattr(reclaimer, "UNPARK_MESSAGES", unpark)
-
     @broker.handler("t", group="g", ordering="none", retry=RetryPolicy(wait=wait_fixed(0.05)))
     async def handle(_order: dict[str, int]) -> None:
         raise ValueError("this attempt fails")
 
     async with broker.running():
-        await broker.publish("t", {"n": 1})
-        await until(is_due.is_set, "its retry is on its way")
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
+        call = consumer.settler.ask
+
+        async def ask_late(script: Any, *command: Any) -> Any:
+            reply = await call(script, *command)
+            if script is UNPARK_MESSAGES and reply[2:]:
+                is_due.set()
+                await may_arrive.wait()
+            return reply
+
+        monkeypatch.setattr(consumer.settler, "ask", ask_late)
+        await broker.publish("t", {"n": 1})
+        await until(is_due.is_set, "its retry is on its way")
         (lane,) = consumer.lanes.values()
         withdraw, on_their_way = consumer.queue.withdraw, list[int]()
         wait_until_settled = consumer.settler.wait_until_settled
