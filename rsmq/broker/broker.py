@@ -10,9 +10,9 @@ from typing import Any, Never, Self, TypeVar, Unpack
 
 import anyio
 
+from rsmq import dlq, persistence, worker
 from rsmq.broker.connection import Connection, MakeProducer, SharedConnection, connection
 from rsmq.broker.portal import Portal
-from rsmq.dlq import DeadLetters
 from rsmq.errors import ConfigError
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import refuse_unknown
@@ -22,12 +22,10 @@ from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks, raise_only
 from rsmq.model.settings import Overrides, Settings
 from rsmq.model.words import count
-from rsmq.persistence import Devices, Feed, Session
 from rsmq.producer import Producer, PublishOptions
 from rsmq.redis.connector import Client
 from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topics
-from rsmq.worker.worker import Lifespan, Worker
 
 log = logging.getLogger("rsmq")
 
@@ -45,10 +43,10 @@ class Broker(Router):
         super().__init__()
         self.settings = Settings(**overrides) if settings is None else settings
         self.keys = Keys(self.settings.prefix)
-        self._lifespans: list[Lifespan] = []
+        self._lifespans: list[worker.Lifespan] = []
         self._shared = SharedConnection(self._make_connection)
         self._open: Connection | None = None
-        self.worker: Worker | None = None
+        self.worker: worker.Worker | None = None
         """The running worker, or None."""
         self.failure: Exception | None = None
         """The error that ended the last worker, or None."""
@@ -78,12 +76,12 @@ class Broker(Router):
         `partitions`, `batch` and `retry` are those of `handler`.
         """
         policy = RetryPolicy() if retry is None else retry
-        feed = Feed(to, group, payload, expiry, policy, lambda: self._connection.inboxes.writer)
+        feed = persistence.Feed(to, group, payload, expiry, policy, lambda: self._connection.inboxes.writer)
         self.handler(
             topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
         )(feed)  # fmt: skip
 
-    def lifespan(self, function: Lifespan) -> Lifespan:
+    def lifespan(self, function: worker.Lifespan) -> worker.Lifespan:
         """Register an `@asynccontextmanager` function; each worker of this broker runs inside it."""
         if not callable(function):
             raise ConfigError(
@@ -256,18 +254,20 @@ class Broker(Router):
         """Store many letters, given as (client id, payload) pairs, in the order given per device."""
         await self._connection.inboxes.writer.send_many(letters, topic, headers, expiry)
 
-    def connect(self, client_id: str, *, clean: bool = False, window: int = 100, auto_ack: bool = False) -> Session:
+    def connect(
+        self, client_id: str, *, clean: bool = False, window: int = 100, auto_ack: bool = False
+    ) -> persistence.Session:
         """A session of a device: `async with` opens it and ends its previous one, `async for` yields letters.
 
         At most `window` yielded letters are unacknowledged. `clean` starts with an empty inbox. With `auto_ack` a
         letter is acknowledged when the loop asks for the next one, or ends without an error.
         """
-        return Session(self._connection.inboxes, client_id, clean=clean, window=window, auto_ack=auto_ack)
+        return persistence.Session(self._connection.inboxes, client_id, clean=clean, window=window, auto_ack=auto_ack)
 
     @property
-    def devices(self) -> Devices:
+    def devices(self) -> persistence.Devices:
         """The devices: list them, read their inboxes, purge."""
-        return Devices(self.client, self.keys)
+        return persistence.Devices(self.client, self.keys)
 
     # -- administration -------------------------------------------------------------------------------------------
 
@@ -277,9 +277,9 @@ class Broker(Router):
         return self._connection.topics
 
     @property
-    def dead_letters(self) -> DeadLetters:
+    def dead_letters(self) -> dlq.DeadLetters:
         """The dead letters of all groups: list, replay, purge."""
-        return DeadLetters(self.client, self.keys)
+        return dlq.DeadLetters(self.client, self.keys)
 
     async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
         """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or an aware datetime.
@@ -309,12 +309,12 @@ class Broker(Router):
 
     async def _run(self, task_status: anyio.abc.TaskStatus[None]) -> None:
         async with self:
-            self.worker = worker = Worker(
+            self.worker = running = worker.Worker(
                 self._connection.connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
                 self.schedules,
             )  # fmt: skip
             try:
-                await worker.run(task_status=task_status)
+                await running.run(task_status=task_status)
             except BaseExceptionGroup as group:
                 raise_only(group)
             finally:

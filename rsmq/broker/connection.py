@@ -11,16 +11,16 @@ from weakref import WeakSet
 
 import anyio
 
+from rsmq import persistence
 from rsmq.model.keys import Keys
+from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.settings import Settings
-from rsmq.persistence import Inboxes
 from rsmq.producer import Producer
 from rsmq.redis.connector import Client, Connector, retrying
 from rsmq.redis.embedded.server import server_for
 from rsmq.redis.preflight import require
 from rsmq.redis.topics import Topics
-from rsmq.worker.worker import new_member_id
 
 MakeProducer = Callable[[Client, Keys, Settings, Topics], Producer]
 Make = Callable[[], AbstractAsyncContextManager["Connection"]]
@@ -34,7 +34,7 @@ class Connection:
     client: Client
     topics: Topics
     producer: Producer
-    inboxes: Inboxes
+    inboxes: persistence.Inboxes
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def connection(
                     await require(client, settings, keys, publishes_only=publishes_only)
             topics = Topics(client, keys, settings, declared)
             producer = make_producer(client, keys, settings, topics)
-            inboxes = Inboxes(client, keys, settings, new_member_id())
+            inboxes = persistence.Inboxes(client, keys, settings, new_member_id())
             async with own_tasks() as tasks:
                 await tasks.start(producer.run)
                 await tasks.start(inboxes.run)

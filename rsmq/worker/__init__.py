@@ -5,3 +5,16 @@ The roles are `scheduler` (publishes ticks of schedules), `delayed_poller` (move
 `retention` (trims settled entries), `auditor` (restores pending entries that other clients deleted) and
 `eviction_monitor` (checks that the server evicts nothing). Each is an object with `run()`, which lasts until cancelled.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rsmq.worker.worker import Lifespan, Worker
+else:
+    from rsmq.model.lazy import loading
+
+    __getattr__, __dir__ = loading(__name__, {"worker": "Lifespan Worker"})
+
+__all__ = ["Lifespan", "Worker"]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import platform
-import re
-import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -26,6 +22,7 @@ from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.membership import refuse_mixed_ordering
 from rsmq.model.interrupt import signal_errors_marked
 from rsmq.model.keys import Keys
+from rsmq.model.member import new_member_id
 from rsmq.redis.connector import Client, Connector, retrying
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.streams import ensure_groups, join_group, start_id
@@ -39,12 +36,6 @@ from rsmq.worker.scheduler import Scheduler
 log = logging.getLogger("rsmq.worker")
 
 Lifespan = Callable[[], AbstractAsyncContextManager[None]]
-
-
-def new_member_id() -> str:
-    """Unique for each start: processes that share a consumer name would read each other's messages in flight."""
-    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:40] or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Worker:

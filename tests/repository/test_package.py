@@ -6,6 +6,7 @@ import ast
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,8 @@ UNNEEDED = (
     "broker worker inspector producer consumer handler dlq heartbeat persistence cli redis.embedded redis.preflight"
 )
 """What neither a reader nor a writer of topics on an executor of Spark needs."""
+OF_WORKERS = "worker.worker consumer heartbeat inspector dlq.dead_letters persistence.session telemetry"
+"""What a process that only publishes does not need."""
 FOREIGN = ("typer", "rich", "click", "pandas", "matplotlib", "uvicorn")
 
 
@@ -71,6 +74,31 @@ def test_an_import_alone_loads_nothing() -> None:
     assert {name for name in loaded_by("import rsmq") if name.startswith("rsmq")} == {"rsmq"}
     assert "rsmq.broker" not in loaded_by("from rsmq import Settings, ConfigError")
     assert "rsmq.broker" in loaded_by("from rsmq import Broker")
+
+
+def test_a_producer_loads_no_part_of_a_worker() -> None:
+    """Making a broker brings what publishes; the folders of a worker come with `run`."""
+    loaded = loaded_by("from rsmq import Broker; Broker()")
+    assert "rsmq.producer.sender" in loaded
+    unneeded = tuple(f"rsmq.{module}" for module in OF_WORKERS.split())
+    assert all(find_spec(module) for module in unneeded), "a module that has moved"
+    assert {name for name in loaded if name.startswith(unneeded)} == set()
+    assert {name for name in loaded if name.split(".")[0] in FOREIGN} == set()
+
+
+@pytest.mark.parametrize("package", ["rsmq.worker", "rsmq.dlq", "rsmq.persistence"])
+def test_a_package_that_loads_its_names_late_has_all_of_them(package: str) -> None:
+    """Each name of `__all__` is there, type checkers see it in the module that has it, and a wrong name is an error."""
+    module = import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    typed = next(node for node in tree.body if isinstance(node, ast.If))
+    homes = {alias.name: node.module for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(homes) == sorted(module.__all__)
+    for name, home in homes.items():
+        assert getattr(module, name) is getattr(import_module(str(home)), name)
+    assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Sesion'"):
+        module.Sesion  # noqa: B018
 
 
 def test_a_spark_executor_loads_only_the_redis_layer() -> None:

@@ -1,0 +1,14 @@
+"""The id of a member."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import secrets
+
+
+def new_member_id() -> str:
+    """Unique for each start: processes that share a consumer name would read each other's messages in flight."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:40] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
