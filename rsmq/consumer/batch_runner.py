@@ -111,7 +111,7 @@ class BatchRunner(Runner):
             lane: Lane = message.origin  # type: ignore[assignment]
             if now < lane.lease.deadline and (charged is None or charged[at]):
                 try:
-                    message.payload = decode(message)
+                    message.payload = decode(message.data)
                     batch.append(message)
                     continue
                 except Malformed as error:
@@ -129,7 +129,7 @@ class BatchRunner(Runner):
                 for message in run:
                     if message.is_redelivered:
                         return False
-                    message.payload = decode(message)
+                    message.payload = decode(message.data)
         except Malformed:
             return False
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -23,7 +24,7 @@ from rsmq.consumer.retry_poller import RetryPoller
 from rsmq.consumer.settler import Settler
 from rsmq.consumer.shared import SharedDistribution
 from rsmq.errors import BrokerError, BrokerUnavailable
-from rsmq.handler.middleware import Call
+from rsmq.handler.middleware import Middleware
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Ask, Membership, refuse_mixed_ordering
@@ -38,7 +39,9 @@ GROUP_SECONDS: Final = 5.0
 class Consumer:
     """Serves one handler. Nesting is the shutdown order: leases and settling outlive fetching and running."""
 
-    def __init__(self, context: ConsumerContext, call: Call, heartbeat: Heartbeat, ask: Ask | None = None) -> None:
+    def __init__(
+        self, context: ConsumerContext, middlewares: Sequence[Middleware], heartbeat: Heartbeat, ask: Ask | None = None
+    ) -> None:
         self._context, self._settings, self._heartbeat = context, context.settings, heartbeat
         self.topic, self.handler, self.member = context.topic, context.handler, context.member
         self.lanes, self.stats = context.lanes, context.stats
@@ -47,7 +50,7 @@ class Consumer:
         self.membership = Membership(client, keys, settings, self.member, self.topic.name, handler.group, ask)
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self.settler = Settler(context, self._drop)
-        self._runner = build_runner(handler, call, self.queue, self.settler, self.stats)
+        self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
         if handler.rate is not None:
             self.queue.rate_limit = RateLimit(handler.rate, lambda: len(self.membership.live), self._runner.wake_soon)
         if handler.group_concurrency is not None:

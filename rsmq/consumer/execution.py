@@ -16,7 +16,7 @@ from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.handler.failure import carrying
 from rsmq.handler.handler import Handler
-from rsmq.handler.middleware import Call, Middleware, compose, plain_call
+from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
 
 
 def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
@@ -25,20 +25,25 @@ def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
     return compose((*middlewares, *handler.around), innermost)
 
 
-def build_runner(handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> Runner:
+def build_runner(
+    handler: Handler, middlewares: Sequence[Middleware], queue: Queue, settler: Settler, stats: Counter[str]
+) -> Runner:
     """The runner for a handler."""
-    if handler.batch is None:
-        return Runner(handler, call, queue, settler, stats)
-    # raw entries are taken without asking a limit
-    is_raw = asks_payloads_only(handler, call) and handler.group_concurrency is None
-    kind = PayloadBatchRunner if is_raw else BatchRunner
-    return kind(handler, call, queue, settler, stats)
+    payload_call = build_payload_call(handler, middlewares)
+    kind = Runner if handler.batch is None else BatchRunner if payload_call is None else PayloadBatchRunner
+    return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call)
 
 
-def asks_payloads_only(handler: Handler, call: Call) -> bool:
-    """Whether the function takes nothing else of a batch, and no middleware sees its messages."""
-    is_direct = plain_call(call) is handler.invoke_batch and handler.execution == "inline"
-    return is_direct and handler.signature.payload_call() is not None
+def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:
+    """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
+    if handler.execution != "inline" or handler.group_concurrency is not None or handler.rate is not None:
+        return None  # a limit counts messages
+    call = handler.signature.payload_call()
+    for middleware in reversed((*middlewares, *handler.around)):
+        if call is None or not isinstance(middleware, Wrapping):
+            return None
+        call = middleware.wrap_payload(call, handler.topic, handler.group)
+    return call
 
 
 def _inline(handler: Handler) -> Call:

@@ -250,10 +250,10 @@ class Fetcher:
 
     async def _read(self, lanes: list[Lane], aim: int) -> None:
         lanes = self._in_turn(lanes, aim)
-        count = max(1, aim // (len(lanes) * self.reader_count))  # COUNT is per stream
+        share = max(1, aim // (len(lanes) * self.reader_count))
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
         commands = [self._settler.packed(batch) for batch in batches]
-        commands.append(self._read_command(lanes, count))
+        commands.append(self._read_command(lanes, share))
         self._read_by, self._read_of, self._blocked = self._connection.name, lanes, True
         try:
             await self._connection.send(commands)
@@ -268,7 +268,7 @@ class Fetcher:
             self._blocked = False
         if isinstance(reply, Exception):
             raise reply
-        self._is_behind = bool(reply) and 2 * sum([len(entries) for _, entries in reply]) >= count * len(lanes)
+        self._is_behind = bool(reply) and 2 * sum([len(entries) for _, entries in reply]) >= share * len(lanes)
         if reply:
             await self._offer(reply, lanes)
         self._finish_cycle()
@@ -279,14 +279,14 @@ class Fetcher:
             await self._settler.confirm(batches[0], reply)
             del batches[0]
 
-    def _read_command(self, lanes: list[Lane], count: int) -> bytes:
+    def _read_command(self, lanes: list[Lane], share: int) -> bytes:
         # something is ready: read without waiting, so that the next read settles what is handled meanwhile
         is_ready = self._is_behind or self._is_recovering() or self._changed.is_set()
         block = 0 if is_ready else to_ms(self._settings.longest_read)
         wait = ("BLOCK", block) if block else ()
         streams = [lane.stream for lane in lanes]
         return pack(
-            ("XREADGROUP", "GROUP", self._group, self._member, "COUNT", count, *wait, "STREAMS", *streams)
+            ("XREADGROUP", "GROUP", self._group, self._member, "COUNT", share, *wait, "STREAMS", *streams)
             + (">",) * len(lanes)
         )
 
@@ -306,7 +306,7 @@ class Fetcher:
             lane.in_flight.update([entry_id for entry_id, _ in entries])
             if lane.newest_held is not None:  # otherwise others' messages may have been ours in a reply that was lost
                 lane.newest_held = entries[-1][0]
-            if self._queue.takes_raw and self._offer_raw(lane, entries):
+            if self._queue.takes_raw and not lane.waiting and self._offer_raw(lane, entries):
                 continue
             messages, size = [], 0
             for entry_id, fields in entries:

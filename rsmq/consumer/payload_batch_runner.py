@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Coroutine, Generator
 from functools import partial
 from itertools import takewhile
-from types import CoroutineType
 from typing import Any
 
 from rsmq.consumer.batch_runner import BatchRunner
 from rsmq.consumer.pool import TaskSlot
-from rsmq.consumer.queue import Queue, RawEntries
-from rsmq.consumer.settler import Settler
+from rsmq.consumer.queue import RawEntries
 from rsmq.errors import Malformed
-from rsmq.handler.handler import Handler
-from rsmq.handler.middleware import Call
+from rsmq.handler.first_step import first_step
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 
@@ -26,11 +21,6 @@ class PayloadBatchRunner(BatchRunner):
     Messages are made and their keys taken only if the function suspends, fails or returns outcomes: until then no other
     task could have run. Batches that cannot go this way are handled as messages, in the same order.
     """
-
-    def __init__(self, handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> None:
-        super().__init__(handler, call, queue, settler, stats)
-        self._payload_call = handler.signature.payload_call()
-        queue.takes_raw = True
 
     async def _work_once(self, task_slot: TaskSlot) -> None:
         raw = self._take_raw()
@@ -51,7 +41,8 @@ class PayloadBatchRunner(BatchRunner):
             task_slot.rest = partial(self._handle_started, task_slot, *self._make_messages(raw))
             return
         task_slot.started = monotonic()
-        call = self._first_step(payloads)
+        assert self._payload_call is not None
+        call = first_step(self._payload_call, payloads)
         if call is not None:
             await self._handle(task_slot, *self._make_messages(raw), call)
         else:
@@ -65,27 +56,10 @@ class PayloadBatchRunner(BatchRunner):
             for each in raw:
                 if now >= each.origin.lease.deadline:
                     return None
-                # one message for all of them: of a plain entry a decoder sees nothing but the data
-                message = Message(each.origin, *each.entries[0])
-                for _, fields in each.entries:
-                    message.data = fields[1]
-                    payloads.append(decode(message))
+                payloads += [decode(fields[1]) for _, fields in each.entries]
         except Malformed:
             return None
         return payloads
-
-    def _first_step(self, payloads: list[Any]) -> Awaitable[Any] | None:
-        """Call the function and run it until it suspends. None: it never did, and all messages are done."""
-        assert self._payload_call is not None
-        try:
-            work = self._payload_call(payloads)
-            if type(work) is not CoroutineType:
-                return work  # type: ignore[no-any-return]
-            return Continuation(work, work.send(None))
-        except StopIteration as end:
-            return None if end.value is None else _returned(end.value)
-        except BaseException as error:
-            return _raised(error)
 
     def _make_messages(self, raw: list[RawEntries]) -> tuple[list[Message], list[Message]]:
         """A message for each entry, with all keys taken before another task runs. The rest of the lanes waits."""
@@ -104,38 +78,3 @@ class PayloadBatchRunner(BatchRunner):
         for each in raw:
             self._settler.add_done(each.origin, [entry_id for entry_id, _ in each.entries])
             self.queue.in_flight -= len(each.entries)
-
-
-class Continuation:
-    """The rest of a coroutine whose first step was run by hand, and which waits for something."""
-
-    __slots__ = ("_coroutine", "_waits_for")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        self._coroutine, self._waits_for = coroutine, waits_for
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine, waits_for = self._coroutine, self._waits_for
-        try:
-            while True:
-                try:
-                    answer = yield waits_for
-                except GeneratorExit:
-                    coroutine.close()
-                    raise
-                except BaseException as error:
-                    waits_for = coroutine.throw(error)
-                else:
-                    waits_for = coroutine.send(answer)
-        except StopIteration as end:
-            return end.value
-
-
-async def _returned(value: Any) -> Any:
-    """A coroutine that returned in its first step."""
-    return value
-
-
-async def _raised(error: BaseException) -> Any:
-    """A coroutine that raised in its first step."""
-    raise error

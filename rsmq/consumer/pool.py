@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.queue import Queue
+from rsmq.consumer.queue import Queue, RawEntries
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 
@@ -37,10 +37,10 @@ class TaskSlot:
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.rest: Rest | None = None
-        self.messages: tuple[Message, ...] | list[Message] = ()
+        self.messages: tuple[Message, ...] | list[Message] | RawEntries = ()
         self.started = 0.0
         self._reason: str | None = None
-        self._cancelled: tuple[Message, ...] | list[Message] = ()
+        self._cancelled: tuple[Message, ...] | list[Message] | RawEntries = ()
 
     def cancel(self, reason: str) -> None:
         """Cancel the handler that runs in it. A handler may swallow a cancellation, so it can be called again."""

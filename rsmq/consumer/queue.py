@@ -6,7 +6,7 @@ Pure bookkeeping without I/O. The runner takes from `ready`; everything else is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
@@ -20,16 +20,23 @@ WHOLE: Final = b""
 
 
 class RawEntries:
-    """Entries of one lane as they were read, for a batch handler that wants payloads only: no message was made of them.
+    """Entries of one lane as they were read, for a handler that wants payloads only: no message was made of them.
 
-    First deliveries of plain entries, in order. Invariant: no key of the lane is taken while they wait in
-    the queue, so any of them may start.
+    First deliveries of plain entries, in order. Invariant: no key of the lane is taken while they wait in the queue, so
+    any of them may start. `done` are the ids of those that were handled one by one. To other threads they look like
+    what runs: the message of the entry after those.
     """
 
-    __slots__ = ("entries", "origin")
+    __slots__ = ("done", "entries", "origin")
 
     def __init__(self, origin: Lane, entries: list[RawEntry]) -> None:
-        self.origin, self.entries = origin, entries
+        self.origin, self.entries, self.done = origin, entries, list[bytes]()
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Message]:
+        yield Message(self.origin, *self.entries[min(len(self.done), len(self.entries) - 1)])
 
     def messages(self) -> list[Message]:
         """A message for each."""
@@ -65,10 +72,10 @@ class Queue:
         """Take fetched messages of one lane, in stream order."""
         if lane.raw_entries:
             self.unpack(lane)
-        self._add(lane, messages)
+        self._add(lane, messages, self.ready)
 
-    def _add(self, lane: Lane, messages: Iterable[Message]) -> None:
-        ready, waiting, is_ordered = self.ready, lane.waiting, self.is_ordered
+    def _add(self, lane: Lane, messages: Iterable[Message], ready: deque[Any]) -> None:
+        waiting, is_ordered = lane.waiting, self.is_ordered
         for message in messages:
             self.in_flight += 1
             if self._is_serial:
@@ -161,6 +168,25 @@ class Queue:
             limit -= len(raw.entries)
         return taken
 
+    def put_back_raw(self, raw: RawEntries) -> None:
+        """The entries that were not handled are ready again, first."""
+        entries = raw.entries[len(raw.done) :]
+        if entries:
+            self.ready.appendleft(RawEntries(raw.origin, entries))
+            raw.origin.raw_entries += 1
+
+    def split_raw(self, raw: RawEntries) -> Message:
+        """The entry after those done is running, so its key is taken. The lane's other entries become messages."""
+        lane, entries, first = raw.origin, raw.entries[len(raw.done) :], deque[Message]()
+        message, *later = RawEntries(lane, entries).messages()
+        self.take_keys(lane, [message])
+        self.in_flight -= len(later)
+        self._add(lane, later, first)
+        self.ready.extendleft(reversed(first))
+        if lane.raw_entries:
+            self.unpack(lane)
+        return message
+
     def take_keys(self, lane: Lane, messages: Iterable[Message]) -> list[Message]:
         """Take the keys of running messages that were raw. Returns the first of each key, and those without a key."""
         heads = []
@@ -182,7 +208,7 @@ class Queue:
         for each in before:
             if type(each) is RawEntries and each.origin is lane:
                 self.in_flight -= len(each.entries)
-                self._add(lane, each.messages())
+                self._add(lane, each.messages(), self.ready)
             else:
                 self.ready.append(each)
         lane.raw_entries = 0

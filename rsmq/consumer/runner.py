@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
-from rsmq.consumer.queue import Queue
+from rsmq.consumer.queue import Queue, RawEntries
 from rsmq.consumer.settler import Settler
-from rsmq.errors import BrokerError, HandlerTimeout
+from rsmq.errors import BrokerError, HandlerTimeout, Malformed
 from rsmq.handler.failure import describe, exc_info
+from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
 from rsmq.handler.retry import Bury, Outcome, Park, decide
@@ -43,13 +44,23 @@ class Abandoned(Exception):
 class Runner(Pool):
     """Runs one message per handler call, up to `concurrency` at once, in key order where the handler asks for it.
 
-    Invariant: no handler starts past its lease's local deadline, read from the clock at every start.
+    Invariant: no handler starts past its lease's local deadline, read from the clock at every start. With a
+    `payload_call` raw entries are handled without messages, as long as the function returns at once.
     """
 
-    def __init__(self, handler: Handler, call: Call, queue: Queue, settler: Settler, stats: Counter[str]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        call: Call,
+        queue: Queue,
+        settler: Settler,
+        stats: Counter[str],
+        payload_call: Call | None = None,
+    ) -> None:
         super().__init__(queue, handler.concurrency, handler.timeout)
         self.handler, self._settler, self._stats = handler, settler, stats
-        self._call = call
+        self._call, self._payload_call = call, payload_call
+        queue.takes_raw = payload_call is not None
         self.is_starved = False
         self.space = asyncio.Event()
         self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
@@ -71,26 +82,39 @@ class Runner(Pool):
         assert task_slot.task is not None
         queue, ready, settler = self.queue, self.queue.ready, self._settler
         take: Callable[[], Any] = queue.take if queue.is_limited else ready.popleft
-        decode, call, ordered, cancelling = self.handler.decode, self._call, queue.is_ordered, task_slot.task.cancelling
+        decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
         turn = monotonic()
         while True:
             while ready:
-                message = take()
+                message, rest = take(), None
                 if message is None:  # a limit is reached
                     break
+                if type(message) is RawEntries:
+                    message, rest = self._run_raw(task_slot, message)
+                    if cancelling() and message is None:
+                        task_slot.rest = partial(self._work, task_slot)
+                        return
+                    if message is None:
+                        if monotonic() - turn > TURN:
+                            await asyncio.sleep(0)
+                            turn = monotonic()
+                        continue
                 lane: Lane = message.origin
                 task_slot.started = now = monotonic()
                 lane.running += 1  # until it is settled: a handover waits for that
                 try:
-                    if now >= lane.lease.deadline or (
-                        message.is_redelivered and not await self._charge(task_slot, message, lane)
+                    if rest is None and (
+                        now >= lane.lease.deadline
+                        or (message.is_redelivered and not await self._charge(task_slot, message, lane))
                     ):
                         lane.running -= 1
                         self._drop(message, lane)
                         continue
                     task_slot.messages = (message,)
-                    message.payload = decode(message)
-                    await call(message)
+                    if rest is None:
+                        message.payload = decode(message.data)
+                        rest = call(message)
+                    await rest
                 except BaseException as error:
                     self._leave_to_next(task_slot, message, lane, self._outcome(task_slot, error))
                     return
@@ -98,25 +122,11 @@ class Runner(Pool):
                     self._leave_to_next(task_slot, message, lane, None)
                     return
                 task_slot.messages = ()
-                if message.is_redelivered:
-                    if message.is_suspect:
-                        self._leave_to_next(task_slot, message, lane, None)
-                        return
-                    settler.add_done(lane, [message.entry_id])
-                    queue.finish(message, lane)
-                else:
-                    done = lane.done
-                    if not done:
-                        settler.schedule(lane)
-                    done.append(message.entry_id)
-                    queue.in_flight -= 1
-                    key = message.routing_key
-                    if ordered and key is not None:
-                        behind = lane.waiting.get(key)
-                        if behind:
-                            queue.release(lane, key)
-                        elif behind is not None:
-                            del lane.waiting[key]
+                if message.is_suspect:
+                    self._leave_to_next(task_slot, message, lane, None)
+                    return
+                settler.add_done(lane, (message.entry_id,))
+                queue.finish(message, lane)
                 lane.running -= 1
                 if self.is_starved:
                     self._made_space()
@@ -127,6 +137,44 @@ class Runner(Pool):
                 queue.group_limit.leave()
             await self._sleep()
             turn = monotonic()
+
+    def _run_raw(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Message | None, Awaitable[Any] | None]:
+        """Call the function with one payload after the other: no other task can run before one of the calls suspends.
+
+        Returns the message whose call suspends or fails, with the rest of that call, or a message that may not start,
+        because its lease is over. What was not handled is ready again.
+        """
+        assert task_slot.task is not None
+        assert self._payload_call is not None
+        queue, lane, done, decode, function = self.queue, raw.origin, raw.done, self.handler.decode, self._payload_call
+        lease, cancelling = lane.lease, task_slot.task.cancelling
+        rest: Awaitable[Any] | None = None
+        lane.raw_entries -= 1
+        task_slot.messages, now = raw, monotonic()
+        end = now + TURN
+        for entry_id, fields in raw.entries:
+            task_slot.started = now = monotonic()
+            if now >= lease.deadline or now > end or cancelling():
+                break
+            try:
+                payload = decode(fields[1])
+            except Malformed as error:
+                rest = raised(error)
+                break
+            rest = first_step(function, payload)
+            if rest is not None and type(rest) is not Returned:
+                break
+            done.append(entry_id)
+            rest = None
+        task_slot.messages = ()
+        self._settler.add_done(lane, done)
+        queue.in_flight -= len(done)
+        if self.is_starved:
+            self._made_space()
+        if rest is not None or (now >= lease.deadline and len(done) < len(raw.entries)):
+            return queue.split_raw(raw), rest
+        queue.put_back_raw(raw)
+        return None, None
 
     async def _charge(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:
         """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""

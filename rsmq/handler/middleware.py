@@ -20,24 +20,19 @@ def compose(middlewares: Sequence[Middleware], innermost: Call) -> Call:
 
 
 class Wrapping(ABC):
-    """A middleware that builds its call around the next one when composed, and can skip work most messages do not need.
-
-    The call may have an attribute `plain`: see `plain_call`.
-    """
+    """A middleware that builds its call around the next one when composed, so it can skip work for most messages."""
 
     @abstractmethod
     def wrap(self, call_next: Call) -> Call:
         """Build the call around the next one."""
 
+    def wrap_payload(self, call_next: Call, topic: str, group: str) -> Call | None:
+        """Build the call around one that gets only payloads, of plain messages. None: it must see the messages."""
+        return None
+
     def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
         """Run like any other middleware."""
         return self.wrap(call_next)(work)
-
-
-def plain_call(call: Call) -> Call:
-    """The call that handles plain messages: its attribute `plain` if it has one, else the call itself."""
-    inner: Call = getattr(call, "plain", call)
-    return inner
 
 
 def _around(middleware: Middleware, call_next: Call) -> Call:

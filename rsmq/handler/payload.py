@@ -14,9 +14,8 @@ from pydantic_core import from_json
 
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.interrupt import is_from_signal
-from rsmq.model.message import Message
 
-Decoder = Callable[[Message], Any]
+Decoder = Callable[[bytes], Any]
 
 MOST_ERRORS: Final = 3
 LONGEST_PART: Final = 60
@@ -43,35 +42,35 @@ def decoder_for(annotation: Any) -> Decoder:
     return _validated(annotation)
 
 
-def decode_nothing(_message: Message) -> None:
+def decode_nothing(_data: bytes) -> None:
     """For a handler that takes only the message."""
 
 
-def decode_bytes(message: Message) -> bytes:
+def decode_bytes(data: bytes) -> bytes:
     """The data as it is."""
-    return message.data
+    return data
 
 
-def decode_text(message: Message) -> str:
+def decode_text(data: bytes) -> str:
     """The data as UTF-8."""
     try:
-        return message.data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise Malformed(f"the payload is not UTF-8 (byte {error.start})") from None
 
 
-def decode_json(message: Message) -> Any:
+def decode_json(data: bytes) -> Any:
     """Any JSON value."""
     try:
-        return from_json(message.data, allow_inf_nan=False)
+        return from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise Malformed(f"the payload is not JSON: {error}") from None
 
 
-def decode_dict(message: Message) -> dict[str, Any]:
+def decode_dict(data: bytes) -> dict[str, Any]:
     """A JSON object."""
     try:
-        value = from_json(message.data, allow_inf_nan=False)
+        value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise Malformed(f"the payload is not JSON: {error}") from None
     if type(value) is not dict:
@@ -79,9 +78,9 @@ def decode_dict(message: Message) -> dict[str, Any]:
     return value
 
 
-def decode_list(message: Message) -> list[Any]:
+def decode_list(data: bytes) -> list[Any]:
     """A JSON array."""
-    value = decode_json(message)
+    value = decode_json(data)
     if type(value) is not list:
         raise Malformed(f"the payload is a JSON {type(value).__name__}, not an array")
     return value
@@ -98,10 +97,10 @@ def _validated(annotation: Any) -> Decoder:
             f"a TypedDict, dict, str or bytes, defined before the handler"
         ) from None
 
-    def decode(message: Message) -> Any:
+    def decode(data: bytes) -> Any:
         try:
             try:
-                return validate(message.data)
+                return validate(data)
             except ValidationError as error:
                 raise Malformed(explain(error)) from None
         except Malformed:

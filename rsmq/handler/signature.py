@@ -49,9 +49,9 @@ class Signature:
         function, arguments = self.function, self.arguments
         return lambda messages: function(*arguments(messages))
 
-    def payload_call(self) -> Callable[[list[Any]], Any] | None:
-        """The call for a batch handler that takes only payloads; None for any other."""
-        return self.function if self.wants_message == (False,) else None
+    def payload_call(self) -> Callable[[Any], Any] | None:
+        """The call for an async handler that takes nothing but its payload or payloads; None for any other."""
+        return self.function if self.wants_message == (False,) and self.is_async else None
 
     def arguments(self, work: Message | Sequence[Message]) -> tuple[Any, ...]:
         """The arguments that these calls pass; for a call in another process, too."""

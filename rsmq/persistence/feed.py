@@ -85,7 +85,7 @@ class Feed:
 
     async def _addressed(self, message: Message) -> list[str]:
         """The devices of a message, without duplicates. Raises Reject for an impossible device id."""
-        message.payload = self._decode(message)
+        message.payload = self._decode(message.data)
         found: Recipients = await self._recipients(message) if self._signature.is_async else self._recipients(message)
         if found is None:
             return []

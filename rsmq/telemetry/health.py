@@ -205,7 +205,7 @@ class WorkerProbe:
 def describe(consumer: Consumer, task_slot: TaskSlot) -> str:
     """A running call: its handler, its message, for how long. Without key and payload."""
     messages = task_slot.messages
-    first, more = messages[0], f" and {len(messages) - 1} more" if len(messages) > 1 else ""
+    first, more = next(iter(messages)), f" and {len(messages) - 1} more" if len(messages) > 1 else ""
     return (
         f"{consumer.handler!r} with message {first.id} of {first.topic}.{first.partition}, attempt {first.attempt}"
         f"{more}, running for {monotonic() - task_slot.started:.1f} s"

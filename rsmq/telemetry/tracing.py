@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from rsmq.broker import Broker
 from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
-from rsmq.handler.middleware import Call, Wrapping, plain_call
+from rsmq.handler.middleware import Call, Wrapping
 from rsmq.handler.retry import Retry
 from rsmq.inspector.inspector import installed
 from rsmq.model.keys import Keys
@@ -170,8 +170,11 @@ class TracedHandling(Wrapping):
 
         if self._sampling.is_all:
             return call_all
-        call.plain = plain_call(call_next)  # type: ignore[attr-defined]
         return call
+
+    def wrap_payload(self, call_next: Call, topic: str, group: str) -> Call | None:
+        """Plain messages have no context."""
+        return None if self._sampling.is_all else call_next
 
     async def _one(self, work: Message, call_next: Call) -> Any:
         parent, origin = self._propagation.extract(work.headers)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from asyncio import CancelledError
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from time import perf_counter
 from typing import Any, Final
 
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
-from rsmq.handler.middleware import Call
+from rsmq.handler.middleware import Call, Wrapping
 from rsmq.inspector.inspector import installed
 from rsmq.model.clock import awake, monotonic
-from rsmq.model.message import Origin
 from rsmq.telemetry import metric
 from rsmq.telemetry.metric import BOUNDS, Histogram, Metric, Sample
 
@@ -66,7 +65,7 @@ def of_consumer(consumer: Consumer) -> Iterator[Sample]:
     yield Sample(metric.READ_AGE, labels, awake() - min(turned) if turned else 0.0)
 
 
-class HandlerDuration:
+class HandlerDuration(Wrapping):
     """A middleware that times every handler call; a batch is one call. It exists only where metrics are on.
 
     Time that a handler spends waiting counts, because its messages wait for it.
@@ -76,26 +75,39 @@ class HandlerDuration:
         self._broker = broker  # its handlers may be registered later
         self._seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
         self._failures = Counter[tuple[str, str]]()
-        self._latest: tuple[Origin | None, Histogram] = None, Histogram()
 
-    async def __call__(self, work: Any, call_next: Call) -> Any:
-        """The middleware."""
-        origin = (work if type(work) is not list else work[0]).origin
-        latest, histogram = self._latest  # messages of one partition follow each other
-        if latest is not origin:
-            histogram = self._seconds[origin.topic, origin.group]
-            self._latest = origin, histogram
-        started = perf_counter()
-        try:
-            return await call_next(work)
-        except BaseException as error:
-            if not isinstance(error, CancelledError):
-                self._failures[origin.topic, origin.group] += 1
-            raise
-        finally:
-            seconds = perf_counter() - started
-            histogram.counts[bisect_left(BOUNDS, seconds)] += 1  # `observe`, without its call
-            histogram.sum += seconds
+    def wrap(self, call_next: Call) -> Call:
+        """Time the call of a message or of a batch."""
+        timed: Call | None = None
+
+        def call(work: Any) -> Awaitable[Any]:
+            nonlocal timed
+            if timed is None:  # a call belongs to one handler
+                origin = (work if type(work) is not list else work[0]).origin
+                timed = self.wrap_payload(call_next, origin.topic, origin.group)
+            return timed(work)
+
+        return call
+
+    def wrap_payload(self, call_next: Call, topic: str, group: str) -> Call:
+        """Time a call that gets only payloads."""
+        key, histogram = (topic, group), self._seconds[topic, group]
+        counts = histogram.counts
+
+        async def timed(work: Any) -> Any:
+            started = perf_counter()
+            try:
+                return await call_next(work)
+            except BaseException as error:
+                if not isinstance(error, CancelledError):
+                    self._failures[key] += 1
+                raise
+            finally:
+                seconds = perf_counter() - started
+                counts[bisect_left(BOUNDS, seconds)] += 1  # `observe`, without its call
+                histogram.sum += seconds
+
+        return timed
 
     def read(self) -> Iterator[Sample]:
         """What was counted so far."""

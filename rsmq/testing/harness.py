@@ -296,7 +296,7 @@ class Harness:
 def readable(message: Message) -> Any:
     """The payload for assertions: JSON decoded, text as str, other types as bytes."""
     if message.type == JSON:
-        return decode_json(message)
+        return decode_json(message.data)
     return message.data.decode() if message.type.startswith("text/") else message.data
 
 

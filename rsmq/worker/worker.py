@@ -13,7 +13,6 @@ import anyio.to_thread
 
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.context import ConsumerContext
-from rsmq.consumer.execution import build_call
 from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Middleware
@@ -118,9 +117,8 @@ class Worker:
         return topic
 
     def _consumer(self, handler: Handler, topic: Topic, heartbeat: Heartbeat) -> Consumer:
-        call = build_call(handler, self._middlewares)
         context = ConsumerContext(self._client, self._keys, self._settings, self.member, topic, handler)
-        return Consumer(context, call, heartbeat, self._batcher.ask)
+        return Consumer(context, self._middlewares, heartbeat, self._batcher.ask)
 
     def _roles(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """The roles that run once for all consumers; they end after the consumers."""

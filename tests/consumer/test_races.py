@@ -62,8 +62,7 @@ async def pool(
     """A runner for a handler, on a queue of its own."""
     linger = None if batch is None else timedelta(milliseconds=1)
     handler = build_handler(function, "topic", group="group", batch=batch, linger=linger, **options)
-    call: Any = handler.invoke if batch is None else handler.invoke_batch
-    runner = build_runner(handler, call, Queue(is_ordered=True), settler, Counter())  # type: ignore[arg-type]
+    runner = build_runner(handler, (), Queue(is_ordered=True), settler, Counter())  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         await tasks.start(runner.run)
         yield runner

@@ -1,4 +1,4 @@
-"""Batches of raw entries: the same order and the same outcomes as message by message."""
+"""Raw entries, one by one and in batches: the same order and the same outcomes as with messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.consumer.execution import build_runner
+from rsmq.consumer.execution import build_payload_call, build_runner
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.payload_batch_runner import Continuation
 from rsmq.consumer.queue import Queue
 from rsmq.errors import LeaseLost
+from rsmq.handler.first_step import Continuation
 from rsmq.handler.handler import build_handler
+from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import Reject
 from rsmq.model.message import Message, RawEntry, plain_size
 from tests.consumer.test_queue import make_lane
@@ -55,14 +56,15 @@ class Books:
 
 
 class Bench:
-    """A batch runner for one handler, fed by hand."""
+    """A runner for one handler, fed by hand."""
 
-    def __init__(self, function: Callable[..., Any], *, batch: int, ordering: Any = "key", **options: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, batch: int | None, ordering: Any = "key", **options: Any
+    ) -> None:
         handler = build_handler(function, "topic", group="group", batch=batch, ordering=ordering, **options)
         self.queue = Queue(is_ordered=ordering != "none", is_serial=ordering == "partition")
         self.books = Books()
-        call: Any = handler.invoke_batch
-        self.runner = build_runner(handler, call, self.queue, self.books, Counter())  # type: ignore[arg-type]
+        self.runner = build_runner(handler, (), self.queue, self.books, Counter())  # type: ignore[arg-type]
         self.lanes = [make_lane(number) for number in range(3)]
 
     async def feed(self, chunks: list[tuple[int, list[RawEntry]]]) -> None:
@@ -125,6 +127,89 @@ async def test_raw_batches_keep_order_and_settle_every_message_once(seed: int, o
     assert (bench.queue.in_flight, bench.queue.blocked, list(bench.queue.ready)) == (0, 0, [])
 
 
+@pytest.mark.parametrize("ordering", ["key", "partition", "none"])
+@pytest.mark.parametrize("seed", range(25))
+async def test_single_calls_of_raw_entries_keep_order_and_settle_every_message_once(seed: int, ordering: str) -> None:
+    """Whether a call returns at once, suspends, fails or cancels its own task: every message of a key in order, one at
+    a time, each settled or buried once, and no call suffers from another."""
+    random, seen, busy = Random(seed), defaultdict[Any, list[int]](list), set[Any]()
+    rejected, usual = set[bytes](), random.choice([0, 0, 1])
+
+    async def handle(payload: dict[str, Any]) -> Any:
+        number = payload["n"]
+        order = {"none": ("each", number), "partition": ("lane", number % 3)}.get(
+            ordering, (number % 3, payload["k"] or ("each", number))
+        )
+        assert order not in busy
+        seen[order].append(number)
+        busy.add(order)
+        choice = random.randrange(12)
+        for _ in range(choice if 0 < choice < 4 else usual):
+            await asyncio.sleep(0)
+        busy.remove(order)
+        task = asyncio.current_task()
+        assert task is not None
+        if choice == 4:
+            rejected.add(b"%d-0" % number)
+            raise Reject("this one")
+        if choice == 5:
+            task.cancel()  # its message is done all the same, and the next call is not cancelled
+        return choice if choice == 6 else None
+
+    bench = Bench(handle, batch=None, ordering=ordering, concurrency=random.choice([1, 2, 8]))
+    assert bench.queue.takes_raw
+    chunks, count = list[tuple[int, list[RawEntry]]](), 0
+    for _ in range(30):
+        lane, rows = random.randrange(3), list[RawEntry]()
+        for _ in range(random.randrange(1, 12)):
+            rows.append(plain(count * 3 + lane, random.choice([None, 1, 2, 3])))
+            count += 1
+        chunks.append((lane, rows))
+    await bench.feed(chunks)
+
+    done = [entry_id for lane in bench.lanes for entry_id in lane.done]
+    assert set(bench.books.buried) == rejected
+    assert sorted(done + bench.books.buried) == sorted(entry_id for _, rows in chunks for entry_id, _ in rows)
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+    assert [(lane.running, lane.raw_entries, lane.waiting) for lane in bench.lanes] == [(0, 0, {})] * 3
+    assert (bench.queue.in_flight, bench.queue.blocked, list(bench.queue.ready)) == (0, 0, [])
+
+
+async def test_single_call_of_a_raw_entry_shows_its_message_to_other_threads() -> None:
+    """What blocks the event loop is named by the message that runs, although none was made for it."""
+    shown = list[str]()
+
+    async def handle(_payload: dict[str, Any]) -> None:
+        (task_slot,) = bench.runner.task_slots
+        assert len(task_slot.messages) == 1
+        assert task_slot.started > 0
+        shown.extend(message.id for message in task_slot.messages)
+
+    bench = Bench(handle, batch=None)
+    await bench.feed([(0, [plain(1, 1), plain(2, 1)]), (1, [plain(3, None)])])
+    assert shown == ["m1", "m2", "m3"]
+
+
+def test_handler_that_needs_messages_or_limits_takes_no_raw_entries() -> None:
+    """The function, a middleware or a limit has to see each message."""
+
+    async def with_message(_payload: int, _message: Message) -> None: ...
+
+    async def plainly(_payload: int) -> None: ...
+
+    def in_thread(_payload: int) -> None: ...
+
+    async def middleware(work: Any, call_next: Any) -> Any:
+        return await call_next(work)
+
+    assert Bench(plainly, batch=None).queue.takes_raw
+    assert not Bench(with_message, batch=None).queue.takes_raw
+    assert not Bench(in_thread, batch=None).queue.takes_raw
+    assert build_payload_call(build_handler(plainly, "topic", group="group"), [middleware]) is None
+    assert not Bench(plainly, batch=None, group_concurrency=2).queue.takes_raw
+    assert not Bench(plainly, batch=None, rate=Rate(10)).queue.takes_raw
+
+
 async def test_unreadable_payload_is_buried_without_its_neighbours() -> None:
     """It moves to the dead letters; the other raw entries are handled."""
     seen = list[int]()
@@ -140,14 +225,18 @@ async def test_unreadable_payload_is_buried_without_its_neighbours() -> None:
     assert bench.books.buried == [b"1-0", b"3-0", b"5-0", b"7-0", b"9-0"]
 
 
-async def test_raw_entries_do_not_start_after_their_lease() -> None:
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_raw_entries_do_not_start_after_their_lease(batch: int | None) -> None:
     """Raw entries of a lane whose lease has run out are dropped, not handled."""
     seen = list[Any]()
 
     async def handle(payloads: list[dict[str, Any]]) -> None:
         seen.extend(payloads)
 
-    bench = Bench(handle, batch=10)
+    async def handle_one(payload: dict[str, Any]) -> None:
+        seen.append(payload)
+
+    bench = Bench(handle if batch else handle_one, batch=batch)
     bench.lanes[1].lease.deadline = 0.0
     await bench.feed([(1, [plain(1, 1)]), (0, [plain(0, 1)])])
     assert [each["n"] for each in seen] == [0]
