@@ -68,7 +68,7 @@ class Fetcher:
         self._changed = asyncio.Event()
         self._read_by, self._read_of = "", list[Lane]()  # the read that is not answered yet: connection and lanes
         self._blocked = False
-        self._cycle_done = asyncio.Event()
+        self._is_cycling, self._cycle_done = False, asyncio.Event()  # no read begins while it is connecting
         self.reader_count = 1
         self.is_paused = False
         self.last_turn = self.last_success = awake()  # when `run` last began a cycle, and last ended one well
@@ -102,6 +102,7 @@ class Fetcher:
                 self.last_turn = awake()
                 try:
                     await self._connect()
+                    self._is_cycling = True
                     await self._cycle()
                     backoff.reset()
                     self.last_success = awake()
@@ -122,6 +123,7 @@ class Fetcher:
                     await self._lost_connection(close=True)
                     await asyncio.sleep(backoff.next())
         finally:
+            self._is_cycling = False
             self._finish_cycle()
             await self._connection.close()
 
@@ -182,7 +184,7 @@ class Fetcher:
             self._read_of = []
 
     async def _lost_connection(self, *, close: bool) -> None:
-        self._blocked = False
+        self._blocked = self._is_cycling = False
         if close:
             self.connected.clear()
             await self._connection.close()
@@ -366,10 +368,15 @@ class Fetcher:
             await asyncio.sleep(0.01)  # the read was written but had not arrived
 
     async def exclude(self) -> None:
-        """Wait until no read that was written before this call is on its way. Quiet lanes are not read after that."""
+        """Wait until no read that was written before this call can be answered. Quiet lanes are not read after that.
+
+        While it connects, this waits only if messages are in flight: the server may have lost that it delivered them.
+        A read whose connection was lost may still arrive at the server: `late_reader` names that connection.
+        """
         done = self._cycle_done
         await self.interrupt()
-        await done.wait()
+        if self._is_cycling or any(lane.in_flight for lane in self._own_lanes()):
+            await done.wait()
 
     def __repr__(self) -> str:
         numbers = sorted(lane.partition for lane in self._own_lanes())

@@ -131,12 +131,18 @@ async def test_read_that_is_late_when_its_member_is_cancelled_takes_nothing() ->
             await scene.ends_in_order(connection)
 
 
-async def test_read_that_is_late_at_a_handover_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The member gives up its connection, and gives back a lease before it can open another."""
+@pytest.mark.parametrize("is_connecting", [False, True])
+async def test_read_that_is_late_at_a_handover_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_connecting: bool
+) -> None:
+    """The member gives up its connection, before or in the handover, and gives back a lease without another one."""
     async with make_scene(partitions=2) as scene, scene.first.running():
         await until(lambda: len(lanes(scene.first)) == 2, "the first has all")
         connection = await scene.hold_a_read()
         scene.hold_back_reconnects(monkeypatch)
+        if is_connecting:
+            (reading,) = scene.fetchers()
+            await until(lambda: not reading._connection.is_open, "it has given up its connection")
         async with scene.second.running():
             await until(lambda: lanes(scene.second), "one partition is handed over")
             await scene.ends_in_order(connection)
