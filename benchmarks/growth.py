@@ -92,7 +92,7 @@ async def members(bench: Bench, value: int) -> Costs:
         count, brokers = work.Count(load), []
         for _ in range(value):
             broker = Broker(work.settings_of(load))
-            work.register(broker, work.single, count, "growth", load.concurrency)
+            work.register(broker, work.single, count, "growth", load)
             brokers.append(await stack.enter_async_context(broker.running()))
         with anyio.fail_after(60):
             while not all(broker.worker and 0 < owned(broker) <= math.ceil(16 / value) for broker in brokers):

@@ -92,7 +92,7 @@ Kind = Callable[..., Callable[..., Any]]
 async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "") -> Cost:
     """One handler of a kind, in its own group, from the first message of the topic on."""
     count, broker = Count(load), Broker(settings_of(load))
-    register(broker, kind, count, group or f"ours-{token_hex(4)}", load.concurrency)
+    register(broker, kind, count, group or f"ours-{token_hex(4)}", load)
     async with broker.running():
         await count.warmed.wait()
         await meter.start()
@@ -101,19 +101,19 @@ async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "") -> C
         return await meter.cost(count.start, count.end)
 
 
-def register(broker: Broker, kind: Kind, count: Count, group: str, concurrency: int) -> None:
-    """Register a handler of a kind."""
-    batch = BATCH if kind is batches else None
-    broker.handler(TOPIC, group=group, concurrency=concurrency, batch=batch)(kind(count))
+def register(broker: Broker, kind: Kind, count: Count, group: str, load: Load) -> None:
+    """Register a handler of a kind. No batch is larger than the warm-up, or one could hold all messages."""
+    batch = min(BATCH, load.warm) if kind is batches else None
+    broker.handler(TOPIC, group=group, concurrency=load.concurrency, batch=batch)(kind(count))
 
 
 def single(count: Count, payload_type: Any = dict[str, Any]) -> Callable[..., Any]:
     """One payload per call."""
 
     async def handle(payload: Any) -> None:
-        count.add(1)
         if count.is_held:
             await count.hold()
+        count.add(1)
 
     handle.__annotations__["payload"] = payload_type
     return handle
@@ -123,9 +123,9 @@ def suspending(count: Count) -> Callable[..., Any]:
     """One payload per call, and the handler suspends one time."""
 
     async def handle(payload: dict[str, Any]) -> None:
-        count.add(1)
         if count.is_held:
             await count.hold()
+        count.add(1)
         await asyncio.sleep(0)
 
     return handle
@@ -135,8 +135,8 @@ def batches(count: Count) -> Callable[..., Any]:
     """Many payloads per call."""
 
     async def handle(payloads: list[dict[str, Any]]) -> None:
-        count.add(len(payloads))
         if count.is_held:
             await count.hold()
+        count.add(len(payloads))
 
     return handle
