@@ -124,13 +124,19 @@ class Rebalancer:
 
     async def _take(self, partition: int, reader: str) -> bool:
         """Ask for a lease. True: it was granted, and its lane is open."""
-        topic, group = self._topic.name, self._group
+        topic, group, absences = self._topic.name, self._group, self._heartbeat.absences
+        if self._heartbeat.is_absent:
+            return False
         self._unsure.add(partition)
         lease = await self._leases.take(topic, partition, group, reader=reader, absent=self._membership.absent)
         self._unsure.discard(partition)
         if lease is not None:
             lane = Lane(self._context.keys, topic, partition, group, lease)
             self._heartbeat.renew(lease, lambda _: self._lifecycle.drop(lane))
+            if self._heartbeat.absences > absences:  # it may have been taken away: ask for it again
+                self._unsure.add(partition)
+                self._heartbeat.forget(lease)
+                return False
             self._lifecycle.open(lane)
         return lease is not None
 

@@ -75,6 +75,8 @@ class SharedDistribution:
             if lane is not None:
                 self._heartbeat.stop_touching(lane.stream, lane.group)
                 self._lifecycle.drop(lane)
+            if self._heartbeat.is_absent:
+                continue  # the others would adopt what it reads
             deadline = monotonic() + self._lease_seconds - self._settings.lease_margin.total_seconds()
             lease = Lease.shared(topic.name, group, partition, self._context.member, deadline)
             self._lanes[partition] = lane = Lane(self._context.keys, topic.name, partition, group, lease)

@@ -100,6 +100,16 @@ class Heartbeat:
         """Whether the thread is running."""
         return self._thread.is_alive()
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether the other members may take this one for dead: what it took now they could take away at once."""
+        return self._presence.is_absent
+
+    @property
+    def absences(self) -> int:
+        """How often that has begun."""
+        return self._presence.absences
+
     def renew_now(self) -> None:
         """Renew everything now."""
         self._renewal_wanted.set()

@@ -112,6 +112,7 @@ class Presence:
 
     If the subscription breaks and cannot be restored within the grace, other members may take over: `on_absent` is
     called, which must stop all work, and is called again at each failed attempt until the subscription is restored.
+    `is_absent` until then; `absences` counts how often that began.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Presence:
         self._subscribed: set[str] = set()
         self._resubscribe_wanted = threading.Event()
         self._absence_timer: threading.Timer | None = None
+        self.is_absent, self.absences = False, 0
         self._ending = threading.Event()
         self._wakeup: Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
@@ -191,19 +193,28 @@ class Presence:
         """The timer has a thread of its own: the next connection attempt may hang for longer than the grace."""
         if self._absence_timer is None:
             log.info("the presence of %s is interrupted: %s", self._member, error)
-            self._absence_timer = threading.Timer(self._grace, self._on_absent)
+            self._absence_timer = threading.Timer(self._grace, self._be_absent)
             self._absence_timer.daemon = True
             if self._grace > 0:
                 self._absence_timer.start()
         elif self._grace > 0 and not self._absence_timer.is_alive():
-            self._on_absent()
+            self._be_absent()
+
+    def _be_absent(self) -> None:
+        with self._lock:
+            if self._absence_timer is None:
+                return  # restored at this moment
+            self.absences += not self.is_absent
+            self.is_absent = True
+        self._on_absent()
 
     def _restored(self) -> None:
         """Announcements made in between were missed, so every group counts as changed."""
-        if self._absence_timer is None:
+        with self._lock:
+            timer, self._absence_timer, self.is_absent = self._absence_timer, None, False
+        if timer is None:
             return
-        self._absence_timer.cancel()
-        self._absence_timer = None
+        timer.cancel()
         for channel in sorted(self._subscribed):
             self._on_change(channel)
 

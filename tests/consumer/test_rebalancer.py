@@ -11,8 +11,10 @@ import anyio
 import pytest
 
 from rsmq import Broker, BrokerUnavailable
+from rsmq.handler.options import Distribution
 from rsmq.heartbeat import lease as leases
 from rsmq.heartbeat.assignment import assign
+from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.model.settings import Settings
 from rsmq.redis.scripts import RELEASE_LEASE, TAKE_LEASE, Script
 from rsmq.worker import worker
@@ -104,6 +106,45 @@ async def test_worker_that_is_cancelled_while_it_releases_a_lease_releases_it(
         monkeypatch.setattr(leases, "RELEASE_LEASE", release)
         async with second.running():
             await until(lambda: held(second) == 8, "the second has all")
+
+
+async def test_lease_that_is_granted_during_an_absence_is_asked_for_again(
+    make: Callable[[], Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other members could take it away at once, and this one would still believe in it."""
+    absences: list[bool] = []
+    monkeypatch.setattr(Heartbeat, "absences", property(lambda _: len(absences)))
+    monkeypatch.setattr(leases, "TAKE_LEASE", Slow(TAKE_LEASE, 3, lambda: absences.append(True)))
+    broker = make()
+    async with broker.running():
+        await until(lambda: held(broker) == 8, "it has all partitions")
+        keys = [broker.keys.lease("t", partition, "g") for partition in range(8)]
+        epochs = [await broker.client.execute_command("HGET", key, "epoch") for key in keys]
+        assert sorted(epochs) == [b"1"] * 7 + [b"2"]
+
+
+@pytest.mark.parametrize("distribution", ["hash", "shared"])
+async def test_member_that_is_absent_reads_no_partition(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, distribution: Distribution
+) -> None:
+    """Its subscription is interrupted for longer than the grace, and it could be connected otherwise."""
+    looks: list[bool] = []
+    states = iter([True] * 10)
+
+    def is_absent(_: Heartbeat) -> bool:
+        looks.append(next(states, False))
+        return looks[-1]
+
+    monkeypatch.setattr(Heartbeat, "is_absent", property(is_absent))
+    broker = Broker(settings.model_copy(update={"preflight": "warn"}))
+
+    @broker.handler("t", group="g", distribution=distribution)
+    async def handle(order: dict[str, int]) -> None: ...
+
+    async with broker.running():
+        await until(lambda: len(looks) >= 5, "the member has looked")
+        assert looks[-1] is False or not held(broker)
+        await until(lambda: held(broker) == 8, "it has all partitions")
 
 
 async def test_lease_whose_grant_was_lost_is_handed_over(

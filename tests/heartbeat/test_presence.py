@@ -94,6 +94,20 @@ async def test_subscription_not_restored_within_the_grace_stops_the_work(prefix:
                 await until(lambda: listener.changes, "it is back")
 
 
+async def test_grace_begins_before_the_next_connection_is_tried(prefix: str) -> None:
+    """The first attempt to connect again hangs, and the work stops meanwhile: the others do not wait for it either."""
+    with Server(tcp=True) as server:
+        async with Proxy(server.port) as proxy:
+            settings = Settings(url=proxy.url, prefix=prefix, lease_ttl="PT60S", command_timeout="PT20S")
+            async with listening(Connector(proxy.url, settings), settings) as listener:
+                proxy.cut()
+                proxy.reset()
+                await until(lambda: listener.absences, "the work is stopped")
+                assert proxy.connections == 1
+                proxy.mend()
+                await until(lambda: listener.changes, "it is back")
+
+
 async def test_interruption_without_a_grace_stops_no_work(prefix: str) -> None:
     """`RSMQ_PRESENCE_GRACE=PT0S`: no member is replaced because of absence, so none has to stop for it."""
     with Server() as server:
