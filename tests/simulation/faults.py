@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tests.simulation.plan import Fault
+from tests.simulation.plan import COMMANDS, DEVICE_COMMANDS, FEED_COMMANDS, TAKING, Fault
 
 if TYPE_CHECKING:
+    from tests.simulation.network import SimulatedConnection
     from tests.simulation.run import Member, Run
+
+FAULTS_A_SECOND: Final = (0.15, 0.7)
 
 
 class Fates:
@@ -20,7 +23,8 @@ class Fates:
     def plan(self) -> None:
         """Put the seed's faults on the agenda."""
         run, choices = self._run, self._run.world.choices
-        for n in range(2 + int(choices.unit("faults") * 5)):
+        many = choices.between(*FAULTS_A_SECOND, "faults") * run.plan.seconds
+        for n in range(max(1, round(many))):
             kind = choices.among(run.plan.faults, f"fault {n} kind")
             moment = choices.between(1.0, run.plan.seconds, f"fault {n} moment")
             run.world.at(moment, lambda n=n, kind=kind, moment=moment: self._begin(n, kind, moment))  # type: ignore[misc]
@@ -33,7 +37,7 @@ class Fates:
             return
         victim = choices.among(available, f"fault {n} victim")
         if choices.unit(f"fault {n} publisher") < 0.15:
-            self._break_publisher()
+            self._break_publisher(f"fault {n} publisher")
         self._strike(kind, f"fault {n}", victim)
         if choices.unit(f"fault {n} pair") < 0.6:
             second = choices.among(run.plan.faults, f"fault {n} second")
@@ -49,29 +53,28 @@ class Fates:
     def _strike(self, kind: Fault, name: str, victim: Member) -> None:
         getattr(self, f"_{kind}")(name, victim)
 
-    def _break_publisher(self) -> None:
-        """Its connections break: it finds out what was stored, and stores nothing twice."""
-        for connection in self._run.network.connections_of("p"):
-            self._run.network.break_connection(connection)
-
     def _kill(self, name: str, victim: Member) -> None:
-        self.excused[victim.number] = "killed"
+        self._excuse(victim, "killed")
         victim.process.kill()
-        self._replace(name)
+        self._replace(name, victim)
 
     def _freeze(self, name: str, victim: Member) -> None:
-        self.excused[victim.number] = "frozen"
+        self._excuse(victim, "frozen")
         victim.process.freeze()
         span = self._run.world.choices.between(0.3, 3 * self._run.plan.lease, f"{name} thawed")
         self._run.world.after(span, victim.process.thaw)
 
     def _cut(self, name: str, victim: Member) -> None:
-        """Most of its connections break."""
-        run = self._run
-        self.excused[victim.number] = "cut off"
+        """Most of its connections break, and often no new one can be opened for a while: about the grace, or longer."""
+        run, choices = self._run, self._run.world.choices
+        self._excuse(victim, "cut off")
         for connection in run.network.connections_of(victim.process.name):
-            if run.world.choices.unit(f"{name} {connection.label}") < 0.6:
+            if choices.unit(f"{name} {connection.label}") < 0.6:
                 run.network.break_connection(connection)
+        if choices.unit(f"{name} unreachable") < 0.5:
+            low, high = choices.among([(0.7, 1.4), (0.1, 1.5 * run.plan.lease)], f"{name} unreachable how")
+            until = run.world.now + choices.between(low, high, f"{name} unreachable for")
+            run.network.refuse(victim.process.name, until)
 
     def _late(self, name: str, victim: Member) -> None:
         """One of its connections, often the reading one, is slow: nothing is lost, but it comes late."""
@@ -79,20 +82,160 @@ class Fates:
         connections = run.network.connections_of(victim.process.name)
         if not connections:
             return
-        self.excused[victim.number] = "a command came late"
         readers = [connection for connection in connections if connection.is_reader] or connections
         connection = choices.among(
             readers if choices.unit(f"{name} reader") < 0.5 else connections, f"{name} connection"
         )
-        connection.held_until = run.world.now + choices.between(1, 8, f"{name} late")
-        run.world.note(f"{connection.label} is slow until {connection.held_until:.3f}")
+        self._hold_back(name, victim, connection)
+
+    def _hold_back(self, name: str, victim: Member, connection: SimulatedConnection) -> None:
+        """Its commands come late, or the replies."""
+        run, choices = self._run, self._run.world.choices
+        self.excused[victim.number] = "a command came late"
+        lease = run.plan.lease
+        low, high = choices.among([(0.05, 1), (0.6 * lease, 1.2 * lease), (1, 8)], f"{name} how late")
+        span = choices.between(low, high, f"{name} late")
+        until = run.world.now + span
+        victim.is_disturbed = victim.is_disturbed or span > 2.5
+        if choices.unit(f"{name} replies") < 0.2:
+            connection.last_in = max(connection.last_in, until)
+            run.world.note(f"replies to {connection.label} are slow until {until:.3f}")
+        else:
+            connection.held_until = until
+            run.world.note(f"{connection.label} is slow until {until:.3f}")
+
+    def _hold(self, name: str, victim: Member) -> None:
+        """A certain command comes late when it is sent next, and often something happens to the member meanwhile."""
+        run, choices = self._run, self._run.world.choices
+        command = choices.among(self._commands_of(victim), f"{name} command")
+        then: Fault = choices.among(("stop", "stop", "kill", "freeze", "cut", "late"), f"{name} then")
+
+        def spring(connection: SimulatedConnection) -> None:
+            if not choices.allows(f"{name}: {command} of {victim.process.name} comes late"):
+                return
+            run.world.note(f"{command} of {victim.process.name} is held back")
+            self._hold_back(name, victim, connection)
+            run.world.after(choices.between(0, 1, f"{name} pause") ** 2, follow)
+
+        def follow() -> None:
+            if choices.unit(f"{name} others") < 0.25:
+                for other in run.members:
+                    if other is not victim and other.is_available and not other.device:
+                        self._lose(f"{name} {other.number}", other, choices.among(TAKING, f"{name} lost"))
+            if victim.is_available and choices.allows(f"{name}: {then} after {command}"):
+                self._strike(then, f"{name} then", victim)
+
+        run.network.trap(victim.process.name, command, spring)
+
+    def _commands_of(self, victim: Member) -> tuple[str, ...]:
+        if victim.device:
+            return DEVICE_COMMANDS
+        return FEED_COMMANDS if self._run.plan.is_inbox else COMMANDS
+
+    def _drop(self, name: str, victim: Member) -> None:
+        """A certain command or its reply is lost with the connection when it is sent next."""
+        command = self._run.world.choices.among(self._commands_of(victim), f"{name} command")
+        self._lose(name, victim, command)
+
+    def _lose(self, name: str, victim: Member, command: str) -> None:
+        run, choices = self._run, self._run.world.choices
+
+        def spring(connection: SimulatedConnection) -> None:
+            if not choices.allows(f"{name}: {command} of {victim.process.name} or its reply is lost"):
+                return
+            self._excuse(victim, "cut off")
+            self._lose_now(name, connection)
+
+        run.network.trap(victim.process.name, command, spring)
+
+    def _lose_now(self, name: str, connection: SimulatedConnection) -> None:
+        if self._run.world.choices.unit(f"{name} before") < 0.3:
+            self._run.network.break_connection(connection)
+        else:
+            self._run.world.note(f"the reply to what {connection.label} sends now will be lost")
+            connection.breaks_after = connection.chunks
+
+    def _break_publisher(self, name: str) -> None:
+        """Its connections break, now or with the next write: it finds out what was stored, and stores nothing twice."""
+        network, choices = self._run.network, self._run.world.choices
+        if choices.unit(f"{name} now") < 0.3:
+            for connection in network.connections_of("p"):
+                network.break_connection(connection)
+        else:
+            network.trap("p", "publish_messages", lambda connection: self._lose_now(f"{name} p", connection))
 
     def _stop(self, name: str, victim: Member) -> None:
         """A planned stop, as SIGTERM does it."""
         self._run.world.note(f"m{victim.number} is told to stop")
         victim.is_stopping = True
+        if victim.device:  # it is taken over
+            self._run.replace(victim)
+            return
         victim.process.loop.call_soon(victim.broker.stop)
-        self._replace(name)
+        self._replace(name, victim)
 
-    def _replace(self, name: str) -> None:
-        self._run.world.after(self._run.world.choices.between(0.1, 3, f"{name} replaced"), self._run.start_member)
+    def _cancel(self, name: str, victim: Member) -> None:
+        """The task that runs the worker is cancelled, as in a service that ends."""
+        self._run.world.note(f"m{victim.number} is cancelled")
+        self._excuse(victim, "cancelled")
+        victim.is_stopping = True
+        assert victim.process.main is not None
+        victim.process.loop.call_soon(victim.process.main.cancel)
+        self._replace(name, victim)
+
+    def _replace(self, name: str, victim: Member) -> None:
+        pause = self._run.world.choices.between(0.1, 3, f"{name} replaced")
+        self._run.world.after(pause, lambda: self._start(name, victim))
+
+    def _start(self, name: str, victim: Member) -> None:
+        """Start its replacement, which sometimes has to stop at once."""
+        choices = self._run.world.choices
+        started = self._run.replace(victim)
+        if not started.device and choices.unit(f"{name} stopped") < 0.1:
+            pause = choices.between(0, 0.02, f"{name} stopped after")
+            self._run.world.after(pause, lambda: started.is_available and self._stop(f"{name} again", started))
+
+    def _excuse(self, victim: Member, why: str) -> None:
+        """It may handle messages twice because of this."""
+        self.excused[victim.number] = why
+        victim.is_disturbed = True
+
+    # -- what happens to the server -----------------------------------------------------------------------------------
+
+    def _restart(self, name: str, _: Member) -> None:
+        """It is away for a while, and forgets its scripts; it loses nothing else."""
+        run = self._run
+        self._excuse_all("the server was away")
+        span = run.world.choices.between(0.01, 1.5 * run.plan.lease, f"{name} away")
+        run.network.refuse("", run.world.now + span)
+        for connection in run.network.connections():
+            run.network.break_connection(connection)
+        run.network.ask("SCRIPT", "FLUSH")
+
+    def _flush(self, _: str, __: Member) -> None:
+        """Somebody removes its scripts."""
+        self._run.world.note("the server forgets its scripts")
+        self._run.network.ask("SCRIPT", "FLUSH")
+
+    def _step(self, name: str, _: Member) -> None:
+        """Its clock is set. A delayed message would come later by as much, as it was asked for."""
+        run, choices = self._run, self._run.world.choices
+        if not run.plan.delayed:
+            self._excuse_all("the clock was set")
+            before, offset = run.network.offset, choices.among([-3600.0, -20.0, -2.0, 0.0, 2.0, 20.0], f"{name} offset")
+            run.network.offset = offset
+            run.unsure_until = run.world.now + run.plan.lease if offset > before else run.unsure_until
+            run.world.note(f"the server's clock is off by {run.network.offset:g} s")
+
+    def _unlease(self, name: str, _: Member) -> None:
+        """Somebody deletes the record of a lease."""
+        run = self._run
+        partition = int(run.world.choices.between(0, run.plan.partitions, f"{name} partition"))
+        self._excuse_all("a lease was deleted")
+        run.world.note(f"the lease of partition {partition} is deleted")
+        run.network.ask("DEL", run.lease_key(partition))
+
+    def _excuse_all(self, why: str) -> None:
+        for member in self._run.members:
+            self.excused.setdefault(member.number, why)
+            member.is_disturbed = True

@@ -6,27 +6,39 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rsmq.redis import scripts
-from rsmq.redis.scripts import STALE_EPOCH
+from rsmq.redis.scripts import NO_SESSION, STALE_EPOCH
 
-FENCED: Final = (
-    scripts.START_MESSAGE, scripts.PARK_MESSAGE, scripts.UNPARK_MESSAGES, scripts.CLAIM_PENDING, scripts.BURY_MESSAGE,
-    scripts.HAND_BACK,
-)  # fmt: skip
-"""Scripts of one partition that an owner runs: the lease is the second key, owner and epoch are the first arguments."""
+FENCED: Final = {
+    script.name: lease
+    for lease, owned in (
+        (0, (scripts.RENEW_LEASE, scripts.RELEASE_LEASE)),
+        (1, (scripts.START_MESSAGE, scripts.PARK_MESSAGE, scripts.UNPARK_MESSAGES, scripts.CLAIM_PENDING)),
+        (1, (scripts.BURY_MESSAGE, scripts.HAND_BACK, scripts.RESTORE_PENDING)),
+    )
+    for script in owned
+}
+"""Scripts that an owner runs: which of their keys is the lease. Owner and epoch are the first arguments."""
+REFUSED: Final = {STALE_EPOCH, NO_SESSION}
 Ask = Callable[..., Any]
 
 
-def fences(command: Sequence[bytes], name: str) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Lease, owner and epoch that a command claims to have; nothing for one without a lease."""
+SESSIONS: Final = {script.name for script in (scripts.ACK_LETTERS, scripts.PAGE_LETTERS, scripts.RECEIVE_LETTERS)}
+"""Scripts that a session runs: its state is the second key, its epoch the first argument."""
+
+
+def fences(command: Sequence[bytes], name: str) -> Iterator[tuple[bytes, list[bytes]]]:
+    """The record that a command relies on, and the owner and epoch (of a session: the epoch) that it says are there."""
     count = int(command[2]) if len(command) > 2 and command[2].isdigit() else 0
     keys, args = command[3 : 3 + count], command[3 + count :]
     if name == scripts.SETTLE_MESSAGES.name:
         at = 2
         for lease in keys[1::2]:
-            yield lease, args[0], args[at]
+            yield lease, [args[0], args[at]]
             at += 2 + int(args[at + 1])
-    elif name in {script.name for script in FENCED}:
-        yield keys[1], args[0], args[1]
+    elif name in FENCED:
+        yield keys[FENCED[name]], [args[0], args[1]]
+    elif name in SESSIONS:
+        yield keys[1], [args[0]]
 
 
 class Fences:
@@ -34,7 +46,7 @@ class Fences:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self.violations: list[str] = []
+        self.violate: Callable[[str], None] = lambda _: None
         self._stale: list[list[bool]] = []
         self._names: list[str] = []
 
@@ -42,12 +54,13 @@ class Fences:
         """What must be refused."""
         self._names = list(names)
         self._stale = [
-            [
-                bool(epoch) and self._ask("HMGET", lease, "owner", "epoch") != [owner, epoch]
-                for lease, owner, epoch in claims
-            ]
-            for claims in (list(fences(command, name)) for command, name in zip(commands, names, strict=True))
+            [self._is_stale(record, expected) for record, expected in fences(command, name)]
+            for command, name in zip(commands, names, strict=True)
         ]
+
+    def _is_stale(self, record: bytes, expected: list[bytes]) -> bool:
+        fields = ("owner", "epoch")[-len(expected) :]
+        return bool(expected[-1]) and self._ask("HMGET", record, *fields) != expected
 
     def after(self, replies: Sequence[Any]) -> None:
         """Compare with what the server has answered."""
@@ -55,5 +68,6 @@ class Fences:
             if not any(stale) or isinstance(reply, Exception):
                 continue
             answers = reply if name == scripts.SETTLE_MESSAGES.name else [reply]
-            if any(is_stale and answer[0] != STALE_EPOCH for is_stale, answer in zip(stale, answers, strict=True)):
-                self.violations.append(f"{name} of a member without the lease was accepted")
+            words = [answer if isinstance(answer, bytes) else answer[0] for answer in answers]
+            if any(is_stale and word not in REFUSED for is_stale, word in zip(stale, words, strict=True)):
+                self.violate(f"{name} of a member without the lease was accepted")

@@ -7,12 +7,14 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from tests.simulation.world import World
 
+INFINITY: Final = float("inf")
 
-class SimulatedTask(asyncio.tasks._PyTask):  # type: ignore[name-defined,misc]
+
+class SimulatedTask(asyncio.Task[Any]):
     """A task whose hash is its number: a set of tasks is then iterated in the same order in every run."""
 
     _numbers = itertools.count(1)
@@ -43,29 +45,31 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self._world.now
 
     @property
-    def is_ready(self) -> bool:
-        """Whether something can run now."""
-        return bool(self._ready) or self.next_timer <= self._world.now
+    def has_ready(self) -> bool:
+        """Whether a call waits for its turn."""
+        return bool(self._ready)
 
     @property
     def next_timer(self) -> float:
         """When the next timer is due."""
         while self._scheduled and self._scheduled[0]._cancelled:
             heapq.heappop(self._scheduled)._scheduled = False
-        return self._scheduled[0]._when if self._scheduled else float("inf")
+        return self._scheduled[0]._when if self._scheduled else INFINITY  # type: ignore[no-any-return]
 
     def run_ready(self) -> None:
         """Run everything that is ready now, and what becomes ready by that."""
         asyncio._set_running_loop(self)
+        ready, scheduled, now = self._ready, self._scheduled, self._world.now
         try:
             for _ in range(100_000):
-                while self.next_timer <= self._world.now:
-                    handle = heapq.heappop(self._scheduled)
+                while scheduled and (scheduled[0]._when <= now or scheduled[0]._cancelled):
+                    handle = heapq.heappop(scheduled)
                     handle._scheduled = False
-                    self._ready.append(handle)
-                if not self._ready:
+                    if not handle._cancelled:
+                        ready.append(handle)
+                if not ready:
                     return
-                handle = self._ready.popleft()
+                handle = ready.popleft()
                 if not handle._cancelled:
                     handle._run()
             raise AssertionError("the loop runs without end and without waiting for anything")

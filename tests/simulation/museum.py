@@ -11,16 +11,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "docs" / "simulation.md"
+HEADER: Final = "| put back | what it does | seed | first broken promise | CPU seconds |\n|---|---|---|---|---|\n"
 MINUTES: Final = 10
+BATCH: Final = 50
 FENCE: Final = "if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end"
+
+STARTED_SINCE: Final = "if row and row[4] > tonumber(ARGV[5]) then return { 'NOT_PENDING' } end"
 
 
 @dataclass(frozen=True)
@@ -34,18 +39,17 @@ class Edit:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A bug. `seed`: one that finds it."""
+    """A bug."""
 
     name: str
     what: str
     edits: Sequence[Edit]
-    seed: int = 0
 
 
-def unfenced(script: str, seed: int = 0) -> Exhibit:
+def unfenced(script: str) -> Exhibit:
     """A script that does not check owner and epoch."""
     edit = Edit(f"rsmq/redis/lua/{script}.lua", FENCE, "")
-    return Exhibit(f"{script} without its fence", "a former owner may run it", [edit], seed)
+    return Exhibit(f"{script} without its fence", "a former owner may run it", [edit])
 
 
 def bug(name: str, what: str, path: str, old: str, new: str = "") -> Exhibit:
@@ -58,6 +62,26 @@ EXHIBITS: Final = (
     unfenced("park_message"),
     unfenced("unpark_messages"),
     unfenced("claim_pending"),
+    unfenced("bury_message"),
+    unfenced("hand_back"),
+    bug(
+        "restore_pending without its fence",
+        "the audit of a former owner makes settled messages pending again",
+        "redis/lua/restore_pending.lua",
+        FENCE,
+    ),
+    bug(
+        "renew_lease without its fence",
+        "a former owner prolongs the lease of the new one, and believes in it",
+        "redis/lua/renew_lease.lua",
+        FENCE.replace("{ 'STALE_EPOCH' }", "'STALE_EPOCH'"),
+    ),
+    bug(
+        "release_lease without its fence",
+        "a release that comes late gives the new owner's lease away",
+        "redis/lua/release_lease.lua",
+        FENCE.replace("{ 'STALE_EPOCH' }", "'STALE_EPOCH'"),
+    ),
     bug(
         "settle_messages without its fence",
         "a former owner acknowledges the new owner's messages",
@@ -163,11 +187,97 @@ EXHIBITS: Final = (
         "if False:",
     ),
     bug(
+        "the reader before a lost grant is forgotten",
+        "after a grant whose reply was lost, the last owner's reader is not cut off",
+        "redis/lua/take_lease.lua",
+        "((lease[3] or '') .. '\\n' .. (lease[4] or ''))",
+        "(lease[3] or '')",
+    ),
+    bug(
+        "the owner of a deleted lease is forgotten",
+        "after a DEL of a lease another member takes it while its owner still believes in it",
+        "redis/lua/take_lease.lua",
+        "if is_set_back or not lease[1] and has_readers() then",
+        "if is_set_back then",
+    ),
+    Exhibit(
+        "a repetition overtakes",
+        "a command on a connection that broke is executed after its repetition on the next one",
+        [
+            Edit("rsmq/redis/raw_connection.py", "            if self._last:\n", "            if False:\n"),
+            Edit("rsmq/redis/lua/park_message.lua", STARTED_SINCE, ""),
+        ],
+    ),
+    bug(
+        "a retry beside its timer",
+        "after a take-over the retry poller brings a parked message back that its owner's timer brings back, too",
+        "consumer/reclaimer.py",
+        "if entry_id in lane.in_flight or (is_retry and is_ours and self._has_timer(lane, entry_id, fields)):",
+        "if entry_id in lane.in_flight and not is_retry:",
+    ),
+    bug(
+        "the audit restores what is being settled",
+        "messages whose settlement is on its way are made pending again",
+        "consumer/lane.py",
+        "self.in_flight.difference(self.done, self.asking, *self.settling)",
+        "self.in_flight.difference(self.done)",
+    ),
+    bug(
+        "a slow member's messages are taken",
+        "shared distribution: a member waits for its own lease, not for the longer one of the member that has them",
+        "redis/lua/claim_pending.lua",
+        "row[3] >= (patience[row[2]] or tonumber(ARGV[6]))",
+        "row[3] >= tonumber(ARGV[6])",
+    ),
+    Exhibit(
+        "a retry waits for the clock",
+        "a parked message waits longer by as much as the server's clock was set back",
+        [
+            Edit(f"rsmq/redis/lua/{name}.lua", "if now < seen - 1000 then", "if false then")
+            for name in ("park_message", "unpark_messages", "claim_pending")
+        ],
+    ),
+    bug(
+        "a settlement without its script",
+        "a settlement is lost when the server has forgotten the script and is away when it is sent again",
+        "consumer/settler.py",
+        "            reply = await self._send_again(batch)\n        if isinstance(reply, BrokerUnavailable):",
+        "            reply = await self._send_again(batch)\n        elif isinstance(reply, BrokerUnavailable):",
+    ),
+    bug(
+        "a stop during a grant",
+        "a worker that ends while it takes a lease leaves it until it expires",
+        "consumer/rebalancer.py",
+        "            with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):\n"
+        "                try:\n",
+        "            with anyio.move_on_after(self._settings.command_timeout.total_seconds()):\n                try:\n",
+    ),
+    bug(
+        "no mark of a source",
+        "letters of a call that is repeated are stored again",
+        "redis/lua/add_letters.lua",
+        "if ARGV[i] > newest then",
+        "if true then",
+    ),
+    bug(
+        "ack_letters without its fence",
+        "a session that was taken over acknowledges letters",
+        "redis/lua/ack_letters.lua",
+        "if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
+    ),
+    bug(
+        "a claim under an old recovery",
+        "the reply to a page that was asked for before the connection broke moves the cursor past what was lost",
+        "consumer/reclaimer.py",
+        "if lane.recoveries == recoveries:",
+        "if True:",
+    ),
+    bug(
         "a stop during the start",
         "a worker that is told to stop before it has started spins for ever",
         "worker/worker.py",
-        "                self._stop_consumers(grace)\n            async with",
-        "                self.stop(grace)\n            async with",
+        "                self._stop_consumers(grace)\n            for member",
+        "                self.stop(grace)\n            for member",
     ),
 )
 
@@ -188,45 +298,77 @@ def put_back(exhibit: Exhibit) -> Iterator[Path]:
         yield scratch
 
 
-def find(exhibit: Exhibit, seconds: float) -> tuple[int | None, str, float]:
-    """A seed that finds the bug, the first broken promise, and the seconds it took; None if it was not found."""
-    started = time.monotonic()
+@dataclass(frozen=True)
+class Found:
+    """A seed that finds a bug and the first promise that broke; without a seed it was not found."""
+
+    exhibit: Exhibit
+    cpu: float
+    seed: int | None = None
+    promise: str = ""
+
+    def __str__(self) -> str:
+        result = "not found" if self.seed is None else f"seed {self.seed}: {self.promise}"
+        return f"{self.exhibit.name}: {result} ({self.cpu:.0f} s of CPU)"
+
+    @property
+    def row(self) -> str:
+        """Its row in the table of the page."""
+        seed, promise = ("", "not found") if self.seed is None else (self.seed, self.promise)
+        return f"| {self.exhibit.name} | {self.exhibit.what} | {seed} | {promise} | {self.cpu:.0f} |"
+
+
+def find(exhibit: Exhibit, seconds: float) -> Found:
+    """Play seeds from 1 on, for so many seconds of CPU. The seed that fails must be clean without the bug."""
+    cpu, first = 0.0, 1
     with put_back(exhibit) as scratch:
-        first = exhibit.seed or 1
-        while time.monotonic() - started < seconds:
-            command = [
-                sys.executable,
-                "-m",
-                "tests.simulation",
-                "--seed",
-                str(first),
-                "--count",
-                "20",
-                "--until-failure",
-            ]
-            printed = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False).stdout
+        while cpu < seconds:
+            printed = play(scratch, first, BATCH)
+            total = re.search(r"in ([\d.]+) seconds of CPU", printed)
+            cpu += float(total[1]) if total else 0.0
             failed = re.search(r"^seed (\d+): .*\n  (.*)", printed, re.MULTILINE)
-            if failed:
-                return int(failed[1]), failed[2], time.monotonic() - started
-            first = first + 20 if first != exhibit.seed else 1
-    return None, "", time.monotonic() - started
+            if not total:
+                raise RuntimeError(f"{exhibit.name}: the simulation ended with an error\n{printed}")
+            if failed and "1 of 1 seeds are clean" in play(ROOT, int(failed[1]), 1):
+                return Found(exhibit, cpu, int(failed[1]), failed[2])
+            first = int(failed[1]) + 1 if failed else first + BATCH
+    return Found(exhibit, cpu)
+
+
+def play(folder: Path, first: int, count: int) -> str:
+    """What the command prints about some seeds, up to the first that fails."""
+    command = [sys.executable, "-m", "tests.simulation", "--seed", str(first), "--count", str(count), "--until-failure"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def write(found: Found) -> None:
+    """Put it into the table of docs/simulation.md; the other rows stay."""
+    before, _, rest = PAGE.read_text().partition(HEADER)
+    table, _, after = rest.partition("\n\n")
+    rows = {row.split(" | ")[0].removeprefix("| "): row for row in table.splitlines()}
+    rows[found.exhibit.name] = found.row
+    kept = [rows[each.name] for each in EXHIBITS if each.name in rows]
+    PAGE.write_text(before + HEADER + "\n".join(kept) + "\n\n" + after)
 
 
 def main() -> int:
     """Look for each bug; the exit code is 1 if one was not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.museum", description=__doc__)
     parser.add_argument("only", nargs="*", help="parts of names; default: all")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="the longest search for one of them")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of CPU: the longest search for one of them")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
+    parser.add_argument("--write", action="store_true", help="put what is found into the table of docs/simulation.md")
     chosen, missed = parser.parse_args(), 0
-    for exhibit in EXHIBITS:
-        if chosen.only and not any(part in exhibit.name for part in chosen.only):
-            continue
-        seed, promise, seconds = find(exhibit, chosen.minutes * 60)
-        missed += seed is None
-        print(
-            f"{exhibit.name}: {'not found' if seed is None else f'seed {seed}: {promise}'} ({seconds:.0f} s)",
-            flush=True,
-        )
+    exhibits = [each for each in EXHIBITS if not chosen.only or any(part in each.name for part in chosen.only)]
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        searches = [pool.submit(find, exhibit, chosen.minutes * 60) for exhibit in exhibits]
+        for search in as_completed(searches):
+            found = search.result()
+            missed += found.seed is None
+            print(found, flush=True)
+            if chosen.write:
+                write(found)
     return 1 if missed else 0
 
 

@@ -7,7 +7,8 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,21 @@ def parsed(data: bytes) -> list[Any]:
     return found
 
 
+def name_of(command: Sequence[bytes]) -> str:
+    """The name of a command, or of the script that it calls."""
+    if command[0] in (b"EVALSHA", b"EVAL"):
+        return SCRIPTS.get(command[1].decode(), "a script")
+    return command[0].decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Trap:
+    """Waits for a command of a process."""
+
+    command: str
+    spring: Callable[[SimulatedConnection], None]
+
+
 class SimulatedConnection:
     """One connection: what a process sees of it, and the real socket to the server."""
 
@@ -52,6 +68,8 @@ class SimulatedConnection:
         self.last_out = self.last_in = 0.0
         self.held_until = 0.0
         """Commands wait on the way until then."""
+        self.breaks_after = 0
+        """The number of the write after which it breaks, before the replies arrive."""
         self._network = network
 
     def send(self, data: bytes) -> None:
@@ -78,6 +96,8 @@ class Network:
         file = os.open(clock, os.O_RDWR)
         self._clock = mmap.mmap(file, 8)
         os.close(file)
+        self.offset = 0.0
+        """Seconds by which the server's clock is wrong."""
         self.set_clock()
         self._open: dict[int, SimulatedConnection] = {}
         self._poll = select.poll()
@@ -87,6 +107,8 @@ class Network:
         self.after_command: Callable[[], None] = lambda: None
         self.noise = 0.0
         """The share of commands and replies that take long."""
+        self._refused = dict[str, float]()
+        self._traps: dict[str, list[Trap]] = {}
 
     def _socket(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
@@ -96,7 +118,7 @@ class Network:
 
     def set_clock(self) -> None:
         """Let the server have the present moment."""
-        self._clock[:8] = struct.pack("q", int((EPOCH + self._world.now) * 1_000_000))
+        self._clock[:8] = struct.pack("q", int((EPOCH + self._world.now + self.offset) * 1_000_000))
 
     def latency(self, label: str, what: str) -> float:
         """Seconds on the way."""
@@ -106,7 +128,9 @@ class Network:
         return choices.between(0.0001, 0.0006, f"way: {name}")
 
     def open(self, owner: str, label: str) -> SimulatedConnection | None:
-        """A new connection."""
+        """A new connection, or None while it is refused."""
+        if self._world.now < max(self._refused.get(owner, 0.0), self._refused.get("", 0.0)):
+            return None
         sock = self._socket()
         connection = SimulatedConnection(self, owner, label, sock)
         self._open[sock.fileno()] = connection
@@ -114,6 +138,11 @@ class Network:
         self._sync()  # the server gives out its client ids in this order
         self._world.note(f"{label} open")
         return connection
+
+    def refuse(self, owner: str, until: float) -> None:
+        """Open no connection for a process until then; for none at all if it is empty."""
+        self._world.note(f"{owner or 'every process'} cannot connect until {until:.3f}")
+        self._refused[owner] = max(until, self._refused.get(owner, 0.0))
 
     def closed(self, connection: SimulatedConnection) -> None:
         """The process has closed it: what is still on its way reaches the server first."""
@@ -123,6 +152,10 @@ class Network:
     def connections_of(self, owner: str) -> list[SimulatedConnection]:
         """The open connections of a process."""
         return [connection for connection in self._open.values() if connection.owner == owner]
+
+    def connections(self) -> list[SimulatedConnection]:
+        """All open connections."""
+        return list(self._open.values())
 
     def break_connection(self, connection: SimulatedConnection) -> None:
         """The connection breaks: what is on its way is lost in both directions."""
@@ -153,11 +186,22 @@ class Network:
     def send(self, connection: SimulatedConnection, data: bytes) -> None:
         """Bytes are on their way to the server; those of one connection keep their order."""
         connection.chunks += 1
+        if traps := self._traps.get(connection.owner):
+            names = {name_of(command) for command in parsed(data)}
+            for trap in [trap for trap in traps if trap.command in names]:
+                traps.remove(trap)
+                trap.spring(connection)
+                if not connection.is_open:
+                    return
         moment = self._world.now + self.latency(connection.label, f"command {connection.chunks}")
         connection.last_out = max(moment, connection.last_out, connection.held_until)
-        self._world.at(connection.last_out, lambda: self._execute(connection, data))
+        self._world.at(connection.last_out, lambda chunk=connection.chunks: self._execute(connection, chunk, data))  # type: ignore[misc]
 
-    def _execute(self, connection: SimulatedConnection, data: bytes) -> None:
+    def trap(self, owner: str, command: str, spring: Callable[[SimulatedConnection], None]) -> None:
+        """Call `spring` when a process next sends a command or script, before it is on its way."""
+        self._traps.setdefault(owner, []).append(Trap(command, spring))
+
+    def _execute(self, connection: SimulatedConnection, chunk: int, data: bytes) -> None:
         if connection.sock.fileno() < 0:
             return
         commands = parsed(data)
@@ -178,6 +222,8 @@ class Network:
         self.fences.after(parsed(self._collect().get(connection.label, b"")))
         if blocks:
             self._world.after(blocks / 1000 + 0.002, self._time_out)
+        if chunk == connection.breaks_after:
+            self.break_connection(connection)
         self.after_command()
 
     def _time_out(self) -> None:
@@ -193,7 +239,7 @@ class Network:
         connection.is_quiet = command[0] in QUIET
         connection.is_reader = connection.is_reader or command[0] == b"XREADGROUP"
         if words[0] in ("EVALSHA", "EVAL"):
-            words[:2] = [SCRIPTS.get(words[1], "a script")]
+            words[:2] = [name_of(command)]
         self._world.note(f"{connection.label} > {' '.join(words)[:300]}")
         return words[0]
 

@@ -16,6 +16,7 @@ import rsmq.heartbeat.presence
 import rsmq.heartbeat.registration
 import rsmq.model.message
 import rsmq.persistence.inbox_writer
+import rsmq.persistence.session
 import rsmq.worker.worker
 from tests.simulation import threads
 from tests.simulation.threads import world
@@ -73,7 +74,8 @@ def begin(seed: int) -> None:
         module.threading = THREADING  # type: ignore[attr-defined]
     rsmq.heartbeat.presence.Wakeup = threads.Wakeup  # type: ignore[misc,assignment]
     rsmq.model.message.uuid_utils = numbers  # type: ignore[assignment]
-    rsmq.persistence.inbox_writer.secrets = numbers  # type: ignore[assignment]
+    for owner in (rsmq.persistence.inbox_writer, rsmq.persistence.session):
+        owner.secrets = numbers  # type: ignore[attr-defined]
     rsmq.worker.worker.new_member_id = lambda: str(world().current.name)
     anyio.to_thread.run_sync = run_sync  # type: ignore[assignment]
     redis._parsers.hiredis._socket_can_read = lambda sock, timeout: sock.can_read(timeout)

@@ -8,8 +8,22 @@ from typing import Literal
 from rsmq.handler.options import Distribution, Ordering
 from tests.simulation.world import Choices
 
-Fault = Literal["kill", "freeze", "cut", "stop", "late"]
-FAULTS: tuple[Fault, ...] = ("kill", "freeze", "cut", "stop", "late", "late")
+Fault = Literal[
+    "kill", "freeze", "cut", "stop", "cancel", "late", "hold", "drop", "restart", "flush", "step", "unlease",
+]  # fmt: skip
+FAULTS: tuple[Fault, ...] = (
+    "kill", "kill", "freeze", "freeze", "cut", "cut", "stop", "stop", "cancel", "late", "late",
+    "hold", "hold", "hold", "hold", "drop", "drop", "restart", "flush", "step", "unlease",
+)  # fmt: skip
+COMMANDS: tuple[str, ...] = (
+    "start_message", "park_message", "unpark_messages", "claim_pending", "bury_message", "hand_back",
+    "settle_messages", "take_lease", "release_lease", "renew_lease", "restore_pending", "touch_messages", "XREADGROUP",
+    "XREADGROUP", "XREADGROUP",
+)  # fmt: skip
+"""Those that a fault waits for."""
+TAKING: tuple[str, ...] = ("take_lease", "take_lease", "claim_pending")
+FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
+DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
     ("key", "hash", 0), ("key", "hash", 0), ("key", "hash", 7), ("partition", "hash", 5), ("none", "hash", 0),
     ("none", "hash", 7), ("none", "shared", 0), ("none", "shared", 7),
@@ -22,32 +36,51 @@ class Plan:
     """The shape of a run. Spans are in virtual seconds.
 
     `noise`: the share of commands and replies that take long. `busy`: the longest a handler works. `burst`: how many
-    messages are published at a time. `failing`: the share of attempts that fail.
+    messages are published at a time. `failing`: the share of attempts that fail; `poison`: the share of messages that
+    must become dead letters. Members have one of the `leases`. `inboxes`: the share of seeds in which the topic feeds
+    the inboxes of devices.
     """
 
+    inboxes: float = 0.15
     members: int = 3
     partitions: int = 3
     keys: int = 4
-    messages: int = 120
-    seconds: float = 20.0
+    messages: int = 80
+    seconds: float = 12.0
     patience: float = 120.0
-    lease: float = 3.0
+    leases: tuple[float, ...] = (3.0,)
     ordering: Ordering = "key"
     distribution: Distribution = "hash"
     batch: int = 0
     faults: tuple[Fault, ...] = FAULTS
     failing: float = 0.1
+    poison: float = 0.0
     noise: float = 0.02
     prefetch: int = 2000
     concurrency: int = 4
     busy: float = 0.1
     burst: int = 1
     delayed: float = 0.0
+    is_inbox: bool = False
     retention: float = 3600.0
+
+    @property
+    def lease(self) -> float:
+        """The longest of its leases."""
+        return max(self.leases)
+
+    @property
+    def work(self) -> float:
+        """Seconds that one worker needs for all messages, one at a time, each for as long as a handler may work."""
+        return self.messages * self.busy
 
     def varied(self, choices: Choices) -> Plan:
         """The same with what depends on the seed."""
         ordering, distribution, batch = choices.among(STYLES, "style")
+        is_inbox = choices.unit("inbox") < self.inboxes
+        if is_inbox:
+            ordering, distribution, batch = "partition", "hash", 20
+        is_shared = distribution == "shared" and not batch
         return replace(
             self,
             ordering=ordering,
@@ -55,11 +88,14 @@ class Plan:
             batch=batch,
             prefetch=choices.among([1, 3, 10, 2000], "prefetch"),
             concurrency=choices.among([1, 4, 16], "concurrency"),
-            busy=choices.among([0.0, 0.02, 0.1, 0.4], "busy"),
+            busy=choices.among([0.0, 0.02, 0.1, 3.0 if is_shared else 0.4], "busy"),
             burst=choices.among([1, 1, 10, 40], "burst"),
             keys=choices.among([1, 2, 4, 12], "keys"),
             partitions=choices.among([1, 2, 3, 5], "partitions"),
             members=choices.among([2, 3, 4], "members"),
             delayed=choices.among([0.0, 0.3], "delayed") if ordering == "none" else 0.0,
+            poison=0.0 if is_inbox else choices.among([0.0, 0.05], "poison"),
+            is_inbox=is_inbox,
+            leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),
             retention=choices.among([3600.0, 5.0], "retention"),
         )

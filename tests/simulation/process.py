@@ -46,21 +46,18 @@ class Process:
         """Whether its code runs."""
         return not (self.is_frozen or self.is_dead)
 
-    @property
-    def next_timer(self) -> float:
-        """When its loop has a timer."""
-        return self.loop.next_timer if self.runs else float("inf")
-
-    def run_ready(self) -> None:
-        """Run whatever can run now, until everything waits."""
-        if not self.runs:
-            return
-        self.world.current = self
-        while self.runs and (self.loop.is_ready or self.runnable):
-            self.loop.run_ready()
+    def run_ready(self) -> float:
+        """Run whatever can run now, until everything waits. Returns when its loop has a timer."""
+        loop, world = self.loop, self.world
+        while self.runs:
+            if not self.runnable and not loop.has_ready and (timer := loop.next_timer) > world.now:
+                return timer
+            world.current = self
+            loop.run_ready()
             if self.runnable:
                 self.runnable.popleft().proceed()
-        self.world.current = None
+            world.current = None
+        return float("inf")
 
     def freeze(self) -> None:
         """It does nothing until it is thawed; its connections stay open."""

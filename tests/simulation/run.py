@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from typing import Any, Final
 import anyio
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, Retry, RetryPolicy, Settings
+from rsmq import Broker, Message, Reject, Retry, RetryPolicy, Settings
 from rsmq.errors import RsmqError
 from rsmq.heartbeat.lease import Lease
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
 from tests.simulation.faults import Fates
+from tests.simulation.inbox import Devices
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan
 from tests.simulation.process import Process
@@ -29,12 +31,17 @@ GROUP: Final = "billing"
 
 @dataclass
 class Member:
-    """A worker process. `number` is its pid in the ledger."""
+    """A worker process, or that of a `device`. `number` is its pid in the ledger.
+
+    `is_disturbed`: a fault has struck it that may keep it from tidying up when it ends.
+    """
 
     number: int
     process: Process
     broker: Broker
+    device: str = ""
     is_stopping: bool = False
+    is_disturbed: bool = False
 
     @property
     def is_available(self) -> bool:
@@ -43,7 +50,7 @@ class Member:
 
     def leases(self) -> Iterator[Lease]:
         """Those that it believes in while its code runs."""
-        worker = self.broker.worker if self.process.runs else None
+        worker = self.broker.worker if self.process.runs and not self.device else None
         for consumer in worker.consumers if worker is not None else ():
             for lane in consumer.lanes.values():
                 if lane.lease.epoch and lane.lease.is_held():
@@ -57,31 +64,40 @@ class Run:
         self.plan, self.world, self.network = plan, world, network
         self.members: list[Member] = []
         self.fates = Fates(self)
+        self.devices = Devices(self, self._note_letter)
         self.violations: list[str] = []
         self._events: list[Event] = []
-        self._stored, self._unknown = set[Name](), set[Name]()
+        self._stored, self._unknown, self._poison = set[Name](), set[Name](), set[Name]()
+        self._stream_ids = dict[Name, str]()
+        self._settings_by_lease = dict[float, Settings]()
         self._is_published = False
         self._asked_at = 0.0
-        network.after_command = self._check_leases
+        self.unsure_until = 0.0
+        """Leases end early when the server's clock is set forward: until the owners have found out."""
+        network.after_command, network.fences.violate = self._check_leases, self.violate
 
     def play(self) -> None:
         """From the start of all processes until everything is settled."""
         for _ in range(self.plan.members):
             self.start_member()
+        for key in range(self.plan.keys if self.plan.is_inbox else 0):
+            self.start_device(f"k{key}")
         publisher = Process(self.world, self.network, "p")
         publisher.start(self._publish())
         self.fates.plan()
-        self.world.run(self.plan.seconds + self.plan.patience, self._is_over)
+        self.world.run(self.plan.seconds + self.plan.work + self.plan.patience, self._is_over)
         for process in (*(member.process for member in self.members), publisher):
             self.violations += [f"{process.name} ended with {process.error!r}"] if process.error else []
 
     def findings(self) -> list[str]:
         """Every broken promise."""
+        dead = self._dead_letters()
+        poison = self._poison & (self._stored | {name for name, _ in dead})
         history = History(
             stored=self._stored, unknown=self._unknown, events=self._events, excused=self.fates.excused,
-            holds=self._holds(), is_ordered=self.plan.ordering != "none",
+            holds=self._holds(), poison=poison, dead=dead, is_ordered=self.plan.ordering != "none",
         )  # fmt: skip
-        return [*map(str, check(history).faults), *dict.fromkeys([*self.violations, *self.network.fences.violations])]
+        return [*map(str, check(history).faults), *self.violations]
 
     @property
     def summary(self) -> str:
@@ -89,33 +105,70 @@ class Run:
         handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
         return f"{len(self._stored)} published, {len(handled)} handled"
 
+    def violate(self, what: str) -> None:
+        """A promise is broken."""
+        if what not in self.violations:
+            self.violations.append(what)
+            self.world.note(f"   BROKEN {what}")
+
     def _note(self, what: What, name: Name, member: int = 0, attempt: int = 0) -> None:
         self._events.append(Event(what, member, self.world.now, *name, attempt))
         self.world.note(f"   {what} {name[0]}/{name[1]} in m{member}, attempt {attempt}")
 
     # -- the processes ----------------------------------------------------------------------------------------------
 
-    def _settings(self) -> Settings:
+    def settings(self, number: int = 0) -> Settings:
+        """Those of a member: they differ in the lease."""
         plan = self.plan
+        lease = plan.leases[number % len(plan.leases)]
+        if lease not in self._settings_by_lease:
+            self._settings_by_lease[lease] = self._settings_of(plan, lease)
+        return self._settings_by_lease[lease]
+
+    def _settings_of(self, plan: Plan, lease: float) -> Settings:
         return Settings(
             url="unix:///simulated", prefix="sim", partitions=plan.partitions, preflight="warn",
-            lease_ttl=timedelta(seconds=plan.lease), stop_grace=timedelta(seconds=5), prefetch=plan.prefetch,
+            lease_ttl=timedelta(seconds=lease), stop_grace=timedelta(seconds=5), prefetch=plan.prefetch,
             retention_age=timedelta(seconds=plan.retention), retention_length=60,
             retention_interval=timedelta(seconds=0.5),
         )  # fmt: skip
 
-    def start_member(self) -> None:
+    def start_member(self) -> Member:
         """Start a worker in a process of its own."""
         number = len(self.members) + 1
         process = Process(self.world, self.network, f"m{number}")
-        member = Member(number, process, Broker(self._settings()))
+        member = Member(number, process, Broker(self.settings(number)))
         self.members.append(member)
         self._register(member)
         process.start(self._serve(member))
+        return member
+
+    def start_device(self, device: str) -> Member:
+        """Start a device in a process of its own; it takes over from an earlier one."""
+        number = len(self.members) + 1
+        process = Process(self.world, self.network, f"d{number}")
+        member = Member(number, process, self.members[0].broker, device)
+        self.members.append(member)
+        process.start(self.devices.serve(member, device))
+        return member
+
+    def replace(self, member: Member) -> Member:
+        """Start another one of its kind."""
+        return self.start_device(member.device) if member.device else self.start_member()
+
+    def _note_letter(self, name: Name, number: int) -> None:
+        if all((event.key, event.n) != name for event in self._events):
+            self._note("start", name, number)
+            self._note("commit", name, number)
 
     async def _serve(self, member: Member) -> None:
         await member.broker.run()
         self.world.note(f"m{member.number} has ended")
+        if member.is_disturbed:
+            return
+        for partition in range(self.plan.partitions):
+            if self.network.ask("HGET", self.lease_key(partition), "owner") == member.process.name.encode():
+                self.violate(f"m{member.number} has ended and left its lease")
 
     def _register(self, member: Member) -> None:
         plan, choices, counts = self.plan, self.world.choices, Counter[Name]()
@@ -125,14 +178,26 @@ class Run:
             counts[name] += 1
             label = f"m{member.number} {name[0]}/{name[1]} {counts[name]}"
             self._note("start", name, member.number, message.attempt)
+            if self._stream_ids.setdefault(name, message.stream_id) != message.stream_id:
+                self.violate(f"{name} was stored as {self._stream_ids[name]} and as {message.stream_id}")
             if not plan.batch and not message.origin.lease.is_held():
-                self.violations.append(f"m{member.number} starts {name} after its lease")
+                self.violate(f"m{member.number} starts {name} after its lease")
             if plan.busy:
                 await anyio.sleep(choices.between(0, plan.busy, f"work: {label}"))
+            if name in self._poison:
+                self._note("fail", name, member.number, message.attempt)
+                raise Reject("poison")
             if choices.unit(f"fails: {label}") < plan.failing:
                 self._note("fail", name, member.number, message.attempt)
                 raise Retry("once more")
             self._note("commit", name, member.number, message.attempt)
+
+        def recipient(order: dict[str, Any]) -> str:
+            name = (order["key"], order["n"])
+            counts[name] += 1
+            if choices.unit(f"fails: m{member.number} {name} {counts[name]}") < plan.failing:
+                raise Retry("once more")
+            return str(order["key"])
 
         async def handle(order: dict[str, Any], message: Message) -> None:
             await handle_one(order, message)
@@ -146,12 +211,18 @@ class Run:
                 if outcome is None:
                     try:
                         await handle_one(order, message)
+                    except Reject as error:
+                        outcome = error
                     except Retry as error:
                         outcome = error
                         failed |= {lane} - {""}
                 outcomes.append(outcome)
             return outcomes
 
+        if plan.is_inbox:
+            policy = RetryPolicy(max_attempts=50, wait=wait_fixed(0.3))
+            member.broker.deliver(TOPIC, to=recipient, group=GROUP, batch=plan.batch, retry=policy)
+            return
         options: dict[str, Any] = {"batch": plan.batch} if plan.batch else {"concurrency": plan.concurrency}
         member.broker.handler(
             TOPIC, group=GROUP, ordering=plan.ordering, distribution=plan.distribution,
@@ -160,7 +231,7 @@ class Run:
 
     async def _publish(self) -> None:
         choices, plan, numbers = self.world.choices, self.plan, defaultdict[str, int](int)
-        async with Broker(self._settings()) as broker, anyio.create_task_group() as tasks:
+        async with Broker(self.settings()) as broker, anyio.create_task_group() as tasks:
             for n in range(plan.messages):
                 key = f"k{int(choices.unit(f'key {n}') * plan.keys)}"
                 name = (key, numbers[key])
@@ -175,6 +246,8 @@ class Run:
         choices, options = self.world.choices, dict[str, Any]()
         if choices.unit(f"delayed {name}") < self.plan.delayed:
             options["delay"] = timedelta(seconds=choices.between(0.1, 3, f"delay {name}"))
+        if choices.unit(f"poison {name}") < self.plan.poison:
+            self._poison.add(name)
         try:
             await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, key=name[0], **options)
             self._stored.add(name)
@@ -187,17 +260,30 @@ class Run:
     def _check_leases(self) -> None:
         """Two members never believe in the same lease at the same moment."""
         owners: dict[int, str] = {}
-        for member in self.members:
+        for member in self.members if self.world.now >= self.unsure_until else ():
             for lease in member.leases():
                 other = owners.setdefault(lease.partition, member.process.name)
                 if other != member.process.name:
-                    self.violations.append(f"{other} and {member.process.name} both hold partition {lease.partition}")
+                    self.violate(f"{other} and {member.process.name} both hold partition {lease.partition}")
+
+    def lease_key(self, partition: int) -> str:
+        """The record of a partition's lease."""
+        return self.members[0].broker.keys.lease(TOPIC, partition, GROUP)
 
     def _is_over(self) -> bool:
         if not self._is_published or self.world.now < max(self.plan.seconds, self._asked_at):
             return False
         self._asked_at = self.world.now + 0.25
         return not self._holds()
+
+    def _dead_letters(self) -> list[tuple[Name, str]]:
+        found, keys = [], self.members[0].broker.keys
+        for partition in range(self.plan.partitions):
+            for _, fields in self.network.ask("XRANGE", keys.dlq(TOPIC, partition, GROUP), "-", "+"):
+                about = dict(zip(fields[::2], fields[1::2], strict=True))
+                order = json.loads(about.get(b"data", b'{"key": "lost", "n": 0}'))
+                found.append(((order["key"], order["n"]), about[b"dlq.reason"].decode()))
+        return found
 
     def _holds(self) -> list[str]:
         """What the server still holds for the group."""
@@ -221,6 +307,9 @@ class Run:
                     f"{stream}: {pending[0]} pending, {parked} parked, {delayed} delayed"
                     f"{', more to deliver' if behind else ''}"
                 )
+        for key in range(self.plan.keys if self.plan.is_inbox else 0):
+            left = ask("ZCARD", keys.inbox(f"k{key}"))
+            found += [f"{left} letters for k{key}"] if left else []
         return found
 
 
@@ -234,4 +323,6 @@ class TraceLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         name = self._world.current.name if self._world.current else "-"
+        if record.exc_info:  # a traceback depends on the version of Python and on the folder
+            record.exc_text = repr(record.exc_info[1])
         self._world.note(f"   log of {name}: {self.format(record)}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import logging
 import os
+import resource
 import selectors
 import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
@@ -31,7 +33,10 @@ LONGEST: Final = 120
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a seed. `made`: the faults and delays that happened, by name. `trace`: its digest."""
+    """What became of a seed. `made`: the faults and delays that happened, by name. `trace`: its digest.
+
+    `seconds`: of the machine's clock; `cpu`: of the simulation and its server.
+    """
 
     seed: int
     faults: list[str]
@@ -39,30 +44,40 @@ class Outcome:
     summary: str = ""
     virtual: float = 0.0
     seconds: float = 0.0
+    cpu: float = 0.0
     commands: int = 0
     trace: str = ""
 
     def __str__(self) -> str:
         lines = (
-            f"seed {self.seed}: {self.virtual:.1f} virtual s in {self.seconds:.2f} s, {self.commands} commands, "
-            f"{self.summary}, trace {self.trace}"
+            f"seed {self.seed}: {self.virtual:.1f} virtual s in {self.seconds:.2f} s ({self.cpu:.2f} s of CPU), "
+            f"{self.commands} commands, {self.summary}, trace {self.trace}"
         )
         return "\n  ".join((lines, *self.faults[:10]))
 
 
 @dataclass(frozen=True)
 class Task:
-    """A seed to play: on which kind of server, without which deviations, and where its trace is written."""
+    """A seed to play: on which kind of server, without which deviations or with which only (all of them if it is None),
+    and where its trace is written.
+    """
 
     seed: int
     plan: Plan
     kind: Kind = "valkey-8.1"
     left_out: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
     trace: Path | None = None
+
+
+def cpu_seconds() -> float:
+    """What this process and its children, which have ended, have used."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def simulate(task: Task) -> Outcome:
     """Play one seed in this process, which is good for nothing else afterwards."""
+    gc.disable()  # a seed needs little memory, and its process ends with it
     path = str(binary(task.kind))
     directory = tempfile.mkdtemp(prefix="rsmq-simulation-")
     os.chdir(directory)
@@ -70,7 +85,7 @@ def simulate(task: Task) -> Outcome:
     server.start()
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     started = real_clock()
-    world = World(Choices(task.seed, task.left_out))
+    world = World(Choices(task.seed, task.left_out, task.only))
     network = Network(world, server.address, server.clock)
     network.ask("DEBUG", "SET-ACTIVE-EXPIRE", "0")
     WORLD.append(world)
@@ -92,13 +107,14 @@ def simulate(task: Task) -> Outcome:
         if task.trace:
             task.trace.write_text("\n".join(world.trace) + "\n")
     return Outcome(
-        task.seed, faults, world.choices.made, run.summary, world.now, real_clock() - started, network.commands,
-        world.fingerprint(),
+        task.seed, faults, world.choices.made, run.summary, world.now, real_clock() - started, cpu_seconds(),
+        network.commands, world.fingerprint(),
     )  # fmt: skip
 
 
 def _begin(task: Task) -> tuple[IO[str], int]:
     """Play it in a child process, which has its own copy of everything; the outcome arrives in the pipe."""
+    binary(task.kind)  # imports what each child would have to import again
     receiving, sending = os.pipe()
     child = os.fork()
     if child:
@@ -134,8 +150,14 @@ def outcomes(tasks: Iterable[Task], jobs: int = 1) -> Iterator[Outcome]:
 
 def shrink(task: Task, found: Outcome, on_progress: Callable[[int], None] = lambda _: None) -> Outcome:
     """The same kind of failure with as few deviations as possible."""
-    kind, best, size = found.faults[0].split("(")[0], found, len(found.made)
+    kind, best = found.faults[0].split("(")[0], found
     left_out = frozenset[str]()
+    noise = frozenset(name for name in found.made if name.startswith("slow: "))
+    if noise:
+        again = play(task, noise)
+        if any(fault.startswith(kind) for fault in again.faults):
+            left_out, best = noise, again
+    size = len(best.made)
     while size:
         size //= 2
         at = 0
@@ -152,4 +174,4 @@ def shrink(task: Task, found: Outcome, on_progress: Callable[[int], None] = lamb
 
 def play(task: Task, left_out: Collection[str] = ()) -> Outcome:
     """The outcome of one seed without some deviations."""
-    return next(outcomes([Task(task.seed, task.plan, task.kind, frozenset(left_out), task.trace)]))
+    return next(outcomes([replace(task, left_out=frozenset(left_out))]))

@@ -17,11 +17,13 @@ EPOCH: Final = 1_800_000_000.0
 class Choices:
     """The decisions of a seed. Each depends on the seed and its name alone: leaving one out changes no other.
 
-    `left_out`: names of deviations (a fault, a delay) that must not happen; `made` lists those that did.
+    `left_out`: names of deviations (a fault, a delay) that must not happen; `only`: the names of those that may, if it
+    is not None. `made` lists those that happened.
     """
 
-    def __init__(self, seed: int, left_out: Collection[str] = ()) -> None:
+    def __init__(self, seed: int, left_out: Collection[str] = (), only: Collection[str] | None = None) -> None:
         self.seed, self.left_out = seed, frozenset(left_out)
+        self.only = None if only is None else frozenset(only)
         self.made: list[str] = []
 
     def unit(self, name: str) -> float:
@@ -39,14 +41,11 @@ class Choices:
 
     def deviates(self, share: float, name: str) -> bool:
         """Whether something rare happens here."""
-        if name in self.left_out or self.unit(name) >= share:
-            return False
-        self.made.append(name)
-        return True
+        return self.unit(name) < share and self.allows(name)
 
     def allows(self, name: str) -> bool:
         """Whether a planned fault happens; it is noted as made."""
-        if name in self.left_out:
+        if name in self.left_out or (self.only is not None and name not in self.only):
             return False
         self.made.append(name)
         return True
@@ -97,9 +96,9 @@ class World:
     def run(self, until: float, is_over: Callable[[], bool]) -> None:
         """Let everything happen until it is over, or until a moment."""
         while not is_over():
+            timer = float("inf")
             for process in self.processes:
-                process.run_ready()
-            timer = min((process.next_timer for process in self.processes), default=float("inf"))
+                timer = min(timer, process.run_ready())
             while self._agenda and self._agenda[0].is_cancelled:
                 heapq.heappop(self._agenda)
             moment = min(timer, self._agenda[0].at if self._agenda else float("inf"))

@@ -1,0 +1,73 @@
+"""Devices of a run: each connects, reads its inbox, acknowledges, and is taken over. And what they must receive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rsmq import Broker, Letter, Session, SessionTaken
+from rsmq.errors import RsmqError
+from tests.chaos.checker import Name
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Member, Run
+
+
+class Devices:
+    """What the devices have received. `received` is called when a letter comes for the first time.
+
+    Never stored twice: a message has one number in an inbox. In order: within a connection the numbers grow. Not after
+    its acknowledgement: a letter whose acknowledgement was confirmed does not come to a later connection.
+    """
+
+    def __init__(self, run: Run, received: Callable[[Name, int], None]) -> None:
+        self._run, self._received = run, received
+        self._numbers: dict[Name, int] = {}
+        self._confirmed: dict[Name, float] = {}
+
+    async def serve(self, member: Member, device: str) -> None:
+        """Read until another connection of the device takes over."""
+        choices = self._run.world.choices
+        async with Broker(self._run.settings(member.number)) as broker:
+            while True:
+                try:
+                    async with broker.connect(
+                        device, window=choices.among([1, 7, 100], f"{member.process.name} window")
+                    ) as session:
+                        await self._read(member, session)
+                except SessionTaken:
+                    return
+                except RsmqError as error:
+                    self._run.world.note(f"   {member.process.name} connects again: {error!r}")
+                    await anyio.sleep(0.2)
+
+    async def _read(self, member: Member, session: Session) -> None:
+        run, pending, last = self._run, list[Name](), 0
+        opened = run.world.now
+        async for letter in session:
+            name = self._note(member, letter, last, opened)
+            last = letter.seq
+            label = f"{member.process.name} {name}"
+            if run.plan.busy:
+                await anyio.sleep(run.world.choices.between(0, run.plan.busy, f"reads: {label}"))
+            await session.ack(letter)
+            pending.append(name)
+            if run.world.choices.unit(f"flushes: {label}") < 0.2:
+                await session.flush()
+                self._confirmed.update(dict.fromkeys(pending, run.world.now))
+                pending.clear()
+
+    def _note(self, member: Member, letter: Letter, last: int, opened: float) -> Name:
+        run, who = self._run, member.process.name
+        name = (letter.payload["key"], letter.payload["n"])
+        run.world.note(f"   {who} receives {name}, number {letter.seq}")
+        if letter.seq <= last:
+            run.violate(f"{who} receives letter {letter.seq} after {last}")
+        if self._numbers.setdefault(name, letter.seq) != letter.seq:
+            run.violate(f"{name} was stored as letter {self._numbers[name]} and as letter {letter.seq}")
+        if self._confirmed.get(name, run.world.now) < opened:
+            run.violate(f"{who} receives {name} after its acknowledgement was confirmed")
+        self._received(name, member.number)
+        return name
