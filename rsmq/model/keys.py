@@ -100,7 +100,7 @@ class Keys:
         return f"{self.stream(topic, partition)}:every"
 
     def lease(self, topic: str, partition: int, group: str) -> str:
-        """Hash: owner, epoch, until_ms, reader, before."""
+        """Hash: owner, epoch, until_ms, reader, before, ttl, clock."""
         return f"{self.stream(topic, partition)}:{group}:lease"
 
     def retry(self, topic: str, partition: int, group: str) -> str:

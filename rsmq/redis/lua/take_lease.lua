@@ -11,7 +11,8 @@
 --          subscriber, so that a member that has just come back keeps its lease. If the record is gone (deleted by
 --          hand, or lost in a failover) but the group has consumers, the previous reader is unknown and may still read,
 --          so the partition stays unowned for the longest lease of a member. If the clock is set back meanwhile, that
---          wait begins again: no member would end it. The consumer is created here, because Redis 7.0 creates none for
+--          wait begins again: no member would end it. The same if its owner has lost the lease but lives: `ttl` is the
+--          epoch and the length of the grant, and no grant has more time left than that. The consumer is created here, because Redis 7.0 creates none for
 --          a blocking read. Every other connection that may still read is returned, newest first, and kept in
 --          `before` until an owner that has cut them off claims: an owner that asks again after a lost reply, and the
 --          next one if this owner never gets that far, learn the same ones.
@@ -26,7 +27,7 @@ local function has_readers()
   return false
 end
 
-local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader', 'before')
+local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader', 'before', 'epoch', 'ttl')
 local owner = lease[1] or ''
 local left = tonumber(lease[2] or 0) - now
 local is_set_back = owner == '' and left > math.max(tonumber(ARGV[2]), tonumber(ARGV[7]) or 0)
@@ -34,6 +35,11 @@ if is_set_back or not lease[1] and has_readers() then
   if ARGV[7] == '' then return { 'UNKNOWN' } end
   redis.call('HSET', KEYS[1], 'owner', '', 'until_ms', string.format('%.0f', now + ARGV[7]), 'reader', '')
   return { 'HELD', '', tonumber(ARGV[7]) }
+end
+local epoch, ttl = (lease[6] or ''):match('^(%d+) (%d+)$')
+if owner ~= '' and epoch == lease[5] and left > tonumber(ttl) then
+  left = tonumber(ttl)
+  redis.call('HSET', KEYS[1], 'until_ms', string.format('%.0f', now + left))
 end
 if owner ~= ARGV[1] and left > 0 then
   if owner == '' or owner ~= ARGV[4] then return { 'HELD', owner, left } end
@@ -45,8 +51,8 @@ for reader in ((lease[3] or '') .. '\n' .. (lease[4] or '')):gmatch('[^\n]+') do
   seen[reader] = true
 end
 local before = table.concat(others, '\n')
-local epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]), 'reader', ARGV[3],
-  'before', before)
+  'before', before, 'ttl', epoch .. ' ' .. ARGV[2])
 redis.pcall('XGROUP', 'CREATECONSUMER', KEYS[2], ARGV[6], ARGV[1])
 return { 'OK', tostring(epoch), owner, before }

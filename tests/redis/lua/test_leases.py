@@ -241,6 +241,31 @@ async def test_take_lease_after_a_lost_record_waits_for_one_lease(client: Client
     assert (await take(client, lease, "b"))[:2] == [OK, b"1"]
 
 
+async def test_take_lease_of_a_live_owner_that_lost_it_waits_for_one_lease_after_a_clock_set_back(
+    client: Client, lease: str
+) -> None:
+    """Its end is an hour ahead. Its owner has at most the time of its grant, so no other member waits for longer."""
+    await take(client, lease, "a", ttl=50_000)
+    until = int(await field(client, lease, "until_ms"))
+    await client.execute_command("HSET", lease, "until_ms", until + 3_600_000)
+    for _ in range(2):
+        word, owner, left = await take(client, lease, "b", ttl=1000)
+        assert (word, owner) == (b"HELD", b"a")
+        assert 40_000 < left <= 50_000
+    assert int(await field(client, lease, "until_ms")) < until + 60_000
+    assert await RENEW_LEASE(client, (lease,), ("a", "1", 50_000)) == OK
+    await client.execute_command("HSET", lease, "until_ms", 1)
+    assert (await take(client, lease, "b"))[:2] == [OK, b"2"]
+
+
+async def test_take_lease_does_not_judge_a_grant_by_the_length_of_an_earlier_one(client: Client, lease: str) -> None:
+    """An owner of a release that does not write the length may have a longer lease than the owner before it."""
+    await take(client, lease, "a", ttl=1000)
+    await client.execute_command("HSET", lease, "owner", "old", "epoch", 2, "until_ms", 9_999_999_999_999)
+    word, _, left = await take(client, lease, "b", ttl=1000)
+    assert (word, left > 3_600_000) == (b"HELD", True)
+
+
 async def test_take_lease_without_a_record_and_other_consumers_is_granted_at_once(
     client: Client, lease: str, stream: str
 ) -> None:
