@@ -14,7 +14,7 @@ import anyio
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, Reject, Retry, RetryPolicy, Settings
-from rsmq.errors import RsmqError
+from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.heartbeat.lease import Lease
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
@@ -162,7 +162,14 @@ class Run:
             self._note("commit", name, number)
 
     async def _serve(self, member: Member) -> None:
-        await member.broker.run()
+        try:
+            await member.broker.run()
+        except BrokerUnavailable as error:
+            if not member.is_disturbed or member.broker.worker is not None:
+                raise
+            self.world.note(f"m{member.number} cannot start: {error}")  # its supervisor would start it again
+            self.replace(member)
+            return
         self.world.note(f"m{member.number} has ended")
         if member.is_disturbed:
             return
