@@ -172,6 +172,9 @@ OPEN = """
 - `XGROUP DELCONSUMER`, and the worker dies within the seconds that it needs to detect it: its messages in flight are
   lost, and the server has no trace of them. With `distribution="shared"` this is never detected, because partitions
   have no owner. rsmq itself deletes only consumers that have nothing pending.
+- The record of a lease is deleted by hand while a read of its owner is late on its way, and the owner dies. The
+  record named the connection to cut off. The late read takes messages for the dead worker, and the audit finds them
+  within 30 s, after later ones of their key (`python -m tests.simulation --seed 13450`).
 - Entries that another client removes are counted, not restored. How many of them a group had not yet received is
   unknown. In a topic that is trimmed by its own policy (`on_full="trim"`) they are not counted.
 - A delayed message (`delay`, `at`) is due at a time of the server's clock, as the user has asked. If that clock is set
