@@ -1,4 +1,4 @@
-"""Another client deletes the entry of a message that is in flight or waits for its retry: the group is told."""
+"""Another client deletes the entry of a message that is in flight or waits for its retry: it becomes a dead letter."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ async def test_touched_messages_in_flight_keep_a_short_idle_time(pair: tuple[Mem
     await until(lambda: lease.deadline != deadline, "the lease is prolonged")
     assert await client.execute_command("XPENDING", stream, GROUP, "IDLE", 500_000, "-", "+", 10) == []
     assert [row[0] for row in await client.execute_command("XPENDING", stream, GROUP, "-", "+", 9, "two")] == held[:1]
-    await until(lambda: taken[:1] == held[:1], "the owner is told which one it has lost")
+    await until(lambda: taken[:1] == held[:1], "the owner hears which lease it has lost")
 
 
 async def test_touch_of_a_stream_without_its_group_skips_only_that_stream(

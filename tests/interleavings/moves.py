@@ -152,7 +152,7 @@ class Moves:
                 yield Move(text, _lost(world, {command}), is_fault=True)
 
     def _opened(self, text: str, world: World, place: int, member: Member, opening: Opening) -> Move:
-        """The lane of a new lease, once nobody else reads."""
+        """The lane of a new lease, once no other member reads."""
         if opening.readers:
             return self._changed(text, world, place, member._replace(opening=opening))
         lane = Lane(opening.grant, opening.epoch, opening.is_held)

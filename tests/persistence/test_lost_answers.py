@@ -122,7 +122,7 @@ async def test_clean_connect_repeated_keeps_letters_that_came_in_between(
 async def test_call_of_an_older_session_repeated_touches_nothing_of_the_newer_one(
     make: Made, proxy: LostAnswers, tcp_server: Server, script: Script
 ) -> None:
-    """The device connects elsewhere between execution and repeat: the older session is told, the newer one reads on."""
+    """The device connects elsewhere between execution and repeat: the older session ends, the newer one reads on."""
     async with make(proxy.url) as old, make(tcp_server.url) as new, AsyncExitStack() as stack:
         await new.send_many(("phone", n) for n in range(5))
         newer, told = list[Session](), False
@@ -207,7 +207,7 @@ async def test_device_that_moves_between_gateways_with_lost_answers_gets_all_let
     make: Made, tcp_server: Server
 ) -> None:
     """A tenth of all answers is lost, the sender's too. The device moves thirty times, and its older sessions go on
-    reading and acknowledging until they are told: each letter is stored once, and none comes again after its
+    reading and acknowledging until they get that error: each letter is stored once, and none comes again after its
     acknowledgement was confirmed."""
     total, confirmed, order = 1500, set[int](), list[int]()
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:

@@ -213,7 +213,7 @@ class Fates:
         run.network.ask("SCRIPT", "FLUSH")
 
     def _flush(self, _: str, __: Member) -> None:
-        """Somebody removes its scripts."""
+        """The scripts of the server are removed."""
         self._run.world.note("the server forgets its scripts")
         self._run.network.ask("SCRIPT", "FLUSH")
 
@@ -228,7 +228,7 @@ class Fates:
             run.world.note(f"the server's clock is off by {run.network.offset:g} s")
 
     def _unlease(self, name: str, _: Member) -> None:
-        """Somebody deletes the record of a lease."""
+        """The record of a lease is deleted."""
         run = self._run
         partition = int(run.world.choices.between(0, run.plan.partitions, f"{name} partition"))
         self._excuse_all("a lease was deleted")

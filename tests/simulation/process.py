@@ -47,7 +47,7 @@ class Process:
         return not (self.is_frozen or self.is_dead)
 
     def run_ready(self) -> float:
-        """Run whatever can run now, until everything waits. Returns when its loop has a timer."""
+        """Run all that can run now, until everything waits. Returns when its loop has a timer."""
         loop, world = self.loop, self.world
         while self.runs:
             if not self.runnable and not loop.has_ready and (timer := loop.next_timer) > world.now:
