@@ -67,6 +67,16 @@ class Lane:
         return self.lease.epoch
 
     @property
+    def fence(self) -> int:
+        """The epoch as a number; 0 in shared distribution."""
+        return int(self.lease.epoch or 0)
+
+    @property
+    def run(self) -> int:
+        """The group's run through this partition, as of the lease; 0 before the first reset."""
+        return self.lease.run
+
+    @property
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
         return self.cursor is None and not self.is_quiet

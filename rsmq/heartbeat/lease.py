@@ -28,13 +28,13 @@ class Lease:
     server grants the partition to another member. A lost lease is never held again: a new grant is a new object.
     """
 
-    __slots__ = ("deadline", "epoch", "group", "is_lost", "key", "owner", "partition", "topic")
+    __slots__ = ("deadline", "epoch", "group", "is_lost", "key", "owner", "partition", "run", "topic")
 
     def __init__(
-        self, topic: str, group: str, partition: int, key: str, owner: str, epoch: str, deadline: float
+        self, topic: str, group: str, partition: int, key: str, owner: str, epoch: str, deadline: float, run: int = 0
     ) -> None:
         self.topic, self.group, self.partition, self.key = topic, group, partition, key
-        self.owner, self.epoch, self.deadline = owner, epoch, deadline
+        self.owner, self.epoch, self.deadline, self.run = owner, epoch, deadline, run
         self.is_lost = False
 
     @classmethod
@@ -96,7 +96,7 @@ class Leases:
             return None
         await self._cut_off(key, reply[3].decode().splitlines())
         deadline = started + (ttl - self._settings.lease_margin).total_seconds()
-        return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline)
+        return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline, int(reply[4]))
 
     async def _cut_off(self, key: str, readers: list[str]) -> None:
         """Close the reading connections of former owners: their late reads must not receive any more messages.

@@ -50,6 +50,10 @@ class Origin(Protocol):
     def partition(self) -> int: ...
     @property
     def group(self) -> str: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def run(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class MessageOrigin:
     topic: str
     partition: int
     group: str
+    fence: int = 0
+    run: int = 0
 
 
 class Message:
@@ -175,6 +181,24 @@ class Message:
         return self.origin.group
 
     @property
+    def fence(self) -> int:
+        """The number of the owner's lease. Each later owner of the partition in this group has a greater one.
+
+        Store it beside what the handler writes, and refuse smaller ones: then a worker that wakes up late cannot
+        overwrite what its successor has written. 0 in shared distribution, which has no owners.
+        """
+        return self.origin.fence
+
+    @property
+    def run(self) -> int:
+        """The group's run through this partition: 0, and greater after each `rsmq group reset`.
+
+        Within one run a `stream_id` is one message. A replayed dead letter has a new `stream_id`. Always 0 in shared
+        distribution.
+        """
+        return self.origin.run
+
+    @property
     def stream_id(self) -> str:
         """The id of the stream entry, `ms-seq`: unique within the partition."""
         return self.entry_id.decode()
@@ -191,7 +215,7 @@ class Message:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""
         entry = [part for pair in self._fields.items() for part in pair]
-        origin = MessageOrigin(self.topic, self.partition, self.group)
+        origin = MessageOrigin(self.topic, self.partition, self.group, self.fence, self.run)
         return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
 
     def __repr__(self) -> str:

@@ -54,7 +54,7 @@ async def test_member_whose_sockets_close_is_replaced_before_its_lease_ends(
     assert await client.execute_command("EXISTS", one.keys.alive(TOPIC, GROUP, "two")) == 1
     lease = await one.take(one.membership.absent)
     assert lease is not None
-    assert int(lease.epoch) == int(held.epoch) + 1
+    assert int(lease.epoch) > int(held.epoch)
 
 
 async def test_killed_subscription_of_a_live_member_is_renewed_within_the_grace(

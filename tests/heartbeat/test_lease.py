@@ -64,7 +64,7 @@ async def test_held_lease_is_refused_to_another_member(client: Client, keys: Key
     await one.release(lease)
     other = await two.take(TOPIC, 0, GROUP, reader="")
     assert other is not None
-    assert (lease.epoch, other.epoch) == ("1", "2")
+    assert int(other.epoch) > int(lease.epoch)
     await one.release(lease)
     assert await one.take(TOPIC, 0, GROUP, reader="") is None
 

@@ -119,7 +119,10 @@ WEAKENINGS: Final = (
         "take_lease", "does not ask whether an absent owner has come back", PAUSE,
         "if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then",
     ),
-    Weakening("take_lease", "keeps the epoch", PAUSE, "'epoch', 1)", "'epoch', owner == '' and 1 or 0)"),
+    Weakening(
+        "take_lease", "keeps the epoch", PAUSE, "(lease[5] or 0) + 1, now)",
+        "(lease[5] or 0) + (owner == '' and 1 or 0))",
+    ),
     Weakening("take_lease", "forgets the last reader", PAUSE, "(lease[3] or '')", "''"),
     Weakening("take_lease", "forgets readers that were not cut off", CRASH, "(lease[4] or '')", "''"),
     Weakening("claim_pending", "does not say who reads", CRASH, "'reader', ARGV[9], 'before'", "'before'"),

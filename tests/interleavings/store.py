@@ -13,6 +13,8 @@ from rsmq.testing.server import ThrowawayServer
 from tests.interleavings.commands import DLQ, GROUP, KEYS, LEASE, RETRY, STREAM, Wire, number_of, stream_id, wire
 from tests.interleavings.world import Command, Server
 
+LATEST: Final = 10**15
+"""The epoch before the first one: later than the clock, so that every grant adds 1, at whatever time it comes."""
 PARTS: Final = (STREAM, LEASE, RETRY, DLQ)
 PICTURE: Final = (
     ("TIME",),
@@ -51,6 +53,7 @@ class Store:
             fields = ("data", "", "id", f"{number}", *(("key", key) if key else ()))
             self._client.execute_command("XADD", STREAM, stream_id(number), *fields)
         self._client.execute_command("XGROUP", "CREATE", STREAM, GROUP, "0")
+        self._client.execute_command("HSET", LEASE, "epoch", LATEST)
         return self._exchange([])[1]
 
     def execute(self, server: Server, command: Command, alive: frozenset[str]) -> tuple[Any, Server]:

@@ -4,6 +4,8 @@
 -- RETURNS  'OK'
 -- WHY      The right to destroy a group is checked first, so that without it nothing changes.
 --          Pending and parked messages belong to the old run. A new epoch makes every settlement of the old run void.
+--          A store outside, which remembers what was handled, tells the runs apart by `run`. It grows with the clock, so
+--          that a reset which a failover has lost does not give its number to the next one.
 --          The reader stays: its read may still be on its way, and the next owner must cut it off.
 if not redis.acl_check_cmd('XGROUP', 'DESTROY', KEYS[1], ARGV[1]) then
   return redis.error_reply('NOPERM this user may not reset a group: it has no right to XGROUP DESTROY')
@@ -11,6 +13,9 @@ end
 redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
 redis.call('UNLINK', KEYS[3])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local run = math.max((redis.call('HMGET', KEYS[2], 'run')[1] or 0) + 1, now)
 redis.call('HINCRBY', KEYS[2], 'epoch', 1)
-redis.call('HSET', KEYS[2], 'owner', '', 'until_ms', '0')
+redis.call('HSET', KEYS[2], 'owner', '', 'until_ms', '0', 'run', string.format('%.0f', run))
 return 'OK'

@@ -4,9 +4,11 @@
 -- ARGV     1 owner  2 ttl_ms:int  3 reader ("client-id address" of the connection that will read)
 --          4 absent owner or ''  5 presence channel of the absent owner, or '' where it is on another node  6 group
 --          7 longest lease of a member of the group in ms, or '' if the caller has not asked
--- RETURNS  {'OK', epoch, previous owner, other readers, one a line} or {'HELD', owner or '' if unknown, remaining_ms}
+-- RETURNS  {'OK', epoch, previous owner, other readers, one a line, run} or {'HELD', owner or '' if unknown, remaining_ms}
 --          or {'UNKNOWN'}: ask for the longest lease and call again
 -- WHY      Every grant has its own epoch, so a late write under an earlier grant is refused, even from the same owner.
+--          Epochs also grow with the clock: stores outside keep the highest one they have seen, and must not refuse the
+--          true owner after FLUSHALL, or after a failover that has lost the last grants.
 --          An absent owner may be replaced before its lease ends. The script checks again that its channel has no
 --          subscriber, so that a member that has just come back keeps its lease. If the record is gone (deleted by
 --          hand, or lost in a failover) but the group has consumers, the previous reader is unknown and may still read,
@@ -27,7 +29,7 @@ local function has_readers()
   return false
 end
 
-local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader', 'before', 'epoch', 'ttl')
+local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader', 'before', 'epoch', 'ttl', 'run')
 local owner = lease[1] or ''
 local left = tonumber(lease[2] or 0) - now
 local is_set_back = owner == '' and left > math.max(tonumber(ARGV[2]), tonumber(ARGV[7]) or 0)
@@ -51,8 +53,8 @@ for reader in ((lease[3] or '') .. '\n' .. (lease[4] or '')):gmatch('[^\n]+') do
   seen[reader] = true
 end
 local before = table.concat(others, '\n')
-epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]), 'reader', ARGV[3],
+epoch = string.format('%.0f', math.max((lease[5] or 0) + 1, now))
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'owner', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]), 'reader', ARGV[3],
   'before', before, 'ttl', epoch .. ' ' .. ARGV[2])
 redis.pcall('XGROUP', 'CREATECONSUMER', KEYS[2], ARGV[6], ARGV[1])
-return { 'OK', tostring(epoch), owner, before }
+return { 'OK', epoch, owner, before, lease[7] or '0' }
