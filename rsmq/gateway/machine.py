@@ -1,0 +1,188 @@
+"""One connection as a state machine without I/O: bytes in, valid packets out, and the bytes with which it ends."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from rsmq.gateway import encode
+from rsmq.gateway.decode import FIRST_CONNECT, decode, read_frame
+from rsmq.gateway.inbound import Inbound
+from rsmq.gateway.packet import (
+    V5,
+    Auth,
+    Connect,
+    Disconnect,
+    Packet,
+    Properties,
+    ProtocolError,
+    Publish,
+    Reason,
+    Refused,
+    UnsupportedVersion,
+)
+from rsmq.gateway.properties import Property
+
+EARLY_BYTES: Final = 64 << 10
+"""Bytes behind a CONNECT that are kept until it is answered."""
+
+
+class Limits(NamedTuple):
+    """What one client may ask for."""
+
+    packet_size: int = 1 << 20
+    receive_maximum: int = 20
+    topic_aliases: int = 16
+
+
+class State(Enum):
+    """The life of a connection."""
+
+    NEW = "no packet yet"
+    CONNECTING = "CONNECT is not answered yet"
+    CONNECTED = "connected"
+    CLOSED = "closed"
+
+
+class Machine:
+    """What the standard demands of the packets of one connection.
+
+    `feed` returns the packets that may be acted on, in order. `error` is set by the first one that ends the connection:
+    those before it are still acted on. While CONNECT is not answered, or a client of version 3 has too many messages
+    unconfirmed, further packets wait; `resume` returns them.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.state = State.NEW
+        self.level = 0
+        self.error: Refused | None = None
+        self.inbound = Inbound()
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._needed = 1
+        self._aliases: dict[int, str] = {}
+        self._session_expiry = 0
+        self._auth_method: str | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait."""
+        return self._held
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether packets wait because of the state of the connection, so that reading may pause."""
+        return self.state is State.CONNECTING or (
+            self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum
+        )
+
+    def feed(self, data: bytes) -> list[Packet]:
+        """The packets that bytes of the client complete."""
+        if self.error is not None or self.state is State.CLOSED:
+            return []
+        self._parts.append(data)
+        self._held += len(data)
+        return self.resume() if self._held >= self._needed else []
+
+    def resume(self) -> list[Packet]:
+        """The packets that need not wait any more."""
+        found = list[Packet]()
+        if self.error is not None or self.state is State.CLOSED or not self._held:
+            return found
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        at, size = 0, len(data)
+        self._needed = 1
+        try:
+            while at < size and not self.is_waiting:
+                if self.state is State.NEW and data[at] != FIRST_CONNECT:
+                    raise ProtocolError("the first packet is not a CONNECT")
+                body, end = read_frame(data, at, size, self._limits.packet_size)
+                if end < 0:
+                    break
+                packet = decode(data[at], data, body, end, self.level)
+                at = end
+                self._check(packet)
+                found.append(packet)
+                if type(packet) is Disconnect:
+                    self.state = State.CLOSED
+                    break
+        except Refused as error:
+            self.error = error
+            if isinstance(error, UnsupportedVersion):
+                self.level = V5 if error.level >= V5 else 4
+                self.state = State.CONNECTING
+        rest = data[at:] if at else data
+        if self.error is not None or self.state is State.CLOSED:
+            rest = b""
+        self._parts, self._held = [rest] if rest else [], len(rest)
+        return found
+
+    # -- the rules -------------------------------------------------------------------------------------------------
+
+    def _check(self, packet: Packet) -> None:
+        """Raise Refused for a packet that may not come now."""
+        kind = type(packet)
+        if kind is Publish:
+            assert isinstance(packet, Publish)
+            if self.state is State.NEW:
+                raise ProtocolError("the first packet is not a CONNECT")
+            self._check_publish(packet)
+        elif isinstance(packet, Connect):
+            if self.state is not State.NEW:
+                raise ProtocolError("a second CONNECT")
+            self.state, self.level = State.CONNECTING, packet.level
+            self._session_expiry = packet.properties.get(Property.SESSION_EXPIRY, 0)
+            self._auth_method = packet.properties.get(Property.AUTH_METHOD)
+            if Property.AUTH_DATA in packet.properties and self._auth_method is None:
+                raise ProtocolError("authentication data without a method")
+        elif isinstance(packet, Auth):
+            raise ProtocolError("an AUTH without an authentication method")
+        elif isinstance(packet, Disconnect):
+            expiry = packet.properties.get(Property.SESSION_EXPIRY, 0)
+            if expiry and not self._session_expiry:
+                raise ProtocolError("a session expiry of 0 cannot be raised by DISCONNECT")
+
+    def _check_publish(self, packet: Publish) -> None:
+        if packet.properties is not None:
+            alias = packet.properties.get(Property.TOPIC_ALIAS)
+            if alias is not None:
+                self._resolve_alias(packet, alias)
+        if packet.qos:
+            if self.level == V5 and self.inbound.count >= self._limits.receive_maximum:
+                if packet.qos == 2 and packet.packet_id in self.inbound.received:
+                    pass  # a repetition takes no place of its own
+                else:
+                    raise ProtocolError("more messages than Receive Maximum", Reason.RECEIVE_MAXIMUM_EXCEEDED)
+            self.inbound.admit(packet)
+
+    def _resolve_alias(self, packet: Publish, alias: int) -> None:
+        if alias > self._limits.topic_aliases:
+            raise ProtocolError(f"topic alias {alias} is above the maximum", Reason.TOPIC_ALIAS_INVALID)
+        if packet.topic:
+            self._aliases[alias] = packet.topic
+            return
+        topic = self._aliases.get(alias)
+        if topic is None:
+            raise ProtocolError(f"topic alias {alias} is not known")
+        packet.topic = topic
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def accept(self, *, session_present: bool, properties: Properties | None = None) -> bytes:
+        """The CONNACK that opens the connection. `resume` returns what came early."""
+        self.state = State.CONNECTED
+        return encode.connack(Reason.SUCCESS, self.level, session_present=session_present, properties=properties)
+
+    def end(self, reason: Reason, properties: Properties | None = None) -> bytes:
+        """The last bytes to send: a CONNACK, a DISCONNECT or nothing, by state and version."""
+        state, self.state = self.state, State.CLOSED
+        self._parts, self._held = [], 0
+        if state is State.CONNECTING:
+            return encode.connack(reason, self.level, properties=properties)
+        if state is State.CONNECTED and self.level == V5:
+            return encode.disconnect(reason, properties)
+        return b""
+
+    def __repr__(self) -> str:
+        return f"<Machine {self.state.name} level={self.level} {self.inbound!r}>"

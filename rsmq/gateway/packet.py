@@ -1,0 +1,235 @@
+"""The control packets of MQTT 3.1, 3.1.1 and 5.0 as values, their types and reason codes. No I/O."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+CONNECT: Final = 1
+CONNACK: Final = 2
+PUBLISH: Final = 3
+PUBACK: Final = 4
+PUBREC: Final = 5
+PUBREL: Final = 6
+PUBCOMP: Final = 7
+SUBSCRIBE: Final = 8
+SUBACK: Final = 9
+UNSUBSCRIBE: Final = 10
+UNSUBACK: Final = 11
+PINGREQ: Final = 12
+PINGRESP: Final = 13
+DISCONNECT: Final = 14
+AUTH: Final = 15
+
+V31: Final = 3
+V311: Final = 4
+V5: Final = 5
+"""The protocol levels."""
+
+MOST_PACKET_IDS: Final = 65_535
+
+Properties = dict[int, Any]
+"""Properties by their identifier. A property that may be repeated has a list."""
+
+
+class Reason(IntEnum):
+    """The reason codes of version 5 that this server sends or acts on."""
+
+    SUCCESS = 0x00
+    GRANTED_QOS_1 = 0x01
+    GRANTED_QOS_2 = 0x02
+    DISCONNECT_WITH_WILL = 0x04
+    NO_MATCHING_SUBSCRIBERS = 0x10
+    NO_SUBSCRIPTION_EXISTED = 0x11
+    UNSPECIFIED_ERROR = 0x80
+    MALFORMED_PACKET = 0x81
+    PROTOCOL_ERROR = 0x82
+    IMPLEMENTATION_ERROR = 0x83
+    UNSUPPORTED_VERSION = 0x84
+    CLIENT_ID_NOT_VALID = 0x85
+    BAD_CREDENTIALS = 0x86
+    NOT_AUTHORIZED = 0x87
+    SERVER_UNAVAILABLE = 0x88
+    SERVER_BUSY = 0x89
+    SERVER_SHUTTING_DOWN = 0x8B
+    BAD_AUTHENTICATION_METHOD = 0x8C
+    KEEP_ALIVE_TIMEOUT = 0x8D
+    SESSION_TAKEN_OVER = 0x8E
+    TOPIC_FILTER_INVALID = 0x8F
+    TOPIC_NAME_INVALID = 0x90
+    PACKET_ID_IN_USE = 0x91
+    PACKET_ID_NOT_FOUND = 0x92
+    RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    TOPIC_ALIAS_INVALID = 0x94
+    PACKET_TOO_LARGE = 0x95
+    MESSAGE_RATE_TOO_HIGH = 0x96
+    QUOTA_EXCEEDED = 0x97
+    ADMINISTRATIVE_ACTION = 0x98
+    PAYLOAD_FORMAT_INVALID = 0x99
+    USE_ANOTHER_SERVER = 0x9C
+    SHARED_NOT_SUPPORTED = 0x9E
+
+
+RETURN_CODES: Final = {
+    Reason.UNSUPPORTED_VERSION: 1,
+    Reason.CLIENT_ID_NOT_VALID: 2,
+    Reason.SERVER_UNAVAILABLE: 3,
+    Reason.SERVER_BUSY: 3,
+    Reason.QUOTA_EXCEEDED: 3,
+    Reason.SERVER_SHUTTING_DOWN: 3,
+    Reason.USE_ANOTHER_SERVER: 3,
+    Reason.BAD_CREDENTIALS: 4,
+    Reason.NOT_AUTHORIZED: 5,
+}
+"""The return codes of a CONNACK in version 3. The rest has none: the connection is closed."""
+
+
+class Refused(Exception):
+    """A packet that ends its connection, and the reason code for it."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason, self.text = reason, text
+
+
+class Malformed(Refused):
+    """Bytes that are no valid packet."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Reason.MALFORMED_PACKET, text)
+
+
+class ProtocolError(Refused):
+    """A packet that is valid by itself, but not here."""
+
+    def __init__(self, text: str, reason: Reason = Reason.PROTOCOL_ERROR) -> None:
+        super().__init__(reason, text)
+
+
+class UnsupportedVersion(Refused):
+    """A CONNECT of a protocol level that does not exist. `level` decides the form of the answer."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(Reason.UNSUPPORTED_VERSION, f"protocol level {level} is not supported")
+        self.level = level
+
+
+class Will(NamedTuple):
+    """What the server publishes when the connection ends without a DISCONNECT."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: Properties
+    forwarded: bytes
+
+
+class Connect(NamedTuple):
+    """The first packet of a client."""
+
+    level: int
+    client_id: str
+    clean_start: bool
+    keep_alive: int
+    will: Will | None
+    username: str | None
+    password: bytes | None
+    properties: Properties
+
+
+class PendingAck:
+    """The place of an acknowledgement that a client waits for. `is_repeated`: this QoS 2 id was received before."""
+
+    __slots__ = ("is_done", "is_repeated", "kind", "packet_id", "reason")
+
+    def __init__(self, kind: int, packet_id: int, *, is_repeated: bool = False) -> None:
+        self.kind, self.packet_id, self.is_repeated = kind, packet_id, is_repeated
+        self.reason = 0
+        self.is_done = False
+
+
+class Publish:
+    """A message of a client. A packet with an alias gets its topic from the machine.
+
+    `forwarded`: the encoded properties that a receiver gets unchanged, in their order.
+    """
+
+    __slots__ = ("dup", "forwarded", "packet_id", "payload", "pending", "properties", "qos", "retain", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int = 0,
+        packet_id: int = 0,
+        *,
+        retain: bool = False,
+        dup: bool = False,
+        properties: Properties | None = None,
+        forwarded: bytes = b"",
+    ) -> None:
+        self.topic, self.payload, self.qos, self.packet_id = topic, payload, qos, packet_id
+        self.retain, self.dup, self.properties, self.forwarded = retain, dup, properties, forwarded
+        self.pending: PendingAck | None = None
+
+    def __repr__(self) -> str:
+        return f"<Publish {self.topic!r} qos={self.qos} id={self.packet_id} {len(self.payload)} bytes>"
+
+
+class Ack:
+    """A PUBACK, PUBREC, PUBREL or PUBCOMP."""
+
+    __slots__ = ("kind", "packet_id", "reason")
+
+    def __init__(self, kind: int, packet_id: int, reason: int = 0) -> None:
+        self.kind, self.packet_id, self.reason = kind, packet_id, reason
+
+    def __repr__(self) -> str:
+        return f"<Ack {self.kind} id={self.packet_id} reason={self.reason:#x}>"
+
+
+class Subscription(NamedTuple):
+    """A topic filter and its options. `identifier` 0: none."""
+
+    filter: str
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    identifier: int = 0
+
+
+class Subscribe(NamedTuple):
+    """A request for subscriptions."""
+
+    packet_id: int
+    subscriptions: tuple[Subscription, ...]
+
+
+class Unsubscribe(NamedTuple):
+    """A request to end subscriptions."""
+
+    packet_id: int
+    filters: tuple[str, ...]
+
+
+class Disconnect(NamedTuple):
+    """The last packet of a client."""
+
+    reason: int
+    properties: Properties
+
+
+class Ping(NamedTuple):
+    """A sign of life that wants an answer."""
+
+
+class Auth(NamedTuple):
+    """A step of an enhanced authentication (version 5)."""
+
+    reason: int
+    properties: Properties
+
+
+Packet = Connect | Publish | Ack | Subscribe | Unsubscribe | Disconnect | Ping | Auth

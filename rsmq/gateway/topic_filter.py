@@ -1,0 +1,78 @@
+"""Topic names and topic filters of MQTT: what is valid, and what matches. Not the topics of rsmq."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rsmq.gateway.packet import ProtocolError, Reason
+
+SHARE: Final = "$share/"
+MOST_LEVELS: Final = 128
+
+
+def check_topic_name(name: str) -> None:
+    """Raise ProtocolError for a name to which nothing can be published."""
+    if not name:
+        raise ProtocolError("the topic name is empty")
+    if "+" in name or "#" in name:
+        raise ProtocolError("the topic name has a wildcard", Reason.TOPIC_NAME_INVALID)
+
+
+def is_valid_filter(text: str) -> bool:
+    """Whether it is a topic filter: `+` fills a level, and `#` the last one. Without the prefix of a share."""
+    if not text:
+        return False
+    if "+" not in text and "#" not in text:
+        return True
+    levels = text.split("/")
+    return all(level == "+" or "+" not in level for level in levels) and (
+        "#" not in text or (text.count("#") == 1 and levels[-1] == "#")
+    )
+
+
+def split_share(text: str) -> tuple[str, str]:
+    """The share name (empty: not shared) and the filter. Raises ProtocolError for a wrong share."""
+    if not text.startswith(SHARE):
+        return "", text
+    name, slash, rest = text[len(SHARE) :].partition("/")
+    if not name or not slash or not rest or "+" in name or "#" in name:
+        raise ProtocolError("the shared subscription has no valid name or filter")
+    return name, rest
+
+
+def check_filter(text: str) -> None:
+    """Raise ProtocolError for a filter that does not exist, with or without the prefix of a share."""
+    _, rest = split_share(text)
+    if not is_valid_filter(rest):
+        raise ProtocolError("the topic filter is not valid", Reason.TOPIC_FILTER_INVALID)
+
+
+def levels_of(text: str) -> int:
+    """The number of levels."""
+    return text.count("/") + 1
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a filter matches a topic name. A wildcard in the first level does not match a name that starts with $."""
+    if name[:1] == "$" and pattern[:1] in ("+", "#"):
+        return False
+    wanted, given = pattern.split("/"), name.split("/")
+    for at, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if at >= len(given) or (level != "+" and level != given[at]):
+            return False
+    return len(wanted) == len(given)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether everything that `narrow` matches is matched by `wide`, too."""
+    if narrow[:1] == "$" and wide[:1] in ("+", "#"):
+        return False
+    wanted, given = wide.split("/"), narrow.split("/")
+    for at, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if at >= len(given) or given[at] == "#" or (level != "+" and level != given[at]):
+            return False
+    return len(wanted) == len(given)

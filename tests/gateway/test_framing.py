@@ -1,0 +1,392 @@
+"""Bytes of clients: what is refused, and when. The traps 1 to 18 of the design, without a socket."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rsmq.gateway.machine import EARLY_BYTES, Limits, Machine, State
+from rsmq.gateway.packet import Connect, Packet, Publish, Reason, Subscribe
+from tests.gateway import packets as p
+from tests.gateway.packets import text
+
+LIMITS = Limits(packet_size=1 << 16, receive_maximum=20, topic_aliases=8)
+
+
+def machine(level: int = 5, *, connected: bool = True) -> Machine:
+    made = Machine(LIMITS)
+    if connected:
+        assert isinstance(made.feed(p.connect(level=level))[0], Connect)
+        made.accept(session_present=False)
+    return made
+
+
+def refused(data: bytes, level: int = 5, *, connected: bool = True) -> Reason:
+    """The reason for which bytes end a connection."""
+    one = machine(level, connected=connected)
+    one.feed(data)
+    assert one.error is not None, f"{data!r} was accepted"
+    return one.error.reason
+
+
+def accepted(data: bytes, level: int = 5, *, connected: bool = True) -> Packet:
+    one = machine(level, connected=connected)
+    (found,) = one.feed(data)
+    assert one.error is None
+    return found
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+def test_a_wrong_length_is_refused_from_the_header(level: int) -> None:
+    assert refused(b"\x30\x80\x80\x80\x80\x01", level) == Reason.MALFORMED_PACKET  # five bytes
+    assert refused(b"\x30\x80\x80\x00", level) == Reason.MALFORMED_PACKET  # not minimal
+    assert refused(b"\x30\x81\x80\x04", level) == Reason.PACKET_TOO_LARGE  # 65 537: nothing of it has arrived
+    one = machine(level)
+    assert one.feed(b"\x30\xfb\xff\x03") == []
+    assert one.error is None
+    one = machine(level, connected=False)
+    one.feed(b"\x10\xff\xff\xff\x7f")
+    assert one.error is not None
+    assert one.held == 0
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_packets_cut_at_every_byte_are_read_whole(level: int) -> None:
+    stream = b"".join((
+        p.publish("a/b", b"1" * 200, 1, 7, level), p.subscribe([("a/#", 1)], 3, level), p.PING,
+        p.unsubscribe(["a/#"], 4, level), p.ack(4, 9), p.ack(6, 9),
+    ))  # fmt: skip
+    whole = [repr(each) for each in machine(level).feed(stream)]
+    assert len(whole) == 6
+    for cut in range(len(stream) + 1):
+        one = machine(level)
+        found = one.feed(stream[:cut]) + one.feed(stream[cut:])
+        assert [repr(each) for each in found] == whole
+    one = machine(level)
+    assert [repr(each) for byte in stream for each in one.feed(bytes([byte]))] == whole
+
+
+def test_a_thousand_packets_in_one_read_are_read_in_order() -> None:
+    one = machine()
+    found = one.feed(b"".join(p.publish(f"t/{n}", level=5) for n in range(1000)))
+    assert [each.topic for each in found if isinstance(each, Publish)] == [f"t/{n}" for n in range(1000)]
+
+
+HTTP = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data", [p.PING, p.publish("a"), p.subscribe([("a", 0)]), p.DISCONNECT, HTTP, b"\x11\0", b"\x16\x03\x01\x02\x00"]
+)
+def test_a_first_packet_other_than_connect_is_refused_at_its_first_byte(data: bytes) -> None:
+    one = machine(connected=False)
+    one.feed(data[:1])
+    assert one.error is not None
+    assert one.end(one.error.reason) == b""
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+def test_a_second_connect_ends_the_connection(level: int) -> None:
+    assert refused(p.connect(level=level), level) == Reason.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_reserved_flags_of_every_packet_type_are_refused(level: int) -> None:
+    bodies = {4: b"\0\1", 5: b"\0\1", 6: b"\0\1", 7: b"\0\1", 8: p.subscribe([("a", 0)], 1, level)[2:],
+              10: p.unsubscribe(["a"], 1, level)[2:], 12: b"", 14: b""}  # fmt: skip
+    for kind, body in bodies.items():
+        right = 2 if kind in (6, 8, 10) else 0
+        for flags in range(16):
+            data = p.packet(kind << 4 | flags, body)
+            if flags == right:
+                accepted(data, level)
+            else:
+                assert refused(data, level) == Reason.MALFORMED_PACKET
+    for flags in range(1, 16):
+        one = machine(connected=False)
+        one.feed(bytes([0x10 | flags]) + p.connect(level=level)[1:])
+        assert one.error is not None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        p.publish("a", qos=1, packet_id=0, level=5), p.publish("a", qos=2, packet_id=0, level=5),
+        p.subscribe([("a", 0)], 0, 5), p.unsubscribe(["a"], 0, 5), p.ack(4, 0), p.ack(6, 0),
+    ],
+)  # fmt: skip
+def test_packet_id_0_is_refused(data: bytes) -> None:
+    assert refused(data) == Reason.MALFORMED_PACKET
+
+
+def test_qos_3_and_dup_with_qos_0_are_refused() -> None:
+    assert refused(b"\x36" + p.publish("a", qos=1, level=5)[1:]) == Reason.MALFORMED_PACKET
+    assert refused(p.publish("a", dup=True, level=5)) == Reason.MALFORMED_PACKET
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+@pytest.mark.parametrize("flags", [0x0A, 0x12, 0x22, 0x1E, 0x3E, 0x03])
+def test_will_flags_that_contradict_each_other_are_refused(level: int, flags: int) -> None:
+    will = None if not flags & 4 else ("w", b"", 0, False)
+    assert refused(p.connect(level=level, flags=flags, will=will), connected=False) == Reason.MALFORMED_PACKET
+
+
+def test_a_password_without_a_user_is_refused_in_3_and_allowed_in_5() -> None:
+    for level in (3, 4):
+        assert refused(p.connect(level=level, password=b"x"), connected=False) == Reason.MALFORMED_PACKET
+    found = accepted(p.connect(level=5, password=b"x"), connected=False)
+    assert isinstance(found, Connect)
+    assert found.password == b"x"
+    assert found.username is None
+
+
+BAD_TEXTS = [b"\xff", b"a\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc3", b"a\0b"]
+
+
+@pytest.mark.parametrize("bad", BAD_TEXTS)
+def test_invalid_utf8_surrogates_and_nul_are_refused_in_each_string(bad: bytes) -> None:
+    wrong = Reason.MALFORMED_PACKET
+    assert refused(p.publish(bad, level=5)) == wrong
+    assert refused(p.packet(0x82, b"\0\1\0", text(bad), b"\0")) == wrong
+    assert refused(p.packet(0xA2, b"\0\1\0", text(bad))) == wrong
+    for number in (3, 8):
+        assert refused(p.publish("a", level=5, raw_props=bytes([number]) + text(bad))) == wrong
+    assert refused(p.publish("a", level=5, raw_props=b"\x26" + text(bad) + text("v"))) == wrong
+    assert refused(p.publish("a", level=5, raw_props=b"\x26" + text("n") + text(bad))) == wrong
+    head = text("MQTT") + b"\5"
+    assert refused(p.packet(0x10, head, b"\2\0\0\0", text(bad)), connected=False) == wrong
+    assert refused(p.packet(0x10, head, b"\x82\0\0\0", text("c"), text(bad)), connected=False) == wrong
+    assert refused(p.packet(0x10, head, b"\6\0\0\0", text("c"), b"\0", text(bad), text("")), connected=False) == wrong
+    assert refused(p.packet(0x10, text(bad), b"\5\2\0\0\0", text("c")), connected=False) == wrong
+
+
+def test_a_byte_order_mark_is_kept() -> None:
+    found = accepted(p.publish("\ufeffa", level=5))
+    assert isinstance(found, Publish)
+    assert found.topic == "\ufeffa"
+
+
+def test_wrong_properties_are_refused() -> None:
+    bad, wrong = Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR
+    for raw, reason in [
+        (b"\x01\x00\x01\x00", wrong), (b"\x02\0\0\0\1\x02\0\0\0\1", wrong),  # twice
+        (b"\x7f\0", bad), (b"\x00", bad), (b"\x04\0", bad), (b"\xff\x01\0", bad),  # unknown
+        (b"\x11\0\0\0\1", bad), (b"\x21\0\1", bad), (b"\x18\0\0\0\1", bad), (b"\x1f\0\1x", bad),  # elsewhere
+        (b"\x02\0\0\0", bad), (b"\x03\0\5ab", bad), (b"\x26\0\1a", bad), (b"\x01", bad), (b"\x23\0", bad),  # cut off
+        (b"\x01\x02", wrong), (b"\x23\0\0", wrong),  # impossible values
+    ]:  # fmt: skip
+        assert refused(p.publish("a", level=5, raw_props=raw)) == reason, raw
+    for raw in (b"\x21\0\0", b"\x27\0\0\0\0", b"\x17\x02", b"\x19\x02", b"\x11\0\0\0\1\x11\0\0\0\1"):
+        assert refused(p.connect(level=5, raw_props=raw), connected=False) == wrong, raw
+    assert refused(p.subscribe([("a", 0)], level=5, raw_props=b"\x0b\0")) == wrong
+    assert refused(p.subscribe([("a", 0)], level=5, raw_props=b"\x0b\1\x0b\2")) == wrong
+    assert refused(p.connect(level=5, raw_props=b"\x16\0\1x"), connected=False) == wrong  # data without a method
+    assert refused(p.packet(0xE0, b"\0", b"\5\x11\0\0\0\1")) == wrong  # a session expiry raised from 0
+
+
+def test_properties_longer_than_their_packet_are_refused() -> None:
+    assert refused(p.packet(0x30, text("a"), b"\x05\x01\x00")) == Reason.MALFORMED_PACKET
+    assert refused(p.packet(0x30, text("a"), b"\xff\xff\xff\x7f")) == Reason.MALFORMED_PACKET
+    assert refused(p.packet(0x30, text("a"))) == Reason.MALFORMED_PACKET  # not even a length
+
+
+def test_a_publish_that_a_client_must_not_send_is_refused() -> None:
+    assert refused(p.publish("a", level=5, raw_props=b"\x0b\1")) == Reason.PROTOCOL_ERROR  # subscription identifier
+    for topic in ("a/+", "#", "a/#/b"):
+        assert refused(p.publish("a", level=5, raw_props=b"\x08" + text(topic))) == Reason.TOPIC_NAME_INVALID
+        assert refused(p.publish(topic, level=5)) == Reason.TOPIC_NAME_INVALID
+    assert refused(p.publish("", level=4), 4) == Reason.PROTOCOL_ERROR
+    assert refused(p.publish("", level=5)) == Reason.PROTOCOL_ERROR
+    assert refused(p.publish("", level=5, raw_props=b"\x23\0\1")) == Reason.PROTOCOL_ERROR  # an unknown alias
+    assert refused(p.publish("a", level=5, raw_props=b"\x23\0\x09")) == Reason.TOPIC_ALIAS_INVALID
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_subscriptions_without_filters_or_with_wrong_options_are_refused(level: int) -> None:
+    bad, wrong = Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR
+    assert refused(p.subscribe([], level=level), level) == wrong
+    assert refused(p.unsubscribe([], level=level), level) == wrong
+    assert refused(p.subscribe([("a", 3)], level=level), level) == bad
+    for bit in (0x40, 0x80) if level == 5 else (4, 8, 16, 32, 64, 128):
+        assert refused(p.subscribe([("a", bit)], level=level), level) == bad
+    if level == 5:
+        assert refused(p.subscribe([("a", 0x30)], level=5)) == wrong  # retain handling 3
+        assert refused(p.subscribe([("$share/g/a", 4)], level=5)) == wrong  # no local on a share
+
+
+@pytest.mark.parametrize("text_", ["a#", "#/a", "a+", "+a/b", "", "a/#/b", "a/b#", "##", "+#"])
+def test_a_wrong_filter_is_refused(text_: str) -> None:
+    assert refused(p.subscribe([(text_, 0)], level=5)) == Reason.TOPIC_FILTER_INVALID
+    assert refused(p.unsubscribe([text_], level=5)) == Reason.TOPIC_FILTER_INVALID
+
+
+@pytest.mark.parametrize("text_", ["/", "a//b", "+/+", "#", "+", "/+", "a/+/#", "$SYS/#", "a b", "ä/✓"])
+def test_an_unusual_filter_is_accepted(text_: str) -> None:
+    found = accepted(p.subscribe([(text_, 1)], level=5))
+    assert isinstance(found, Subscribe)
+    assert found.subscriptions[0].filter == text_
+
+
+@pytest.mark.parametrize("text_", ["$share//x", "$share/a+/x", "$share/a", "$share/a/", "$share/#/x", "$share/"])
+def test_a_wrong_share_is_refused(text_: str) -> None:
+    assert refused(p.subscribe([(text_, 0)], level=5)) in (Reason.PROTOCOL_ERROR, Reason.TOPIC_FILTER_INVALID)
+
+
+@pytest.mark.parametrize("data", [b"\x20\x02\0\0", b"\x90\x03\0\1\0", b"\xb0\x02\0\1", b"\xd0\0", b"\x00\0"])
+def test_packets_that_only_servers_send_are_refused(data: bytes) -> None:
+    for level in (3, 4, 5):
+        assert refused(data, level) == Reason.PROTOCOL_ERROR
+    assert refused(b"\xf0\0", 4) == Reason.PROTOCOL_ERROR  # AUTH does not exist there
+    assert refused(b"\xf0\0", 5) == Reason.PROTOCOL_ERROR  # and here not without a method
+
+
+def test_an_unknown_protocol_level_is_refused_in_its_own_words() -> None:
+    for level, answer in [(1, b"\x20\2\0\1"), (2, b"\x20\2\0\1"), (6, b"\x20\3\0\x84\0"), (0x84, b"\x20\3\0\x84\0")]:
+        one = machine(connected=False)
+        one.feed(p.connect(level=level, name="MQTT"))
+        assert one.error is not None
+        assert one.end(one.error.reason) == answer
+    for name, level in [("MQIsdp", 4), ("MQTT", 3)]:
+        one = machine(connected=False)
+        one.feed(p.connect(level=level, name=name))
+        assert one.error is not None
+        assert one.end(one.error.reason) == b"\x20\2\0\1"
+    one = machine(connected=False)
+    one.feed(p.connect(level=4, name="MQTX"))
+    assert one.error is not None
+    assert one.end(one.error.reason) == b""
+
+
+def test_what_follows_a_connect_waits_for_its_answer() -> None:
+    one = machine(connected=False)
+    early = p.publish("a", b"early", level=5)
+    assert len(one.feed(p.connect(level=5) + early)) == 1
+    assert one.feed(p.PING) == []
+    assert one.held == len(early) + 2
+    assert one.is_waiting
+    one.accept(session_present=False)
+    first, second = one.resume()
+    assert isinstance(first, Publish)
+    assert first.payload == b"early"
+    assert type(second).__name__ == "Ping"
+    refusing = machine(connected=False)
+    refusing.feed(p.connect(level=5) + early)
+    assert refusing.end(Reason.NOT_AUTHORIZED) == b"\x20\3\0\x87\0"
+    assert refusing.resume() == []
+    assert refusing.state is State.CLOSED
+    assert EARLY_BYTES == 65_536
+
+
+def test_the_receive_maximum_counts_messages_that_are_not_acknowledged() -> None:
+    one = machine()
+    batch = [p.publish("a", qos=1 + n % 2, packet_id=n + 1, level=5) for n in range(20)]
+    found = one.feed(b"".join(batch) + p.publish("a", level=5))
+    assert len(found) == 21, "QoS 0 does not count"
+    pendings = [each.pending for each in found if isinstance(each, Publish) and each.pending is not None]
+    assert [(a.kind, a.packet_id) for a in one.inbound.confirm(pendings[0])] == [(4, 1)]
+    one.inbound.confirm(pendings[1], 0x87)  # a refused QoS 2 message gives its place back
+    one.feed(p.publish("a", qos=1, packet_id=50, level=5) + p.publish("a", qos=2, packet_id=51, level=5))
+    assert one.error is None
+    one.feed(p.publish("a", qos=1, packet_id=52, level=5))
+    assert one.error is not None
+    assert one.error.reason == Reason.RECEIVE_MAXIMUM_EXCEEDED
+
+
+def test_a_client_of_version_3_waits_at_the_receive_maximum() -> None:
+    one = machine(4)
+    found = one.feed(b"".join(p.publish("a", qos=1, packet_id=n + 1) for n in range(30)) + p.PING)
+    assert len(found) == 20
+    assert one.is_waiting
+    for each in found:
+        assert isinstance(each, Publish)
+        assert each.pending is not None
+        one.inbound.confirm(each.pending)
+    assert len(one.resume()) == 11
+    assert one.error is None
+
+
+def test_acknowledgements_leave_in_the_order_of_the_messages() -> None:
+    one = machine()
+    found = one.feed(b"".join(p.publish("a", qos=1, packet_id=n, level=5) for n in (3, 1, 2)))
+    third, first, second = [each.pending for each in found if isinstance(each, Publish)]
+    assert third
+    assert first
+    assert second
+    assert one.inbound.confirm(second) == []
+    assert one.inbound.confirm(first) == []
+    assert [each.packet_id for each in one.inbound.confirm(third)] == [3, 1, 2]
+
+
+def test_topic_aliases_are_set_used_and_changed() -> None:
+    one = machine()
+    found = one.feed(b"".join((
+        p.publish("first", level=5, raw_props=b"\x23\0\1"), p.publish("", level=5, raw_props=b"\x23\0\1"),
+        p.publish("second", level=5, raw_props=b"\x23\0\1"), p.publish("", level=5, raw_props=b"\x23\0\1"),
+    )))  # fmt: skip
+    assert [each.topic for each in found if isinstance(each, Publish)] == ["first", "first", "second", "second"]
+
+
+VALID = [
+    p.publish("a/b", b"payload", 1, 5, 5, raw_props=b"\x01\1\x03\0\1x\x26\0\1a\0\1b\x08\0\1r\x09\0\1z"),
+    p.subscribe([("a/+", 1), ("$share/g/b/#", 2)], 3, 5, b"\x0b\x85\1"), p.unsubscribe(["a/+"], 4, 5),
+    p.ack(4, 5, 0), p.ack(5, 6, 0x10), p.ack(6, 7), p.ack(7, 8, 0x92), p.PING, p.packet(0xE0, b"\4\0"),
+    p.publish("q", b"", 2, 9, 5, retain=True),
+]  # fmt: skip
+CONNECTS = [
+    p.connect("c", 5, raw_props=b"\x11\0\0\0\x0a\x21\0\5", username="u", password=b"p", will=("w", b"x", 1, True),
+              will_props=b"\x18\0\0\0\5"), p.connect("c", 4, username="u"), p.connect("c", 3),
+]  # fmt: skip
+
+
+def test_random_mutations_end_in_a_packet_or_a_refusal() -> None:
+    """A fuzzer: whatever comes, the machine returns packets or sets its error, and raises nothing."""
+    rng = random.Random(19)
+    refusals = 0
+    for _ in range(20_000):
+        is_first = rng.random() < 0.3
+        data = bytearray(rng.choice(CONNECTS if is_first else VALID))
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(data))
+            action = rng.random()
+            if action < 0.5:
+                data[at] = rng.randrange(256)
+            elif action < 0.75 and len(data) > 1:
+                del data[at]
+            else:
+                data.insert(at, rng.randrange(256))
+        one = machine(rng.choice((3, 4, 5)), connected=not is_first)
+        one.feed(bytes(data))
+        refusals += one.error is not None
+        assert one.held <= len(data)
+    assert refusals > 5_000
+
+
+@settings(max_examples=300)
+@given(st.lists(st.binary(max_size=60), max_size=5), st.booleans())
+def test_any_bytes_end_in_a_packet_or_a_refusal(chunks: list[bytes], connected: bool) -> None:
+    one = machine(connected=connected)
+    for chunk in chunks:
+        one.feed(chunk)
+    one.end(one.error.reason if one.error else Reason.SUCCESS)
+
+
+names = st.text(st.characters(exclude_characters="\0+#", exclude_categories=("Cs",)), min_size=1, max_size=20)
+
+
+@settings(max_examples=200)
+@given(
+    names, st.binary(max_size=300), st.integers(0, 2), st.integers(1, 65_535), st.booleans(),
+    st.lists(st.tuples(names, names), max_size=3),
+)  # fmt: skip
+def test_a_publish_is_read_as_it_was_written(
+    topic: str, payload: bytes, qos: int, packet_id: int, retain: bool, pairs: list[tuple[str, str]]
+) -> None:
+    raw = b"".join(b"\x26" + text(name) + text(value) for name, value in pairs)
+    found = accepted(p.publish(topic, payload, qos, packet_id, 5, retain=retain, raw_props=raw))
+    assert isinstance(found, Publish)
+    assert (found.topic, found.payload, found.qos, found.retain) == (topic, payload, qos, retain)
+    assert found.packet_id == (packet_id if qos else 0)
+    assert found.forwarded == raw
