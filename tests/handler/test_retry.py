@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from rsmq.handler.retry import (
     decide_redelivery,
     is_suspect,
 )
+from rsmq.model.interrupt import mark
 
 POLICY = RetryPolicy(max_attempts=3, wait=wait_fixed(2), retry_on=(ValueError, HandlerTimeout))
 SECOND = timedelta(seconds=1)
@@ -94,6 +96,22 @@ def test_retry_on_selects_the_errors_to_retry() -> None:
     assert not RetryPolicy(retry_on=OSError).retries(ValueError())
     assert RetryPolicy(retry_on=(OSError, ValueError)).retries(ValueError())
     assert not RetryPolicy(retry_on=lambda error: "again" in str(error)).retries(ValueError("never"))
+
+
+def test_negative_wait_is_no_wait() -> None:
+    assert RetryPolicy(wait=lambda _: -5.0).delay(1, ValueError()) == timedelta(0)
+
+
+def test_signal_inside_a_policy_is_not_its_failure() -> None:
+    """What a signal handler raises there ends the worker; the same error from the policy's own code does not."""
+
+    def interrupted(error: BaseException) -> bool:
+        raise mark(KeyboardInterrupt(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        RetryPolicy(retry_on=interrupted).retries(ValueError())
+    with pytest.raises(KeyboardInterrupt):
+        RetryPolicy(wait=interrupted).delay(1, ValueError())  # type: ignore[arg-type]
 
 
 def test_policy_without_attempts_is_refused() -> None:
