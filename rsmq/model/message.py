@@ -7,7 +7,7 @@ is `Malformed`; it does not affect its neighbours.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -329,3 +329,28 @@ def unpack_fields(packed: bytes) -> list[bytes]:
         fields.append(packed[position + 4 : end])
         position = end
     return fields
+
+
+def pack_messages(values: Sequence[int | bytes | str]) -> bytes:
+    """Messages as one array of MessagePack: of each the number of its fields and values, then these.
+
+    A script unpacks one argument in half the time that the server needs for one argument a value.
+    """
+    return pack_array(len(values), [pack_values(values)])
+
+
+def pack_array(count: int, packed: Iterable[bytes]) -> bytes:
+    """An array of `count` values of MessagePack, which are packed already."""
+    return b"".join((b"\xdd", count.to_bytes(4), *packed))
+
+
+def pack_values(values: Iterable[int | bytes | str]) -> bytes:
+    """Numbers below 65 536 and texts as values of MessagePack, one behind the other."""
+    parts = []
+    for value in values:
+        if isinstance(value, int):
+            parts.append(b"\xcd" + value.to_bytes(2))
+        else:
+            raw = value.encode() if isinstance(value, str) else value
+            parts.append(b"\xdb%b%b" % (len(raw).to_bytes(4), raw))
+    return b"".join(parts)

@@ -8,36 +8,33 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from rsmq.model.keys import Keys
-from rsmq.model.message import JSON, entry_fields, pack_fields
+from rsmq.model.message import JSON, entry_fields, pack_array, pack_fields, pack_values
 from rsmq.producer.in_doubt import InDoubt
-from rsmq.redis.raw_connection import extend, pack
+from rsmq.redis.raw_connection import pack
 from rsmq.redis.scripts import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, Script
 from rsmq.redis.topics import Topic
 
 Entry = tuple[int, bytes]
-"""The number of its arguments, and these packed."""
+"""The number of its values in MessagePack, and these."""
 
 
 def encode_entry(
     data: bytes, message_id: str, key: str | None, content_type: str, headers: Mapping[str, str] | None
 ) -> Entry:
-    """A message as the number of its fields and values, followed by these.
+    """A message as `pack_messages` packs it.
 
     Nearly all messages have one of two layouts. Formatting such a message at once costs a tenth of packing each field.
     """
     if content_type == JSON and not headers:
-        identity = message_id.encode()
-        if key is None:
-            return 5, b"$1\r\n4\r\n$4\r\ndata\r\n$%d\r\n%b\r\n$2\r\nid\r\n$%d\r\n%b\r\n" % (
-                len(data), data, len(identity), identity
+        identity, size = message_id.encode(), len(data).to_bytes(4)
+        if key is None and len(identity) < 256:
+            return 5, b"\x04\xa4data\xdb%b%b\xa2id\xd9%c%b" % (size, data, len(identity), identity)
+        if key is not None and len(identity) < 256 and len(route := key.encode()) < 256:
+            return 7, b"\x06\xa4data\xdb%b%b\xa2id\xd9%c%b\xa3key\xd9%c%b" % (
+                size, data, len(identity), identity, len(route), route
             )  # fmt: skip
-        route = key.encode()
-        return 7, b"$1\r\n6\r\n$4\r\ndata\r\n$%d\r\n%b\r\n$2\r\nid\r\n$%d\r\n%b\r\n$3\r\nkey\r\n$%d\r\n%b\r\n" % (
-            len(data), data, len(identity), identity, len(route), route
-        )  # fmt: skip
     fields = entry_fields(data, message_id, key, content_type, headers)
-    raw = [part.encode() if isinstance(part, str) else part for part in (str(len(fields)), *fields)]
-    return len(raw), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in raw])
+    return len(fields) + 1, pack_values((len(fields), *fields))
 
 
 MOST_MESSAGES: Final = 500
@@ -151,9 +148,9 @@ class Append(Batch):
     is_repeatable = False
 
     def commands(self) -> list[bytes]:
-        head = pack(self.script.command((self.stream,), (self.topic.max_length, self.topic.on_full)))
         count = sum([count for count, _ in self.entries])
-        return [extend(head, count, [arguments for _, arguments in self.entries])]
+        messages = pack_array(count, [values for _, values in self.entries])
+        return [pack(self.script.command((self.stream,), (self.topic.max_length, self.topic.on_full, messages)))]
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
         reply = replies[0]

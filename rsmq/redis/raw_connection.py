@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -49,12 +49,6 @@ def kill_command(name: str) -> tuple[str, ...]:
 
 
 ASKING: Final = pack(("ASKING",))
-
-
-def extend(packed: bytes, count: int, arguments: Iterable[bytes]) -> bytes:
-    """A packed command with `count` further arguments, which are packed already."""
-    at = packed.index(b"\r\n")
-    return b"".join((b"*%d" % (int(packed[1:at]) + count), packed[at:], *arguments))
 
 
 class RawConnection:

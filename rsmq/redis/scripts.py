@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from redis.exceptions import NoScriptError
 
-Value = str | bytes | int | float
+Value = str | bytes | int
 
 
 class Commander(Protocol):
