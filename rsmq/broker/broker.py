@@ -311,7 +311,7 @@ class Broker(Router):
         async with self:
             self.worker = running = worker.Worker(
                 self._connection.connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
-                self.schedules,
+                self.schedules, self.services,
             )  # fmt: skip
             try:
                 await running.run(task_status=task_status)

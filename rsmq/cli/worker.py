@@ -89,7 +89,7 @@ def serve(
 def run(service: Service, target: str, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool) -> None:
     """Load the broker and serve it."""
     broker = load_broker(target)
-    if not (broker.handlers or broker.schedules):
+    if not (broker.handlers or broker.schedules or broker.services):
         raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
     if is_child:
         service.watch_parent()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from rsmq.errors import ConfigError
+from rsmq.handler.service import Service
 from rsmq.handler.signature import annotations_of, is_coroutine_function
 from rsmq.model.message import Message
 
@@ -33,7 +34,8 @@ def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: boo
         return function
     wants = list[Message] if is_batch else Message
     own = [each for each in inspect.signature(function).parameters.values() if each.name not in wanted]
-    aliases = _message_parameters(list(wanted.values()), {each.name for each in own}, wants, title)
+    services: list[Service] = []
+    aliases = _message_parameters(list(wanted.values()), {each.name for each in own}, wants, title, services)
     holder = next((each.name for each in own if _plain(hints.get(each.name)) == wants), None)
     if aliases and holder is None:
         holder = aliases[0]
@@ -41,6 +43,7 @@ def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: boo
     names = [each.name for each in own if _is_filled(each)]
     wrapper = functools.wraps(function)(_caller(function, _inject(function, title), names, holder, aliases))
     wrapper.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    wrapper.services = tuple(services)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {each.name: hints[each.name] for each in own if each.name in hints}
     if holder is not None:
         wrapper.__annotations__.setdefault(holder, wants)
@@ -81,10 +84,18 @@ def _dependency(function: Callable[..., Any], name: str, hint: Any, title: str) 
     return None
 
 
-def _message_parameters(dependencies: list[Callable[..., Any]], known: set[str], wants: Any, title: str) -> list[str]:
-    """The parameters of dependencies, nested ones included, that take the message. Others must be the handler's."""
+def _message_parameters(
+    dependencies: list[Callable[..., Any]], known: set[str], wants: Any, title: str, services: list[Service]
+) -> list[str]:
+    """The parameters of dependencies, nested ones included, that take the message. Others must be the handler's.
+
+    A dependency that is a method of a service brings that along, in `services`.
+    """
     found: list[str] = []
     for dependency in dependencies:
+        owner = getattr(dependency, "__self__", None)
+        if isinstance(owner, Service) and owner not in services:
+            services.append(owner)
         name_of = getattr(dependency, "__name__", type(dependency).__name__)
         hints = annotations_of(dependency, f"{title}, dependency {name_of}")
         for parameter in inspect.signature(dependency).parameters.values():
@@ -93,9 +104,9 @@ def _message_parameters(dependencies: list[Callable[..., Any]], known: set[str],
             if parameter.name in hints or _is_marker(parameter.default):
                 nested = _dependency(dependency, parameter.name, hint, title)
             if nested is not None:
-                found += _message_parameters([nested], known, wants, title)
-            elif _plain(hint) in (Message, list[Message]):
-                if _plain(hint) != wants:
+                found += _message_parameters([nested], known, wants, title, services)
+            elif _plain(hint) in (Message, list[Message], Message | list[Message]):
+                if _plain(hint) not in (wants, Message | list[Message]):
                     shape = "`Message`" if wants is Message else "`list[Message]`"
                     raise ConfigError(f"handler {title}: dependency {name_of} must take {shape}, as the handler does")
                 found.append(parameter.name)

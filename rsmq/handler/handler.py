@@ -16,6 +16,7 @@ from rsmq.handler.options import Distribution, Execution, HandlerOptions, Option
 from rsmq.handler.payload import Decoder, decode_nothing, decoder_for
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
+from rsmq.handler.service import Service
 from rsmq.handler.signature import Signature, read_signature
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
@@ -27,7 +28,8 @@ class Handler:
 
     `invoke(message)` calls the function with the arguments of its signature; set `message.payload` with `decode`
     first. A batch handler has `invoke_batch(messages)` instead. The result of an `async def` (`is_async`) must be
-    awaited. `around` is the handler's own middleware, which runs inside the broker's.
+    awaited. `around` is the handler's own middleware, which runs inside the broker's. `services` are those that its
+    dependencies need in the worker.
     """
 
     function: Callable[..., Any]
@@ -51,6 +53,7 @@ class Handler:
     invoke: Callable[[Message], Any]
     invoke_batch: Callable[[Sequence[Message]], Any]
     around: tuple[Middleware, ...] = ()
+    services: tuple[Service, ...] = ()
 
     @property
     def is_async(self) -> bool:
@@ -81,6 +84,7 @@ def build_handler(
         decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
         invoke=_refuse_shape if check.is_batch else signature.single_call(),
         invoke_batch=signature.batch_call() if check.is_batch else _refuse_shape,
+        services=getattr(called, "services", ()),
     )
 
 

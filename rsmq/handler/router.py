@@ -12,6 +12,7 @@ from rsmq.handler.handler import Handler, build_handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import HandlerOptions
 from rsmq.handler.schedule import Schedule, ScheduleOptions, build_schedule
+from rsmq.handler.service import Service
 from rsmq.model.keys import check_name
 from rsmq.model.words import count
 
@@ -30,6 +31,7 @@ class Router:
         self.prefix = prefix
         self.handlers: list[Handler] = []
         self.schedules: list[Schedule] = []
+        self.services: list[Service] = []
         self._middlewares: list[Middleware] = []
         self._is_included = False
 
@@ -87,14 +89,19 @@ class Router:
         self._middlewares.append(function)
         return function
 
-    def include(self, router: Router, *, prefix: str = "") -> None:
+    def include(self, router: Router | Service, *, prefix: str = "") -> None:
         """Take over the handlers and schedules of a router; `prefix` is put before the names of its topics.
+
+        Or let the workers run a service, such as an `rsmq.sql.Outbox`, beside the handlers.
 
         The router cannot register anything afterwards. Raises ConfigError when a group has a handler already: the same
         router can be included twice only under different prefixes.
         """
+        if isinstance(router, Service) and not isinstance(router, type | Router):
+            self._add_service(router)
+            return
         if router is self or isinstance(router, type) or not isinstance(router, Router):
-            raise ConfigError(f"{router!r} cannot be included here: pass an rsmq.Router")
+            raise ConfigError(f"{router!r} cannot be included here: pass an rsmq.Router or an rsmq.sql.Outbox")
         if getattr(router, "settings", None) is not None:
             raise ConfigError("a Broker cannot be included: register the handlers on an rsmq.Router and include that")
         for handler in router.handlers:
@@ -102,7 +109,14 @@ class Router:
             self._add(replace(handler, topic=topic, around=(*router._middlewares, *handler.around)))
         for schedule in router.schedules:
             self._add_schedule(replace(schedule, topic=check_name("topic", self.prefix + prefix + schedule.topic)))
+        for service in router.services:
+            self._add_service(service)
         router._is_included = True
+
+    def _add_service(self, service: Service) -> None:
+        self._refuse_late(f"service {service!r}")
+        if not any(service is other for other in self.services):
+            self.services.append(service)
 
     def _add(self, handler: Handler) -> None:
         self._refuse_late(f"handler {handler.name}")
@@ -112,6 +126,8 @@ class Router:
                 f"message once, so give {handler.name} a group of its own"
             )
         self.handlers.append(handler)
+        for service in handler.services:
+            self._add_service(service)
 
     def _add_schedule(self, schedule: Schedule) -> None:
         self._refuse_late(f"schedule {schedule.name}")

@@ -16,7 +16,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 LONGEST_DEVICE: Final = 256
 UNSAFE: Final = re.compile(r"[{}%\x00-\x1f\x7f]")
 ENCODED: Final = re.compile(r"%([0-9A-F]{2})")
-RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks", "removed")
+RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks", "relayed", "removed")
 """Such a group would share keys with its partition: the lease of a group `dedup` is the key of message id `lease`."""
 
 
@@ -99,6 +99,11 @@ class Keys:
         leader."""
         return f"{self.stream(topic, partition)}:every"
 
+    def relayed(self, topic: str, partition: int) -> str:
+        """Hash: `rows|outbox`, ids of rows that are appended here and may not be deleted yet; `turn|outbox`, the last
+        call of a relay."""
+        return f"{self.stream(topic, partition)}:relayed"
+
     def lease(self, topic: str, partition: int, group: str) -> str:
         """Hash: owner, epoch, until_ms, reader, before, ttl, clock."""
         return f"{self.stream(topic, partition)}:{group}:lease"
@@ -134,6 +139,10 @@ class Keys:
     def changes(self, topic: str, group: str) -> str:
         """Channel: joins, leaves, releases, pauses and resets of a group. Messages carry no data."""
         return f"{self.prefix}:{{{topic}}}:{group}:changes"
+
+    def leader(self, work: str) -> str:
+        """Hash: owner, until_ms and epoch of the member that does a piece of work for all workers."""
+        return f"{self.prefix}:leader:{{{work}}}"
 
     def device(self, device: str) -> tuple[str, str, str, str]:
         """All keys of a device except its letters: inbox, session, expiry, wake."""

@@ -221,7 +221,9 @@ class Topics:
                     if key.startswith(prefixes):
                         yield key
         for partition in range(topic.partitions):
-            for part in (keys.delayed, keys.marks, keys.removed, keys.archived, keys.jobs, keys.every, keys.stream):
+            for part in (
+                keys.delayed, keys.marks, keys.removed, keys.archived, keys.jobs, keys.every, keys.relayed, keys.stream,
+            ):  # fmt: skip
                 yield part(topic.name, partition)
 
     async def _unlink(self, names: list[Any]) -> None:

@@ -17,6 +17,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.schedule import Schedule
+from rsmq.handler.service import Service
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.membership import refuse_mixed_ordering
 from rsmq.model.interrupt import signal_errors_marked
@@ -24,6 +25,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
 from rsmq.redis.connector import Client, Connector, retrying
 from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.server_context import ServerContext
 from rsmq.redis.streams import ensure_groups, join_group, start_id
 from rsmq.redis.topics import Topic, Topics
 from rsmq.worker.auditor import Auditor
@@ -31,6 +33,7 @@ from rsmq.worker.delayed_poller import DelayedPoller
 from rsmq.worker.eviction_monitor import EvictionMonitor
 from rsmq.worker.retention import Retention
 from rsmq.worker.scheduler import Scheduler
+from rsmq.worker.services import Services
 
 log = logging.getLogger("rsmq.worker")
 
@@ -53,8 +56,9 @@ class Worker:
         middlewares: Sequence[Middleware],
         lifespans: Sequence[Lifespan],
         schedules: Sequence[Schedule] = (),
+        services: Sequence[Service] = (),
     ) -> None:
-        if not (handlers or schedules):
+        if not (handlers or schedules or services):
             raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")
         self.member = new_member_id()
         self.consumers: list[Consumer] = []
@@ -63,6 +67,8 @@ class Worker:
         self._handlers, self._middlewares, self._lifespans = handlers, middlewares, lifespans
         self._topics = Topics(client, keys, self._settings)
         self._scheduler = Scheduler(client, keys, self._settings, self._topics, self.member, schedules)
+        about = ServerContext(client, keys, self._settings, self._topics, self.member)
+        self._services = Services(services, about)
         self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
         self._stops: list[float] = []
         self._ended_members: list[str] = []
@@ -86,6 +92,7 @@ class Worker:
                     upkeep.start_soon(role)
                 async with anyio.create_task_group() as serving:
                     serving.start_soon(self._scheduler.run)
+                    serving.start_soon(self._services.run)
                     for consumer in self.consumers:
                         serving.start_soon(consumer.run)
                     for consumer in self.consumers:
@@ -171,6 +178,7 @@ class Worker:
         seconds = self._settings.stop_grace.total_seconds() if grace is None else grace
         self._stops.append(seconds)
         self._scheduler.stop()
+        self._services.stop()
         self._stop_consumers(seconds)
 
     def _stop_consumers(self, grace: float) -> None:

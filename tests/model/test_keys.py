@@ -28,6 +28,7 @@ EXAMPLE = {
     "message_id": "<message id>",
     "member": "<member>",
     "name": "<name>",
+    "work": "<work>",
     "device": "phone-7",
     "seq": "<seq>",
 }
@@ -77,11 +78,11 @@ def test_reserved_group_names() -> None:
 
 @given(st.from_regex(r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"), st.integers(0, 1023))
 def test_a_partition_is_one_slot(topic: str, partition: int) -> None:
-    """Stream, delayed, dedup, marks, removed, archived, jobs, every, lease, retry and dlq share a tag."""
+    """Stream, delayed, dedup, marks, removed, archived, jobs, every, relayed, lease, retry and dlq share a tag."""
     values = {**EXAMPLE, "topic": topic, "partition": partition}
     of_partition = [m for m in methods() if "partition" in inspect.signature(getattr(Keys, m)).parameters]
     assert {tag(spell(Keys(), method, **values)) for method in of_partition} == {f"{topic}.{partition}"}
-    assert len(of_partition) == 11
+    assert len(of_partition) == 12
 
 
 def test_no_two_keys_collide() -> None:
@@ -92,7 +93,7 @@ def test_no_two_keys_collide() -> None:
     ids = ["g", "lease", "g:lease", "dedup", "g:alive:nodes:x"]
     for topic, partition, group, message_id, member in itertools.product(names, (1, 11), groups, ids, ("x", "y:z")):
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
-                  "name": "string", "number": partition, "device": f"{topic}.{partition}",
+                  "name": "string", "work": "work", "number": partition, "device": f"{topic}.{partition}",
                   "seq": partition}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")

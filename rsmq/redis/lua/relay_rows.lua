@@ -1,0 +1,59 @@
+-- PURPOSE  Append rows of an outbox to one partition, except those that are appended already.
+-- KEYS     1 stream  2 delayed zset  3 relayed hash
+-- ARGV     1 outbox  2 turn (text of fixed width, rising)  3 max_length:int  4 on_full:reject|trim
+--          5 ids of rows (16 bytes each) that are deleted from the outbox
+--          then per row: id (16 bytes), due:ms or '', n:int, n values (field, value, ...)
+-- RETURNS  {'OK'|'FULL', appended:int, skipped:int, ids of the rows that are appended and not known to be deleted}
+--          or {'STALE'}; a row without room and those after it count as neither
+-- WHY      The ids are stored together with the messages, until the relay says that their rows are deleted. So a relay
+--          that dies between the two repeats nothing, whatever the order in which rows become visible. Each call has a
+--          turn of its own: a late call of an earlier relay, or one whose reply was lost, is refused.
+local max, trim, due_key = tonumber(ARGV[3]), ARGV[4] == 'trim', KEYS[2]
+local found = redis.call('HMGET', KEYS[3], 'turn|' .. ARGV[1], 'rows|' .. ARGV[1])
+if found[1] and ARGV[2] <= found[1] then return { 'STALE' } end
+local kept, known = {}, {}
+if found[2] and found[2] ~= ARGV[5] then
+  local deleted = {}
+  for at = 1, #ARGV[5], 16 do deleted[ARGV[5]:sub(at, at + 15)] = true end
+  for at = 1, #found[2], 16 do
+    local id = found[2]:sub(at, at + 15)
+    if not deleted[id] then
+      kept[#kept + 1], known[id] = id, true
+    end
+  end
+end
+local room = math.huge
+if max > 0 and not trim then room = max - redis.call('XLEN', KEYS[1]) end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local word, appended, skipped, at, trouble = 'OK', 0, 0, 6, nil
+while at <= #ARGV do
+  local id, due, n = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local reply = {}
+  if known[id] then
+    skipped = skipped + 1
+  elseif due and due > now then
+    local packed = {}
+    for i = at + 3, at + n + 2 do packed[#packed + 1] = struct.pack('>I4', #ARGV[i]) .. ARGV[i] end
+    reply = redis.pcall('ZADD', due_key, string.format('%.0f', due), table.concat(packed))
+  elseif room <= 0 then
+    word = 'FULL'
+    break
+  elseif max > 0 and trim then
+    reply = redis.pcall('XADD', KEYS[1], 'MAXLEN', '~', max, '*', unpack(ARGV, at + 3, at + n + 2))
+  else
+    reply = redis.pcall('XADD', KEYS[1], '*', unpack(ARGV, at + 3, at + n + 2))
+    room = room - 1
+  end
+  if type(reply) == 'table' and reply.err then
+    trouble = reply
+    break
+  end
+  if not known[id] then
+    appended, kept[#kept + 1], known[id] = appended + 1, id, true
+  end
+  at = at + n + 3
+end
+local rows = table.concat(kept)
+redis.call('HSET', KEYS[3], 'turn|' .. ARGV[1], ARGV[2], 'rows|' .. ARGV[1], rows)
+return trouble or { word, appended, skipped, rows }

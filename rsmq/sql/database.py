@@ -1,0 +1,81 @@
+"""One way to a database, whether the service uses SQLAlchemy's async engines or its plain ones."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import anyio.to_thread
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rsmq.errors import ConfigError
+from rsmq.sql.tables import DATABASE, metadata
+
+T = TypeVar("T")
+
+INIT = "create the tables with `rsmq sql init URL`, or in a migration from rsmq.sql.metadata"
+
+
+class Database:
+    """An engine. `run` calls a function with a connection, in a transaction that commits when it returns."""
+
+    def __init__(self, engine: Engine | AsyncEngine, user: str) -> None:
+        if not isinstance(engine, Engine | AsyncEngine):
+            raise ConfigError(f"{user}({engine!r}) is not possible: pass the engine that your sessions are bound to")
+        self.engine = engine
+        self.sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it has an async driver."""
+        return isinstance(self.engine, AsyncEngine)
+
+    @property
+    def dialect(self) -> str:
+        """`postgresql`, `sqlite`, `mysql` or `mariadb`."""
+        return self.sync_engine.dialect.name
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """One transaction. Raises ConfigError for a missing table."""
+        try:
+            if isinstance(self.engine, AsyncEngine):
+                async with self.engine.begin() as connection:
+                    return await connection.run_sync(work)
+            return await anyio.to_thread.run_sync(self._run, work)
+        except DBAPIError as error:
+            raise explained(error) from error
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        with self.sync_engine.begin() as connection:
+            return work(connection)
+
+    async def identity(self) -> str:
+        """The id of this database, made at the first call of all."""
+        found = await self.run(read_identity)
+        if found is None:
+            with suppress(IntegrityError):  # another process was first
+                await self.run(lambda connection: connection.execute(DATABASE.insert(), {"one": 1, "id": uuid.uuid4()}))
+            found = await self.run(read_identity)
+        return str(found)
+
+    def __repr__(self) -> str:
+        return self.sync_engine.url.render_as_string(hide_password=True)
+
+
+def read_identity(connection: Connection) -> uuid.UUID | None:
+    """The id of this database, or None if it has none yet."""
+    return connection.scalar(select(DATABASE.c.id))
+
+
+def explained(error: DBAPIError) -> Exception:
+    """A missing table of rsmq as a ConfigError that says what to do; any other error as it is."""
+    text = str(error.orig).lower()
+    is_missing = any(part in text for part in ("no such table", "does not exist", "doesn't exist"))
+    name = next((name for name in metadata.tables if name in text), None)
+    if is_missing and name is not None:
+        return ConfigError(f"the database has no table {name}: {INIT}")
+    return error

@@ -1,0 +1,289 @@
+"""The relay: moves the rows of an outbox into their topics, in order, and deletes them."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+import anyio
+from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, select, update
+
+from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized
+from rsmq.model.keys import check_name
+from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
+from rsmq.model.partition import partition_for
+from rsmq.redis.leadership import RENEW, Leadership
+from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.scripts import OK, RELAY_ROWS, Value
+from rsmq.redis.server_context import ServerContext
+from rsmq.redis.streams import trim
+from rsmq.redis.topics import Topic
+from rsmq.sql.database import Database
+from rsmq.sql.listener import Listener
+from rsmq.sql.tables import OUTBOX
+
+log = logging.getLogger("rsmq.outbox")
+
+MOST_ROWS: Final = 2000
+FIRST_ROWS: Final = 100
+MOST_BYTES: Final = 16 << 20
+MOST_IN_CALL: Final = 500
+FULL_SECONDS: Final = 1.0
+"""Between two attempts on a topic that has no room."""
+
+Row = Any
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+DELETE_ANY: Final = delete(OUTBOX).where(OUTBOX.c.seq == any_(bindparam("seqs", type_=ARRAY(BigInteger))))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row as the arguments of the script."""
+
+    seq: int
+    id: bytes
+    args: list[Value]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The rows for one partition, of which the first `stored` are in their stream. `names`: the keys of the script."""
+
+    topic: Topic
+    place: Place
+    names: list[str]
+    entries: list[Entry] = field(default_factory=list)
+    stored: int = 0
+    has_made_room: bool = False
+
+
+class Stale(Exception):
+    """Another member leads by now."""
+
+
+class Relay:
+    """Relays the rows of one outbox while this member leads.
+
+    Invariants. A row is appended once: the script that appends it remembers its id until a later call says that the row
+    is deleted, and refuses calls of an earlier leader. A row leaves the table only when the server has confirmed it.
+    Order: of two rows, where one was inserted after the transaction of the other had committed, the earlier one comes
+    first. So messages of a key keep their order if their transactions lock something of that key before they publish.
+    """
+
+    def __init__(self, database: Database, context: ServerContext, poll: timedelta, channel: str | None) -> None:
+        self._database, self._context = database, context
+        self._poll = poll.total_seconds()
+        self._listener = Listener(database, channel)
+        self._name = ""
+        self._turn = 0
+        self._limit = FIRST_ROWS
+        self._connection = ShardedConnection(context.client)
+        self._deleted: dict[Place, set[bytes]] = {}
+        self._full: dict[str, float] = {}
+        self.relayed = 0
+        """Rows that were moved into their topics by this process."""
+        self.is_leading = False
+
+    async def run(self) -> None:
+        """Until cancelled. Raises errors of the database or the server; it can be run again then."""
+        self._name = await self._database.identity()
+        leadership = Leadership(self._context, f"outbox.{self._name}")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._listener.run)
+            try:
+                await self._lead(leadership)
+            finally:
+                self.is_leading = False
+                with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+                    await self._connection.close()
+                    await leadership.release()
+
+    async def _lead(self, leadership: Leadership) -> None:
+        epoch = 0
+        while True:
+            seconds = await leadership.bid()
+            if seconds:
+                self.is_leading = self._listener.is_wanted = False
+                await anyio.sleep(seconds)
+                continue
+            if leadership.epoch != epoch:
+                epoch = leadership.epoch
+                self._deleted.clear()
+                log.info("%s relays the outbox of %r", self._context.member, self._database)
+            self.is_leading = self._listener.is_wanted = True
+            self._listener.news.clear()
+            try:
+                count = await self.relay_once(epoch)
+            except Stale:
+                leadership.epoch = 0
+                continue
+            if not count:
+                with anyio.move_on_after(min(RENEW, self._pause())):
+                    await self._listener.news.wait()
+
+    def _pause(self) -> float:
+        return RENEW if self._listener.is_listening else self._poll
+
+    async def relay_once(self, epoch: int) -> int:
+        """Move one batch of rows; returns how many left the table."""
+        rows = await self._database.run(self._read)
+        if not rows:
+            return 0
+        size = sum(len(row.payload) for row in rows)
+        self._limit = max(1, min(MOST_ROWS, self._limit * 10, MOST_BYTES * len(rows) // max(1, size)))
+        batches, refused = dict[Place, Batch](), list[tuple[int, str]]()
+        for row in rows:
+            try:
+                batch, entry = await self._entry(row, batches)
+            except (ConfigError, MessageError, ValueError) as error:
+                refused.append((row.seq, str(error)))
+            else:
+                batch.entries.append(entry)
+        try:
+            await self._append(epoch, list(batches.values()))
+        finally:  # also if the server has failed in between: what it has confirmed need not be asked for again
+            done = [entry for batch in batches.values() for entry in batch.entries[: batch.stored]]
+            with anyio.CancelScope(shield=True):
+                await self._remove(done, refused)
+            for batch in batches.values():
+                self._deleted.setdefault(batch.place, set()).update(each.id for each in batch.entries[: batch.stored])
+            self.relayed += len(done)
+        return len(done) + len(refused)
+
+    async def _entry(self, row: Row, batches: dict[Place, Batch]) -> tuple[Batch, Entry]:
+        """A row as the arguments of the script, and the batch of its partition."""
+        fields = fields_of(row)
+        topic = self._context.topics.cached(row.aggregatetype) or await self._context.topics.lookup(row.aggregatetype)
+        route = fields[3] if row.aggregateid is None else row.aggregateid
+        place = topic.name, partition_for(route, topic.partitions)
+        batch = batches.get(place)
+        if batch is None:
+            names = [part(*place) for part in (self._context.keys.stream, self._context.keys.delayed)]
+            batch = batches[place] = Batch(topic, place, [*names, self._context.keys.relayed(*place)])
+        due = "" if row.due_ms is None else row.due_ms
+        return batch, Entry(row.seq, row.id.bytes, [row.id.bytes, due, len(fields), *fields])
+
+    def _read(self, connection: Connection) -> Sequence[Row]:
+        """The oldest rows that can be seen, without those of a full topic.
+
+        A row that was inserted later than another one had committed has a higher number, and whoever sees it sees the
+        other one, too. So there is no need to wait for older transactions that still run.
+        """
+        now = time.monotonic()
+        self._full = {topic: until for topic, until in self._full.items() if until > now}
+        query = select(
+            OUTBOX.c.seq, OUTBOX.c.id, OUTBOX.c.aggregatetype, OUTBOX.c.aggregateid, OUTBOX.c.type, OUTBOX.c.payload,
+            OUTBOX.c.headers, OUTBOX.c.due_ms,
+        ).where(OUTBOX.c.error.is_(None))  # fmt: skip
+        if self._full:
+            query = query.where(OUTBOX.c.aggregatetype.not_in(sorted(self._full)))
+        return connection.execute(query.order_by(OUTBOX.c.seq).limit(self._limit)).all()
+
+    async def _append(self, epoch: int, batches: list[Batch]) -> None:
+        """Append the rows of all partitions, in order, as far as there is room. The calls of a round share a write."""
+        while waiting := [batch for batch in batches if batch.stored < len(batch.entries)]:
+            replies = await self._connection.exchange([(batch.names[0], self._call(epoch, batch)) for batch in waiting])
+            for batch, reply in zip(waiting, replies, strict=True):
+                if isinstance(reply, Exception):
+                    continue
+                if reply[0] not in (OK, b"FULL"):
+                    raise Stale
+                batch.stored += reply[1] + reply[2]
+                self._deleted.pop(batch.place, None)
+                await self._forget_strangers(batch, reply[3])
+                if reply[0] == b"FULL" and (batch.has_made_room or not await self._make_room(batch)):
+                    log.warning("%s.%d is full: its rows wait in the outbox", *batch.place)
+                    self._full[batch.topic.name] = time.monotonic() + FULL_SECONDS
+                    await self._context.topics.find(batch.topic.name)  # its limit may be another by now
+                    batches.remove(batch)
+                batch.has_made_room = reply[0] == b"FULL"
+            failure = next((reply for reply in replies if isinstance(reply, Exception)), None)
+            if failure is not None:
+                raise failure
+
+    def _call(self, epoch: int, batch: Batch) -> bytes:
+        """One call of the script, packed: the next rows of a partition."""
+        self._turn += 1
+        turn, deleted = f"{epoch:016d}{self._turn:016d}", b"".join(self._deleted.get(batch.place, ()))
+        args: list[Value] = [self._name, turn, batch.topic.max_length, batch.topic.on_full, deleted]
+        for entry in batch.entries[batch.stored : batch.stored + MOST_IN_CALL]:
+            args += entry.args
+        return pack(RELAY_ROWS.command(batch.names, args))
+
+    async def _forget_strangers(self, batch: Batch, known: bytes) -> None:
+        """Ids that the server remembers, but which are not of this batch: an earlier relay has appended these rows, and
+        died before it could say that they are deleted. Those still in the table are skipped when their turn comes."""
+        ours = {entry.id for entry in batch.entries}
+        strange = {known[at : at + 16] for at in range(0, len(known), 16)} - ours
+        if strange:
+            ids = [uuid.UUID(bytes=each) for each in strange]
+            there = await self._database.run(lambda connection: ids_there(connection, ids))
+            self._deleted.setdefault(batch.place, set()).update(strange - there)
+
+    async def _make_room(self, batch: Batch) -> bool:
+        """Remove settled entries that are kept only for a replay."""
+        with suppress(BrokerError, ConfigError):
+            _, removed, _ = await trim(
+                self._context.client, self._context.keys, *batch.place, keep_age_ms=0, keep_length=0, exact=True,
+            )  # fmt: skip
+            return bool(removed)
+        return False
+
+    async def _remove(self, done: Sequence[Entry], refused: Sequence[tuple[int, str]]) -> None:
+        """Delete what is appended, and mark what can never be."""
+        for seq, error in refused:
+            log.error("row %d of the outbox cannot be published: %s", seq, error)
+
+        def remove(connection: Connection) -> None:
+            for at in range(0, len(done), MOST_ROWS):
+                delete_rows(connection, [entry.seq for entry in done[at : at + MOST_ROWS]])
+            for seq, error in refused:
+                connection.execute(update(OUTBOX).where(OUTBOX.c.seq == seq).values(error=error))
+
+        if done or refused:
+            await self._database.run(remove)
+
+    def __repr__(self) -> str:
+        return f"<Relay {self._database!r} {'leads' if self.is_leading else 'waits'} relayed={self.relayed}>"
+
+
+def fields_of(row: Row) -> list[bytes | str]:
+    """The fields of the stream entry. Raises for a row that no publisher of ours has written and none can read."""
+    check_topic(row.aggregatetype)
+    if len(row.payload) > LARGEST_PAYLOAD:
+        raise Oversized(len(row.payload), LARGEST_PAYLOAD)
+    headers = read_headers(row.headers.encode()) if row.headers else None
+    return entry_fields(bytes(row.payload), str(row.id), row.aggregateid, row.type or JSON, headers)
+
+
+@lru_cache(maxsize=1024)
+def check_topic(name: str) -> None:
+    """Raise ConfigError for a name that is not one of a topic."""
+    check_name("topic", name)
+
+
+def delete_rows(connection: Connection, seqs: list[int]) -> None:
+    """Delete rows by their numbers. A parameter for each would cost more than all the rest."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(DELETE_ANY, {"seqs": seqs})
+    else:
+        connection.exec_driver_sql(f"DELETE FROM rsmq_outbox WHERE seq IN ({','.join(map(str, map(int, seqs)))})")
+
+
+def ids_there(connection: Connection, ids: list[uuid.UUID]) -> set[bytes]:
+    """Which of these rows are in the table."""
+    found = set[bytes]()
+    for at in range(0, len(ids), MOST_IN_CALL):
+        part = ids[at : at + MOST_IN_CALL]
+        found |= {each.bytes for each in connection.scalars(select(OUTBOX.c.id).where(OUTBOX.c.id.in_(part)))}
+    return found

@@ -1,0 +1,37 @@
+"""What waits in an outbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, func, select
+
+from rsmq.sql.tables import OUTBOX
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """`backlog` rows wait, the oldest for `age_seconds`; `refused` rows cannot be published (column `error`)."""
+
+    backlog: int
+    age_seconds: float
+    refused: int
+    error: str | None
+
+
+def read_status(connection: Connection) -> OutboxStatus:
+    """Count the rows of the outbox, by the clock of the database."""
+    waits = OUTBOX.c.error.is_(None)
+    backlog, oldest, now = connection.execute(
+        select(func.count(), func.min(OUTBOX.c.created_at), func.current_timestamp()).where(waits)
+    ).one()
+    refused, error = connection.execute(select(func.count(), func.max(OUTBOX.c.error)).where(~waits)).one()
+    age = 0.0 if oldest is None else max(0.0, (as_utc(now) - as_utc(oldest)).total_seconds())
+    return OutboxStatus(backlog, age, refused, error)
+
+
+def as_utc(moment: datetime | str) -> datetime:
+    """A time of the database: SQLite has text, and most have no time zone."""
+    found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,85 @@
+"""The tables of rsmq in a service's own database, for Alembic, for `rsmq sql init`, or as SQL."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    Uuid,
+    create_mock_engine,
+    func,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection
+
+LONGEST_NAME: Final = 128
+LONGEST_ID: Final = 256
+
+metadata: Final = MetaData()
+"""All tables of rsmq. Alembic: `target_metadata = [Base.metadata, rsmq.sql.metadata]`."""
+
+NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts only an INTEGER by itself
+# bytes are compared, so that ids which differ in case or in trailing spaces stay different; and indexes stay short
+EXACT_NAME: Final = String(LONGEST_NAME).with_variant(
+    mysql.VARCHAR(LONGEST_NAME, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
+)
+EXACT_ID: Final = String(LONGEST_ID).with_variant(
+    mysql.VARCHAR(LONGEST_ID, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
+)
+
+OUTBOX: Final = Table(
+    "rsmq_outbox",
+    metadata,
+    Column("seq", NUMBER, primary_key=True, autoincrement=True),
+    Column("id", Uuid, nullable=False, unique=True),
+    Column("aggregatetype", EXACT_NAME, nullable=False),
+    Column("aggregateid", Text),
+    Column("type", String(255), nullable=False, server_default="application/json"),
+    Column("payload", LargeBinary().with_variant(mysql.LONGBLOB, "mysql", "mariadb"), nullable=False),
+    Column("headers", Text),
+    Column("due_ms", BigInteger),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
+    Column("error", Text),
+    comment="rsmq: messages to publish",
+    sqlite_autoincrement=True,
+)
+"""Messages to publish, oldest first. The names are those of Debezium's outbox event router: `aggregatetype` is the
+topic, `aggregateid` the key, `type` the content type. `error`: why the relay cannot publish the row, and leaves it."""
+
+DATABASE: Final = Table(
+    "rsmq_database",
+    metadata,
+    Column("one", SmallInteger, primary_key=True, autoincrement=False),
+    Column("id", Uuid, nullable=False),
+    comment="rsmq: the identity of this database, in one row",
+)
+"""Who relays is agreed under this id: a database may have several addresses, and a server several databases."""
+
+
+def create_tables(connection: Connection) -> list[str]:
+    """Create the tables that do not exist yet; returns their names."""
+    there = set(connection.dialect.get_table_names(connection))
+    metadata.create_all(connection, checkfirst=True)
+    return [name for name in metadata.tables if name not in there]
+
+
+def ddl(url: str) -> str:
+    """The CREATE TABLE statements for the database of a URL, as text."""
+    statements: list[str] = []
+
+    def collect(statement: Any, *_: Any, **__: Any) -> None:
+        statements.append(str(statement.compile(dialect=engine.dialect)).strip() + ";")
+
+    engine = create_mock_engine(url, collect)
+    metadata.create_all(engine, checkfirst=False)
+    return "\n\n".join(statements)

@@ -1,0 +1,113 @@
+"""The scripts of the outbox: keys before, one call, keys after; and called twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rsmq.errors import BrokerError
+from rsmq.model.keys import Keys
+from rsmq.model.message import unpack_fields
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import LEAD_WORK, RELAY_ROWS
+
+A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))
+
+
+class Partition:
+    """One partition and questions about its keys."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self.client = client
+        self.names = (keys.stream("orders", 3), keys.delayed("orders", 3), keys.relayed("orders", 3))
+        self.turn = 0
+
+    async def call(self, *command: Any) -> Any:
+        return await self.client.execute_command(*command)
+
+    async def relay(
+        self, *ids: bytes, deleted: bytes = b"", turn: str = "", limit: int = 0, on_full: str = "reject", due: Any = ""
+    ) -> Any:
+        self.turn += 1
+        rows = [part for each in ids for part in (each, due, 2, "data", each)]
+        args = ("db", turn or f"{self.turn:032d}", limit, on_full, deleted, *rows)
+        return await RELAY_ROWS(self.client, self.names, args)
+
+    async def data(self) -> list[bytes]:
+        return [fields[1] for _, fields in await self.call("XRANGE", self.names[0], "-", "+")]
+
+
+@pytest.fixture
+def partition(client: Client, keys: Keys) -> Partition:
+    """An empty partition."""
+    return Partition(client, keys)
+
+
+async def test_relay_rows_appends_a_row_again_only_when_it_is_known_to_be_deleted(partition: Partition) -> None:
+    """Rows that another call has appended are skipped, in any order, until a call says that they are deleted."""
+    assert await partition.relay(B, C) == [b"OK", 2, 0, B + C]
+    assert await partition.relay(A, B, C) == [b"OK", 1, 2, B + C + A]
+    assert await partition.data() == [B, C, A]
+    assert await partition.relay(D, deleted=A + B) == [b"OK", 1, 0, C + D]
+    assert await partition.relay(deleted=C + D) == [b"OK", 0, 0, b""]
+    assert await partition.relay(A, A) == [b"OK", 1, 1, A]
+
+
+async def test_relay_rows_refuses_an_earlier_turn(partition: Partition) -> None:
+    """A late call of an earlier leader, and the late twin of a call, change nothing."""
+    assert await partition.relay(A, turn="2") == [b"OK", 1, 0, A]
+    before = await partition.call("HGETALL", partition.names[2])
+    for late in ("1", "2"):
+        assert await partition.relay(B, deleted=A, turn=late) == [b"STALE"]
+    assert await partition.call("HGETALL", partition.names[2]) == before
+    assert await partition.data() == [A]
+
+
+async def test_relay_rows_without_room_appends_a_prefix(partition: Partition) -> None:
+    """What has no room is not counted, and is appended by a later call. With `trim` there is always room."""
+    assert await partition.relay(A, B, C, limit=2) == [b"FULL", 2, 0, A + B]
+    assert await partition.relay(A, B, C, limit=2) == [b"FULL", 0, 2, A + B]
+    assert await partition.relay(C, limit=2, on_full="trim") == [b"OK", 1, 0, A + B + C]
+
+
+async def test_relay_rows_delays_a_row_that_is_not_due(partition: Partition) -> None:
+    """One in the future waits beside the stream, packed; one in the past goes into it."""
+    assert await partition.relay(A, due=4_000_000_000_000) == [b"OK", 1, 0, A]
+    assert await partition.relay(B, due=1) == [b"OK", 1, 0, A + B]
+    (packed, due) = await partition.call("ZRANGE", partition.names[1], 0, -1, "WITHSCORES")
+    assert (unpack_fields(packed), due) == ([b"data", A], b"4000000000000")
+    assert await partition.data() == [B]
+
+
+async def test_relay_rows_remembers_what_it_has_appended_before_an_error(partition: Partition) -> None:
+    """An error in between does not make the next call append the first rows again."""
+    await partition.call("SET", partition.names[1], "foreign")
+    rows = [A, "", 2, "data", A, B, 4_000_000_000_000, 2, "data", B]
+    with pytest.raises(BrokerError):
+        await RELAY_ROWS(partition.client, partition.names, ("db", f"{1:032d}", 0, "reject", "", *rows))
+    partition.turn = 1
+    assert await partition.relay(A) == [b"OK", 0, 1, A]
+
+
+async def test_lead_work_grants_one_owner_at_a_time(client: Client, keys: Keys) -> None:
+    """The owner keeps its epoch; each change has a higher one, also when the hash was lost."""
+    names = (keys.leader("work"),)
+
+    async def bid(owner: str, ttl: int = 60_000) -> Any:
+        return await LEAD_WORK(client, names, (owner, ttl))
+
+    word, epoch = await bid("m1")
+    assert (word, await bid("m1")) == (b"OK", [b"OK", epoch])
+    word, left = await bid("m2")
+    assert word == b"HELD"
+    assert 0 < left <= 60_000
+    assert await bid("m2", 0) == [b"OK", epoch]  # releases nothing: another one leads
+    assert (await bid("m2"))[0] == b"HELD"
+    await bid("m1", 0)
+    word, second = await bid("m2")
+    assert (word, second > epoch) == (b"OK", True)
+    await client.execute_command("UNLINK", *names)
+    assert (await bid("m3"))[1] >= second
+    await client.execute_command("HSET", *names, "until_ms", 9_000_000_000_000)  # the clock has jumped
+    assert (await bid("m4"))[0] == b"OK"

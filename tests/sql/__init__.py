@@ -1,0 +1,1 @@
+"""Tests of rsmq.sql on real databases."""
