@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 60.0
 class Server(ThrowawayServer):
     """One real server of a kind. Its data directory and address stay the same over `kill` and `start`.
 
-    `aof=True` keeps every write the way the embedded server does (everysec); otherwise nothing is kept.
+    `aof=True` keeps every write that was confirmed; otherwise nothing is kept.
     `tcp=True` listens on 127.0.0.1 (for proxies and replicas), otherwise on a unix socket.
     """
 

@@ -188,6 +188,12 @@ OPEN = """
   for two syncs. A lease must last for two renewals and the third of `lease_ttl` between them, so four syncs must fit
   into the other two thirds. A renewal that waits longer for its reply would not change that. It would only find a dead
   connection later. Nothing is lost and order is kept, but handlers are cancelled and run again.
+- With `appendfsync everysec`, a crash of the server's process may cost confirmed messages of the last two seconds, as a
+  power failure may: while a sync is running, the server confirms writes before it has written them to its file (A33).
+  Four of 45 pieces of the mix that were played beside other work lost one to four messages so, each confirmed within a
+  quarter of a second before the server was killed. Since then the servers of the suite run without `appendfsync`, where
+  no sync is meant to be slow. Another piece was stopped unfinished, because its processes got too little CPU for their
+  leases of 1.5 s. These five pieces are not in the table.
 - The parts of the mix that depend on timing (which worker is the busiest, which messages are in flight) differ between
   two runs with the same seed: a seed repeats the faults and their order, not the race.
 """

@@ -35,7 +35,7 @@ class Testbed:
         self.run: ScenarioRun | None = None
 
     async def server(self, *args: str, **options: Any) -> Server:
-        """A server for this scenario alone, with an append-only file (appendfsync everysec)."""
+        """A server for this scenario alone, with an append-only file: killed, it keeps what it has confirmed."""
         return await self._started(Server(*args, kind=self.kind, **{"aof": True, **options}))
 
     async def faulty_server(self, *args: str, **options: Any) -> FaultyServer:

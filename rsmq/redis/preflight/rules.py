@@ -151,7 +151,11 @@ def check_persistence(facts: ServerFacts) -> Iterator[Finding]:
     elif is_replicated:
         yield Finding("ok", "persistence", "replicated: append-only file, and replicas hold every message")
     else:
-        yield Finding("ok", "persistence", "fast: append-only file; a power failure can lose the last 2 s")
+        yield Finding(
+            "ok",
+            "persistence",
+            "fast: append-only file; a power failure, or a crash while the disk is slow, can lose the last 2 s",
+        )
 
 
 def check_patches(facts: ServerFacts) -> Iterator[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 
 from tests.chaos.catalogue import scenario
@@ -14,11 +16,16 @@ EVERYSEC = 2.0
 """Seconds of confirmed messages that a power loss may cost with appendfsync everysec."""
 
 
+def waits(info: dict[str, Any]) -> bool:
+    """Whether the server holds back writes that it has confirmed."""
+    return info["aof_pending_bio_fsync"] > 0 and info["aof_buffer_length"] > 20_000
+
+
 @scenario("25", injection="power loss under load, twice: bytes that were not synced are lost; appendfsync everysec",
           bound="at most the last 2 s of confirmed messages are lost", is_cheap=True)  # fmt: skip
 async def power_loss_everysec(testbed: Testbed) -> Verdict:
     """The server itself promises no more than this."""
-    server = await testbed.faulty_server()
+    server = await testbed.faulty_server("--appendfsync", "everysec")
     run, lost = await testbed.start(server, workers=2), 0
     run.excuse("the power was lost")
     run.history.rewound = "the power was lost"
@@ -35,6 +42,33 @@ async def power_loss_everysec(testbed: Testbed) -> Verdict:
     await run.handles(200)
     assert lost > 0, "everything was on the disk: the test shows nothing"
     return await run.verdict()
+
+
+@scenario("A33", injection="the server is killed under load, three times, while it waits for a slow sync; "
+          "appendfsync everysec",
+          bound="at most the last 2 s of confirmed messages are lost")  # fmt: skip
+async def killed_during_sync(testbed: Testbed) -> Verdict:
+    """While a sync is running the server confirms writes up to 2 s before it writes them."""
+    server = await testbed.faulty_server("--appendfsync", "everysec")
+    run = await testbed.start(server, workers=2)
+    run.excuse("the server was killed")
+    run.history.rewound = "the server was killed"
+    await run.processes.start_publisher(PublisherJob(run.job, many=20, seed=testbed.seed))
+    for _ in range(3):
+        await run.handles(300)
+        with server.faults.slow_disk(2 * EVERYSEC):
+            with server.client() as client:
+                await run.until(lambda: waits(client.info("persistence")), "confirmed writes wait for the sync")
+            server.kill()
+        down = run.now()
+        await anyio.sleep(0.5)  # until the publisher has noted its last confirmations
+        run.forgive(down - EVERYSEC, run.now())
+        await anyio.to_thread.run_sync(server.start)
+        await run.recovers()
+    await run.handles(200)
+    verdict = await run.verdict()
+    assert run.lost or verdict.findings, "the writes were in the file: the test shows nothing"
+    return verdict
 
 
 @scenario("26", injection="power loss under load, three times; appendfsync always", bound="nothing confirmed is lost",
@@ -58,7 +92,7 @@ async def power_loss_always(testbed: Testbed) -> Verdict:
           bound="publishers get errors, workers wait, then work continues", is_cheap=True)  # fmt: skip
 async def disk_full(testbed: Testbed) -> Verdict:
     """The server answers MISCONF to every write once it has detected it."""
-    server = await testbed.faulty_server()
+    server = await testbed.faulty_server("--appendfsync", "everysec")
     run = await testbed.start(server)
     run.excuse("the disk was full")
     async with run.load(seconds=0.005):
