@@ -105,8 +105,8 @@ def _message_parameters(
                 nested = _dependency(dependency, parameter.name, hint, title)
             if nested is not None:
                 found += _message_parameters([nested], known, wants, title, services)
-            elif _plain(hint) in (Message, list[Message], Message | list[Message]):
-                if _plain(hint) not in (wants, Message | list[Message]):
+            elif _plain(hint) in (Message, list[Message]):
+                if _plain(hint) != wants:
                     shape = "`Message`" if wants is Message else "`list[Message]`"
                     raise ConfigError(f"handler {title}: dependency {name_of} must take {shape}, as the handler does")
                 found.append(parameter.name)

@@ -54,6 +54,10 @@ class Reject(Exception):
         self.reason = reason
 
 
+class AlreadyHandled(Exception):
+    """Raised by a dependency: an earlier run of the handler has done all of this message. It is acknowledged."""
+
+
 class Reason(StrEnum):
     """Why a message became a dead letter (field `dlq.reason`)."""
 
@@ -213,7 +217,7 @@ def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
 def decide(error: Outcome, attempt: int, policy: RetryPolicy) -> Decision:
     """The decision for one handled message."""
     match error:
-        case None:
+        case None | AlreadyHandled():
             return Ack()
         case Reject():
             return Bury(Reason.REJECTED, text_of(getattr(error, "reason", error)), cause=error)

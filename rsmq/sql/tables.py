@@ -56,6 +56,33 @@ OUTBOX: Final = Table(
 """Messages to publish, oldest first. The names are those of Debezium's outbox event router: `aggregatetype` is the
 topic, `aggregateid` the key, `type` the content type. `error`: why the relay cannot publish the row, and leaves it."""
 
+HANDLED: Final = Table(
+    "rsmq_handled",
+    metadata,
+    Column("group_name", EXACT_NAME, primary_key=True),
+    Column("topic", EXACT_NAME, primary_key=True),
+    Column("partition_number", Integer, primary_key=True, autoincrement=False),
+    Column("id_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("id_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("message_id", EXACT_ID, nullable=False),
+    Column("handled_ms", BigInteger, nullable=False),
+    comment="rsmq: messages whose effects are committed",
+)
+"""One row for each message whose transaction has committed: what is in flight, and an hour more. `message_id`: a server
+that has lost writes may give the stream id of a lost message to another one."""
+
+FENCE: Final = Table(
+    "rsmq_fence",
+    metadata,
+    Column("group_name", EXACT_NAME, primary_key=True),
+    Column("topic", EXACT_NAME, primary_key=True),
+    Column("partition_number", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False),
+    comment="rsmq: the newest owner of each partition",
+)
+"""The epoch of the newest owner that has written: those of earlier owners are refused."""
+
 DATABASE: Final = Table(
     "rsmq_database",
     metadata,

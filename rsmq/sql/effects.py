@@ -1,0 +1,226 @@
+"""Effects that happen once: a handler's transaction commits once for each message, or not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+import anyio.from_thread
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.handler.retry import AlreadyHandled
+from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.message import Message
+from rsmq.redis.leadership import TTL, Leadership
+from rsmq.redis.server_context import ServerContext
+from rsmq.sql.database import Database, explained
+from rsmq.sql.marks import Mark, delete_marks, is_handled, lanes, write_mark
+from rsmq.sql.settled_floor import settled_floor
+from rsmq.sql.tables import HANDLED
+
+log = logging.getLogger("rsmq.effects")
+
+KEPT: Final = timedelta(hours=1)
+"""For how long a mark is kept after its message is settled: a failover may undo the last settles."""
+PRUNE_SECONDS: Final = 60.0
+MOST_PARKED: Final = 5000
+"""With more messages that wait for a retry, a group's marks are kept until there are fewer."""
+RESOLVE_SECONDS: Final = 5.0
+
+Sessions = async_sessionmaker[Any] | sessionmaker[Any]
+
+
+class Effects:
+    """A session as a dependency of a handler: `session: Annotated[AsyncSession, Depends(effects.session)]`.
+
+    Its transaction commits when the handler has returned, together with a mark of the message, before the message is
+    settled. If the mark is there already, the handler is skipped, or what it has done is rolled back. The database also
+    refuses the commit of a worker whose partition has a newer owner. A plain `sessionmaker` is for plain functions.
+    """
+
+    session: Callable[..., Any]
+    """The dependency."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        if not isinstance(sessions, async_sessionmaker | sessionmaker):
+            raise ConfigError(
+                f"Effects({sessions!r}) is not possible: pass async_sessionmaker(engine), or sessionmaker"
+            )
+        bind = sessions.kw.get("bind")
+        if not isinstance(bind, Engine | AsyncEngine):
+            raise ConfigError("Effects: the sessionmaker has no engine: write Effects(async_sessionmaker(engine))")
+        self.database = Database(bind, "Effects")
+        self._sessions = sessions
+        self.session = self._async_session if isinstance(sessions, async_sessionmaker) else self._plain_session
+
+    async def _async_session(self, message: Message = None) -> AsyncIterator[AsyncSession]:  # type: ignore[assignment]
+        mark = mark_of(message)
+        async with self._sessions() as session:
+            with self._guarded(session.sync_session) as transaction:
+                if message.is_redelivered:
+                    await session.run_sync(transaction.skip_if_handled, mark)
+                yield session
+                await session.run_sync(transaction.write, mark)
+                try:
+                    await session.run_sync(transaction.commit)
+                except DBAPIError as error:
+                    if not (error.connection_invalidated and await self._has_committed(mark)):
+                        raise
+
+    def _plain_session(self, message: Message = None) -> Iterator[Session]:  # type: ignore[assignment]
+        mark = mark_of(message)
+        with self._sessions() as session, self._guarded(session) as transaction:
+            if message.is_redelivered:
+                transaction.skip_if_handled(session, mark)
+            yield session
+            transaction.write(session, mark)
+            try:
+                transaction.commit(session)
+            except DBAPIError as error:
+                if not (error.connection_invalidated and self._has_committed_plain(mark)):
+                    raise
+
+    @contextmanager
+    def _guarded(self, session: Session) -> Iterator[Transaction]:
+        """Refuse a commit by the handler itself, and say what to write."""
+        transaction = Transaction()
+        event.listen(session, "before_commit", transaction.refuse)
+        try:
+            yield transaction
+        except InvalidRequestError as error:
+            if "transaction is already begun" not in str(error):
+                raise
+            raise ConfigError(COMMITS) from error
+        except DBAPIError as error:
+            said = explained(error)
+            if said is error:
+                raise
+            raise said from error
+        finally:
+            event.remove(session, "before_commit", transaction.refuse)
+
+    async def _has_committed(self, mark: Mark) -> bool:
+        """Whether the transaction whose commit had no answer was committed.
+
+        To write the same mark waits for a transaction that is still about to commit. So the answer is final.
+        """
+        with anyio.move_on_after(RESOLVE_SECONDS):
+            while True:
+                try:
+                    await self.database.run(lambda connection: write_and_roll_back(connection, mark))
+                except RolledBack:
+                    return False
+                except AlreadyHandled:
+                    return True
+                except Exception as error:
+                    log.info("it is unknown yet whether %s was committed: %s", mark, error)
+                    await anyio.sleep(0.1)
+        return False
+
+    def _has_committed_plain(self, mark: Mark) -> bool:
+        return anyio.from_thread.run(self._has_committed, mark)
+
+    # -- in the worker ----------------------------------------------------------------------------------------------
+
+    async def serve(self, context: ServerContext) -> None:
+        """Delete old marks, in one worker for all; for the worker."""
+        leadership = Leadership(context, f"effects.{await self.database.identity()}")
+        next_round = 0.0
+        try:
+            while True:
+                await anyio.sleep(await leadership.bid() or TTL / 3)
+                if leadership.epoch and anyio.current_time() >= next_round:
+                    next_round = anyio.current_time() + PRUNE_SECONDS
+                    await self.prune(context)
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+                await leadership.release()
+
+    async def prune(self, context: ServerContext) -> int:
+        """Delete the marks of messages that were settled more than an hour ago: these can never come again."""
+        before, count = now_ms() - to_ms(KEPT), 0
+        for lane in await self.database.run(lanes):
+            group, topic, partition = lane
+            try:
+                floor = await settled_floor(context, topic, partition, group, MOST_PARKED)
+            except BrokerError as error:
+                log.warning("the marks of %s.%d/%s are kept: %s", topic, partition, group, error)
+                continue
+            if floor is not None:
+                found = floor
+                count += await self.database.run(lambda each: delete_marks(each, lane, found, before))  # noqa: B023
+        return count
+
+    def __repr__(self) -> str:
+        return f"<Effects {self.database!r}>"
+
+
+COMMITS: Final = (
+    "the session of effects.session commits by itself when the handler has returned, together with the mark of the "
+    "message: remove `session.commit()` and `session.begin()` from the handler; for a part that may fail alone write "
+    "`async with session.begin_nested():`, and to see generated keys `await session.flush()`"
+)
+
+
+class RolledBack(Exception):
+    """A mark could be written, and was rolled back."""
+
+
+class Transaction:
+    """The transaction of one message."""
+
+    def __init__(self) -> None:
+        self._may_commit = False
+
+    def refuse(self, session: Session) -> None:
+        """Before a commit: of a savepoint, by the handler, or at the end."""
+        if not (self._may_commit or session.in_nested_transaction()):
+            raise ConfigError(COMMITS)
+
+    def skip_if_handled(self, session: Session, mark: Mark) -> None:
+        """Raise AlreadyHandled if an earlier run has committed."""
+        if is_handled(connection_of(session), mark):
+            raise AlreadyHandled(f"message {mark.message_id} is handled already")
+
+    def write(self, session: Session, mark: Mark) -> None:
+        """What the handler has left to write, and the mark."""
+        if session.in_nested_transaction():
+            raise ConfigError(
+                "the handler has returned with an open savepoint: write `async with session.begin_nested():`"
+            )
+        session.flush()
+        write_mark(connection_of(session), mark)
+
+    def commit(self, session: Session) -> None:
+        """The end of the transaction."""
+        self._may_commit = True
+        session.commit()
+
+
+def connection_of(session: Session) -> Connection:
+    """The connection of the session on which rsmq's tables are."""
+    return session.connection(bind_arguments={"clause": HANDLED.insert()})
+
+
+def mark_of(message: Message | None) -> Mark:
+    """The mark of a message. Raises ConfigError outside of a handler."""
+    if not isinstance(message, Message):
+        raise ConfigError(
+            "effects.session works as a dependency of a handler only: write `session: Annotated[AsyncSession, "
+            "Depends(effects.session)]` as its parameter; elsewhere open a session of your own sessionmaker"
+        )
+    return Mark.of(message)
+
+
+def write_and_roll_back(connection: Connection, mark: Mark) -> None:
+    """Raises AlreadyHandled if the mark is there, else RolledBack."""
+    write_mark(connection, mark)
+    raise RolledBack
