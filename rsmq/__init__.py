@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rsmq.model.message import Message
     from rsmq.model.settings import Settings
     from rsmq.persistence import Letter, Session
+    from rsmq.worker.collector import tune_garbage_collector
 else:
     from importlib import import_module
     from os.path import exists
@@ -49,6 +50,7 @@ else:
         "rsmq.handler.retry": ("Reject", "Retry", "RetryPolicy"),
         "rsmq.handler.router": ("Router",),
         "rsmq.model.settings": ("Settings",),
+        "rsmq.worker.collector": ("tune_garbage_collector",),
     }  # fmt: skip
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -85,4 +87,5 @@ __all__ = [
     "Settings",
     "TooLarge",
     "TopicFull",
+    "tune_garbage_collector",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -29,12 +28,6 @@ log = logging.getLogger("rsmq.worker")
 STDIN: Final = 0
 SLACK: Final = 15.0
 """Seconds beyond grace and lease that an orderly end may take (replies, goodbyes)."""
-GC_DEFAULT: Final = gc.get_threshold()
-"""The threshold at the start of this process. If a module of the user has set its own, that one is kept."""
-GC_YOUNG: Final = 10_000
-"""New objects between two runs of the garbage collector. A message makes about 10 objects for a moment, so the default
-of 700 runs it every 70 messages: 8 % of the CPU of an empty handler. With this, nothing measurable.
-"""
 
 
 class Service:
@@ -176,15 +169,3 @@ def leave(code: int) -> None:
 def has_stuck_threads() -> bool:
     """Whether a thread would keep this process from ending."""
     return any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
-
-
-def tune_garbage_collector() -> None:
-    """Exempt all loaded modules from garbage collection, and collect young objects less often.
-
-    Called when all modules are loaded. Objects without cycles are freed at once as always; cycles are found after
-    GC_YOUNG new objects.
-    """
-    gc.collect()
-    gc.freeze()
-    if gc.get_threshold() == GC_DEFAULT and gc.isenabled():
-        gc.set_threshold(GC_YOUNG, *GC_DEFAULT[1:])

@@ -18,10 +18,11 @@ from rsmq.broker import Broker
 from rsmq.cli.load_broker import load_broker
 from rsmq.cli.output import Level, exit_code, log_to_stderr
 from rsmq.cli.parameters import Url, duration_option
-from rsmq.cli.serve import Service, has_stuck_threads, leave, tune_garbage_collector
+from rsmq.cli.serve import Service, has_stuck_threads, leave
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.telemetry import Endpoint, note_messages
 from rsmq.telemetry.listener import Address
+from rsmq.worker.collector import tune_garbage_collector
 from rsmq.worker.supervisor import CONFIG_ERROR, FINISHED, MISCONFIGURED, Supervisor, signals
 from rsmq.worker.worker import Lifespan
 

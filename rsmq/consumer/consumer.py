@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -113,6 +114,7 @@ class Consumer:
             lease_ms = to_ms(self._settings.lease_ttl)
             info = {"handler": self.handler.name, "concurrency": self.handler.concurrency, "lease_ttl_ms": lease_ms}
             info["ordering"] = self.handler.ordering
+            info["gc_every"] = gc.get_threshold()[0] if gc.isenabled() else 0
             await self._heartbeat.join(self.topic.name, self.handler.group, info, self.membership.refresh)
             await self._refuse_mixed_ordering()
             is_member = True

@@ -105,6 +105,7 @@ class MemberState:
 
     `heard_ago` is None when its heartbeat has expired, `loop_lag` when the member does not report it. `partitions` are
     its leases. `is_present`: its process holds its presence connection; None in a snapshot, which does not ask.
+    `gc_every`: new objects between two runs of its garbage collector, 0 if that is off, None if it does not say.
     """
 
     topic: str
@@ -117,6 +118,7 @@ class MemberState:
     in_flight: int
     partitions: tuple[int, ...]
     is_present: bool | None = None
+    gc_every: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys."""
     name, info, left_ms, vitals = row
     member, about, lag_ms = name.decode(errors="replace"), read_info(info), read_info(vitals).get("loop_lag_ms", -1)
+    gc_every = about.get("gc_every")
     concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
     return MemberState(
         topic=group.topic,
@@ -230,4 +233,5 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         loop_lag=timedelta(milliseconds=lag_ms) if is_lag else None,
         in_flight=sum(share.in_flight.get(member, 0) for share in group.shares),
         partitions=tuple(share.partition for share in group.shares if share.owner == member),
+        gc_every=gc_every if isinstance(gc_every, int) else None,
     )

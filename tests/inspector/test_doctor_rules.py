@@ -59,6 +59,10 @@ CASES = {
         facts(replace(GROUP, members=(replace(MEMBER, loop_lag=timedelta(seconds=3)),))),
         "the event loop of w1 is 3 s late: its handler bill blocks it",
     ),
+    "eager garbage collector": (
+        facts(replace(GROUP, rate_out=900.0, members=(replace(MEMBER, gc_every=700),))),
+        "the garbage collector of w1 runs every 700 new objects",
+    ),
     "dead consumer": (
         facts(consumers=[ConsumerState(*PARTITION, "gone", 5, HOUR)]),
         "5 messages of orders.0/billing are pending for gone",
@@ -100,6 +104,11 @@ QUIET = {
     "a shared group may have more members": facts(
         replace(GROUP, distribution="shared", members=(MEMBER, replace(MEMBER, id="w2")))
     ),
+    "an idle member's garbage collector": facts(replace(GROUP, rate_out=3.0, members=(replace(MEMBER, gc_every=700),))),
+    "a garbage collector that runs seldom": facts(
+        replace(GROUP, rate_out=900.0, members=(replace(MEMBER, gc_every=10_000),))
+    ),
+    "a garbage collector that is off": facts(replace(GROUP, rate_out=900.0, members=(replace(MEMBER, gc_every=0),))),
     "a live consumer": facts(consumers=[ConsumerState(*PARTITION, "w1", 5, HOUR)]),
     "a dead consumer with nothing": facts(consumers=[ConsumerState(*PARTITION, "gone", 0, HOUR)]),
     "one that died just now": facts(consumers=[ConsumerState(*PARTITION, "gone", 5, timedelta(seconds=7))]),

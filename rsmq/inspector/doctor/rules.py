@@ -18,6 +18,10 @@ NEARLY_FULL: Final = 0.8
 GROWTH: Final = 10.0
 """Messages a second that a backlog may grow by chance."""
 COMMON: Final = 0.5
+BUSY: Final = 500
+"""Messages a second of a group, from which on the garbage collector of its members matters."""
+SELDOM: Final = 5000
+"""New objects between two runs of the garbage collector: with so many it costs next to nothing."""
 MOST_NAMED: Final = 5
 
 
@@ -105,6 +109,18 @@ def check_loops(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_collectors(facts: QueueFacts) -> Iterator[str]:
+    """The garbage collector of a busy member does not run all the time."""
+    for group in facts.board.groups:
+        for member in group.members if (group.rate_out or 0) >= BUSY else ():
+            if member.heard_ago is not None and 0 < (member.gc_every or 0) < SELDOM:
+                yield (
+                    f"the garbage collector of {member.id} runs every {member.gc_every} new objects, which costs a "
+                    f"busy worker a tenth of its CPU or more: call rsmq.tune_garbage_collector() in that process, "
+                    f"when all its modules are loaded"
+                )
+
+
 def check_consumers(facts: QueueFacts) -> Iterator[str]:
     """No dead consumer has pending messages for longer than two leases."""
     live = {(m.topic, m.group, m.id) for m in facts.board.members if m.heard_ago is not None}
@@ -181,8 +197,9 @@ def check_dead_letters(facts: QueueFacts) -> Iterator[str]:
 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "lag",
-    check_members: "partitions", check_loops: "loop", check_consumers: "consumer", check_pending: "pending",
-    check_retention: "retention", check_keys: "hot key", check_dead_letters: "dead letters",
+    check_members: "partitions", check_loops: "loop", check_collectors: "garbage collector",
+    check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
+    check_dead_letters: "dead letters",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
 

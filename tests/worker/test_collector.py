@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rsmq.cli.serve import GC_DEFAULT, GC_YOUNG, tune_garbage_collector
+from rsmq import tune_garbage_collector
+from rsmq.worker.collector import INTERPRETERS, YOUNG
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +21,9 @@ def _as_before() -> Iterator[None]:
 
 def test_worker_collects_garbage_less_often() -> None:
     """Loaded modules are exempt, and a run waits for more new objects."""
-    gc.set_threshold(*GC_DEFAULT)
+    gc.set_threshold(INTERPRETERS[0], 10, 10)
     tune_garbage_collector()
-    assert gc.get_threshold()[0] == GC_YOUNG
+    assert gc.get_threshold()[0] == YOUNG
     assert gc.get_freeze_count() > 0
 
 
