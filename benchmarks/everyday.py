@@ -1,0 +1,264 @@
+"""`python -m benchmarks.everyday [--rounds N] [--quick] [--write]`: what a message costs where users are.
+
+Messages of rsmq and of foreign producers, in a plain process, beside a web application and as `rsmq worker` runs it,
+over few partitions and many. Each measurement is a process of its own, and the bare redis-py loop is one of them in
+each round. With --write into docs/everyday.json and docs/everyday.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from pydantic_core import to_json
+from rich.progress import Progress
+
+from benchmarks.peers.results import machine
+from benchmarks.prose import wrapped
+from benchmarks.server import server
+from benchmarks.table import table
+from rsmq.cli.bench import bare, work
+from rsmq.cli.bench.bare import streams_of
+from rsmq.cli.bench.load import Load, key_of
+from rsmq.cli.bench.meter import BY_HAND, BY_SCRIPT, Cost, Meter
+from rsmq.model.message import new_message_id
+from rsmq.model.partition import partition_for
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Connector
+from rsmq.worker.collector import tune_garbage_collector
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+PIPELINE: Final = 500
+MANY: Final = 200_000
+"""Messages where there are many partitions: what is done once a partition must not hide the slope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement. `base` names the bare loop that it is compared with; the goal is of that ratio."""
+
+    name: str
+    work: str
+    layout: str = "own"
+    place: str = "plain"
+    partitions: int = 8
+    base: str = "bare"
+    goal: float | None = None
+
+
+LAYOUTS: Final = {
+    "own": ("data", "id", "key"),
+    "key": ("data", "key"),
+    "data": ("data",),
+}
+"""The fields of a message: of our own producers, and of foreign ones with and without a key."""
+
+ROWS: Final = (
+    Row("bare", "bare", base=""),
+    Row("single handler, own messages", "single", goal=0.95),
+    Row("single handler, foreign messages with a key", "single", "key", goal=0.95),
+    Row("single handler, foreign messages", "single", "data", goal=0.95),
+    Row("single handler, in a web application", "single", place="web", goal=0.95),
+    Row("single handler, as `rsmq worker`", "single", place="worker", goal=0.85),
+    Row("batch handler, own messages", "batch", goal=0.6),
+    Row("batch handler, foreign messages with a key", "batch", "key", goal=0.6),
+    Row("batch handler, foreign messages", "batch", "data", goal=0.6),
+    Row("batch handler, in a web application", "batch", place="web", goal=0.6),
+    Row("bare, 64 that suspend", "bare-suspending", base=""),
+    Row("64 handlers that suspend", "suspending", base="bare, 64 that suspend", goal=0.6),
+    Row("bare, 200 000 messages", "bare", "many", base=""),
+    Row("single handler, 64 partitions", "single", "many", partitions=64, base="bare, 200 000 messages", goal=1.0),
+    Row("single handler, 256 partitions", "single", "many", partitions=256, base="bare, 200 000 messages", goal=1.0),
+)
+WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {
+    "bare": bare.consume,
+    "bare-suspending": partial(bare.consume, suspends=True),
+    "single": partial(work.consume, kind=work.single),
+    "batch": partial(work.consume, kind=work.batches),
+    "suspending": partial(work.consume, kind=work.suspending),
+}
+
+
+def fill(load: Load, fields: tuple[str, ...]) -> None:
+    """Publish all messages with these fields, by hand."""
+    streams, client = streams_of(load), redis.Redis.from_url(load.url)
+    pipe = client.pipeline(transaction=False)
+    for number, payload in enumerate(load.payloads(load.count), 1):
+        key = key_of(payload)
+        values = {"data": to_json(payload), "id": new_message_id(), "key": key}
+        pipe.xadd(streams[partition_for(key, load.partitions)], {name: values[name] for name in fields})
+        if number % PIPELINE == 0 or number == load.count:
+            pipe.execute()
+    client.close()
+
+
+async def measure(row: Row, load: Load) -> Cost:
+    """One measurement, in this process."""
+    client = Connector(load.url, Settings(url=load.url)).client()
+    try:
+        return await WORK[row.work](load, Meter(client, BY_SCRIPT if row.base else BY_HAND))
+    finally:
+        await client.aclose()
+
+
+def in_web_application(row: Row, load: Load) -> Cost:
+    """The same inside a FastAPI application that uvicorn serves."""
+    import fastapi
+    import uvicorn
+
+    found: list[Cost] = []
+
+    @asynccontextmanager
+    async def lifespan(_app: fastapi.FastAPI) -> AsyncIterator[None]:
+        async def serve() -> None:
+            try:
+                found.append(await measure(row, load))
+            finally:
+                running.should_exit = True
+
+        task = asyncio.create_task(serve())
+        yield
+        await task
+
+    app = fastapi.FastAPI(lifespan=lifespan)
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", loop="asyncio"))
+    running.run()
+    return found[0]
+
+
+def measure_here(row: Row, load: Load) -> Cost:
+    """One measurement in this process, which does nothing else."""
+    if row.place == "web":
+        return in_web_application(row, load)
+    if row.place == "worker":
+        tune_garbage_collector()
+    return asyncio.run(measure(row, load))
+
+
+def measure_apart(row: Row, load: Load) -> Cost:
+    """One measurement in a process of its own."""
+    words = [sys.executable, "-m", "benchmarks.everyday", "--one", row.name, "--load", json.dumps(asdict(load))]
+    ended = subprocess.run(words, stdout=subprocess.PIPE, check=True)
+    return Cost(**json.loads(ended.stdout.splitlines()[-1]))
+
+
+def run(count: int, rounds: int) -> dict[str, list[Cost]]:
+    """All rows in turn, in another order each round."""
+    taken: dict[str, list[Cost]] = {row.name: [] for row in ROWS}
+    with server() as url, Progress(transient=True) as progress:
+        loads, task = dict[tuple[str, int], Load](), progress.add_task("filling", total=rounds * len(ROWS))
+        for row in ROWS:
+            if (row.layout, row.partitions) not in loads:
+                size = 2 * count if row.layout == "many" else count
+                load = Load(url, f"{row.layout}{row.partitions}", size, partitions=row.partitions)
+                loads[row.layout, row.partitions] = load
+                fill(load, LAYOUTS.get(row.layout, LAYOUTS["own"]))
+        for number in range(rounds):
+            for row in random.Random(number).sample(ROWS, len(ROWS)):
+                progress.update(task, description=row.name)
+                taken[row.name].append(measure_apart(row, loads[row.layout, row.partitions]))
+                progress.advance(task)
+    return taken
+
+
+def report(taken: dict[str, list[Cost]], count: int) -> dict[str, Any]:
+    """The medians: a ratio is of the bare loop of the same round."""
+    rows = []
+    for row in ROWS:
+        costs = taken[row.name]
+        ratios = (
+            [mine.client_us / base.client_us for mine, base in zip(costs, taken[row.base], strict=True)]
+            if (row.base)
+            else []
+        )
+        rows.append(
+            {
+                "name": row.name,
+                "client_us": round(statistics.median(cost.client_us for cost in costs), 2),
+                "ratio": round(statistics.median(ratios), 2) if ratios else None,
+                "least": round(min(ratios), 2) if ratios else None,
+                "most": round(max(ratios), 2) if ratios else None,
+                "goal": row.goal,
+                "server_us": round(statistics.median(cost.server_us for cost in costs), 2),
+                "commands": round(statistics.median(cost.commands for cost in costs), 4),
+            }
+        )
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(), "count": count,
+        "rounds": len(next(iter(taken.values()))), "load": round(os.getloadavg()[0], 1), "rows": rows,
+    }  # fmt: skip
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The table."""
+    head = ("", "client CPU µs", "× bare", "least – most", "goal", "server CPU µs", "commands")
+    rows = []
+    for row in found["rows"]:
+        ratio, span = (row["ratio"], f"{row['least']} – {row['most']}") if row["ratio"] else ("", "")
+        goal = f"≤ {row['goal']}" if row["goal"] else ""
+        rows.append((row["name"], row["client_us"], ratio, span, goal, row["server_us"], f"{row['commands']:.3f}"))
+    return table(head, rows)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page, made from the results and nothing else."""
+    box = found["machine"]
+    return wrapped(
+        f"""# What a message costs where users are
+
+Generated by `python -m benchmarks.everyday --write` from [everyday.json](everyday.json): not edited by hand.
+
+CPU of one process for a message of 200 bytes that a handler takes and does nothing with, beside the bare redis-py loop
+(XREADGROUP COUNT 100, the same JSON parser, one XACK a batch, no recovery, no order). Each measurement is a process of
+its own with Python's default garbage collector. "As `rsmq worker`" has the collector that the command sets. "Foreign
+messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a FastAPI
+application under uvicorn whose lifespan runs the worker. Ratios are medians of rounds, each beside the bare loop of its
+own round.
+
+{chr(10).join(lines(found))}
+
+{found["date"]}: {box["cpu"]}, {box["cores"]} cores, {box["memory_gib"]} GiB, Python {box["python"]};
+{found["count"]:,} messages, {found["rounds"]} rounds, load average {found["load"]:g} at the end.
+"""
+    )
+
+
+def main() -> None:
+    """Measure, print the table, and with --write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=MANY // 2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of 20 000 messages")
+    parser.add_argument("--write", action="store_true", help="write docs/everyday.json and docs/everyday.md")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--load", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        row = next(row for row in ROWS if row.name == options.one)
+        print(json.dumps(asdict(measure_here(row, Load(**json.loads(options.load))))))
+        return
+    if options.quick:
+        options.count, options.rounds = 20_000, 1
+    found = report(run(options.count, options.rounds), options.count)
+    print("\n".join(lines(found)))
+    if options.write:
+        (DOCS / "everyday.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        (DOCS / "everyday.md").write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()
