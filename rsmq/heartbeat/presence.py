@@ -112,7 +112,8 @@ class Presence:
 
     If the subscription breaks and cannot be restored within the grace, other members may take over: `on_absent` is
     called, which must stop all work, and is called again at each failed attempt until the subscription is restored.
-    `is_absent` until then; `absences` counts how often that began.
+    `is_absent` until then; `absences` counts how often that began. The grace begins when the thread last ran before it
+    noticed the break: in a process that was paused, the break may be as old as the pause.
     """
 
     def __init__(
@@ -133,6 +134,8 @@ class Presence:
         self._resubscribe_wanted = threading.Event()
         self._absence_timer: threading.Timer | None = None
         self.is_absent, self.absences = False, 0
+        self._ran_at = 0.0
+        self._longest_wait = min(PING_INTERVAL, self._grace / 4 or PING_INTERVAL)  # `_ran_at` is at most so old
         self._ending = threading.Event()
         self._wakeup: Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
@@ -171,6 +174,7 @@ class Presence:
         with closing(self._wakeup) as wakeup:
             while not self._ending.is_set():
                 client = self._connector.blocking_client()
+                self._ran_at = monotonic()
                 try:
                     pubsub = client.node_for(self._keys.presence(self._member)).subscriber()
                     self._subscribed.clear()
@@ -193,10 +197,13 @@ class Presence:
         """The timer has a thread of its own: the next connection attempt may hang for longer than the grace."""
         if self._absence_timer is None:
             log.info("the presence of %s is interrupted: %s", self._member, error)
-            self._absence_timer = threading.Timer(self._grace, self._be_absent)
+            left = self._ran_at + self._grace - monotonic()
+            self._absence_timer = threading.Timer(max(0.0, left), self._be_absent)
             self._absence_timer.daemon = True
-            if self._grace > 0:
+            if self._grace > 0 and left > 0:
                 self._absence_timer.start()
+            elif self._grace > 0:
+                self._be_absent()
         elif self._grace > 0 and not self._absence_timer.is_alive():
             self._be_absent()
 
@@ -233,6 +240,7 @@ class Presence:
         if others:
             pubsub.subscribe(*others)
         while not self._subscribed.issuperset(wanted):
+            self._ran_at = monotonic()
             self._take(pubsub.get_message(timeout=REPLY_TIMEOUT))
             if self._ending.is_set():
                 return
@@ -243,7 +251,8 @@ class Presence:
             if self._resubscribe_wanted.is_set():
                 raise OSError("the server that other members ask does not have the subscription")
             self._subscribe(pubsub)
-            is_there = wakeup.wait(pubsub.connection, max(0.0, pinged + PING_INTERVAL - monotonic()))
+            now = self._ran_at = monotonic()
+            is_there = wakeup.wait(pubsub.connection, min(self._longest_wait, max(0.0, pinged + PING_INTERVAL - now)))
             message = pubsub.get_message(timeout=REPLY_TIMEOUT) if is_there else None
             now = monotonic()
             if message is not None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio.to_thread
 import pytest
+from redis import Redis
 
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.presence import Presence
@@ -106,6 +112,44 @@ async def test_grace_begins_before_the_next_connection_is_tried(prefix: str) -> 
                 assert proxy.connections == 1
                 proxy.mend()
                 await until(lambda: listener.changes, "it is back")
+
+
+LISTENER = """
+import sys
+from rsmq.heartbeat.presence import Presence
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Connector
+settings = Settings(url=sys.argv[1], prefix="paused")
+tell = lambda word: print(word, flush=True)
+presence = Presence(
+    Connector(settings.url, settings), settings, Keys("paused"), "one", lambda _: tell("back"), lambda: tell("absent")
+)
+presence.start()
+presence.listen(Keys("paused").presence("one")).result()
+tell("listening")
+sys.stdin.read()
+"""
+
+
+def test_grace_begins_with_a_pause_in_which_the_subscription_broke(settings: Settings) -> None:
+    """A paused process notices the break when it goes on: the others have replaced it then, so it must stop at once."""
+    with Server() as server:
+        command = (sys.executable, "-c", LISTENER, server.url)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            try:
+                assert child.stdout.readline() == "listening\n"
+                child.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+                with Redis.from_url(server.url) as client:
+                    assert client.execute_command("CLIENT", "KILL", "TYPE", "PUBSUB") == 1
+                time.sleep(settings.presence_grace.total_seconds())  # the pause itself
+                child.send_signal(signal.SIGCONT)
+                assert child.stdout.readline() == "absent\n"
+                assert child.stdout.readline() == "back\n"
+            finally:
+                child.kill()
 
 
 async def test_interruption_without_a_grace_stops_no_work(prefix: str) -> None:
