@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.museum import EXHIBITS, put_back
+from tests.simulation.museum import SEEDS as FAILED
 from tests.simulation.server import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler for the server's virtual clock")
@@ -34,9 +35,17 @@ def trace_of(seed: int, file: Path, python: str = sys.executable) -> bytes:
 @pytest.mark.timeout(1800)
 def test_seeds_of_the_simulator_keep_every_promise() -> None:
     """Workers that die, freeze, stop and are cut off lose nothing and keep the order of each key."""
-    done = simulate("--seed", "1", "--count", "100")
+    done = simulate("--seed", "1", "--count", "200", "--minutes", "0.1", "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "100 of 100 seeds are clean" in done.stdout
+    assert "200 of 200 seeds are clean" in done.stdout
+
+
+def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
+    """Each fails as soon as the bug of its line is put back: `python -m tests.simulation.museum` has found it so."""
+    seeds = {line.split()[0] for line in FAILED.read_text().splitlines()}
+    done = simulate("--failed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(seeds)} of {len(seeds)} seeds are clean" in done.stdout
 
 
 def test_seed_of_the_simulator_gives_the_same_trace_ten_times(tmp_path: Path) -> None:
@@ -56,18 +65,20 @@ def test_seed_of_the_simulator_gives_the_same_trace_under_another_python(tmp_pat
         assert trace_of(seed, tmp_path / "a") == trace_of(seed, tmp_path / "b", python=str(OTHER_PYTHON))
 
 
-def test_failing_seed_of_the_simulator_is_shrunk_to_a_story_that_can_be_replayed() -> None:
+def test_failing_seed_of_the_simulator_is_shrunk_to_a_story_that_can_be_replayed(tmp_path: Path) -> None:
     """A script without its fence: the failure says which few decisions it needs, and how to play only them."""
     exhibit = next(each for each in EXHIBITS if each.name == "settle_messages without its fence")
+    seed = next(line.split()[0] for line in FAILED.read_text().splitlines() if line.endswith(exhibit.name))
     with put_back(exhibit) as scratch:
-        first = simulate("--count", "200", "--until-failure", folder=scratch)
-        failed = re.search(r"^seed (\d+): ", first.stdout, re.MULTILINE)
-        assert failed, first.stdout + first.stderr
-        found = simulate("--seed", failed[1], folder=scratch)
+        found = simulate("--seed", seed, folder=scratch)
+        assert f"seed {seed}: " in found.stdout, found.stdout + found.stderr
         story = found.stdout.partition("needs only\n")[2].splitlines()
-        decisions = [line.strip() for line in story[: story.index("  play it again")]]
-        assert 0 < len(decisions) <= 30
-        only = [word for decision in decisions for word in ("--only", decision)]
-        again = simulate("--seed", failed[1], "--no-shrink", *only, folder=scratch)
+        at = story.index("  play it again")
+        assert 0 < at <= 30
+        python, *options = shlex.split(story[at + 1])
+        assert (python, options[:2]) == ("python", ["-m", "tests.simulation"])
+        options[options.index("--trace") + 1] = str(tmp_path / "trace")
+        again = simulate(*options[2:], "--no-shrink", folder=scratch)
         assert "settle_messages of a member without the lease was accepted" in again.stdout
-    assert simulate("--seed", failed[1], *only).returncode == 0
+        assert "BROKEN settle_messages" in (tmp_path / "trace").read_text()
+    assert simulate(*options[2:]).returncode == 0

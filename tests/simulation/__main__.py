@@ -20,6 +20,8 @@ from tests.simulation.plan import Plan
 from tests.simulation.seeds import Outcome, Task, outcomes, shrink
 
 SERVER: Final = "valkey-8.1"
+FAILED: Final = Path(__file__).with_name("failed_seeds.txt")
+"""A seed a line, and the bug that it has found."""
 HASH_SEED: Final = "PYTHONHASHSEED"
 
 
@@ -28,6 +30,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds")
+    parser.add_argument("--failed", action="store_true", help=f"play the seeds of {FAILED.name} instead")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
     parser.add_argument("--minutes", type=float, default=0, help="virtual minutes of each seed; default: 12 seconds")
     parser.add_argument("--server", default=SERVER, choices=["valkey-8.1", "redis-8.2"], help="on this server")
@@ -56,10 +59,10 @@ def main() -> int:
     started = clock.real_clock()
     trace = chosen.trace.absolute() if chosen.trace else None
     only = None if chosen.only is None else frozenset(chosen.only)
-    tasks = [
-        Task(seed, plan_of(chosen), chosen.server, only=only, trace=trace)
-        for seed in range(chosen.seed, chosen.seed + chosen.count)
-    ]
+    seeds = range(chosen.seed, chosen.seed + chosen.count)
+    if chosen.failed:
+        seeds = sorted({int(line.split()[0]) for line in FAILED.read_text().splitlines()})
+    tasks = [Task(seed, plan_of(chosen), chosen.server, only=only, trace=trace) for seed in seeds]
     failed, virtual, cpu, done = list[Outcome](), 0.0, 0.0, 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -68,7 +71,7 @@ def main() -> int:
             progress.advance(bar)
             done, virtual, cpu = done + 1, virtual + outcome.virtual, cpu + outcome.cpu
             failed += [outcome] if outcome.faults else []
-            if outcome.faults or (chosen.count <= 20 and not chosen.until_failure):
+            if outcome.faults or (len(tasks) <= 20 and not chosen.until_failure):
                 console.print(str(outcome), markup=False, soft_wrap=True)
             if outcome.faults and chosen.until_failure:
                 break

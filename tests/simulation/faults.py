@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tests.simulation.plan import COMMANDS, DEVICE_COMMANDS, FEED_COMMANDS, TAKING, Fault
+from rsmq.redis.scripts import RESET_GROUP
+from tests.simulation.plan import COMMANDS, DEVICE_COMMANDS, FEED_COMMANDS, GROUP, TAKING, TOPIC, Fault
 
 if TYPE_CHECKING:
     from tests.simulation.network import SimulatedConnection
@@ -19,6 +20,7 @@ class Fates:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.excused: dict[int, str] = {}
+        self._was_unleased = False
 
     def plan(self) -> None:
         """Put the seed's faults on the agenda."""
@@ -104,6 +106,47 @@ class Fates:
             connection.held_until = until
             run.world.note(f"{connection.label} is slow until {until:.3f}")
 
+    def _nap(self, name: str, victim: Member) -> None:
+        """It stops while a renewal is on its way, for about as long as its lease lasts."""
+        run, choices = self._run, self._run.world.choices
+
+        def spring(_: SimulatedConnection) -> None:
+            run.world.after(choices.between(0, 0.001, f"{name} nods off"), doze)
+
+        def doze() -> None:
+            if victim.is_available and choices.allows(f"{name}: {victim.process.name} naps"):
+                self._excuse(victim, "frozen")
+                victim.process.freeze()
+                span = run.plan.lease * choices.between(0.7, 1.1, f"{name} naps for")
+                run.world.after(span, victim.process.thaw)
+
+        run.network.trap(victim.process.name, "renew_lease", spring)
+
+    def _usurp(self, name: str, victim: Member) -> None:
+        """A read of it comes late, it is gone meanwhile, and the next owners do not get the reply to their grant."""
+        run, choices = self._run, self._run.world.choices
+
+        def spring(connection: SimulatedConnection) -> None:
+            if not choices.allows(f"{name}: a read of {victim.process.name} comes late"):
+                return
+            self.excused[victim.number] = "a command came late"
+            victim.is_disturbed = True
+            span = run.plan.lease * choices.between(0.5, 2, f"{name} late")
+            connection.held_until = run.world.now + span
+            run.world.note(f"{connection.label} is slow until {connection.held_until:.3f}")
+            run.world.after(choices.between(0, 0.3, f"{name} pause"), follow)
+
+        def follow() -> None:
+            then: Fault = choices.among(("kill", "freeze", "cut", "stop"), f"{name} then")
+            for other in run.members:
+                if other is not victim and other.is_available:
+                    skips = choices.among((0, 1, 1), f"{name} {other.number} skips")
+                    self._lose(f"{name} {other.number}", other, "take_lease", skips=skips)
+            if victim.is_available and choices.allows(f"{name}: {then} after its read"):
+                self._strike(then, f"{name} then", victim)
+
+        run.network.trap(victim.process.name, "XREADGROUP", spring)
+
     def _hold(self, name: str, victim: Member) -> None:
         """A certain command comes late when it is sent next, and often something happens to the member meanwhile."""
         run, choices = self._run, self._run.world.choices
@@ -137,7 +180,7 @@ class Fates:
         command = self._run.world.choices.among(self._commands_of(victim), f"{name} command")
         self._lose(name, victim, command)
 
-    def _lose(self, name: str, victim: Member, command: str) -> None:
+    def _lose(self, name: str, victim: Member, command: str, skips: int = 0) -> None:
         run, choices = self._run, self._run.world.choices
 
         def spring(connection: SimulatedConnection) -> None:
@@ -146,7 +189,7 @@ class Fates:
             self._excuse(victim, "cut off")
             self._lose_now(name, connection)
 
-        run.network.trap(victim.process.name, command, spring)
+        run.network.trap(victim.process.name, command, spring, skips=skips)
 
     def _lose_now(self, name: str, connection: SimulatedConnection) -> None:
         if self._run.world.choices.unit(f"{name} before") < 0.3:
@@ -204,13 +247,30 @@ class Fates:
 
     def _restart(self, name: str, _: Member) -> None:
         """It is away for a while, and forgets its scripts; it loses nothing else."""
-        run = self._run
         self._excuse_all("the server was away")
-        span = run.world.choices.between(0.01, 1.5 * run.plan.lease, f"{name} away")
+        self._leave(self._run.world.choices.between(0.01, 1.5 * self._run.plan.lease, f"{name} away"))
+
+    def _leave(self, span: float) -> None:
+        run = self._run
         run.network.refuse("", run.world.now + span)
         for connection in run.network.connections():
             run.network.break_connection(connection)
         run.network.ask("SCRIPT", "FLUSH")
+
+    def _failover(self, name: str, _: Member) -> None:
+        """A replica takes over that lacks the last writes. It is the same server, with what it had stored before."""
+        run, choices, since = self._run, self._run.world.choices, self._run.world.now
+        run.network.ask("SAVE")
+
+        def take_over() -> None:
+            self._excuse_all("the server lost its last writes")
+            self._leave(choices.between(0.01, run.plan.lease, f"{name} away"))
+            run.world.note(f"the server loses what was written since {since:.3f}")
+            run.network.ask("DEBUG", "RELOAD", "NOSAVE")
+            run.forget(since)
+            self._set_clock(choices.among([0.0, 0.0, 0.0, -20.0, -2.0, 2.0], f"{name} offset"))
+
+        run.world.after(choices.between(0, 1, f"{name} later") ** 2, take_over)
 
     def _flush(self, _: str, __: Member) -> None:
         """The scripts of the server are removed."""
@@ -218,22 +278,55 @@ class Fates:
         self._run.network.ask("SCRIPT", "FLUSH")
 
     def _step(self, name: str, _: Member) -> None:
-        """Its clock is set. A delayed message would come later by as much, as it was asked for."""
-        run, choices = self._run, self._run.world.choices
-        if not run.plan.delayed:
-            self._excuse_all("the clock was set")
-            before, offset = run.network.offset, choices.among([-3600.0, -20.0, -2.0, 0.0, 2.0, 20.0], f"{name} offset")
-            run.network.offset = offset
-            run.unsure_until = run.world.now + run.plan.lease if offset > before else run.unsure_until
-            run.world.note(f"the server's clock is off by {run.network.offset:g} s")
+        """Its clock is set."""
+        self._excuse_all("the clock was set")
+        self._set_clock(self._run.world.choices.among([-3600.0, -20.0, -2.0, 0.0, 2.0, 20.0], f"{name} offset"))
+
+    def _set_clock(self, offset: float) -> None:
+        """Not where messages are due at a time of that clock: they would come later by as much, as it was asked for.
+
+        Not back when a lease was deleted: its record has the time from which retries are seen to wait for too long.
+        """
+        run = self._run
+        if run.plan.delayed or run.plan.schedule or (self._was_unleased and offset < run.network.offset):
+            return
+        if offset > run.network.offset:
+            self._end_leases()
+        run.network.offset = offset
+        run.world.note(f"the server's clock is off by {run.network.offset:g} s")
+
+    def _end_leases(self) -> None:
+        """Leases end on the server before their owners have found out."""
+        self._run.unsure_until = self._run.world.now + self._run.plan.lease
 
     def _unlease(self, name: str, _: Member) -> None:
         """The record of a lease is deleted."""
         run = self._run
         partition = int(run.world.choices.between(0, run.plan.partitions, f"{name} partition"))
         self._excuse_all("a lease was deleted")
+        self._was_unleased = True
         run.world.note(f"the lease of partition {partition} is deleted")
         run.network.ask("DEL", run.lease_key(partition))
+
+    def _reset(self, _: str, __: Member) -> None:
+        """The group is reset to the start, as `rsmq group reset` does it."""
+        run, keys = self._run, self._run.members[0].broker.keys
+        self._excuse_all("the group was reset")
+        self._end_leases()
+        run.was_reset = True
+        for partition in range(run.plan.partitions):
+            at = (TOPIC, partition, GROUP)
+            names = (keys.stream(TOPIC, partition), keys.lease(*at), keys.retry(*at))
+            run.network.inflict("EVAL", RESET_GROUP.source, len(names), *names, GROUP, "0")
+        run.network.inflict("HDEL", keys.group(TOPIC, GROUP), "distribution")
+        run.network.inflict("PUBLISH", keys.changes(TOPIC, GROUP), "")
+
+    def _unconsume(self, _: str, victim: Member) -> None:
+        """Its consumers are deleted, with the list of what it has in flight."""
+        keys = self._run.members[0].broker.keys
+        for partition in range(self._run.plan.partitions):
+            stream = keys.stream(TOPIC, partition)
+            self._run.network.inflict("XGROUP", "DELCONSUMER", stream, GROUP, victim.process.name)
 
     def _excuse_all(self, why: str) -> None:
         for member in self._run.members:

@@ -28,7 +28,7 @@ class Devices:
         self._confirmed: dict[Name, float] = {}
 
     async def serve(self, member: Member, device: str) -> None:
-        """Read until another connection of the device takes over."""
+        """Read until a newer process of the device takes over. A late connect of an older one is taken over again."""
         choices = self._run.world.choices
         async with Broker(self._run.settings(member.number)) as broker:
             while True:
@@ -38,7 +38,9 @@ class Devices:
                     ) as session:
                         await self._read(member, session)
                 except SessionTaken:
-                    return
+                    if any(other.device == device and other.number > member.number for other in self._run.members):
+                        return
+                    self._run.world.note(f"   {member.process.name} was taken over by an older process")
                 except RsmqError as error:
                     self._run.world.note(f"   {member.process.name} connects again: {error!r}")
                     await anyio.sleep(0.2)

@@ -8,7 +8,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,10 +47,11 @@ def name_of(command: Sequence[bytes]) -> str:
 
 @dataclass(frozen=True)
 class Trap:
-    """Waits for a command of a process."""
+    """Waits for a command of a process, and lets the first ones (`skips`) pass."""
 
     command: str
     spring: Callable[[SimulatedConnection], None]
+    skips: int = 0
 
 
 class SimulatedConnection:
@@ -122,10 +123,11 @@ class Network:
 
     def latency(self, label: str, what: str) -> float:
         """Seconds on the way."""
-        choices, name = self._world.choices, f"{label} {what}"
-        if self.noise and choices.deviates(self.noise, f"slow: {name}"):
-            return choices.between(0.01, 0.8, f"how slow: {name}")
-        return choices.between(0.0001, 0.0006, f"way: {name}")
+        name = f"slow: {label} {what}"
+        chosen = self._world.choices.unit(name)
+        if chosen < self.noise and self._world.choices.allows(name):
+            return 0.01 + 0.79 * chosen / self.noise
+        return 0.0001 + 0.0005 * chosen
 
     def open(self, owner: str, label: str) -> SimulatedConnection | None:
         """A new connection, or None while it is refused."""
@@ -190,6 +192,9 @@ class Network:
             names = {name_of(command) for command in parsed(data)}
             for trap in [trap for trap in traps if trap.command in names]:
                 traps.remove(trap)
+                if trap.skips:
+                    traps.append(replace(trap, skips=trap.skips - 1))
+                    continue
                 trap.spring(connection)
                 if not connection.is_open:
                     return
@@ -197,9 +202,9 @@ class Network:
         connection.last_out = max(moment, connection.last_out, connection.held_until)
         self._world.at(connection.last_out, lambda chunk=connection.chunks: self._execute(connection, chunk, data))  # type: ignore[misc]
 
-    def trap(self, owner: str, command: str, spring: Callable[[SimulatedConnection], None]) -> None:
+    def trap(self, owner: str, command: str, spring: Callable[[SimulatedConnection], None], *, skips: int = 0) -> None:
         """Call `spring` when a process next sends a command or script, before it is on its way."""
-        self._traps.setdefault(owner, []).append(Trap(command, spring))
+        self._traps.setdefault(owner, []).append(Trap(command, spring, skips))
 
     def _execute(self, connection: SimulatedConnection, chunk: int, data: bytes) -> None:
         if connection.sock.fileno() < 0:
@@ -295,7 +300,7 @@ class Network:
         self._open.pop(connection.sock.fileno(), None)
         connection.sock.close()
 
-    # -- for the verdict --------------------------------------------------------------------------------------------
+    # -- for the faults and the verdict ---------------------------------------------------------------------------
 
     def ask(self, *command: str | bytes | int) -> Any:
         """The reply to a command of the simulation itself."""
@@ -305,3 +310,10 @@ class Network:
         while (reply := reader.gets()) is False:
             reader.feed(self._control.recv(1 << 16))
         return reply
+
+    def inflict(self, *command: str | bytes | int) -> None:
+        """A command of another client: what it lets the server tell the members goes on its way."""
+        self._world.note(f"another client > {' '.join(map(str, command))[:100]}")
+        self.ask(*command)
+        self._sync()
+        self._collect()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from rsmq.handler.options import Distribution, Ordering
 from tests.simulation.world import Choices
 
+TOPIC: Final = "orders"
+GROUP: Final = "billing"
 Fault = Literal[
-    "kill", "freeze", "cut", "stop", "cancel", "late", "hold", "drop", "restart", "flush", "step", "unlease",
+    "kill", "freeze", "nap", "cut", "stop", "cancel", "late", "hold", "drop", "usurp", "restart", "flush", "step",
+    "unlease", "reset", "failover", "unconsume",
 ]  # fmt: skip
 FAULTS: tuple[Fault, ...] = (
-    "kill", "kill", "freeze", "freeze", "cut", "cut", "stop", "stop", "cancel", "late", "late",
-    "hold", "hold", "hold", "hold", "drop", "drop", "restart", "flush", "step", "unlease",
+    "kill", "kill", "freeze", "freeze", "nap", "cut", "cut", "stop", "stop", "cancel", "late", "late",
+    "hold", "hold", "hold", "hold", "drop", "drop", "usurp", "restart", "flush", "step", "unlease", "reset", "failover",
 )  # fmt: skip
+FEED_FAULTS: tuple[Fault, ...] = tuple(each for each in FAULTS if each not in ("failover", "usurp"))
+AUDITED_FAULTS: tuple[Fault, ...] = ("unconsume", "unconsume", "stop", "flush")
+"""What happens where consumers are deleted: if their worker dies before it has found out, messages are lost."""
 COMMANDS: tuple[str, ...] = (
     "start_message", "park_message", "unpark_messages", "claim_pending", "bury_message", "hand_back",
     "settle_messages", "take_lease", "release_lease", "renew_lease", "restore_pending", "touch_messages", "XREADGROUP",
@@ -38,10 +44,13 @@ class Plan:
     `noise`: the share of commands and replies that take long. `busy`: the longest a handler works. `burst`: how many
     messages are published at a time. `failing`: the share of attempts that fail; `poison`: the share of messages that
     must become dead letters. Members have one of the `leases`. `inboxes`: the share of seeds in which the topic feeds
-    the inboxes of devices.
+    the inboxes of devices; `audited`: that in which consumers are deleted. `schedule`: seconds between two ticks of a
+    schedule (0: none).
     """
 
     inboxes: float = 0.15
+    audited: float = 0.04
+    schedule: float = 0.0
     members: int = 3
     partitions: int = 3
     keys: int = 4
@@ -81,8 +90,11 @@ class Plan:
         if is_inbox:
             ordering, distribution, batch = "partition", "hash", 20
         is_shared = distribution == "shared" and not batch
+        is_audited = distribution == "hash" and not is_inbox and choices.unit("audited") < self.audited
         return replace(
             self,
+            faults=FEED_FAULTS if is_inbox else AUDITED_FAULTS if is_audited else self.faults,
+            schedule=0.0 if is_inbox else choices.among([0.0, 0.0, 0.0, 0.7], "schedule"),
             ordering=ordering,
             distribution=distribution,
             batch=batch,

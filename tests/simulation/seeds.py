@@ -12,7 +12,7 @@ import selectors
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Final
@@ -29,6 +29,8 @@ from tests.simulation.world import Choices, World
 
 LONGEST: Final = 120
 """Real seconds after which a seed counts as hanging; its stack is printed."""
+LONGEST_SHRINK: Final = 180
+"""Real seconds after which a story is left as it is: a seed that gets stuck takes long each time."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,10 @@ def outcomes(tasks: Iterable[Task], jobs: int = 1) -> Iterator[Outcome]:
             yield Outcome(**json.loads(answer)) if answer else Outcome(task.seed, ["the simulation itself failed"], [])
 
 
-def shrink(task: Task, found: Outcome, on_progress: Callable[[int], None] = lambda _: None) -> Outcome:
-    """The same kind of failure with as few deviations as possible."""
+def shrink(task: Task, found: Outcome, seconds: float = LONGEST_SHRINK) -> Outcome:
+    """The same kind of failure with as few deviations as possible, as far as `seconds` suffice."""
     kind, best = found.faults[0].split("(")[0], found
-    left_out = frozenset[str]()
+    left_out, until = frozenset[str](), real_clock() + seconds
     noise = frozenset(name for name in found.made if name.startswith("slow: "))
     if noise:
         again = play(task, noise)
@@ -161,14 +163,13 @@ def shrink(task: Task, found: Outcome, on_progress: Callable[[int], None] = lamb
     while size:
         size //= 2
         at = 0
-        while size and at < len(best.made):
+        while size and at < len(best.made) and real_clock() < until:
             tried = left_out | set(best.made[at : at + size])
             again = play(task, tried)
             if any(fault.startswith(kind) for fault in again.faults):
                 left_out, best = tried, again
             else:
                 at += size
-            on_progress(len(best.made))
     return play(task, left_out)
 
 

@@ -98,7 +98,8 @@ class World:
         while not is_over():
             timer = float("inf")
             for process in self.processes:
-                timer = min(timer, process.run_ready())
+                if not process.is_dead:
+                    timer = min(timer, process.run_ready())
             while self._agenda and self._agenda[0].is_cancelled:
                 heapq.heappop(self._agenda)
             moment = min(timer, self._agenda[0].at if self._agenda else float("inf"))
