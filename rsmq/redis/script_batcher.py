@@ -88,15 +88,24 @@ class ScriptBatcher:
         self._in_flight: dict[ShardedConnection, list[Call]] = {}
         self._wake = asyncio.Event()
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        self._is_running = self._is_closed = False
+        self._is_closed = False
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._by_node: dict[Client, ScriptBatcher] = {}
 
     async def ask(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
-        """The reply. On a cluster, and while the batcher does not run, the call is written by itself: one node that
-        hangs must not hold up the messages of the others. After BrokerUnavailable it may or may not have been executed.
+        """The reply. On a cluster each node has a batcher of its own, because one node that hangs must not hold up the
+        messages of the others. While the batcher does not run, the call is written by itself. After BrokerUnavailable
+        it may or may not have been executed; not any more once the node has answered a later call.
         """
-        if not self._is_running or self._client.is_cluster:
+        if self._tasks is None:
             return await script(self._client, keys, args)
-        return await self.submit(script, keys, args)
+        if not self._client.is_cluster:
+            return await self.submit(script, keys, args)
+        node = self._client.node_for(keys[0])
+        if node not in self._by_node:
+            self._by_node[node] = ScriptBatcher(self._client)
+            self._tasks.start_soon(self._by_node[node].run)
+        return await self._by_node[node].submit(script, keys, args)
 
     def submit(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
         """Queue a call and return its reply to come. It waits for `run` to start."""
@@ -115,14 +124,13 @@ class ScriptBatcher:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; every call that is left then gets BrokerUnavailable."""
-        self._is_running = True
-        task_status.started()
         try:
-            async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as self._tasks:
+                task_status.started()
                 for connection in self._connections:
-                    tasks.start_soon(self._serve, connection)
+                    self._tasks.start_soon(self._serve, connection)
         finally:
-            self._is_running, self._is_closed = False, True
+            self._tasks, self._is_closed = None, True
             with anyio.CancelScope(shield=True):
                 for connection in self._connections:
                     await connection.close()

@@ -7,8 +7,10 @@ import pytest
 from redis.exceptions import NoScriptError
 
 from rsmq.errors import BrokerUnavailable
+from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
 from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import RELEASE_LEASE
 from rsmq.redis.slots import slot_of
 from tests.cluster.cluster import Cluster
@@ -46,6 +48,38 @@ async def test_sharded_exchange_keeps_the_order_of_replies(client: Client, clust
     (refused,) = await sharded.exchange([(keys[0], pack(("EVALSHA", "0" * 40, 1, keys[0])))])
     assert isinstance(refused, NoScriptError)
     await sharded.close()
+
+
+async def test_call_after_one_without_reply_first_ends_what_is_late(cluster: Cluster, prefix: str) -> None:
+    """A node that keeps writes waiting answers a call too late. The next call ends that connection before it is sent,
+    so the late one cannot be executed after it; calls on other nodes go on meanwhile.
+    """
+    settings = Settings(url=cluster.url, prefix=prefix, command_timeout="PT0.5S")
+    first, *keys = spread_keys(prefix, cluster)
+    other = next(key for key in keys if cluster.owner(key) is not cluster.owner(first))
+
+    def kills() -> int:
+        return int(cluster.owner(first).ask("INFO", "commandstats").get("cmdstat_client|kill", {"calls": 0})["calls"])
+
+    async with Connector(cluster.url, settings).connected() as client, anyio.create_task_group() as tasks:
+        batcher = ScriptBatcher(client)
+        await tasks.start(batcher.run)
+
+        async def release(key: str) -> None:
+            assert await batcher.ask(RELEASE_LEASE, (key, key), ("unknown", "0", "g", "")) is not None
+
+        await release(first)
+        before = kills()
+        cluster.owner(first).ask("CLIENT", "PAUSE", 60_000, "WRITE")
+        try:
+            with pytest.raises(BrokerUnavailable):
+                await release(first)
+            await release(other)
+        finally:
+            cluster.owner(first).ask("CLIENT", "UNPAUSE")
+        await release(first)
+        assert kills() == before + 1
+        tasks.cancel_scope.cancel()
 
 
 async def test_clients_with_an_old_slot_map_follow_a_moved_slot(
