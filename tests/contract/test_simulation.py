@@ -57,6 +57,13 @@ def test_seed_of_the_simulator_gives_the_same_trace_ten_times(tmp_path: Path) ->
     assert all(trace == traces[0] for trace in traces[1:])
 
 
+def test_seed_with_inboxes_gives_the_same_trace_twice(tmp_path: Path) -> None:
+    """Devices have ids of their own."""
+    first, second = (trace_of(102, tmp_path / "trace") for _ in range(2))
+    assert b"> open_session" in first
+    assert first == second
+
+
 def test_seed_of_the_simulator_gives_the_same_trace_under_another_python(tmp_path: Path) -> None:
     """A race that is found under one version can be studied under another."""
     if not OTHER_PYTHON.exists():

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -45,9 +46,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self._world.now
 
     @property
-    def has_ready(self) -> bool:
-        """Whether a call waits for its turn."""
-        return bool(self._ready)
+    def calls(self) -> deque[asyncio.Handle]:
+        """Those that wait for their turn; always the same queue."""
+        return self._ready  # type: ignore[attr-defined,no-any-return]
 
     @property
     def next_timer(self) -> float:

@@ -11,6 +11,7 @@ import anyio.to_thread
 import redis._parsers.hiredis
 import redis.connection
 
+import rsmq.broker.connection
 import rsmq.heartbeat.heartbeat
 import rsmq.heartbeat.presence
 import rsmq.heartbeat.registration
@@ -76,7 +77,8 @@ def begin(seed: int) -> None:
     rsmq.model.message.uuid_utils = numbers  # type: ignore[assignment]
     for owner in (rsmq.persistence.inbox_writer, rsmq.persistence.session):
         owner.secrets = numbers  # type: ignore[attr-defined]
-    rsmq.worker.worker.new_member_id = lambda: str(world().current.name)
+    for module in (rsmq.worker.worker, rsmq.broker.connection):
+        module.new_member_id = lambda: str(world().current.name)  # type: ignore[attr-defined]
     anyio.to_thread.run_sync = run_sync  # type: ignore[assignment]
     redis._parsers.hiredis._socket_can_read = lambda sock, timeout: sock.can_read(timeout)
     redis._parsers.hiredis._socket_is_closed = lambda sock: sock.is_at_end

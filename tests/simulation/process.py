@@ -19,7 +19,9 @@ class Process:
     def __init__(self, world: World, network: Network, name: str) -> None:
         self.world, self.network, self.name = world, network, name
         self.loop = SimulatedLoop(world, self._connect)
-        self.runnable: deque[Thread] = deque()
+        self.ready, self.runnable = self.loop.calls, deque[Thread]()
+        self.timer = 0.0
+        """When it has to run next, if nothing is ready before."""
         self.is_frozen = self.is_dead = False
         self.main: asyncio.Task[Any] | None = None
         self._connections = 0
@@ -46,18 +48,19 @@ class Process:
         """Whether its code runs."""
         return not (self.is_frozen or self.is_dead)
 
-    def run_ready(self) -> float:
-        """Run all that can run now, until everything waits. Returns when its loop has a timer."""
+    def run_ready(self) -> None:
+        """Run all that can run now, until everything waits, and note when its loop has a timer."""
         loop, world = self.loop, self.world
+        self.timer = float("inf")
         while self.runs:
-            if not self.runnable and not loop.has_ready and (timer := loop.next_timer) > world.now:
-                return timer
+            if not self.runnable and not self.ready and (timer := loop.next_timer) > world.now:
+                self.timer = timer
+                return
             world.current = self
             loop.run_ready()
             if self.runnable:
                 self.runnable.popleft().proceed()
             world.current = None
-        return float("inf")
 
     def freeze(self) -> None:
         """It does nothing until it is thawed; its connections stay open."""
@@ -67,7 +70,7 @@ class Process:
     def thaw(self) -> None:
         """It goes on, if it was not killed meanwhile."""
         self.world.note(f"{self.name} thawed")
-        self.is_frozen = False
+        self.is_frozen, self.timer = False, 0.0
 
     def kill(self) -> None:
         """It ends at once; its connections close."""

@@ -98,8 +98,10 @@ class World:
         while not is_over():
             timer = float("inf")
             for process in self.processes:
-                if not process.is_dead:
-                    timer = min(timer, process.run_ready())
+                if process.ready or process.runnable or process.timer <= self.now:
+                    process.run_ready()
+                if process.timer < timer:
+                    timer = process.timer
             while self._agenda and self._agenda[0].is_cancelled:
                 heapq.heappop(self._agenda)
             moment = min(timer, self._agenda[0].at if self._agenda else float("inf"))
