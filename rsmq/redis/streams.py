@@ -160,9 +160,11 @@ async def join_group(client: Client, keys: Keys, topic: Partitioned, group: str,
     """Record the distribution of the group. Raises ConfigError when its other members use another one."""
     key = keys.group(topic.name, group)
     await client.execute_command("HSETNX", key, "created_ms", now_ms())
-    if await client.execute_command("HSETNX", key, "distribution", distribution):
-        return
-    found = (await client.execute_command("HGET", key, "distribution") or b"").decode()
+    found = ""
+    while not found:  # a reset between the two commands removes what the other members use
+        if await client.execute_command("HSETNX", key, "distribution", distribution):
+            return
+        found = (await client.execute_command("HGET", key, "distribution") or b"").decode()
     if found != distribution:
         raise ConfigError(
             f"group {group!r} of topic {topic.name!r} has distribution {found!r}, not {distribution!r}: mixed members "

@@ -11,7 +11,17 @@ from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
-from rsmq.redis.streams import as_dict, consumers_of, ensure_groups, group_names, groups_of, start_id, trim
+from rsmq.redis.streams import (
+    as_dict,
+    consumers_of,
+    ensure_groups,
+    group_names,
+    groups_of,
+    join_group,
+    reset_group,
+    start_id,
+    trim,
+)
 from rsmq.redis.topics import Topic, Topics
 
 
@@ -30,6 +40,25 @@ async def test_ensure_groups_makes_every_partition_and_moves_nobody(client: Clie
     await ensure_groups(client, keys, topic, "billing", "$")
     assert [await group_names(client, keys, "orders", number) for number in range(3)] == [["billing"]] * 3
     assert (await groups_of(client, stream))[0]["last-delivered-id"] == entry
+
+
+async def test_group_that_is_reset_while_a_member_joins_gets_the_distribution_of_that_member(
+    client: Client, keys: Keys, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reset comes between the two commands of the member that joins, which ended with an error."""
+    ask = client.execute_command
+
+    async def reset_first(*command: object) -> object:
+        if command[0] == "HGET":
+            monkeypatch.undo()
+            await reset_group(client, keys, topic, "billing", "earliest")
+        return await ask(*command)
+
+    await join_group(client, keys, topic, "billing", "shared")
+    monkeypatch.setattr(client, "execute_command", reset_first)
+    await join_group(client, keys, topic, "billing", "shared")
+    assert client.execute_command == ask
+    assert await client.execute_command("HGET", keys.group("orders", "billing"), "distribution") == b"shared"
 
 
 async def test_ensure_groups_reports_what_is_wrong(client: Client, keys: Keys, topic: Topic) -> None:
