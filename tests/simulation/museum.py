@@ -93,8 +93,8 @@ EXHIBITS: Final = (
         "no look at the clock before a start",
         "a worker that wakes from a pause starts handlers of partitions that it has lost",
         "consumer/runner.py",
-        "if now >= lane.lease.deadline or (",
-        "if (",
+        "                        now >= lane.lease.deadline\n                        or (message",
+        "                        (message",
     ),
     bug(
         "the last reader is not cut off",
@@ -117,6 +117,19 @@ EXHIBITS: Final = (
         "heartbeat/heartbeat.py",
         "        for lease, on_lost in leases.items():\n            self._lost(lease, on_lost)\n        for each",
         "        for each",
+    ),
+    bug(
+        "an absent member takes partitions",
+        "a member whose presence is interrupted takes partitions on its other connections",
+        "consumer/rebalancer.py",
+        "        if self._heartbeat.is_absent:\n            return False\n",
+    ),
+    bug(
+        "the grace waits for a connection",
+        "a member whose next presence connection hangs stops only when that attempt has failed",
+        "heartbeat/presence.py",
+        "                self._absence_timer.start()\n",
+        "                pass\n",
     ),
     bug(
         "a pause is not counted",
@@ -184,8 +197,8 @@ EXHIBITS: Final = (
         "a handover does not wait",
         "a partition is given away while its handlers run",
         "consumer/lane_lifecycle.py",
-        "        while lane.running and monotonic() < deadline:\n            await asyncio.sleep(0.01)\n"
-        "        if lane.running:\n            return False\n",
+        "        while (lane.running or lane.claims) and monotonic() < deadline:\n            await asyncio.sleep(0.01)\n"
+        "        if lane.running or lane.claims:\n            return False\n",
     ),
     bug(
         "an outage looks like the death of all",
@@ -200,6 +213,13 @@ EXHIBITS: Final = (
         "redis/lua/take_lease.lua",
         "((lease[3] or '') .. '\\n' .. (lease[4] or ''))",
         "(lease[3] or '')",
+    ),
+    bug(
+        "a lost lease lasts as long as a clock was set back",
+        "a live member that has lost its lease keeps the others away for as long as the server's clock was set back",
+        "redis/lua/take_lease.lua",
+        "if owner ~= '' and epoch == lease[5] and left > tonumber(ttl) then",
+        "if false then",
     ),
     bug(
         "the owner of a deleted lease is forgotten",
@@ -279,6 +299,13 @@ EXHIBITS: Final = (
         "consumer/reclaimer.py",
         "if lane.recoveries == recoveries:",
         "if True:",
+    ),
+    bug(
+        "a reset during the start",
+        "a worker that starts while its group is reset ends with an error",
+        "redis/streams.py",
+        "    while not found:",
+        "    for _ in range(1):",
     ),
     bug(
         "a stop during the start",
