@@ -197,7 +197,8 @@ EXHIBITS: Final = (
         "a handover does not wait",
         "a partition is given away while its handlers run",
         "consumer/lane_lifecycle.py",
-        "        while (lane.running or lane.claims) and monotonic() < deadline:\n            await asyncio.sleep(0.01)\n"
+        "        while (lane.running or lane.claims) and monotonic() < deadline:\n"
+        "            await asyncio.sleep(0.01)\n"
         "        if lane.running or lane.claims:\n            return False\n",
     ),
     bug(
