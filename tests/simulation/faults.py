@@ -70,10 +70,15 @@ class Fates:
         """Most of its connections break, and often no new one can be opened for a while: about the grace, or longer."""
         run, choices = self._run, self._run.world.choices
         self._excuse(victim, "cut off")
+        is_lapse = choices.unit(f"{name} lapse") < 0.25
         for connection in run.network.connections_of(victim.process.name):
-            if choices.unit(f"{name} {connection.label}") < 0.6:
+            if is_lapse and connection.is_reader:  # its leases lapse, and are granted again before the reply comes
+                connection.last_in = run.world.now + choices.between(0.8, 2.5, f"{name} {connection.label} late")
+            elif is_lapse or choices.unit(f"{name} {connection.label}") < 0.6:
                 run.network.break_connection(connection)
-        if choices.unit(f"{name} unreachable") < 0.5:
+        if is_lapse:
+            run.network.refuse(victim.process.name, run.world.now + choices.between(0.7, 1.2, f"{name} lapses for"))
+        elif choices.unit(f"{name} unreachable") < 0.5:
             low, high = choices.among([(0.7, 1.4), (0.1, 1.5 * run.plan.lease)], f"{name} unreachable how")
             until = run.world.now + choices.between(low, high, f"{name} unreachable for")
             run.network.refuse(victim.process.name, until)
