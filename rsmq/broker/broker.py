@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Never, Self, TypeVar, Unpack
 
 import anyio
@@ -18,9 +18,10 @@ from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import refuse_unknown
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks, raise_only
-from rsmq.model.settings import Overrides, Settings
+from rsmq.model.settings import Overrides, Settings, chosen_settings
 from rsmq.model.words import count
 from rsmq.producer import Producer, PublishOptions
 from rsmq.redis.connector import Client
@@ -35,13 +36,14 @@ T = TypeVar("T")
 class Broker(Router):
     """Publishes messages and runs handlers, on the server that the settings name.
 
-    `async with broker:` connects; without RSMQ_URL it starts or joins this project's embedded server. The constructor
-    and the decorators do not connect: a wrong name, option or signature raises ConfigError where it is written.
+    Pass a URL, `Settings`, or settings by name: `Broker("redis://localhost", lease_ttl="10s")`. The environment
+    (RSMQ_*) gives the others; without any URL it uses the project's embedded server. `async with broker:` connects. The
+    constructor and the decorators do not: a wrong name, option or signature raises ConfigError where it is written.
     """
 
-    def __init__(self, settings: Settings | None = None, **overrides: Unpack[Overrides]) -> None:
+    def __init__(self, settings: Settings | str | None = None, **overrides: Unpack[Overrides]) -> None:
         super().__init__()
-        self.settings = Settings(**overrides) if settings is None else settings
+        self.settings = chosen_settings(settings, overrides)
         self.keys = Keys(self.settings.prefix)
         self._lifespans: list[worker.Lifespan] = []
         self._shared = SharedConnection(self._make_connection)
@@ -63,7 +65,7 @@ class Broker(Router):
         to: Callable[..., Any],
         group: str = "devices",
         payload: Any = Any,
-        expiry: timedelta | None = None,
+        expiry: Duration | None = None,
         partitions: int | None = None,
         batch: int = 500,
         retry: RetryPolicy | None = None,
@@ -163,7 +165,7 @@ class Broker(Router):
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
@@ -176,7 +178,7 @@ class Broker(Router):
 
         - `key`: messages with the same key are handled in order (none: a random partition).
         - `headers`: names and values, both text (none).
-        - `delay`: a timedelta, deliver the message that much later (at once).
+        - `delay`: a timedelta or text such as `5m`, deliver the message that much later (at once).
         - `at`: an aware datetime, deliver the message then (at once).
         - `message_id`: the message is stored once, however often this id is published within RSMQ_DEDUP_WINDOW.
         - `wait_replicas`: return when so many replicas have the message, too (0).
@@ -233,7 +235,7 @@ class Broker(Router):
         *,
         topic: str = "",
         headers: Mapping[str, str] | None = None,
-        expiry: timedelta | None = None,
+        expiry: Duration | None = None,
     ) -> None:
         """Store one letter for a device, connected or not. When this returns, the server has confirmed the letter.
 
@@ -249,7 +251,7 @@ class Broker(Router):
         *,
         topic: str = "",
         headers: Mapping[str, str] | None = None,
-        expiry: timedelta | None = None,
+        expiry: Duration | None = None,
     ) -> None:
         """Store many letters, given as (client id, payload) pairs, in the order given per device."""
         await self._connection.inboxes.writer.send_many(letters, topic, headers, expiry)
@@ -345,10 +347,10 @@ class Broker(Router):
         if self.worker is not None:
             self.worker.quiet()
 
-    def stop(self, grace: timedelta | None = None) -> None:
+    def stop(self, grace: Duration | None = None) -> None:
         """Stop fetching; cancel handlers that still run after `grace` (RSMQ_STOP_GRACE), their messages go back."""
         if self.worker is not None:
-            self.worker.stop(None if grace is None else grace.total_seconds())
+            self.worker.stop(None if grace is None else checked_duration("grace", grace).total_seconds())
 
     def __repr__(self) -> str:
         return f"<Broker {count(len(self.handlers), 'handler')}{' connected' if self._open else ''}>"

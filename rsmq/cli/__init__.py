@@ -42,9 +42,9 @@ app = typer.Typer(
 COMMANDS: dict[Callable[..., None], str] = {
     worker: "rsmq worker app:broker --processes 4",
     server: "rsmq server",
-    publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay PT5S""",
+    publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay 5s""",
     tail: "rsmq tail orders -n 20 --follow",
-    top: "rsmq top orders --every PT0.5S",
+    top: "rsmq top orders --every 500ms",
     dashboard: "rsmq dashboard --port 8642",
     doctor: "rsmq doctor --url redis://localhost:6379/0",
     exporter: "rsmq exporter --listen 127.0.0.1:9101",

@@ -85,13 +85,13 @@ def show(
         print_line(as_line(letter))
 
 
-@app.command("send", epilog="""Example: rsmq device send phone-42 '{"text": "hello"}' --topic alerts --expiry PT2H""")
+@app.command("send", epilog="""Example: rsmq device send phone-42 '{"text": "hello"}' --topic alerts --expiry 2h""")
 def send(
     client: ClientId,
     payload: Annotated[str, typer.Argument(help=PAYLOAD, show_default=False)],
     topic: Annotated[str, typer.Option(help="The letter's topic.")] = "",
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    expiry: Annotated[timedelta | None, duration_option("Drop it after this time, such as PT2H.")] = None,
+    expiry: Annotated[timedelta | None, duration_option("Drop it after this time, such as 2h.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     url: Url = None,
     as_json: Json = False,

@@ -210,11 +210,11 @@ def about(letter: DeadLetter) -> tuple[str, str, str]:
     return letter.id, letter.reason, letter.error[:200]
 
 
-@app.command("purge", epilog="Example: rsmq dlq purge orders billing --older-than P30D --yes")
+@app.command("purge", epilog="Example: rsmq dlq purge orders billing --older-than 30d --yes")
 def purge(
     topic: TopicName,
     group: GroupName,
-    older_than: Annotated[timedelta | None, duration_option("Only those older than this, such as P30D.")] = None,
+    older_than: Annotated[timedelta | None, duration_option("Only those older than this, such as 30d.")] = None,
     yes: Yes = False,
     url: Url = None,
     as_json: Json = False,

@@ -23,7 +23,7 @@ MARKS = {"ok": "ok", "warn": "WARN", "refuse": "REFUSE"}
 
 
 def doctor(
-    over: Annotated[timedelta, duration_option("How long the lag is measured.")] = "PT1S",  # type: ignore[assignment]
+    over: Annotated[timedelta, duration_option("How long the lag is measured.")] = "1s",  # type: ignore[assignment]
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings, too.")] = False,
     url: Url = None,
     as_json: Json = False,

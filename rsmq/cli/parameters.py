@@ -9,11 +9,11 @@ from math import isinf
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
+from rsmq.model.duration import FORMS
+from rsmq.model.duration import parse_duration as read_duration
 from rsmq.redis.streams import EARLIEST, LATEST, STREAM_ID
 
-SPAN = TypeAdapter(timedelta)
 RATE = re.compile(r"\d{1,9}(\.\d{1,6})?")
 STARTS_LIKE_JSON = re.compile(r'\s*([{["]|-?[0-9.]+[eE][+-]?[0-9]+\s*$|-?(NaN|Infinity)\s*$)')
 RATES = {"s": timedelta(seconds=1), "min": timedelta(minutes=1), "h": timedelta(hours=1)}
@@ -36,14 +36,14 @@ def noun(help_text: str) -> typer.Typer:
 
 
 def parse_duration(text: str) -> timedelta:
-    """`PT5S` as a duration, never negative. A bare number is not accepted."""
+    """`5s` or `PT5S` as a duration, never negative. A bare number is not accepted."""
     try:
-        if not text.upper().startswith("P"):
-            raise ValueError(text)
-        return SPAN.validate_python(text.upper())
-    except (ValidationError, ValueError):
-        text = f"{text!r} is not a valid duration: write PT5S, PT2M, PT1H or P1D (ISO 8601)"
-        raise typer.BadParameter(text) from None
+        span = read_duration(text)
+    except ValueError:
+        span = timedelta(-1)
+    if span < timedelta(0):
+        raise typer.BadParameter(f"{text!r} is not a valid duration: write {FORMS}")
+    return span
 
 
 def duration_option(help_text: str) -> Any:

@@ -81,7 +81,7 @@ Job = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count, and show what would be done.")]
 
 
-@app.command(epilog="Example: rsmq pipeline archive orders --to /data/archive --every PT1M")
+@app.command(epilog="Example: rsmq pipeline archive orders --to /data/archive --every 1m")
 def archive(
     topics: Annotated[
         str, typer.Argument(metavar="TOPICS", help="A topic, several with commas, or a pattern: 'or.*'.")
@@ -219,7 +219,7 @@ def send(
     ] = None,
     expiry: Annotated[
         timedelta | None,
-        typer.Option(parser=parse_duration, metavar="DURATION", help="How long letters live, as PT1H."),
+        typer.Option(parser=parse_duration, metavar="DURATION", help="How long letters live, as 1h."),
     ] = None,
     where: Where = None,
     job: Job = None,

@@ -37,7 +37,7 @@ def publish(
     payload: Annotated[str, typer.Argument(help=f"{PAYLOAD} -: one message for each line of stdin.")] = "-",
     key: Annotated[str | None, typer.Option(help="Messages with the same key stay in order.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    delay: Annotated[timedelta | None, duration_option("Deliver it after this time, such as PT5S.")] = None,
+    delay: Annotated[timedelta | None, duration_option("Deliver it after this time, such as 5s.")] = None,
     at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
     message_id: Annotated[str | None, typer.Option("--id", help="Message id: it is stored only once.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,

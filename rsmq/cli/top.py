@@ -30,7 +30,7 @@ Show = Callable[[Board, str], None]
 
 def top(
     topic: AnyTopic = None,
-    every: Annotated[timedelta, duration_option("Time between two refreshes, such as PT0.5S.")] = "PT1S",  # type: ignore[assignment]
+    every: Annotated[timedelta, duration_option("Time between two refreshes, such as 500ms.")] = "1s",  # type: ignore[assignment]
     once: Annotated[bool, typer.Option("--once", help="Measure once, print, and end.")] = False,
     url: Url = None,
     as_json: Json = False,

@@ -44,7 +44,7 @@ def show(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
     print_table(("#partition", "#messages", "first id", "last id", "#delayed"), rows, "it has no partitions")
 
 
-@app.command("set", epilog="Example: rsmq topic set orders --retention-age P7D --max-length 1000000 --on-full reject")
+@app.command("set", epilog="Example: rsmq topic set orders --retention-age 7d --max-length 1000000 --on-full reject")
 def set_(
     topic: TopicName,
     partitions: Annotated[
@@ -55,7 +55,7 @@ def set_(
         Literal["reject", "trim"] | None, typer.Option(help="What a publish to a full topic does.")
     ] = None,
     retention_age: Annotated[
-        timedelta | None, duration_option("Keep settled messages for this time, such as P1D.")
+        timedelta | None, duration_option("Keep settled messages for this time, such as 1d.")
     ] = None,
     retention_length: Annotated[
         int | None, typer.Option(min=0, help="Keep at most this number of settled messages in a partition.")

@@ -13,6 +13,7 @@ import anyio
 from rsmq.dlq.dead_letter import DeadLetter, split_id
 from rsmq.dlq.selection import Selection
 from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.message import unpack_fields
 from rsmq.redis.connector import Client
@@ -26,8 +27,8 @@ PAGE: Final = 20
 class ReplayRate:
     """Lets one dead letter pass per span, the first at once; after a delay the late ones pass without a wait."""
 
-    def __init__(self, every: timedelta) -> None:
-        self._every, self._next = every.total_seconds(), monotonic()
+    def __init__(self, every: Duration) -> None:
+        self._every, self._next = checked_duration("every", every).total_seconds(), monotonic()
 
     async def wait(self) -> None:
         """Wait until the next one may pass."""
@@ -76,7 +77,7 @@ class DeadLetters:
         return None
 
     async def replay(
-        self, topic: Partitioned, group: str, ids: Iterable[str] | None = None, *, every: timedelta = timedelta(0)
+        self, topic: Partitioned, group: str, ids: Iterable[str] | None = None, *, every: Duration = timedelta(0)
     ) -> int:
         """Publish dead letters again, for this group only, at most one per `every`; returns how many.
 
@@ -92,7 +93,7 @@ class DeadLetters:
         return replayed
 
     async def replay_selected(
-        self, topic: Partitioned, group: str, selection: Selection, *, every: timedelta = timedelta(0)
+        self, topic: Partitioned, group: str, selection: Selection, *, every: Duration = timedelta(0)
     ) -> int:
         """The same for the selected ones, oldest first. After an error or cancellation a part of them is replayed."""
         replayed, throttle = 0, ReplayRate(every)
@@ -101,13 +102,13 @@ class DeadLetters:
             replayed += await self._replay_one(topic.name, group, letter.id)
         return replayed
 
-    async def purge(self, topic: Partitioned, group: str, older_than: timedelta | None = None) -> int:
+    async def purge(self, topic: Partitioned, group: str, older_than: Duration | None = None) -> int:
         """Delete dead letters for good, all or those older than `older_than`; returns how many."""
         threshold: tuple[Any, ...] = ("MAXLEN", "=", 0)
         if older_than is not None:
             seconds, microseconds = await self._client.execute_command("TIME")
             now = int(seconds) * 1000 + int(microseconds) // 1000
-            threshold = ("MINID", "=", max(0, now - to_ms(older_than)))
+            threshold = ("MINID", "=", max(0, now - to_ms(checked_duration("older_than", older_than))))
         return await self._sum(topic, group, "XTRIM", *threshold)
 
     async def _sum(self, topic: Partitioned, group: str, command: str, *args: Any) -> int:

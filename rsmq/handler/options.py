@@ -13,6 +13,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.model.clock import epoch_ms
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import check_name
 from rsmq.model.settings import did_you_mean
 
@@ -32,9 +33,9 @@ class HandlerOptions(TypedDict, total=False):
     ordering: Ordering | None
     distribution: Distribution
     retry: RetryPolicy | None
-    timeout: timedelta | float | None
+    timeout: Duration | float | None
     batch: int | None
-    linger: timedelta | None
+    linger: Duration | None
     start: str | datetime
     partitions: int | None
     execution: Execution | None
@@ -127,11 +128,15 @@ class OptionCheck:
     def _timeout(self) -> timedelta | None:
         """A number is seconds: the only option where a bare number is a time."""
         value = self._options["timeout"]
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-            value = timedelta(seconds=min(value, 10**9))
-        if value is None or (isinstance(value, timedelta) and value > timedelta(0)):
-            return value
-        raise self._wrong(f"timeout={value!r} is not a duration above 0: write timeout=timedelta(seconds=30)")
+        if value is None:
+            return None
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            span = timedelta(seconds=max(-1, min(value, 10**9)))
+        else:
+            span = self._duration("timeout")
+        if span > timedelta(0):
+            return span
+        raise self._wrong(f"timeout={value!r} is not above 0: write timeout='30s', or leave it out")
 
     def _linger(self) -> timedelta:
         value = self._options["linger"]
@@ -139,9 +144,16 @@ class OptionCheck:
             return timedelta(0)
         if not self.is_batch:
             raise self._wrong("linger needs batch, such as batch=500: single messages never wait")
-        if isinstance(value, timedelta) and value >= timedelta(0):
-            return value
-        raise self._wrong(f"linger={value!r} is not a duration: write linger=timedelta(milliseconds=50)")
+        span = self._duration("linger")
+        if span < timedelta(0):
+            raise self._wrong(f"linger={value!r} is negative: write linger='50ms'")
+        return span
+
+    def _duration(self, option: str) -> timedelta:
+        try:
+            return checked_duration(option, self._options[option])
+        except ConfigError as error:
+            raise self._wrong(str(error)) from None
 
     def _start(self) -> str | datetime:
         value = self._options["start"]

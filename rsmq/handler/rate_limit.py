@@ -8,13 +8,15 @@ from datetime import timedelta
 from typing import Final, Literal
 
 from rsmq.errors import ConfigError
+from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.words import duration
 
 Over = Literal["group", "member"]
 
 MOST: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Rate:
     """At most `limit` messages start in any time of length `per`, `over` the whole "group" or each "member".
 
@@ -23,15 +25,18 @@ class Rate:
     """
 
     limit: int
-    per: timedelta = timedelta(seconds=1)
-    over: Over = "group"
+    per: timedelta
+    over: Over
 
-    def __post_init__(self) -> None:
+    def __init__(self, limit: int, per: Duration = timedelta(seconds=1), over: Over = "group") -> None:
+        object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "per", checked_duration("per", per))
+        object.__setattr__(self, "over", over)
         is_number = isinstance(self.limit, int) and not isinstance(self.limit, bool)
         if not is_number or not 1 <= self.limit <= MOST:
             raise ConfigError(f"a rate of {self.limit!r} is not possible: use 1 to {MOST}, and choose `per`")
-        if not isinstance(self.per, timedelta) or not timedelta(0) < self.per <= timedelta(days=1):
-            raise ConfigError(f"a rate per {self.per!r} is not possible: write per=timedelta(seconds=1), at most a day")
+        if not timedelta(0) < self.per <= timedelta(days=1):
+            raise ConfigError(f"a rate per {duration(self.per)} is not possible: write per='1s', at most a day")
         if self.over not in ("group", "member"):
             raise ConfigError(f"a rate over {self.over!r} is unknown: use 'group' or 'member'")
 

@@ -21,6 +21,7 @@ from tenacity.wait import wait_base
 from rsmq.errors import ConfigError, HandlerTimeout, Malformed
 from rsmq.handler.failure import describe, exc_info, text_of
 from rsmq.model.clock import now_ms
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.words import count
 
@@ -36,14 +37,12 @@ DEFAULT_WAIT: Final[wait_base] = wait_random_exponential(multiplier=1, max=300)
 class Retry(Exception):
     """Raised (or returned, for an item of a batch) by a handler to try this message again.
 
-    Counts as an attempt. `after` is a timedelta; without it the policy decides how long to wait.
+    Counts as an attempt. `after` is a timedelta or text such as `30s`; without it the policy decides how long to wait.
     """
 
-    def __init__(self, reason: str = "the handler asked for a retry", *, after: timedelta | None = None) -> None:
+    def __init__(self, reason: str = "the handler asked for a retry", *, after: Duration | None = None) -> None:
         super().__init__(reason)
-        if after is not None and not isinstance(after, timedelta):
-            raise ConfigError(f"Retry(after={after!r}) is not possible: write Retry(after=timedelta(seconds=30))")
-        self.after = after
+        self.after = None if after is None else checked_duration("after", after)
 
 
 class Reject(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, TypeVar, Unpack
 
 from rsmq.errors import ConfigError
@@ -13,6 +12,7 @@ from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import HandlerOptions
 from rsmq.handler.schedule import Schedule, ScheduleOptions, build_schedule
 from rsmq.handler.service import Service
+from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.words import count
 
@@ -44,13 +44,13 @@ class Router:
         - `group`: required. Every group gets all messages of the topic; a group has one handler.
         - `concurrency`: calls at once in one member (64).
         - `group_concurrency`: calls at once in all members together (no limit).
-        - `rate`: messages that may start in a time, such as `Rate(100, per=timedelta(seconds=1))` (no limit).
+        - `rate`: messages that may start in a time, such as `Rate(100, per="1s")` (no limit).
         - `ordering`: "key" (one message of a key at a time), "partition" or "none" ("key"; "none" if shared).
         - `distribution`: "hash" gives each partition an owner, "shared" any message to any member ("hash").
         - `retry`: a `RetryPolicy` (5 attempts, exponential back-off from 1 s to 5 min).
-        - `timeout`: a timedelta or a number of seconds; a call that takes longer has failed (no limit).
+        - `timeout`: a timedelta, text such as `30s`, or seconds; a call that takes longer has failed (no limit).
         - `batch`: most messages of one call; the function gets lists (single messages).
-        - `linger`: a timedelta, how long an incomplete batch waits for more messages (0).
+        - `linger`: a timedelta or text such as `50ms`, how long an incomplete batch waits for more messages (0).
         - `start`: where a new group begins: "earliest", "latest", a stream id or an aware datetime ("earliest").
         - `partitions`: 1 to 1024, for a topic that does not exist yet (RSMQ_PARTITIONS).
         - `execution`: "inline" in the event loop, "thread" or "process" ("inline" for `async def`, else "thread").
@@ -62,8 +62,10 @@ class Router:
 
         return register
 
-    def every(self, schedule: str | timedelta, topic: str, **options: Unpack[ScheduleOptions]) -> Callable[[F], F]:
-        """Publish what the function returns to `topic`, by a cron expression or every `timedelta`, from the workers.
+    def every(self, schedule: Duration, topic: str, **options: Unpack[ScheduleOptions]) -> Callable[[F], F]:
+        """Publish what the function returns to `topic`, by a cron expression or at an interval, from the workers.
+
+        An interval is a timedelta or text such as `5m` or `1h`.
 
         The function takes the scheduled time, or nothing; what it returns is the payload, and None publishes nothing.
         Each scheduled time is published once, by any number of workers: its message id is `name@time`. Options:

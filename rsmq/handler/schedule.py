@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal, TypedDict, Unpack, get_args
@@ -17,11 +18,14 @@ from pydantic import BaseModel
 from rsmq.errors import ConfigError
 from rsmq.handler.options import refuse_unknown
 from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
+from rsmq.model.duration import Duration, as_duration
 from rsmq.model.keys import check_name
+from rsmq.model.words import duration
 
 Missed = Literal["latest", "skip"]
 
 SHORTEST: Final = timedelta(milliseconds=100)
+FORM: Final = "write an interval such as '5m', a timedelta, or a cron expression such as '0 * * * *'"
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -161,7 +165,7 @@ def due_ticks(trigger: Trigger, missed: Missed, last_ms: int, now_ms: int, grace
 
 
 def build_schedule(
-    function: Callable[..., Any], schedule: str | timedelta, topic: str, **options: Unpack[ScheduleOptions]
+    function: Callable[..., Any], schedule: Duration, topic: str, **options: Unpack[ScheduleOptions]
 ) -> Schedule:
     """A checked schedule, with defaults filled in. Raises ConfigError that says what to write instead."""
     given: dict[str, Any] = {**DEFAULTS, **options}
@@ -198,23 +202,27 @@ def _zone(title: str, timezone: object) -> tzinfo:
 
 
 def _trigger(title: str, schedule: object, zone: tzinfo) -> Trigger:
-    if isinstance(schedule, timedelta):
-        if schedule < SHORTEST:
-            raise ConfigError(f"schedule {title}: every {schedule} is too often: use {to_ms(SHORTEST)} ms or more")
-        return Interval(to_ms(schedule))
+    with suppress(ValueError):
+        span = as_duration(schedule)
+        if span < SHORTEST:
+            raise ConfigError(
+                f"schedule {title}: every {duration(span)} is too often, use {duration(SHORTEST)} at least"
+            )
+        return Interval(to_ms(span))
+    if not isinstance(schedule, str):
+        raise ConfigError(f"schedule {title}: {schedule!r} is neither an interval nor a cron expression: {FORM}")
     try:
         from cronsim import CronSim, CronSimError
     except ImportError:
         raise ConfigError(
-            "a cron expression needs the extra `cron`: pip install 'rsmq[cron]', or pass a timedelta"
+            "a cron expression needs the extra `cron`: pip install 'rsmq[cron]', or write an interval such as '5m'"
         ) from None
     try:
         CronSim(str(schedule), datetime(2000, 1, 1, tzinfo=UTC))
         Cron(str(schedule), zone).after(0)
     except (CronSimError, StopIteration) as error:
         raise ConfigError(
-            f"schedule {title}: {schedule!r} is not a valid cron expression ({error or 'it has no time'}): write one "
-            f"such as '0 * * * *', or a timedelta"
+            f"schedule {title}: {schedule!r} is not a valid cron expression ({error or 'it has no time'}): {FORM}"
         ) from None
     return Cron(str(schedule), zone)
 

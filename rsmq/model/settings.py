@@ -11,54 +11,48 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, Validatio
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rsmq.errors import ConfigError
+from rsmq.model.duration import Duration, as_duration
 from rsmq.model.words import duration
 
 
 class Overrides(TypedDict, total=False):
-    """All settings as optional arguments. Durations may be ISO 8601 (`PT6S`), sizes may have a unit (`256KiB`)."""
+    """All settings as optional arguments. Durations may be text (`6s`, `PT6S`), sizes may have a unit (`256KiB`)."""
 
     url: str | None
     allow_insecure: bool
     prefix: str
     partitions: int
-    connect_timeout: timedelta | str
-    command_timeout: timedelta | str
-    unavailable_timeout: timedelta | str
-    block: timedelta | str | None
-    lease_ttl: timedelta | str
-    heartbeat: timedelta | str | None
-    presence_grace: timedelta | str
-    presence_interval: timedelta | str
-    stop_grace: timedelta | str
+    connect_timeout: Duration
+    command_timeout: Duration
+    unavailable_timeout: Duration
+    block: Duration | None
+    lease_ttl: Duration
+    heartbeat: Duration | None
+    presence_grace: Duration
+    presence_interval: Duration
+    stop_grace: Duration
     prefetch: int
     prefetch_bytes: int | str
     payload_limit: int | str
-    dedup_window: timedelta | str
-    delay_resolution: timedelta | str
+    dedup_window: Duration
+    delay_resolution: Duration
     recovery_batch: int
-    retention_age: timedelta | str
+    retention_age: Duration
     retention_length: int
-    retention_interval: timedelta | str
+    retention_interval: Duration
     max_length: int
     on_full: Literal["reject", "trim"]
     dlq_length: int
-    inbox_ttl: timedelta | str
+    inbox_ttl: Duration
     inbox_limit: int
-    inbox_poll: timedelta | str
+    inbox_poll: Duration
     metrics: str | None
-    stall_limit: timedelta | str
+    stall_limit: Duration
     preflight: Literal["refuse", "warn"]
 
 
 PREFIX = "RSMQ_"
 LONGEST = timedelta(days=36_500)
-
-
-def refuse_number(value: Any) -> Any:
-    """Raise ValueError for a bare number: its unit would be a guess."""
-    if isinstance(value, int | float):
-        raise ValueError("a duration is a timedelta, or ISO 8601 in text such as PT6S")
-    return value
 
 
 def refuse_nonsense(span: timedelta) -> timedelta:
@@ -68,11 +62,11 @@ def refuse_nonsense(span: timedelta) -> timedelta:
     return span
 
 
-Duration = Annotated[timedelta, BeforeValidator(refuse_number), AfterValidator(refuse_nonsense)]
+Span = Annotated[timedelta, BeforeValidator(as_duration), AfterValidator(refuse_nonsense)]
 
 
 class Settings(BaseSettings):
-    """Durations are ISO 8601 (`PT6S`) in the environment and `timedelta` in Python; sizes take units (`256KiB`)."""
+    """Durations are text with a unit (`6s`, `PT6S`) or a `timedelta`; sizes take units, too (`256KiB`)."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
@@ -84,40 +78,40 @@ class Settings(BaseSettings):
     prefix: str = Field("rsmq", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Prefix of every key.")
     partitions: int = Field(8, ge=1, le=1024, description="Partitions of a topic that is created on first use.")
 
-    connect_timeout: Duration = Field(
+    connect_timeout: Span = Field(
         timedelta(seconds=5), gt=timedelta(0), description="Time limit for opening a connection."
     )
-    command_timeout: Duration = Field(
+    command_timeout: Span = Field(
         timedelta(seconds=5), gt=timedelta(0), description="Time limit for a command that does not block."
     )
-    unavailable_timeout: Duration = Field(
+    unavailable_timeout: Span = Field(
         timedelta(seconds=30), description="How long publish and start-up retry while the server is unavailable."
     )
-    block: Duration | None = Field(
+    block: Span | None = Field(
         None,
         gt=timedelta(0),
         description="Longest blocking read, so a half-open connection lasts no longer. "
         "Default: a third of the lease, at most 2 s.",
     )
 
-    lease_ttl: Duration = Field(
+    lease_ttl: Span = Field(
         timedelta(seconds=6),
         ge=timedelta(seconds=1),
         description="A member that is paused or cut off is replaced after this time.",
     )
-    heartbeat: Duration | None = Field(
+    heartbeat: Span | None = Field(
         None, gt=timedelta(0), description="Interval between two lease renewals. Default: a quarter of the lease."
     )
-    presence_grace: Duration = Field(
+    presence_grace: Span = Field(
         timedelta(seconds=1),
-        description="A member whose presence connection is closed for this long is replaced. 0 turns this off.",
+        description="A member whose presence connection is closed for this long is replaced. 0s turns this off.",
     )
-    presence_interval: Duration = Field(
+    presence_interval: Span = Field(
         timedelta(milliseconds=250),
         gt=timedelta(0),
         description="How often members check each other's presence connections.",
     )
-    stop_grace: Duration = Field(
+    stop_grace: Span = Field(
         timedelta(seconds=25),
         description="Time that running handlers have after SIGTERM (Kubernetes kills after 30 s).",
     )
@@ -129,21 +123,21 @@ class Settings(BaseSettings):
     payload_limit: ByteSize = Field(
         ByteSize(256 << 10), le=1 << 20, description="Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
     )
-    dedup_window: Duration = Field(
+    dedup_window: Span = Field(
         timedelta(minutes=10),
         gt=timedelta(0),
         description="How long a message_id given by the publisher is remembered.",
     )
-    delay_resolution: Duration = Field(
+    delay_resolution: Span = Field(
         timedelta(milliseconds=100),
         gt=timedelta(0),
         description="Polling interval for delayed messages and retries: they may be late by this much.",
     )
     recovery_batch: int = Field(200, ge=1, le=1000, description="Pending messages claimed with one call.")
 
-    retention_age: Duration = Field(timedelta(days=1), description="Settled messages are kept for replay this long ...")
+    retention_age: Span = Field(timedelta(days=1), description="Settled messages are kept for replay this long ...")
     retention_length: int = Field(100_000, ge=0, description="... or until the partition has this many newer ones.")
-    retention_interval: Duration = Field(
+    retention_interval: Span = Field(
         timedelta(seconds=10), gt=timedelta(0), description="How often streams are trimmed."
     )
     max_length: int = Field(
@@ -154,7 +148,7 @@ class Settings(BaseSettings):
     )
     dlq_length: int = Field(100_000, ge=1, description="Maximum number of dead letters kept per partition and group.")
 
-    inbox_ttl: Duration = Field(
+    inbox_ttl: Span = Field(
         timedelta(days=7),
         ge=timedelta(seconds=1),
         description="A device without activity for this long is deleted; no letter is kept longer.",
@@ -165,7 +159,7 @@ class Settings(BaseSettings):
         le=65_535,
         description="Maximum number of letters of a device; packet ids allow no more than 65 535.",
     )
-    inbox_poll: Duration = Field(
+    inbox_poll: Span = Field(
         timedelta(seconds=30),
         gt=timedelta(0),
         description="How often an idle session polls its inbox, in case a wake-up was lost.",
@@ -174,7 +168,7 @@ class Settings(BaseSettings):
     metrics: str | None = Field(
         None, description="Address on which a worker serves /metrics, /livez and /readyz, such as 127.0.0.1:9100."
     )
-    stall_limit: Duration = Field(
+    stall_limit: Span = Field(
         timedelta(minutes=1),
         gt=timedelta(0),
         description="An event loop that is blocked for longer fails /livez, so that the worker is restarted.",
@@ -224,6 +218,21 @@ class Settings(BaseSettings):
         return self
 
 
+def chosen_settings(given: Settings | str | None, overrides: Overrides) -> Settings:
+    """The settings of `Broker(given, **overrides)`: a URL, settings, or neither."""
+    if isinstance(given, str):
+        if "url" in overrides:
+            raise ConfigError("the URL is given twice: leave out url=...")
+        overrides = {**overrides, "url": given}
+    if given is None or isinstance(given, str):
+        return Settings(**overrides)
+    if not isinstance(given, Settings):
+        raise ConfigError(f"{given!r} is not a server: write Broker('redis://localhost:6379'), or pass Settings(...)")
+    if overrides:
+        raise ConfigError(f"settings are given twice: put {', '.join(overrides)} into Settings(...)")
+    return given
+
+
 def refuse_unknown_names(environment: Any) -> None:
     """Raise ConfigError for an `RSMQ_*` variable that no setting has: a typo must not be a silent default."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
@@ -245,10 +254,6 @@ def explain(error: ValidationError) -> str:
         name = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             lines.append(f"unknown setting {name!r}.{did_you_mean(name, list(Settings.model_fields))}")
-        elif item["type"].startswith("time_delta"):
-            lines.append(
-                f"{PREFIX + name.upper()}: a duration is ISO 8601, such as PT6S or P1D (given: {item['input']!r})"
-            )
         else:
             value = item["input"]
             given = f" (given: {str(value) if isinstance(value, timedelta) else repr(value)})" if name else ""

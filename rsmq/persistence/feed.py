@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any, Final
 
 from rsmq.errors import ConfigError
 from rsmq.handler.payload import decode_nothing, decoder_for
 from rsmq.handler.retry import Park, Reject, Retry, RetryPolicy, decide
 from rsmq.handler.signature import read_signature
+from rsmq.model.duration import Duration
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.keys import encode_device
 from rsmq.model.message import Message
@@ -34,7 +34,7 @@ class Feed:
         to: Callable[..., Any],
         group: str,
         payload: Any,
-        expiry: timedelta | None,
+        expiry: Duration | None,
         retry: RetryPolicy,
         writer: Callable[[], InboxWriter],
     ) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import to_ms
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.persistence.letter import seal_payload
@@ -172,7 +173,7 @@ class InboxWriter:
     # -- from this process ----------------------------------------------------------------------------------------
 
     async def send(
-        self, device: str, payload: Any, topic: str, headers: Mapping[str, str] | None, expiry: timedelta | None
+        self, device: str, payload: Any, topic: str, headers: Mapping[str, str] | None, expiry: Duration | None
     ) -> None:
         """Store one letter. Concurrent calls share a write."""
         envelope, receipt = seal_payload(payload, topic, headers, self._limit), Receipt()
@@ -184,7 +185,7 @@ class InboxWriter:
         letters: Iterable[tuple[str, Any]],
         topic: str,
         headers: Mapping[str, str] | None,
-        expiry: timedelta | None,
+        expiry: Duration | None,
     ) -> None:
         """Store many, in the order given per device. The next round is encoded while one is in flight."""
         ttl, before = expiry_ms(expiry), Receipt()
@@ -292,12 +293,13 @@ def mark_ttl_ms(settings: Settings) -> int:
     return to_ms(max(settings.dedup_window, 2 * settings.unavailable_timeout))
 
 
-def expiry_ms(expiry: timedelta | None) -> Value:
+def expiry_ms(expiry: Duration | None) -> Value:
     """An expiry as milliseconds, empty for none. Raises ConfigError for an impossible duration."""
     if expiry is None:
         return b""
-    if not isinstance(expiry, timedelta) or not timedelta(0) < expiry <= LONGEST_EXPIRY:
+    span = checked_duration("expiry", expiry)
+    if not timedelta(0) < span <= LONGEST_EXPIRY:
         raise ConfigError(
-            f"expiry={expiry!r} is not possible: use a timedelta above 0 and up to {LONGEST_EXPIRY.days} days"
+            f"expiry={expiry!r} is not possible: use a duration above 0 and up to {LONGEST_EXPIRY.days} days"
         )
-    return max(1, to_ms(expiry))
+    return max(1, to_ms(span))

@@ -16,6 +16,7 @@ import anyio.abc
 from rsmq.errors import ConfigError, TooLarge
 from rsmq.handler.retry import LONGEST_DELAY
 from rsmq.model.clock import epoch_ms, to_ms
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, new_message_id
 from rsmq.model.partition import partition_for
@@ -41,7 +42,7 @@ class PublishOptions(TypedDict, total=False):
 
     key: str | None
     headers: Mapping[str, str] | None
-    delay: timedelta | None
+    delay: Duration | None
     at: datetime | None
     message_id: str | None
     wait_replicas: int
@@ -82,7 +83,7 @@ class Producer:
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
@@ -245,13 +246,16 @@ def check_message_id(message_id: str) -> str:
     return message_id
 
 
-def due_time(delay: timedelta | None, at: datetime | None) -> str:
+def due_time(delay: Duration | None, at: datetime | None) -> str:
     """`+ms` for a delay, to be counted from the server's now; milliseconds since 1970 for a moment."""
     if at is None:
         assert delay is not None
-        if not timedelta(0) <= delay <= LONGEST_DELAY:
-            raise ConfigError(f"delay of {duration(delay)} is not possible: use 0 s to {duration(LONGEST_DELAY)}")
-        return f"+{to_ms(delay)}"
+        span = checked_duration("delay", delay)
+        if not timedelta(0) <= span <= LONGEST_DELAY:
+            raise ConfigError(f"delay of {duration(span)} is not possible: use 0 s to {duration(LONGEST_DELAY)}")
+        return f"+{to_ms(span)}"
     if delay is not None:
         raise ConfigError("give delay or at, not both")
+    if not isinstance(at, datetime):
+        raise ConfigError(f"at={at!r} is not a time: pass an aware datetime, or write delay='5m' instead")
     return str(max(0, epoch_ms(at)))

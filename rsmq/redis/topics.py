@@ -11,6 +11,7 @@ import anyio
 
 from rsmq.errors import ConfigError
 from rsmq.model.clock import monotonic, now_ms, to_ms
+from rsmq.model.duration import checked_duration
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
@@ -240,12 +241,12 @@ def write_limits(limits: Mapping[str, Any]) -> dict[str, Value]:
         is_count = name in ("max_length", "retention_length") and isinstance(value, int) and value >= 0
         if is_count or (name == "on_full" and value in POLICIES) or (name == "archive" and value in ARCHIVES):
             fields[name] = value
-        elif name == "retention_age" and isinstance(value, timedelta) and value >= timedelta(0):
-            fields["retention_age_ms"] = to_ms(value)
+        elif name == "retention_age" and (span := checked_duration(name, value)) >= timedelta(0):
+            fields["retention_age_ms"] = to_ms(span)
         else:
             raise ConfigError(
                 f"a topic cannot have {name}={value!r}: give max_length or retention_length as a number from 0, "
                 f"on_full as one of {', '.join(POLICIES)}, archive as one of {', '.join(ARCHIVES)}, "
-                f"retention_age as a timedelta from 0"
+                f"retention_age as a duration from 0"
             )
     return fields

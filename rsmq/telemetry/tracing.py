@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from random import random
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from rsmq.handler.failure import describe
 from rsmq.handler.middleware import Call, Wrapping
 from rsmq.handler.retry import AlreadyHandled, Retry
 from rsmq.inspector.inspector import installed
+from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
@@ -257,7 +258,7 @@ class TracedProducer(Producer):
         *,
         key: str | None = None,
         headers: Headers | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,

@@ -18,6 +18,7 @@ from rsmq.broker import Broker
 from rsmq.errors import BrokerError, ConfigError, PublishUnknown
 from rsmq.handler.handler import Handler
 from rsmq.inspector.retention_holds import group_needs
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
 from rsmq.testing.harness import exit_unwrapped
@@ -38,10 +39,9 @@ class Chaos:
     Faults are recorded: they excuse messages that are handled again, and nothing else.
     """
 
-    def __init__(
-        self, target: str, *, workers: int = 2, patience: timedelta = timedelta(seconds=60), **settings: Any
-    ) -> None:
-        self._target, self._workers, self._patience = target, workers, patience.total_seconds()
+    def __init__(self, target: str, *, workers: int = 2, patience: Duration = "60s", **settings: Any) -> None:
+        self._target, self._workers = target, workers
+        self._patience = checked_duration("patience", patience).total_seconds()
         self._settings = {"lease_ttl": LEASE, "preflight": "warn", "prefix": f"c{uuid.uuid4().hex[:12]}", **settings}
         self.server = ThrowawayServer(tcp=True, durable=True)
         self.proxy = Proxy(self.server.port)

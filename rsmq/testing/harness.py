@@ -21,6 +21,7 @@ from rsmq.handler.payload import decode_json
 from rsmq.handler.retry import batch_outcomes
 from rsmq.handler.schedule import Schedule
 from rsmq.model.clock import epoch_ms
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.message import JSON, TEXT, Message, MessageOrigin, encode_payload
 from rsmq.model.settings import Settings
 from rsmq.model.words import count, duration
@@ -102,13 +103,11 @@ class Harness:
     is real except the clock, which `advance` moves for retries and delayed messages. A wait fails after `patience`.
     """
 
-    def __init__(
-        self, broker: Broker, *, url: str, prefix: str, patience: timedelta = timedelta(seconds=30), **overrides: Any
-    ) -> None:
+    def __init__(self, broker: Broker, *, url: str, prefix: str, patience: Duration = "30s", **overrides: Any) -> None:
         self.broker = broker
         chosen = {"delay_resolution": QUICK, "preflight": "warn", **broker.settings.model_dump(exclude_unset=True)}
         self.settings = Settings(**{**chosen, **overrides, "url": url, "prefix": prefix})
-        self._patience = patience.total_seconds()
+        self._patience = checked_duration("patience", patience).total_seconds()
         self._runs: list[Run] = []
         self._schedules: dict[str, Schedule] = {}
         self._stack = AsyncExitStack()
@@ -160,7 +159,7 @@ class Harness:
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
         message_id: str | None = None,
     ) -> list[Outcome]:
@@ -182,8 +181,9 @@ class Harness:
         """Wait until the handlers have handled everything that is due now, also what other code published."""
         await until_idle(self.broker.client, self.broker.keys, self._consumers, self._patience)
 
-    async def advance(self, span: timedelta) -> None:
+    async def advance(self, span: Duration) -> None:
         """Move the clock: retries and delayed messages that are due within `span` are handled before it returns."""
+        span = checked_duration("span", span)
         if span < timedelta(0):
             raise ConfigError(f"the clock cannot be moved by {duration(span)}: only forward")
         await self.handle()

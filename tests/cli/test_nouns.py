@@ -126,12 +126,12 @@ def test_publish_stores_an_id_once_and_delays_messages(cli: Cli) -> None:
 
 
 WRONG = [
-    (["publish", "orders", "1", "--delay", "5"], "PT5S"),
+    (["publish", "orders", "1", "--delay", "5"], "write 5s, 2h, 1d, 500ms or PT5S"),
     (["publish", "orders", "1", "--at", "2026-01-01T00:00:00"], "has no time zone"),
     (["publish", "orders", "1", "--header", "x"], "name=value"),
     (["publish", "a:b", "1"], "topic name 'a:b' is not allowed"),
     (["publish", "orders", "--id", "x"], "--id cannot be used with stdin"),
-    (["publish", "orders", "1", "--delay", "PT1S", "--at", "2999-01-01T00:00:00Z"], "give delay or at, not both"),
+    (["publish", "orders", "1", "--delay", "1s", "--at", "2999-01-01T00:00:00Z"], "give delay or at, not both"),
     (["publish", "orders", '{"user":'], "the payload looks like JSON but is not valid (Expecting value"),
     (["publish", "orders", "{'user': 1}"], "correct it, or send it as text with --text"),
     (["publish", "orders", " [1, 2"], "--text"),
@@ -200,7 +200,7 @@ def test_unreachable_server_is_exit_code_1(cli: Cli) -> None:
 def test_topic_is_created_changed_and_deleted(cli: Cli) -> None:
     """A topic is created with its partitions, changed, shown, and deleted after a confirmation."""
     assert "orders: 3 partitions" in cli.ok("topic", "set", "orders", "--partitions", "3")
-    changed = cli.json("topic", "set", "orders", "--max-length", "5", "--on-full", "trim", "--retention-age", "PT1H")
+    changed = cli.json("topic", "set", "orders", "--max-length", "5", "--on-full", "trim", "--retention-age", "1h")
     assert (changed["max_length"], changed["on_full"], changed["retention_age"]) == (5, "trim", "PT1H")
     cli.ok("publish", "orders", "1")
     shown = cli.json("topic", "show", "orders")

@@ -105,6 +105,7 @@ def test_long_outage_computes_only_recent_ticks() -> None:
 def test_message_id_names_schedule_and_tick() -> None:
     """The same tick has the same id in every process."""
     every = build_schedule(lambda: None, timedelta(minutes=1), "t", name="clock")
+    assert build_schedule(lambda: None, "1m", "t", name="clock").trigger == every.trigger
     assert every.message_id(60_000) == "clock@1970-01-01T00:01:00+00:00"
 
 
@@ -121,8 +122,9 @@ def test_function_gets_the_tick_in_its_time_zone() -> None:
         ("every hour", {}, "'every hour' is not a valid cron expression"),
         ("61 * * * *", {}, "not a valid cron expression .Bad minute."),
         (timedelta(hours=1), {"timezon": "UTC"}, "schedule clock: unknown option 'timezon'. Did you mean timezone?"),
-        (3600, {}, "not a valid cron expression"),
-        (timedelta(0), {}, "every 0:00:00 is too often: use 100 ms or more"),
+        (3600, {}, "3600 is neither an interval nor a cron expression: write an interval such as '5m'"),
+        ("3600", {}, "'3600' is not a valid cron expression .*: write an interval such as '5m'"),
+        (timedelta(0), {}, "every 0 s is too often, use 100 ms at least"),
         ("* * * * *", {"timezone": "Mars"}, "there is no time zone 'Mars'"),
         ("* * * * *", {"missed": "all"}, "use 'latest' or 'skip'"),
         ("* * * * *", {"name": "a b"}, "schedule name 'a b' is not allowed"),

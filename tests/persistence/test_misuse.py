@@ -33,16 +33,16 @@ async def test_window_out_of_range_is_refused(broker: Broker, window: Any) -> No
             raise AssertionError("it was opened")
 
 
-@pytest.mark.parametrize("expiry", [timedelta(0), timedelta(seconds=-1), timedelta(days=60_000), 5, "PT5S"])
+@pytest.mark.parametrize("expiry", [timedelta(0), timedelta(seconds=-1), timedelta(days=60_000), 5, "5", "0s"])
 async def test_expiry_out_of_range_is_refused(broker: Broker, expiry: Any) -> None:
     """It is a timedelta above 0, not a number."""
     for attempt in (
         lambda: broker.send("phone", 1, expiry=expiry),
         lambda: broker.send_many([("phone", 1)], expiry=expiry),
     ):
-        with pytest.raises(ConfigError, match=r"expiry=.*timedelta above 0"):
+        with pytest.raises(ConfigError, match=r"expiry=.*(a duration above 0|has no unit)"):
             await attempt()
-    with pytest.raises(ConfigError, match=r"expiry=.*timedelta above 0"):
+    with pytest.raises(ConfigError, match=r"expiry=.*(a duration above 0|has no unit)"):
         broker.deliver("alerts", to=lambda alert: "phone", expiry=expiry)
     assert await nothing_is_stored(broker)
 
@@ -135,7 +135,7 @@ async def test_peek_count_out_of_range_is_refused(broker: Broker, count: int) ->
         ({"inbox_limit": 65_536}, "RSMQ_INBOX_LIMIT.*65535"),
         ({"inbox_limit": 0}, "RSMQ_INBOX_LIMIT"),
         ({"inbox_ttl": timedelta(0)}, "RSMQ_INBOX_TTL"),
-        ({"inbox_ttl": 5}, "RSMQ_INBOX_TTL.*ISO 8601"),
+        ({"inbox_ttl": 5}, "RSMQ_INBOX_TTL.*text with a unit"),
         ({"inbox_poll": timedelta(0)}, "RSMQ_INBOX_POLL"),
     ],
 )

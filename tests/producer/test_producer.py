@@ -203,7 +203,7 @@ async def test_a_given_id_is_stored_once(producer: Producer, client: Client, key
 async def test_a_delayed_message_waits(producer: Producer, client: Client, keys: Keys) -> None:
     """It is kept with its due time by the server's clock, and stored once under a given id."""
     seconds, _ = await client.execute_command("TIME")
-    await producer.publish("orders", 1, key="k", delay=timedelta(minutes=1), message_id="a")
+    await producer.publish("orders", 1, key="k", delay="1m", message_id="a")
     await producer.publish("orders", 1, key="k", delay=timedelta(minutes=9), message_id="a")
     await producer.publish("orders", 2, key="k", at=datetime(2100, 1, 1, tzinfo=UTC))
     await producer.publish("orders", 3, key="k", at=datetime(1999, 1, 1, tzinfo=UTC))

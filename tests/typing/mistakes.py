@@ -20,5 +20,7 @@ broker.publish_sync("orders", {}, delay=5)  # type: ignore[arg-type]  # a bare n
 broker.publish_sync("orders", {}, kye="k")  # type: ignore[call-arg]  # there is no such option
 Rate(1, per=timedelta(seconds=1), over="all")  # type: ignore[arg-type]  # over the group, or each member
 Broker(lease_tll="PT6S")  # type: ignore[call-arg]  # there is no such setting
+Broker(5)  # type: ignore[arg-type]  # a server is a URL
+Rate(1, per=1)  # type: ignore[arg-type]  # a bare number is no time
 Broker(lease_ttl=6)  # type: ignore[arg-type]  # a bare number is no time
 Settings(partitions="8", on_full="drop")  # type: ignore[arg-type]  # a count is a number; full topics refuse or trim

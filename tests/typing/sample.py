@@ -42,6 +42,7 @@ async def database() -> AsyncIterator[Database]:
 
 broker = Broker(url="redis://localhost:6379/0", lease_ttl=timedelta(seconds=6))
 other = Broker(Settings(prefix="other"))
+by_url = Broker("redis://localhost:6379/0", lease_ttl="6s")
 router = Router(prefix="shop.")
 
 
@@ -55,12 +56,12 @@ async def bill(order: Order, message: Message, db: Annotated[Database, Depends(d
     if order.total < 0:
         raise Reject("a negative total")
     if db.name != "shop":
-        raise Retry("not yet", after=timedelta(minutes=1))
+        raise Retry("not yet", after="1m")
     published = await broker.publish("invoices", order, key=order.customer, delay=timedelta(seconds=1))
     assert_type(published, str)
 
 
-@router.handler("orders", group="audit", batch=500, linger=timedelta(milliseconds=50), timeout=timedelta(seconds=30))
+@router.handler("orders", group="audit", batch=500, linger="50ms", timeout=timedelta(seconds=30))
 async def audit(orders: list[Order]) -> list[Exception | None]:
     """A batch handler."""
     return [None for _ in orders]
@@ -77,7 +78,7 @@ def report(at: datetime) -> Order:
     return Order(customer=at.isoformat(), total=0)
 
 
-@router.every(timedelta(minutes=5), "ticks", key="k")
+@router.every("5m", "ticks", key="k")
 async def tick() -> str | None:
     """Another one."""
     return None
@@ -124,7 +125,7 @@ async def publish() -> None:
             await broker.publish("shop.orders", {"n": 1}, at=datetime.now(UTC))
         except BrokerError as error:
             print(error)
-        await broker.send("device-1", {"text": "hello"}, topic="alerts", expiry=timedelta(minutes=1))
+        await broker.send("device-1", {"text": "hello"}, topic="alerts", expiry="1m")
         async with broker.connect("device-1", window=10) as session:
             assert_type(session, Session)
             async for letter in session:
@@ -139,7 +140,7 @@ async def test_billing(rsmq_harness: Callable[..., Harness], rsmq_chaos: type[Ch
     async with rsmq_harness(broker) as test:
         outcomes = await test.publish_and_handle("eu.shop.orders", Order(customer="ada", total=1), key="ada")
         assert_type(outcomes, list[Outcome])
-        await test.advance(timedelta(hours=1))
+        await test.advance("1h")
         assert_type(await test.assert_published("invoices"), list[Message])
     async with rsmq_chaos("shop:broker", workers=3) as chaos:
         await chaos.publish("orders", {"n": 1}, key="k")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from rsmq.errors import ConfigError
 from rsmq.model.clock import epoch_ms
+from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.keys import check_name
 from rsmq.pipeline.format.offsets import NO_ID
 from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE, STREAM_ID
@@ -94,16 +93,16 @@ class OptionReader:
         return text.lower()
 
     def duration(self, name: str) -> timedelta | None:
-        """A positive duration in ISO 8601."""
+        """A positive duration."""
         text = self.text(name)
         if text is None:
             return None
         try:
-            span = TypeAdapter(timedelta).validate_python(text)
-        except ValidationError:
+            span = parse_duration(text)
+        except ValueError:
             span = timedelta(0)
-        if span <= timedelta(0) or not text.upper().startswith("P"):
-            raise ConfigError(f"{name}={text!r} is not a valid duration: use ISO 8601, such as PT10M or P1D")
+        if span <= timedelta(0):
+            raise ConfigError(f"{name}={text!r} is not a valid duration: use {FORMS}")
         return span
 
     def bounds(self, by_offset: str, by_time: str, *, is_start: bool) -> Bounds | None:
