@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rsmq.broker import Broker
+    from rsmq.broker import Broker, TypedTopic
     from rsmq.errors import (
         BrokerError,
         BrokerUnavailable,
@@ -39,7 +39,7 @@ else:
         import_module("rsmq.errors")  # says so
 
     _HOMES = {
-        "rsmq.broker": ("Broker",),
+        "rsmq.broker": ("Broker", "TypedTopic"),
         "rsmq.errors": (
             "BrokerError", "BrokerUnavailable", "ConfigError", "HandlerTimeout", "Malformed", "NotJson",
             "PublishUnknown", "RsmqError", "SessionLost", "SessionTaken", "TooLarge", "TopicFull",
@@ -87,5 +87,6 @@ __all__ = [
     "Settings",
     "TooLarge",
     "TopicFull",
+    "TypedTopic",
     "tune_garbage_collector",
 ]

@@ -1,8 +1,10 @@
 """What a user holds: `broker` passes each call on to the room that does it.
 
 `connection` is what `async with broker:` opens and its users share; `portal` runs it in a thread for `publish_sync`.
+`typed_topic` is a topic with the type of its payloads.
 """
 
 from rsmq.broker.broker import Broker
+from rsmq.broker.typed_topic import TypedTopic
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "TypedTopic"]

@@ -6,13 +6,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
-from typing import Any, Never, Self, TypeVar, Unpack
+from typing import Any, Never, Self, TypeVar, Unpack, overload
 
 import anyio
 
 from rsmq import dlq, persistence, worker
 from rsmq.broker.connection import Connection, MakeProducer, SharedConnection, connection
 from rsmq.broker.portal import Portal
+from rsmq.broker.typed_topic import TypedTopic
 from rsmq.errors import ConfigError
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import refuse_unknown
@@ -57,6 +58,18 @@ class Broker(Router):
         self.make_producer: MakeProducer = Producer
 
     # -- registering ----------------------------------------------------------------------------------------------
+
+    @overload
+    def topic(self, name: str, payload: type[T]) -> TypedTopic[T]: ...
+    @overload
+    def topic(self, name: str, payload: Any) -> TypedTopic[Any]: ...
+    def topic(self, name: str, payload: Any) -> TypedTopic[Any]:
+        """A topic whose payloads are of one type: `orders = broker.topic("orders", Order)`.
+
+        Then `await orders.publish(order)` and `@orders.handler(group="billing")` are checked by mypy and pyright. For a
+        union write `orders: TypedTopic[Order | Refund] = broker.topic("orders", Order | Refund)`.
+        """
+        return TypedTopic(self, self._add, name, payload)
 
     def deliver(
         self,

@@ -17,7 +17,7 @@ from rsmq.handler.payload import Decoder, decode_nothing, decoder_for
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.service import Service
-from rsmq.handler.signature import Signature, read_signature
+from rsmq.handler.signature import UNDECLARED, Signature, read_signature
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
 
@@ -65,16 +65,22 @@ class Handler:
 
 
 def build_handler(
-    function: Callable[..., Any], topic: str, *, name: str | None = None, **options: Unpack[HandlerOptions]
+    function: Callable[..., Any],
+    topic: str,
+    *,
+    name: str | None = None,
+    payload: Any = UNDECLARED,
+    **options: Unpack[HandlerOptions],
 ) -> Handler:
     """A checked handler, with defaults filled in. `Router.handler` describes the options.
 
-    Raises ConfigError that says what to write instead.
+    `payload` is the type that the topic declares; without one the function's annotation decides. Raises ConfigError
+    that says what to write instead.
     """
     title = name or getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
     check = OptionCheck(title, options)
     called = with_dependencies(function, title, is_batch=check.is_batch)
-    signature = read_signature(called, title, is_batch=check.is_batch)
+    signature = read_signature(called, title, is_batch=check.is_batch, declared=payload)
     return Handler(
         function=function,
         name=title,

@@ -25,8 +25,8 @@ STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
 MOST_PARTITIONS: Final = 1024
 
 
-class HandlerOptions(TypedDict, total=False):
-    """What `handler` takes besides the topic. `Router.handler` describes them; `DEFAULTS` has their defaults."""
+class SingleOptions(TypedDict, total=False):
+    """What `handler` takes besides the topic, without the options of batches."""
 
     group: Required[str]
     concurrency: int
@@ -34,13 +34,18 @@ class HandlerOptions(TypedDict, total=False):
     distribution: Distribution
     retry: RetryPolicy | None
     timeout: Duration | float | None
-    batch: int | None
-    linger: Duration | None
     start: str | datetime
     partitions: int | None
     execution: Execution | None
     rate: Rate | None
     group_concurrency: int | None
+
+
+class HandlerOptions(SingleOptions, total=False):
+    """What `handler` takes besides the topic. `Router.handler` describes them; `DEFAULTS` has their defaults."""
+
+    batch: int | None
+    linger: Duration | None
 
 
 DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(HandlerOptions.__annotations__) | {

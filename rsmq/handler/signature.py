@@ -10,10 +10,13 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 from rsmq.errors import ConfigError
 from rsmq.model.message import Message
+
+UNDECLARED: Final = inspect.Parameter.empty
+"""No type is declared: a payload may be None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,23 @@ class Signature:
 
 
 def read_signature(
-    function: Callable[..., Any], title: str, *, is_batch: bool, unannotated: Any = inspect.Parameter.empty
+    function: Callable[..., Any],
+    title: str,
+    *,
+    is_batch: bool,
+    unannotated: Any = UNDECLARED,
+    declared: Any = UNDECLARED,
 ) -> Signature:
     """The signature of a handler, called `title` in errors. A parameter with a default keeps its default.
 
     `unannotated` replaces a missing annotation (a lambda cannot have one); without it a missing one is refused.
+    `declared` is the payload type of a typed topic: the annotation must accept it, and may be missing.
     """
+    if declared is not UNDECLARED:
+        unannotated = list[declared] if is_batch else declared
     is_async = _is_async(function, title)
     hints = annotations_of(function, title)
-    if unannotated is not inspect.Parameter.empty:
+    if unannotated is not UNDECLARED:
         hints = {parameter.name: unannotated for parameter in _required(function, title)} | hints
     items = [
         _item_type(title, parameter.name, hints[parameter.name], is_batch=is_batch)
@@ -81,7 +92,25 @@ def read_signature(
         raise ConfigError(f"handler {title} has no parameter: give it a payload (`order: dict`) or `message: Message`")
     if len(payloads) > 1 or len(items) - len(payloads) > 1:
         raise ConfigError(f"handler {title}: one payload and one Message at most; give other parameters a default")
-    return Signature(function, is_async, tuple(item is Message for item in items), payloads[0] if payloads else None)
+    payload = payloads[0] if payloads else None
+    if payloads and declared is not UNDECLARED:
+        payload = _accepted(title, payload, declared)
+    return Signature(function, is_async, tuple(item is Message for item in items), payload)
+
+
+def _accepted(title: str, annotation: Any, declared: Any) -> Any:
+    """The declared type, if the annotation accepts it: the same type, a class above it, or Any."""
+    is_above = isinstance(annotation, type) and isinstance(declared, type) and issubclass(declared, annotation)
+    if annotation not in (declared, Any, object) and not is_above:
+        raise ConfigError(
+            f"handler {title} takes {_name(annotation)}, but its topic has payloads of {_name(declared)}: annotate the "
+            f"payload with {_name(declared)}, or register the handler with broker.handler"
+        )
+    return declared
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

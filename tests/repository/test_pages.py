@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```python\n# ([a-z_]+\.py)\n(.*?)^```", re.MULTILINE | re.
 
 TRIAL = """
 import pytest
-import billing, database, reports, shop, sms, staging, views, web
+import billing, database, reports, shop, sms, staging, typed, views, web
 
 @pytest.mark.anyio
 async def test_all_of_it(rsmq_harness, capsys):
@@ -29,6 +29,15 @@ async def test_all_of_it(rsmq_harness, capsys):
         [outcome] = await test.publish_and_handle("sms", "hello")
         assert outcome.is_done
     assert capsys.readouterr().out == "ada pays 5 (attempt 1)\\n"
+
+@pytest.mark.anyio
+async def test_typed_topics(rsmq_harness, capsys):
+    async with rsmq_harness(typed.broker) as test:
+        identity = await typed.place(typed.Order(customer="ada", cents=7))
+        await test.handle()
+        [outcome] = await test.outcomes("typed-orders", identity)
+        assert outcome.is_done
+    assert capsys.readouterr().out == "ada pays 7\\n"
 
 def test_the_view(rsmq_settings):
     with shop.broker.pointed_at(rsmq_settings):
@@ -83,7 +92,7 @@ CONFTEST = 'import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return "
 
 @pytest.mark.parametrize(
     ("page", "more", "tests"),
-    [("testing.md", {}, 5), ("application.md", {"test_trial.py": TRIAL, "conftest.py": CONFTEST}, 3)],
+    [("testing.md", {}, 5), ("application.md", {"test_trial.py": TRIAL, "conftest.py": CONFTEST}, 4)],
 )
 def test_the_files_of_a_page_work_together(page: str, more: dict[str, str], tests: int, tmp_path: Path) -> None:
     """Everything on it works together."""

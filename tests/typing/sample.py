@@ -16,7 +16,20 @@ from fastapi import Depends as RequestDepends
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from rsmq import Broker, BrokerError, Letter, Message, Rate, Reject, Retry, RetryPolicy, Router, Session, Settings
+from rsmq import (
+    Broker,
+    BrokerError,
+    Letter,
+    Message,
+    Rate,
+    Reject,
+    Retry,
+    RetryPolicy,
+    Router,
+    Session,
+    Settings,
+    TypedTopic,
+)
 from rsmq.asgi import connected, lifespan
 from rsmq.testing import Chaos, Harness, Outcome, Verdict
 
@@ -84,6 +97,53 @@ async def tick() -> str | None:
     return None
 
 
+orders_topic = broker.topic("orders", Order)
+jobs: TypedTopic[Order | str] = broker.topic("jobs", Order | str)
+raw = broker.topic("raw", dict[str, int])
+
+
+@orders_topic.handler(group="typed", concurrency=8, timeout="30s")
+async def typed(order: Order) -> None:
+    """The payload alone."""
+
+
+@orders_topic.handler(group="typed-with-message")
+async def typed_with_message(order: Order, message: Message) -> str:
+    """With the message, and a result."""
+    return message.id
+
+
+@orders_topic.handler(group="typed-message-first")
+async def typed_message_first(message: Message, order: Order) -> None:
+    """In the other order."""
+
+
+@orders_topic.handler(group="typed-message")
+def typed_message(message: Message) -> None:
+    """The message alone, in a thread."""
+
+
+@orders_topic.handler(group="typed-with-dependency")
+async def typed_with_dependency(order: Order, db: Annotated[Database, Depends(database)]) -> None:
+    """With a dependency."""
+
+
+@orders_topic.handler(group="typed-batch", batch=100, linger="50ms")
+async def typed_batch(orders: list[Order], messages: list[Message]) -> list[Exception | None]:
+    """A batch."""
+    return [None for _ in orders]
+
+
+@orders_topic.handler(group="typed-above")
+async def typed_above(order: BaseModel) -> None:
+    """A class above that of the topic."""
+
+
+@jobs.handler(group="workers")
+async def work(job: Order | str) -> None:
+    """A union."""
+
+
 broker.include(router, prefix="eu.")
 
 
@@ -111,6 +171,7 @@ async def order(order: Order, queue: Annotated[Broker, RequestDepends(connected)
 
 def sync_view(order: Order) -> str:
     """From Django or Flask."""
+    orders_topic.publish_sync(order, key=order.customer)
     return broker.publish_sync("shop.orders", order, key=order.customer, message_id="one")
 
 
@@ -126,6 +187,11 @@ async def publish() -> None:
         except BrokerError as error:
             print(error)
         await broker.send("device-1", {"text": "hello"}, topic="alerts", expiry="1m")
+        assert_type(orders_topic, TypedTopic[Order])
+        assert_type(await orders_topic.publish(orders[0], key="ada", delay="5m"), str)
+        assert_type(await orders_topic.publish_many(orders, key=lambda each: each.customer), list[str])
+        assert_type(await jobs.publish("now"), str)
+        assert_type(await raw.publish({"n": 1}), str)
         async with broker.connect("device-1", window=10) as session:
             assert_type(session, Session)
             async for letter in session:
@@ -151,5 +217,8 @@ async def test_billing(rsmq_harness: Callable[..., Harness], rsmq_chaos: type[Ch
 async def direct() -> None:
     """A registered function is unchanged."""
     assert_type(await audit([]), list[Exception | None])
+    await typed(Order(customer="ada", total=1))
+    assert_type(await typed_with_dependency(Order(customer="ada", total=1), db=Database("x")), None)
+    assert_type(await typed_batch([], []), list[Exception | None])
     resize({"n": 1})
     assert_type(report(datetime.now(UTC)), Order)

@@ -1,0 +1,142 @@
+"""A topic whose payload type is declared once: type checkers check every publish and every handler against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from rsmq.errors import ConfigError
+from rsmq.handler.handler import Handler, build_handler
+from rsmq.handler.options import SingleOptions
+from rsmq.handler.payload import decoder_for
+from rsmq.model.duration import Duration
+from rsmq.model.keys import check_name
+from rsmq.model.message import Message
+from rsmq.producer import PublishOptions
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+UNCHECKED: Final = {"builtins", "typing"}
+"""Modules of types that a type checker treats more loosely than isinstance: an int is a valid float."""
+
+
+class HandlerDecorator(Protocol[T]):
+    """Takes a function of the payload, of the message, or of both. The payload stands first if there is more."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[T, P], R], /) -> Callable[Concatenate[T, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[[Message], R], /) -> Callable[[Message], R]: ...
+    @overload
+    def __call__(self, function: Callable[[Message, T], R], /) -> Callable[[Message, T], R]: ...
+
+
+class BatchHandlerDecorator(Protocol[T]):
+    """The same for lists of payloads and messages."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[list[T], P], R], /) -> Callable[Concatenate[list[T], P], R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Message]], R], /) -> Callable[[list[Message]], R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Message], list[T]], R], /) -> Callable[[list[Message], list[T]], R]: ...
+
+
+class Publishes(Protocol):
+    """What a typed topic needs of its broker."""
+
+    async def publish(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> str:
+        """Store one message."""
+        ...
+
+    async def publish_many(
+        self,
+        topic: str,
+        items: Iterable[Any],
+        *,
+        key: Callable[[Any], str | None] | None = None,
+        headers: Mapping[str, str] | None = None,
+        batch: int = 500,
+    ) -> list[str]:
+        """Store many messages."""
+        ...
+
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> str:
+        """Store one message, from code without an event loop."""
+        ...
+
+
+class TypedTopic(Generic[T]):
+    """A topic of a broker with the type of its payloads. Make it with `broker.topic("orders", Order)`.
+
+    mypy and pyright refuse another payload and a handler of another payload. Where no type checker runs, a handler that
+    is annotated with another type raises ConfigError when it is registered, and so does a payload that is no instance
+    of a declared class when it is published.
+    """
+
+    def __init__(self, broker: Publishes, add: Callable[[Handler], None], name: str, payload: Any) -> None:
+        self.name = check_name("topic", name)
+        self.payload = payload
+        """The type of the payloads."""
+        decoder_for(payload)  # raises for a type that cannot be decoded
+        is_class = isinstance(payload, type) and payload.__module__ not in UNCHECKED and not is_typed_dict(payload)
+        self._class: type[T] | None = payload if is_class else None
+        self._broker, self._add = broker, add
+
+    async def publish(self, payload: T, **options: Unpack[PublishOptions]) -> str:
+        """Store one message and return its id. The options are those of `Broker.publish`."""
+        self._check(payload)
+        return await self._broker.publish(self.name, payload, **options)
+
+    async def publish_many(
+        self,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], str | None] | None = None,
+        headers: Mapping[str, str] | None = None,
+        batch: int = 500,
+    ) -> list[str]:
+        """Store many messages and return their ids, as `Broker.publish_many` does."""
+        checked = items if self._class is None else map(self._check, items)
+        return await self._broker.publish_many(self.name, checked, key=key, headers=headers, batch=batch)
+
+    def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> str:
+        """`publish` for code without an event loop, as `Broker.publish_sync`."""
+        return self._broker.publish_sync(self.name, self._check(payload), **options)
+
+    @overload
+    def handler(
+        self, *, batch: int, linger: Duration | None = None, **options: Unpack[SingleOptions]
+    ) -> BatchHandlerDecorator[T]: ...
+    @overload
+    def handler(self, **options: Unpack[SingleOptions]) -> HandlerDecorator[T]: ...
+    def handler(self, **options: Any) -> Any:
+        """Register a function for the messages of this topic, with the options of `Router.handler`.
+
+        The payload is decoded as the type of the topic, so the parameter needs no annotation. A type checker wants it
+        before the message where dependencies follow.
+        """
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._add(build_handler(function, self.name, payload=self.payload, **options))
+            return function
+
+        return register
+
+    def _check(self, payload: T) -> T:
+        if self._class is not None and not isinstance(payload, self._class):
+            raise ConfigError(
+                f"topic {self.name!r} has payloads of {self._class.__name__}, not {type(payload).__name__}: publish "
+                f"{self._class.__name__}(...), or declare the topic with another type"
+            )
+        return payload
+
+    def __repr__(self) -> str:
+        return f"<TypedTopic {self.name} of {getattr(self.payload, '__name__', self.payload)}>"
+
+
+def is_typed_dict(kind: type) -> bool:
+    """Whether a class is a TypedDict, whose instances are dicts."""
+    return issubclass(kind, dict) and hasattr(kind, "__total__")
