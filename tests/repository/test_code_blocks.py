@@ -27,8 +27,8 @@ from rsmq.model.words import duration
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md"}
-"""Their blocks are parts of larger programs, which are tests of their own (`test_pages.py`): they have to parse."""
+FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md", "tutorial.md"}
+"""Their blocks are parts of larger programs, with tests of their own (`test_pages.py`, `test_typed_through.py`)."""
 FOREIGN = re.compile(r"^``` \{ \.python \.foreign \}\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
