@@ -328,6 +328,7 @@ class Broker(Router):
                 self._connection.connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
                 self.schedules, self.services,
             )  # fmt: skip
+            running.producer = self._connection.producer
             try:
                 await running.run(task_status=task_status)
             except BaseExceptionGroup as group:

@@ -210,6 +210,8 @@ class BatchRunner(Runner):
         """
         lane: Lane = ended[0][0].origin  # type: ignore[assignment]
         for at, (message, outcome) in enumerate(ended):
+            if outcome is not None:
+                lane.outputs.pop(message.entry_id, None)
             if isinstance(outcome, Abandoned) and outcome.reason == "lost" and lane.lease.is_held():
                 self._restart([each for each, _ in ended[at:]], lane)
                 return True
@@ -220,7 +222,7 @@ class BatchRunner(Runner):
             decision = decide(outcome, message.attempt, self.handler.retry)
             if isinstance(decision, Park) and outcome is not None:
                 lane.running -= len(ended) - at
-                self.queue.put_back(lane, [later for later, _ in ended[at + 1 :]])
+                self._put_back(lane, [later for later, _ in ended[at + 1 :]])
                 await self._park(message, lane, decision, outcome)
                 return True
             if isinstance(decision, Bury):
@@ -236,8 +238,14 @@ class BatchRunner(Runner):
         for message in messages:
             message.is_redelivered = True
         head, *later = messages
-        self.queue.put_back(lane, later)
-        self.queue.restart(head)
+        self._put_back(lane, later)
+        self.queue.restart(head, head.again())
+
+    def _put_back(self, lane: Lane, later: list[Message]) -> None:
+        """These will be handled again, so nothing that they have published counts."""
+        for message in later:
+            lane.outputs.pop(message.entry_id, None)
+        self.queue.put_back(lane, [message.again() for message in later])
 
     def _leave(self, message: Message, lane: Lane) -> None:
         """It is not in the batch any more; its key is released with the others, at the end."""

@@ -198,6 +198,7 @@ class Consumer:
         await self.lifecycle.hand_back_unstarted(lanes)
         with anyio.move_on_after(self._settings.command_timeout.total_seconds()):
             await self.settler.wait_until_settled(lanes)
+            await self.lifecycle.hand_back_held(lanes)
             try:
                 await self.lifecycle.release(lanes)
             except BrokerError as error:
@@ -208,7 +209,7 @@ class Consumer:
         lanes = [lane for lane in self.lanes.values() if lane.lease.is_held()]
         if lanes:
             with suppress(BrokerError):
-                await self.settler.flush()
+                await self.settler.flush(lanes)
             await self.lifecycle.hand_back_unstarted(lanes)
             for lane in lanes:
                 lane.running = 0

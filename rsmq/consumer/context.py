@@ -9,6 +9,7 @@ from rsmq.consumer.lane import Lane
 from rsmq.handler.handler import Handler
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
+from rsmq.producer import Producer
 from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topic
 
@@ -17,9 +18,9 @@ from rsmq.redis.topics import Topic
 class ConsumerContext:
     """One member that serves one handler, and the state that its roles work on.
 
-    `lanes` are the partitions that the member has now, by number. `stats` counts what happened: settled, retried,
-    buried, redelivered, handed_back, refused, not_pending, lost_body, restored, deleted, reads; and of leases: taken,
-    released, lost.
+    `producer` encodes the outputs of handlers. `lanes` are the partitions that the member has now, by number. `stats`
+    counts what happened: settled, retried, buried, redelivered, handed_back, refused, not_pending, lost_body, restored,
+    deleted, reads; and of leases: taken, released, lost.
     """
 
     client: Client
@@ -30,6 +31,7 @@ class ConsumerContext:
     handler: Handler
     lanes: dict[int, Lane] = field(default_factory=dict)
     stats: Counter[str] = field(default_factory=Counter)
+    producer: Producer | None = None
 
     @property
     def name(self) -> str:

@@ -14,14 +14,18 @@ from rsmq.consumer.payload_batch_runner import PayloadBatchRunner
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
+from rsmq.errors import RsmqError
 from rsmq.handler.failure import carrying
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
+from rsmq.model.message import Message
 
 
 def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
     """What a runner awaits for a message or a batch: the handler's function inside its middlewares."""
     innermost = {"inline": _inline, "thread": _in_thread, "process": _in_process}[handler.execution](handler)
+    if handler.output is not None:
+        innermost = (_publishing_each if handler.batch else _publishing)(innermost, handler.output)
     return compose((*middlewares, *handler.around), innermost)
 
 
@@ -36,8 +40,9 @@ def build_runner(
 
 def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:
     """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
-    if handler.execution != "inline" or handler.group_concurrency is not None or handler.rate is not None:
-        return None  # a limit counts messages
+    is_inline = handler.execution == "inline" and handler.output is None
+    if not is_inline or handler.group_concurrency is not None or handler.rate is not None:
+        return None  # a limit counts messages, and an output belongs to one
     call = handler.signature.payload_call()
     for middleware in reversed((*middlewares, *handler.around)):
         if call is None or not isinstance(middleware, Wrapping):
@@ -48,6 +53,39 @@ def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> C
 
 def _inline(handler: Handler) -> Call:
     return handler.invoke if handler.batch is None else handler.invoke_batch
+
+
+def _publishing(call: Call, topic: str) -> Call:
+    """Publish what the call returns, as an output of its message."""
+
+    async def publishing(message: Message) -> Any:
+        result = await call(message)
+        if result is not None:
+            await message.publish(topic, result, key=message.key)
+        return result
+
+    return publishing
+
+
+def _publishing_each(call: Call, topic: str) -> Call:
+    """The same for each item of a batch. Returns the outcomes."""
+
+    async def publishing(messages: Sequence[Message]) -> Any:
+        results = await call(messages)
+        if not isinstance(results, list | tuple) or len(results) != len(messages):
+            return results  # None, or what is no list of outcomes
+        outcomes = list[BaseException | None]()
+        for message, result in zip(messages, results, strict=True):
+            outcome = result if isinstance(result, BaseException) else None
+            if result is not None and outcome is None:
+                try:
+                    await message.publish(topic, result, key=message.key)
+                except RsmqError as error:
+                    outcome = error
+            outcomes.append(outcome)
+        return outcomes
+
+    return publishing
 
 
 def _in_thread(handler: Handler) -> Call:

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
+from rsmq.producer.output import Output
 
+Collect = Callable[..., Coroutine[Any, Any, str]]
+"""Takes message, lane, topic, payload and options."""
 START: Final = b"0-0"
+MOST_OUTGOING: Final = 2000
+"""Messages whose outputs wait for the server, before nothing new is read."""
 LONGEST_LOOK: Final = 10.0
 """Seconds between two looks at parked messages: so late is it seen that the server's clock was set back."""
+
+
+@dataclass(slots=True)
+class MessageOutputs:
+    """The outputs of one message, in the order in which its handler has published them.
+
+    `is_sent`: a call that settles them may have been executed.
+    """
+
+    message: Message
+    outputs: list[Output] = field(default_factory=list)
+    is_sent: bool = False
 
 
 class Lane:
@@ -29,12 +49,17 @@ class Lane:
     Recovery: while `cursor` is not None, pending messages are taken over and nothing new is read. `recoveries` counts
     how often that began. `newest_held` is the newest entry that this member has received; None until everything that
     may have been delivered before is taken over.
+
+    Outputs: `outputs` has those of messages that run or are done. In `outgoing` they wait for the answer of the script
+    that settles their message, in order. `is_full`: a target has no room for the first of them. `collect` takes an
+    output of a message that runs here.
     """
 
     __slots__ = (
-        "asking", "claims", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_quiet",
-        "is_unsure_of_retries", "lease", "lease_key", "newest_held", "parked", "partition", "raw_entries", "recoveries",
-        "retry_at", "retry_key", "running", "settling", "stream", "topic", "undelivered", "waiting",
+        "asking", "claims", "collect", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_full",
+        "is_publishing", "is_quiet", "is_unsure_of_retries", "lease", "lease_key", "newest_held", "outgoing", "outputs",
+        "parked", "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running", "settling", "stream",
+        "topic", "undelivered", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -59,6 +84,10 @@ class Lane:
         self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
         self.is_quiet = False
         self.is_unsure_of_retries = False  # a call for due retries has no reply: it may still come to the server
+        self.outputs: dict[bytes, MessageOutputs] = {}
+        self.outgoing: dict[bytes, MessageOutputs] = {}
+        self.is_publishing = self.is_full = False
+        self.collect: Collect | None = None
         self.retry_at = 0.0  # monotonic: when to look for due retries (without key order)
 
     @property
@@ -79,7 +108,15 @@ class Lane:
     @property
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
-        return self.cursor is None and not self.is_quiet
+        return self.cursor is None and not self.is_quiet and not self.is_full and len(self.outgoing) < MOST_OUTGOING
+
+    def publish(
+        self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, str]:
+        """Keep an output of a message until the message is settled."""
+        if self.collect is None:
+            raise ConfigError("message.publish works while a worker runs the handler of the message")
+        return self.collect(message, self, topic, payload, options)
 
     @property
     def is_recovering(self) -> bool:

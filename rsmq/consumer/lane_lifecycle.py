@@ -15,6 +15,7 @@ from rsmq.errors import BrokerError
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.model.clock import monotonic
+from rsmq.model.message import Message
 from rsmq.model.words import count
 from rsmq.redis.scripts import REMOVE_CONSUMER
 
@@ -46,9 +47,15 @@ class LaneLifecycle:
 
     def open(self, lane: Lane) -> None:
         """A lease was granted: take over what is pending there, then read. The caller interrupts the fetchers."""
-        self._lanes[lane.partition] = lane
+        self.begin(lane)
         self._stats["taken"] += 1
         log.info("%s takes %s.%d/%s, epoch %s", self._member, lane.topic, lane.partition, lane.group, lane.epoch)
+
+    def begin(self, lane: Lane) -> None:
+        """Use a lane. Outputs that its last owner has left in the out-stream are relayed."""
+        self._lanes[lane.partition] = lane
+        lane.collect = self._runner.collect
+        self._settler.outputs.relay.wake(lane)
 
     async def resume(self, lane: Lane) -> None:
         """Cancel a handover: what was handed back is taken over again."""
@@ -73,7 +80,8 @@ class LaneLifecycle:
         self._runner.space.set()
 
     async def quiesce(self, lane: Lane, seconds: float) -> bool:
-        """Stop reading a lane, hand back what has not started, wait for the rest. False: a handler still runs."""
+        """Stop reading a lane, hand back what has not started, wait for the rest. False: a handler still runs, or its
+        outputs wait for room."""
         lane.is_quiet = True
         await self._fetchers.exclude(lane.partition)
         await self._settler.hand_back(lane, self._queue.withdraw(lane))
@@ -85,20 +93,31 @@ class LaneLifecycle:
         # retries that have come meanwhile, or have a timer here, must not start in a lane that is given back
         await self._settler.hand_back(lane, self._queue.withdraw(lane))
         await self._settler.wait_until_settled([lane])
-        return True
+        return not lane.outgoing
 
     async def hand_back_unstarted(self, lanes: Iterable[Lane]) -> None:
         """Hand back at once what has not started. Without the server it is redelivered when the lease ends."""
         for lane in lanes:
-            unstarted = self._queue.withdraw(lane)
-            if unstarted and lane.lease.is_held():
-                try:
-                    await self._settler.hand_back(lane, unstarted)
-                except BrokerError as error:
-                    log.warning(
-                        "cannot hand back %s: redelivered when the lease ends: %s",
-                        count(len(unstarted), "message"), error,
-                    )  # fmt: skip
+            await self._hand_back(lane, self._queue.withdraw(lane))
+
+    async def hand_back_held(self, lanes: Iterable[Lane]) -> None:
+        """Hand back handled messages whose outputs have no room in a full target. Their handlers run again elsewhere.
+
+        A call that is on its way may settle one of them: then it is not handed back.
+        """
+        for lane in lanes:
+            held = [entry.message for entry in lane.outgoing.values()]
+            lane.outgoing.clear()
+            await self._hand_back(lane, held)
+
+    async def _hand_back(self, lane: Lane, messages: list[Message]) -> None:
+        if messages and lane.lease.is_held():
+            try:
+                await self._settler.hand_back(lane, messages)
+            except BrokerError as error:
+                log.warning(
+                    "cannot hand back %s: redelivered when the lease ends: %s", count(len(messages), "message"), error
+                )
 
     async def release(self, lanes: Iterable[Lane]) -> None:
         """Give back the leases of lanes in which nothing runs; without a lease remove our consumer.

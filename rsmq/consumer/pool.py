@@ -123,6 +123,10 @@ class Pool(ABC):
         except IndexError:
             return None
 
+    def runs(self, message: Message) -> bool:
+        """Whether a handler runs with this very message now."""
+        return any(message in task_slot.messages for task_slot in self._task_slots)
+
     async def wake(self) -> None:
         """Let the pool handle what is ready: one task first, more only if that one leaves some."""
         if self.queue.startable():

@@ -240,9 +240,11 @@ class Queue:
         """Whether a parked message stays pending, with the later messages of its key waiting behind it."""
         return self.is_ordered and (self._is_serial or message.routing_key is not None)
 
-    def restart(self, message: Message) -> None:
-        """A message that is in flight and holds its key starts once more."""
-        self._admit(message)
+    def restart(self, message: Message, following: Message) -> None:
+        """A message that is in flight and holds its key starts once more, as `following`."""
+        if self._suspect is message:
+            self._suspect = following
+        self._admit(following)
 
     def put_back(self, lane: Lane, later: Sequence[Message]) -> None:
         """Messages of one key that were taken together with the one that holds it wait behind it again, first."""
@@ -261,14 +263,14 @@ class Queue:
         lane.parked[key] = message
         self._block(1 + len(behind))
 
-    def resume(self, message: Message, lane: Lane) -> None:
-        """A parked message is due."""
+    def resume(self, message: Message, lane: Lane, following: Message) -> None:
+        """A parked message is due, for its `following` attempt."""
         key = message.routing_key
         if key is None or lane.parked.get(key) is not message:
             return  # the lane was dropped meanwhile
         del lane.parked[key]
         self._block(-1 - len(lane.waiting[key]))
-        self._admit(message)
+        self._admit(following)
 
     def withdraw(self, lane: Lane) -> list[Message]:
         """Remove and return the lane's messages that have not started, and forget its parked ones.

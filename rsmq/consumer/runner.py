@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
 from rsmq.consumer.queue import Queue, RawEntries
 from rsmq.consumer.settler import Settler
-from rsmq.errors import BrokerError, HandlerTimeout, Malformed
+from rsmq.errors import BrokerError, ConfigError, HandlerTimeout, Malformed
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.handler import Handler
@@ -65,6 +65,18 @@ class Runner(Pool):
         self.space = asyncio.Event()
         self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
         self._low = 0
+
+    async def collect(self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]) -> str:
+        """Keep an output of a running message until it is settled."""
+
+        def check() -> None:
+            if not self.runs(message):
+                raise ConfigError(
+                    f"the handler of {message} has ended, so nothing can be published with it: await "
+                    f"message.publish(...) inside the handler, or use broker.publish"
+                )
+
+        return await self._settler.outputs.collect(message, lane, topic, payload, options, check)
 
     async def wait_for_space(self, low: int) -> None:
         """Wait until at most `low` messages are in flight."""
@@ -206,6 +218,8 @@ class Runner(Pool):
     async def _end_call(self, message: Message, lane: Lane, outcome: Outcome) -> None:
         """Carry out what follows from the end of a call for its message."""
         try:
+            if outcome is not None:
+                lane.outputs.pop(message.entry_id, None)
             if isinstance(outcome, Abandoned):
                 await self._hand_back(message, lane, outcome.reason)
                 self.queue.finish(message, lane)
@@ -288,9 +302,10 @@ class Runner(Pool):
         asyncio.get_running_loop().call_later(seconds, self._resume, message, lane)
 
     def _resume(self, message: Message, lane: Lane) -> None:
-        message.attempt += 1
-        message.is_redelivered = True
-        self.queue.resume(message, lane)
+        following = message.again()
+        following.attempt += 1
+        following.is_redelivered = True
+        self.queue.resume(message, lane, following)
         self.wake_soon()
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError
 
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.outputs import Outputs
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized
 from rsmq.handler.failure import traceback_of
 from rsmq.handler.retry import Bury, Reason, lost_body
@@ -63,6 +64,7 @@ class Settler:
         self._batcher = ScriptBatcher(context.client)
         self._due = asyncio.Event()
         self._idle = asyncio.Event()
+        self.outputs = Outputs(context, self.ask, on_stale)
 
     def schedule(self, lane: Lane) -> None:
         """Settle a lane soon: its first message since the last batch is done."""
@@ -83,9 +85,12 @@ class Settler:
         for lane in self._dirty:
             if lanes is not None and lane not in lanes:
                 left.append(lane)
-            elif lane.lease.is_lost:  # a new grant may have the same epoch, if the server has lost the last one
+                continue
+            if lane.lease.is_lost:  # a new grant may have the same epoch, if the server has lost the last one
                 lane.done = []
-            elif lane.done:
+            elif lane.outputs:
+                self.outputs.divert(lane)
+            if lane.done:
                 taken.append((lane, lane.done))
                 lane.settling.append(lane.done)
                 lane.done = []
@@ -150,6 +155,7 @@ class Settler:
         """Settle on a second connection what no read took along, and run the batcher, which has a third."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._batcher.run)
+            self.outputs.tasks = self.outputs.relay.tasks = tasks
             task_status.started()
             connection = ShardedConnection(self._client)
             try:
@@ -160,6 +166,7 @@ class Settler:
                     if await self._flush(connection) and not self._dirty:
                         self._idle.set()
             finally:
+                self.outputs.tasks = self.outputs.relay.tasks = None
                 await connection.close()
 
     async def _flush(self, connection: ShardedConnection) -> bool:
@@ -173,8 +180,9 @@ class Settler:
             await asyncio.sleep(0.1)
         return failure is None
 
-    async def flush(self) -> None:
-        """Settle what is done now, on connections of its own."""
+    async def flush(self, lanes: Sequence[Lane]) -> None:
+        """Settle what is done in these lanes now, on connections of its own."""
+        await self.outputs.flush(lanes)
         connection = ShardedConnection(self._client)
         try:
             await self._flush(connection)
@@ -182,8 +190,14 @@ class Settler:
             await connection.close()
 
     async def wait_until_settled(self, lanes: Iterable[Lane]) -> None:
-        """Wait until everything done in these lanes is confirmed, or their lease is gone."""
-        while any(lane.done or lane.settling for lane in lanes if lane.lease.is_held()):
+        """Wait until everything done in these lanes is confirmed, or their lease is gone.
+
+        Outputs for which a target has no room are not waited for.
+        """
+        while any(
+            lane.done or lane.settling or (lane.outgoing and not lane.is_full)
+            for lane in lanes if lane.lease.is_held()
+        ):  # fmt: skip
             self._idle.clear()
             self._due.set()
             with anyio.move_on_after(0.1):
@@ -204,6 +218,11 @@ class Settler:
     async def settle(self, message: Message, lane: Lane) -> None:
         """Acknowledge one message now, and return when the server has confirmed it."""
         entry_id = message.entry_id
+        if entry_id in lane.outputs:
+            self.add_done(lane, [entry_id])
+            self.outputs.divert(lane)
+            await self.outputs.wait(lane, entry_id)
+            return
         if await self._call(SETTLE_MESSAGES, lane, entry_id, self._settling([(lane, [entry_id])])) is not None:
             lane.in_flight.discard(entry_id)
             self._stats["settled"] += 1

@@ -79,7 +79,8 @@ class SharedDistribution:
                 continue  # the others would adopt what it reads
             deadline = monotonic() + self._lease_seconds - self._settings.lease_margin.total_seconds()
             lease = Lease.shared(topic.name, group, partition, self._context.member, deadline)
-            self._lanes[partition] = lane = Lane(self._context.keys, topic.name, partition, group, lease)
+            lane = Lane(self._context.keys, topic.name, partition, group, lease)
+            self._lifecycle.begin(lane)
             self._heartbeat.touch(
                 InFlightMessages(
                     lane.stream, group, lease, lane.dlq_key, lambda lane=lane: list(lane.in_flight),  # type: ignore[misc]
@@ -96,6 +97,8 @@ class SharedDistribution:
                 to_ms(self._settings.lease_ttl),
             )  # fmt: skip
         for lane in list(self._lanes.values()):
+            if not source:
+                self._lifecycle.begin(lane)  # a dead member may have left outputs in the out-stream
             room = self._settings.prefetch - self._runner.queue.in_flight
             if room <= 0 or lane.is_ahead:
                 is_all = False

@@ -48,6 +48,7 @@ class Handler:
     execution: Execution
     rate: Rate | None
     group_concurrency: int | None
+    output: str | None
     signature: Signature
     decode: Decoder
     invoke: Callable[[Message], Any]

@@ -39,6 +39,7 @@ class SingleOptions(TypedDict, total=False):
     execution: Execution | None
     rate: Rate | None
     group_concurrency: int | None
+    output: str | None
 
 
 class HandlerOptions(SingleOptions, total=False):
@@ -85,6 +86,7 @@ class OptionCheck:
             "execution": self._execution(function, is_async=is_async, has_dependencies=has_dependencies),
             "rate": self._rate(),
             "group_concurrency": self._group_concurrency(),
+            "output": None if self._options["output"] is None else check_name("topic", self._options["output"]),
         }
 
     def _wrong(self, text: str) -> ConfigError:

@@ -112,6 +112,10 @@ class Keys:
         """ZSET: due_ms -> `id|attempt`."""
         return f"{self.stream(topic, partition)}:{group}:retry"
 
+    def out(self, topic: str, partition: int, group: str) -> str:
+        """Stream, on a cluster: outputs of settled messages, on their way to partitions in other slots."""
+        return f"{self.stream(topic, partition)}:{group}:out"
+
     def dlq(self, topic: str, partition: int, group: str) -> str:
         """Stream: dead letters."""
         return f"{self.stream(topic, partition)}:{group}:dlq"

@@ -7,19 +7,21 @@ is `Malformed`; it does not affect its neighbours.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Unpack
 from uuid import UUID
 
 import uuid_utils
+from anyio import from_thread
 from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError, Malformed, NotJson, Oversized
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.nonfinite import nonfinite_in
+from rsmq.model.output_options import OutputOptions, refuse_thread
 
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
@@ -55,6 +57,10 @@ class Origin(Protocol):
     @property
     def run(self) -> int: ...
 
+    def publish(
+        self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, str]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class MessageOrigin:
@@ -65,6 +71,15 @@ class MessageOrigin:
     group: str
     fence: int = 0
     run: int = 0
+
+    def publish(
+        self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, str]:
+        """Refuse: no worker of this process handles the message."""
+        raise ConfigError(
+            "message.publish works in the process of the worker: with execution='process' return the payload, and "
+            "write @broker.handler(..., output='invoices')"
+        )
 
 
 class Message:
@@ -211,6 +226,29 @@ class Message:
             if given.version == 7:
                 return from_epoch_ms(given.int >> 80)
         return from_epoch_ms(int(self.entry_id.partition(b"-")[0]))
+
+    def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, str]:
+        """Publish an output: it is stored when this message is settled, in the same step, or not at all.
+
+        If the handler fails or loses its lease, or its process dies, nothing is published. Takes the options of
+        `broker.publish`, except for `wait_replicas`, and returns the id. Raises what is wrong with the output at once:
+        TooLarge, NotJson, ConfigError. A full topic delays the settlement.
+        """
+        refuse_thread(is_async=True)
+        return self.origin.publish(self, topic, payload, options)
+
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> str:
+        """`publish` for handlers that are plain functions."""
+        refuse_thread(is_async=False)
+        return from_thread.run(self.origin.publish, self, topic, payload, options)
+
+    def again(self) -> Message:
+        """The same delivery for another call of the handler. Outputs of the last call cannot reach this one."""
+        other = Message(self.origin, self.entry_id, self._entry, self.attempt)
+        other.is_redelivered, other.is_suspect, other.routing_key = (
+            self.is_redelivered, self.is_suspect, self.routing_key,
+        )  # fmt: skip
+        return other
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""

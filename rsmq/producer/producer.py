@@ -18,12 +18,13 @@ from rsmq.handler.retry import LONGEST_DELAY
 from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
-from rsmq.model.message import encode_payload, new_message_id
+from rsmq.model.message import encode_payload, entry_fields, new_message_id
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.words import duration
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once
 from rsmq.producer.in_doubt import InDoubtMessages
+from rsmq.producer.output import Output
 from rsmq.producer.send_queue import SendQueue
 from rsmq.producer.sender import Sender
 from rsmq.redis.connector import Client
@@ -63,6 +64,9 @@ class Producer:
         self._senders: list[Sender] = []
         self._tasks: anyio.abc.TaskGroup | None = None
         self._streams: dict[str, list[str]] = {}
+        self.keys, self.window_ms = keys, to_ms(settings.dedup_window)
+        self.outputs = Counter[str]()
+        """Outputs of handlers that the server has stored, by topic."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Send messages until cancelled. Calls still waiting then raise BrokerUnavailable or PublishUnknown."""
@@ -108,6 +112,33 @@ class Producer:
         batch.waiters.append(waiter)
         await waiter
         return identity
+
+    async def output(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        message_id: str | None = None,
+    ) -> Output:
+        """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
+        writes."""
+        target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id)
+        due = "" if delay is None and at is None else due_time(delay, at)
+        partition = partition_for(identity if key is None else key, target.partitions)
+        return Output(target, partition, identity, fields, size, due, message_id is not None)
+
+    def topic(self, output: Output) -> Topic:
+        """The target of an output, with its present limits as far as this process knows them."""
+        return self._topics.cached(output.topic) or output.target
+
+    async def read_limits(self, topic: str) -> None:
+        """Read the limits of a topic again."""
+        await self._topics.find(topic)
 
     async def publish_many(
         self,
@@ -227,7 +258,7 @@ class Producer:
     @property
     def stored(self) -> Counter[str]:
         """Messages that the server has confirmed, by topic."""
-        return sum((queue.stored for queue in tuple(self._queues.values())), Counter())
+        return sum((queue.stored for queue in tuple(self._queues.values())), Counter(self.outputs))
 
     @property
     def failed(self) -> Counter[str]:

@@ -196,11 +196,19 @@ async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str
 async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: str) -> None:
     """Delete a group with its position, its retries and its dead letters. Stop its members first.
 
-    The group's own entry goes last, so that an interrupted delete can be repeated.
+    The group's own entry goes last, so that an interrupted delete can be repeated. Raises ConfigError while outputs of
+    its messages wait in an out-stream (on a cluster).
     """
+    outs = [keys.out(topic.name, partition, group) for partition in range(topic.partitions)]
+    waiting = sum(await ask_all(client, [("XLEN", out) for out in outs])) if client.is_cluster else 0
+    if waiting:
+        raise ConfigError(
+            f"{waiting} outputs of settled messages wait in the out-streams of group {group!r}: let its workers relay "
+            f"them, or delete {outs[0].replace('.0}', '.*}')} by hand"
+        )
     for partition in range(topic.partitions):
         at = (topic.name, partition, group)
-        names = (keys.lease(*at), keys.retry(*at), keys.dlq(*at))
+        names = (keys.lease(*at), keys.retry(*at), keys.dlq(*at), keys.out(*at))
         await client.execute_command("UNLINK", *names)
         try:
             await client.execute_command("XGROUP", "DESTROY", keys.stream(topic.name, partition), group)

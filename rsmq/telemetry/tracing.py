@@ -24,6 +24,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer
+from rsmq.producer.output import Output
 from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topics
 
@@ -281,6 +282,15 @@ class TracedProducer(Producer):
             identity = await super().publish(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", identity)
             return identity
+
+    async def output(self, topic: str, payload: Any, *, headers: Headers | None = None, **options: Any) -> Output:
+        """As without traces. The span of the handler is the current one, so it is the parent."""
+        if not self._sampling.of_publish():
+            return await super().output(topic, payload, headers=headers, **options)
+        with Published(self._tracer, self._propagation, topic) as span:
+            output = await super().output(topic, payload, headers=span.inject(headers), **options)
+            span.note("messaging.message.id", output.message_id)
+            return output
 
     async def publish_many(
         self,

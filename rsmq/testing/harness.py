@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
+from rsmq.consumer.lane import Lane
 from rsmq.dlq import DeadLetter
 from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler
@@ -25,6 +26,7 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.message import JSON, TEXT, Message, MessageOrigin, encode_payload
 from rsmq.model.settings import Settings
 from rsmq.model.words import count, duration
+from rsmq.producer.output import Output
 from rsmq.testing.idle import bring_forward, until_idle
 from rsmq.worker.scheduler import payload_of
 
@@ -45,6 +47,8 @@ class Run:
     attempt: int
     result: Any
     error: BaseException | None
+    outputs: tuple[Output, ...] = ()
+    """What it published with `message.publish`, or by the option `output`. Nothing of it is stored if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,12 @@ class Outcome:
         return self.runs[-1].error if self.runs else None
 
     @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The outputs of the last run, which were stored with its settlement; none if it failed. Each has `topic`,
+        `payload`, `key`, `headers` and `message_id`."""
+        return self.runs[-1].outputs if self.runs else ()
+
+    @property
     def result(self) -> Any:
         """What the handler returned in the last run."""
         return self.runs[-1].result if self.runs else None
@@ -91,9 +101,24 @@ def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, er
     if error is None and is_batch:
         errors = batch_outcomes(result, messages)
     return [
-        Run(message.topic, message.group, message.id, message.attempt, result, each)
+        Run(
+            message.topic,
+            message.group,
+            message.id,
+            message.attempt,
+            result,
+            each,
+            () if each else outputs_of(message),
+        )
         for message, each in zip(messages, errors, strict=True)
     ]
+
+
+def outputs_of(message: Message) -> tuple[Output, ...]:
+    """What was published with a message so far."""
+    lane = message.origin
+    entry = lane.outputs.get(message.entry_id) if isinstance(lane, Lane) else None
+    return () if entry is None else tuple(entry.outputs)
 
 
 class Harness:

@@ -23,6 +23,7 @@ from rsmq.heartbeat.membership import refuse_mixed_ordering
 from rsmq.model.interrupt import signal_errors_marked
 from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
+from rsmq.producer import Producer
 from rsmq.redis.connector import Client, Connector, retrying
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.server_context import ServerContext
@@ -63,6 +64,8 @@ class Worker:
         self.member = new_member_id()
         self.consumers: list[Consumer] = []
         self.heartbeat: Heartbeat | None = None
+        self.producer: Producer | None = None
+        """Encodes the outputs of handlers. The broker sets it."""
         self._connector, self._client, self._keys, self._settings = connector, client, keys, connector.settings
         self._handlers, self._middlewares, self._lifespans = handlers, middlewares, lifespans
         self._topics = Topics(client, keys, self._settings)
@@ -124,7 +127,9 @@ class Worker:
         return topic
 
     def _consumer(self, handler: Handler, topic: Topic, heartbeat: Heartbeat) -> Consumer:
-        context = ConsumerContext(self._client, self._keys, self._settings, self.member, topic, handler)
+        context = ConsumerContext(
+            self._client, self._keys, self._settings, self.member, topic, handler, producer=self.producer
+        )
         return Consumer(context, self._middlewares, heartbeat, self._batcher.ask)
 
     def _roles(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:

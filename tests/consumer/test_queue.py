@@ -103,7 +103,8 @@ class History:
     def resume(self, choice: int) -> None:
         """A retry is due."""
         if self.parked:
-            self.queue.resume(self.parked.pop(choice % len(self.parked)), self.lane)
+            message = self.parked.pop(choice % len(self.parked))
+            self.queue.resume(message, self.lane, message)
 
     def withdraw(self) -> None:
         """The lane is handed over: only what runs remains."""
@@ -172,7 +173,7 @@ def test_pending_message_that_waits_for_its_retry_blocks_only_its_key() -> None:
     queue.offer(lane, [later, other])
     assert list(queue.ready) == [other]
     queue.ready.clear()
-    queue.resume(waiting, lane)
+    queue.resume(waiting, lane, waiting)
     assert list(queue.ready) == [waiting]
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rsmq.redis.scripts import RESET_GROUP
-from tests.simulation.plan import COMMANDS, DEVICE_COMMANDS, FEED_COMMANDS, GROUP, TAKING, TOPIC, Fault
+from tests.simulation.plan import (
+    COMMANDS,
+    DEVICE_COMMANDS,
+    FEED_COMMANDS,
+    GROUP,
+    OUTPUT_COMMANDS,
+    TAKING,
+    TOPIC,
+    Fault,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from tests.simulation.network import SimulatedConnection
@@ -178,6 +187,8 @@ class Fates:
     def _commands_of(self, victim: Member) -> tuple[str, ...]:
         if victim.device:
             return DEVICE_COMMANDS
+        if self._run.plan.has_outputs:
+            return OUTPUT_COMMANDS
         return FEED_COMMANDS if self._run.plan.is_inbox else COMMANDS
 
     def _drop(self, name: str, victim: Member) -> None:

@@ -13,7 +13,7 @@ FENCED: Final = {
     for lease, owned in (
         (0, (scripts.RENEW_LEASE, scripts.RELEASE_LEASE)),
         (1, (scripts.START_MESSAGE, scripts.PARK_MESSAGE, scripts.UNPARK_MESSAGES, scripts.CLAIM_PENDING)),
-        (1, (scripts.BURY_MESSAGE, scripts.HAND_BACK, scripts.RESTORE_PENDING)),
+        (1, (scripts.SETTLE_OUTPUTS, scripts.BURY_MESSAGE, scripts.HAND_BACK, scripts.RESTORE_PENDING)),
     )
     for script in owned
 }

@@ -90,6 +90,21 @@ EXHIBITS: Final = (
         "if holder[1] ~= ARGV[1] or holder[2] ~= epoch then return { 'STALE_EPOCH' } end",
     ),
     bug(
+        "outputs of a message that was settled before",
+        "a settlement whose reply is lost stores the outputs again",
+        "redis/lua/settle_outputs.lua",
+        "if is_acknowledged(id) then",
+        "if is_acknowledged(id) or true then",
+    ),
+    unfenced("settle_outputs"),
+    bug(
+        "outputs of a failed attempt",
+        "what an attempt has published is stored although it failed, if a later one succeeds",
+        "consumer/runner.py",
+        "            if outcome is not None:\n                lane.outputs.pop(message.entry_id, None)\n",
+        "",
+    ),
+    bug(
         "no look at the clock before a start",
         "a worker that wakes from a pause starts handlers of partitions that it has lost",
         "consumer/runner.py",

@@ -28,6 +28,7 @@ COMMANDS: tuple[str, ...] = (
 )  # fmt: skip
 """Those that a fault waits for."""
 TAKING: tuple[str, ...] = ("take_lease", "take_lease", "claim_pending")
+OUTPUT_COMMANDS: tuple[str, ...] = ("settle_outputs", "settle_outputs", "settle_outputs", "settle_outputs", *COMMANDS)
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
@@ -44,12 +45,14 @@ class Plan:
     `noise`: the share of commands and replies that take long. `busy`: the longest a handler works. `burst`: how many
     messages are published at a time. `failing`: the share of attempts that fail; `poison`: the share of messages that
     must become dead letters. Members have one of the `leases`. `inboxes`: the share of seeds in which the topic feeds
-    the inboxes of devices; `audited`: that in which consumers are deleted. `schedule`: seconds between two ticks of a
-    schedule (0: none).
+    the inboxes of devices; `audited`: that in which consumers are deleted. `outputs`: the share of those without
+    inboxes in which handlers publish an output for each message. `schedule`: seconds between two ticks of a schedule
+    (0: none).
     """
 
     inboxes: float = 0.15
     audited: float = 0.04
+    outputs: float = 0.4
     schedule: float = 0.0
     members: int = 3
     partitions: int = 3
@@ -71,6 +74,7 @@ class Plan:
     burst: int = 1
     delayed: float = 0.0
     is_inbox: bool = False
+    has_outputs: bool = False
     retention: float = 3600.0
 
     @property
@@ -108,6 +112,7 @@ class Plan:
             delayed=choices.among([0.0, 0.3], "delayed") if ordering == "none" else 0.0,
             poison=0.0 if is_inbox else choices.among([0.0, 0.05], "poison"),
             is_inbox=is_inbox,
+            has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,
             leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),
             retention=choices.among([3600.0, 5.0], "retention"),
         )

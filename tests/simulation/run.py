@@ -26,6 +26,8 @@ from tests.simulation.plan import GROUP, TOPIC, Plan
 from tests.simulation.process import Process
 from tests.simulation.world import EPOCH, World
 
+OUTPUTS: Final = "invoices"
+
 
 @dataclass
 class Member:
@@ -99,7 +101,12 @@ class Run:
             stored=set(self._stored), unknown=self._unknown, events=self._events, excused=self.fates.excused,
             holds=self._holds(), poison=poison, dead=dead, is_ordered=self.plan.ordering != "none",
         )  # fmt: skip
-        return [*map(str, check(history).faults), *self.violations, *self._skipped_ticks()]
+        return [
+            *map(str, check(history).faults),
+            *self._wrong_outputs(poison),
+            *self.violations,
+            *self._skipped_ticks(),
+        ]
 
     def _skipped_ticks(self) -> list[str]:
         """A schedule leaves out no tick, unless no worker served it for two leases."""
@@ -118,6 +125,25 @@ class Run:
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried - begun  # stored, or moved into the stream, lost, and again
         self.unsure_until = self.world.now + self.plan.lease
+
+    def _wrong_outputs(self, poison: set[Name]) -> list[str]:
+        """The outputs of each settled message are stored exactly once, those of others never, per key in order."""
+        if not self.plan.has_outputs or self.was_reset:  # after a reset all is handled, and published, again
+            return []
+        found, stored, keys = [], Counter[Name](), self.members[0].broker.keys
+        for partition in range(self.plan.partitions):
+            last = dict[str, int]()
+            for _, fields in self.network.ask("XRANGE", keys.stream(OUTPUTS, partition), "-", "+"):
+                order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
+                stored[order["key"], order["n"]] += 1
+                if self.plan.ordering != "none" and order["n"] < last.get(order["key"], -1):
+                    found.append(f"the output of {order['key']}/{order['n']} comes after that of a later message")
+                last[order["key"]] = order["n"]
+        for name in sorted(self._stored | self._unknown | stored.keys()):
+            least, most = int(name in self._stored and name not in poison), int(name not in poison)
+            if not least <= stored[name] <= most and name not in self._perhaps_twice:
+                found.append(f"{stored[name]} outputs of {name[0]}/{name[1]}, not {most}")
+        return found
 
     @property
     def summary(self) -> str:
@@ -210,6 +236,8 @@ class Run:
                 self.violate(f"{name} was stored as {self._stream_ids[name]} and as {message.stream_id}")
             if not plan.batch and not message.origin.lease.is_held():
                 self.violate(f"m{member.number} starts {name} after its lease")
+            if plan.has_outputs:
+                await message.publish(OUTPUTS, {"key": name[0], "n": name[1]}, key=name[0])
             if plan.busy:
                 await anyio.sleep(choices.between(0, plan.busy, f"work: {label}"))
             if name in self._poison:

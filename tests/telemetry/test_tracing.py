@@ -103,6 +103,35 @@ async def test_trace_runs_from_publish_to_handler_to_publish(make: Callable[[Tra
     assert handled.status.status_code == StatusCode.UNSET
 
 
+async def test_span_of_an_output_is_a_child_of_its_handler(make: Callable[[Traces], Broker], traces: Traces) -> None:
+    """Async handler, plain function, and the option `output`."""
+    broker = make(traces)
+
+    @broker.handler("orders", group="async")
+    async def bill(message: Message) -> None:
+        await message.publish("invoices", "x")
+
+    @broker.handler("orders", group="plain")
+    def plain(message: Message) -> None:
+        message.publish_sync("invoices", "x", headers={"kind": "test"})
+
+    @broker.handler("orders", group="returned", output="invoices")
+    async def returned(order: dict[str, Any]) -> str:
+        return "x"
+
+    @broker.handler("invoices", group="mail")
+    async def mail(message: Message) -> None:
+        assert "traceparent" in message.headers
+
+    async with broker.running():
+        await broker.publish("orders", {})
+        outputs = await traces.expect("publish invoices", 3)
+        handled = await traces.expect("process orders", 3)
+        mailed = await traces.expect("process invoices", 3)
+    assert all(sum(is_child(output, parent) for parent in handled) == 1 for output in outputs)
+    assert all(sum(is_child(each, parent) for parent in outputs) == 1 for each in mailed)
+
+
 async def test_each_attempt_has_its_own_span(make: Callable[[Traces], Broker], traces: Traces) -> None:
     """A failed attempt is an error with its type, one that asks for a retry is none; the publish is their parent."""
     broker = make(traces)

@@ -69,6 +69,28 @@ async def test_published_message_is_handled(shop: Shop, harness: Callable[..., H
     assert shop.billed == [1]
 
 
+async def test_outcome_lists_the_outputs_of_its_message(harness: Callable[..., Harness]) -> None:
+    """Those that were stored with the settlement, and none of a failed run."""
+    broker, errors = Broker(), list[Exception]([Retry("x", after=HOUR)])
+
+    @broker.handler("orders", group="billing")
+    async def bill(order: Order, message: Message) -> None:
+        await message.publish("invoices", order, key="k", headers={"a": "b"})
+        if errors:
+            raise errors.pop()
+
+    async with harness(broker) as running:
+        (outcome,) = await running.publish_and_handle("orders", Order(n=1))
+        assert outcome.outputs == ()
+        await running.advance(HOUR)
+        (outcome,) = await running.outcomes("orders", outcome.message_id)
+        (output,) = outcome.outputs
+        assert (output.topic, output.payload, output.key) == ("invoices", {"n": 1, "total": 0.0}, "k")
+        assert output.headers == {"a": "b"}
+        (message,) = await running.assert_published("invoices", key="k")
+        assert message.id == output.message_id
+
+
 @pytest.mark.parametrize("options", [{}, {"ordering": "none"}, {"distribution": "shared"}], ids=str)
 async def test_advance_moves_retries(options: dict[str, str], harness: Callable[..., Harness]) -> None:
     """A retry in an hour is handled after moving the clock by an hour; later messages of its key wait for it."""

@@ -1,0 +1,126 @@
+"""An output: a message that a handler publishes, and that is stored when the handler's own message is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from rsmq.handler.payload import decode_json
+from rsmq.model.keys import Keys
+from rsmq.model.message import JSON, Message, MessageOrigin, pack_fields
+from rsmq.redis.scripts import Value
+from rsmq.redis.topics import Topic
+
+OUT_LENGTH: Final = 10_000
+"""Entries of an out-stream. When it is full, settlements with outputs wait."""
+OUT_FIELDS: Final = frozenset({b"out.topic", b"out.partition", b"out.due", b"out.window"})
+"""Fields of an entry of an out-stream beside those of the message."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """One output, encoded. `due`: empty, or when it is to be delivered (see `due_time`). `is_once`: its id was given,
+    so it is stored once within the dedup window."""
+
+    target: Topic
+    partition: int
+    message_id: str
+    fields: Sequence[bytes | str]
+    size: int
+    due: str
+    is_once: bool
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.target.name
+
+    @property
+    def key(self) -> str | None:
+        """The ordering key."""
+        return self.message.key
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers."""
+        return self.message.headers
+
+    @property
+    def payload(self) -> Any:
+        """The payload as a handler of the topic may get it: JSON decoded, text as str, other types as bytes."""
+        message = self.message
+        if message.type == JSON:
+            return decode_json(message.data)
+        return message.data.decode() if message.type.startswith("text/") else message.data
+
+    @property
+    def message(self) -> Message:
+        """The message as its handler will get it."""
+        raw = [part.encode() if isinstance(part, str) else part for part in self.fields]
+        return Message(MessageOrigin(self.topic, self.partition, ""), b"0-0", raw)
+
+
+class Limits(Protocol):
+    """A producer, as far as this module needs it."""
+
+    @property
+    def keys(self) -> Keys: ...
+    @property
+    def window_ms(self) -> int: ...
+
+    def topic(self, output: Output) -> Topic: ...
+
+
+class OutputArguments:
+    """Keys and arguments of `settle_outputs.lua` for outputs, each key once. The limits are those of now.
+
+    `out`: on a cluster, the out-stream that takes all of them, because their targets are in other slots.
+    """
+
+    def __init__(self, limits: Limits, outputs: Iterable[Output], *, first: Sequence[str], out: str = "") -> None:
+        self._limits, self._out = limits, out
+        streams, zsets, dedups = dict[str, None](), dict[str, None](), dict[str, None]()
+        for output in outputs:
+            (zsets if output.due and not out else streams)[self._target(output)] = None
+            if output.is_once and not out:
+                dedups[self._dedup(output)] = None
+        self.keys = [*first, *streams, *zsets, *dedups]
+        self._places = {key: place for place, key in enumerate(self.keys, 1)}
+        self._rules = {output: self._rule(output) for output in outputs}
+        self.counts = (len(streams), len(zsets), int(any(self._rules.values())))
+
+    def of(self, output: Output) -> list[Value]:
+        """The arguments of one output."""
+        stored: Sequence[Value] = output.fields
+        if self._out:
+            stored = (*output.fields, *self._destination(output))
+        elif output.due:
+            stored = (pack_fields(output.fields),)
+        return [self._places[self._target(output)], self._rules[output], len(stored), *stored]
+
+    def _target(self, output: Output) -> str:
+        if self._out:
+            return self._out
+        key = self._limits.keys.delayed if output.due else self._limits.keys.stream
+        return key(output.topic, output.partition)
+
+    def _dedup(self, output: Output) -> str:
+        return self._limits.keys.dedup(output.topic, output.partition, output.message_id)
+
+    def _rule(self, output: Output) -> str:
+        if self._out:
+            return f"{OUT_LENGTH} reject 0 0 "
+        topic = self._limits.topic(output)
+        if not (topic.max_length or output.is_once or output.due):
+            return ""
+        dedup = self._places[self._dedup(output)] if output.is_once else 0
+        return f"{topic.max_length} {topic.on_full} {dedup} {self._limits.window_ms} {output.due}"
+
+    def _destination(self, output: Output) -> Iterator[Value]:
+        """The fields of an entry of an out-stream that say where it goes: see `OUT_FIELDS`."""
+        yield from ("out.topic", output.topic, "out.partition", output.partition)
+        if output.due:
+            yield from ("out.due", output.due)
+        if output.is_once:
+            yield from ("out.window", self._limits.window_ms)

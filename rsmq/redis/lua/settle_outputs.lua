@@ -1,0 +1,88 @@
+#!lua
+-- PURPOSE  Acknowledge handled messages of one partition and store the outputs of their handlers: both or neither.
+-- KEYS     1 stream  2 lease hash  then the keys of the outputs, each once: streams, delayed zsets, dedup strings
+-- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 again:0|1 (1: an earlier call may have been executed)
+--          5 streams:int  6 zsets:int  7 has_rules:0|1  then per message: stream id, outputs:int, and per output:
+--          target:int (a place in KEYS), rule, n:int, n values (field, value, ... or a packed entry). A rule is '' (no limit) or
+--          'max_length:int reject|trim dedup:int (a place, or 0) window_ms:int due (ms since 1970, '+ms' from now, or '')'
+-- RETURNS  {'OK', messages done with:int, acknowledged:int, place of a full target or 0} or {'STALE_EPOCH'}
+-- WHY      Outputs are stored only where XACK returned 1, so a call that is sent again after a lost reply stores nothing
+--          twice. What could fail is checked before anything is written: types, rights, and per message the room. Without
+--          allow-oom a server without memory refuses the whole call. A message without room holds back those after it:
+--          their order counts. Under a lease only the owner settles: on a first call, a message that is not pending lost
+--          its consumer (see start_message), unless the group was created again and will receive it once more.
+if ARGV[2] ~= '' then
+  local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
+  if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
+end
+local time, lengths, streams, zsets = redis.call('TIME'), {}, 2 + ARGV[5], 2 + ARGV[5] + ARGV[6]
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for place = 3, #KEYS do
+  local write = place <= streams and 'XADD' or place <= zsets and 'ZADD' or 'SET'
+  if not redis.acl_check_cmd(write, KEYS[place], '1', '1', '1') then
+    return redis.error_reply('NOPERM this user has no right to ' .. write .. ' ' .. KEYS[place])
+  end
+  lengths[place] = redis.call(write == 'XADD' and 'XLEN' or write == 'ZADD' and 'ZCARD' or 'EXISTS', KEYS[place])
+end
+
+local function is_acknowledged(id)
+  if ARGV[2] == '' then
+    local row = redis.call('XPENDING', KEYS[1], ARGV[3], id, id, 1)[1]
+    return row and row[2] == ARGV[1] and redis.call('XACK', KEYS[1], ARGV[3], id) == 1
+  end
+  if redis.call('XACK', KEYS[1], ARGV[3], id) == 1 then return true end
+  for _, row in ipairs(ARGV[4] == '0' and redis.call('XINFO', 'GROUPS', KEYS[1]) or {}) do
+    local group = {}
+    for i = 1, #row, 2 do group[row[i]] = row[i + 1] end
+    local entry = group.name == ARGV[3]
+      and redis.call('XRANGE', KEYS[1], id, group['last-delivered-id'], 'COUNT', 1)[1]
+    if entry and entry[1] == id then return true end
+  end
+  return false
+end
+
+-- walk over the outputs of a message: measure them (returns the end, and a target without room), or store them
+local function walk(at, count, is_storing)
+  local full, has_rules = 0, ARGV[7] == '1'
+  for _ = 1, count do
+    local target, last, id = tonumber(ARGV[at]), at + 2 + ARGV[at + 2], nil
+    local max, on_full, dedup, window, due
+    if has_rules then max, on_full, dedup, window, due = ARGV[at + 1]:match('^(%d+) (%a+) (%d+) (%d+) (.*)$') end
+    dedup, max = tonumber(dedup or 0), tonumber(max or 0)
+    if lengths[dedup] == 1 then
+      -- stored before, under the same id
+    elseif not is_storing then
+      lengths[target] = lengths[target] + 1
+      if max > 0 and on_full == 'reject' and due == '' and lengths[target] > max then full = target end
+    elseif due and due ~= '' then
+      id = tonumber(due) + (due:sub(1, 1) == '+' and now or 0)
+      redis.call('ZADD', KEYS[target], string.format('%.0f', id), ARGV[last])
+    elseif max > 0 and on_full == 'trim' then
+      id = redis.call('XADD', KEYS[target], 'MAXLEN', '~', max, '*', unpack(ARGV, at + 3, last))
+    else
+      id = redis.call('XADD', KEYS[target], '*', unpack(ARGV, at + 3, last))
+    end
+    if id and dedup > 0 then
+      local left = due ~= '' and math.max(0, id - now) or 0
+      id = due ~= '' and string.format('%.0f', id) or id
+      redis.call('SET', KEYS[dedup], id, 'PX', string.format('%.0f', left + window))
+      lengths[dedup] = 1
+    end
+    at = last + 1
+  end
+  return at, full
+end
+
+local at, done, acknowledged = 8, 0, 0
+while at <= #ARGV do
+  local next, full = nil, 0
+  if ARGV[7] == '1' then next, full = walk(at + 2, ARGV[at + 1], false) end
+  if full > 0 then return { 'OK', done, acknowledged, full } end
+  if is_acknowledged(ARGV[at]) then
+    acknowledged, next = acknowledged + 1, walk(at + 2, ARGV[at + 1], true)
+  elseif not next then
+    next = walk(at + 2, ARGV[at + 1], false)
+  end
+  at, done = next, done + 1
+end
+return { 'OK', done, acknowledged, 0 }
