@@ -57,3 +57,9 @@ async def test_blocked_event_loop_keeps_its_messages(run_scenario: RunScenario) 
 async def test_hung_handler_is_ended_by_its_timeout(run_scenario: RunScenario) -> None:
     """A timeout ends a hung handler and the message is retried; one that always hangs becomes a dead letter."""
     await run_scenario("hung handler")
+
+
+@pytest.mark.parametrize("way", ["message", "broker"])
+async def test_outputs_are_stored_once_while_workers_die(run_scenario: RunScenario, way: str) -> None:
+    """One output for each message. With broker.publish in the handler some messages have several."""
+    await run_scenario("outputs while workers die", way=way)

@@ -29,7 +29,7 @@ from rsmq import Broker, Message, RetryPolicy, Settings
 from tests.chaos.ledger import EventWriter
 from tests.chaos.recorder import RecordingSettler, install
 
-TOPIC, GROUP = "work", "workers"
+TOPIC, GROUP, OUTPUT_TOPIC = "work", "workers", "receipts"
 LEDGER = "CHAOS_LEDGER"
 """Environment variable with the path of the ledger, for a handler in a process of its own."""
 
@@ -39,7 +39,7 @@ class Job:
     """How a worker runs. Times in seconds; `more` are further settings, as strings like in the environment.
 
     `cycles`: start and stop the broker so often before serving. `member`: a fixed member id instead of a unique one.
-    `log`: a file instead of standard error.
+    `output`: handlers publish to `receipts`: with their message, or by the broker. `log`: a file, not standard error.
     """
 
     module: ClassVar[str] = "tests.chaos.worker"
@@ -58,6 +58,7 @@ class Job:
     stop_grace: float = 25.0
     cycles: int = 0
     member: str = ""
+    output: Literal["", "message", "broker"] = ""
     log: str = ""
     more: dict[str, str] = field(default_factory=dict)
 
@@ -121,6 +122,10 @@ def make_broker(job: Job, ledger: EventWriter) -> Broker:
         RecordingSettler.names[message.partition, message.entry_id] = (key, n)
         ledger.note("start", key, n, message.attempt)
         try:
+            if job.output == "message":
+                await message.publish(OUTPUT_TOPIC, {"key": key, "n": n}, key=key)
+            elif job.output == "broker":
+                await broker.publish(OUTPUT_TOPIC, {"key": key, "n": n}, key=key)
             await act(order, message)
         except BaseException:
             ledger.note("fail", key, n, message.attempt)

@@ -15,7 +15,8 @@ from rsmq import BrokerError
 from rsmq.errors import BrokerUnavailable
 from tests.chaos.checker import Name
 from tests.chaos.scenario_run import ScenarioRun
-from tests.chaos.worker import TOPIC
+from tests.chaos.scenarios.outputs import wrong_outputs
+from tests.chaos.worker import GROUP, OUTPUT_TOPIC, TOPIC
 from tests.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.chaos
@@ -88,6 +89,36 @@ async def test_moving_slots_under_load_loses_no_message(
         assert not any(worker.exit_code for worker in run.processes.workers), (
             f"a worker has ended: {run.processes.log(20_000)}"
         )
+
+
+async def test_moving_slots_under_outputs_stores_each_once(
+    run_on: Callable[..., ScenarioRun], cluster: Cluster
+) -> None:
+    """Slots of inputs and of targets move while outputs are relayed, and a worker is killed."""
+    async with run_on(output="message", lease=2) as run:
+        await run.processes.start_workers(2)
+        keys = run.broker.keys
+        async with run.load(seconds=0.005):
+            await run.handles(100)
+            run.excuse("slots were moved")
+            for partition in range(3):
+                await anyio.to_thread.run_sync(cluster.migrate, keys.stream(TOPIC, partition))
+                await anyio.to_thread.run_sync(cluster.migrate, keys.stream(OUTPUT_TOPIC, partition))
+                await run.handles(20)
+            run.busiest().kill()
+            await run.processes.start_workers(1)
+            run.excuse("killed")
+            await run.handles(100)
+        verdict = await run.verdict(seconds=30)
+        assert not verdict.faults, verdict
+        topic = await run.broker.topics.existing(TOPIC)
+        with anyio.fail_after(60):  # the relay is the last step
+            while any([
+                await run.broker.client.execute_command("XLEN", keys.out(TOPIC, number, GROUP))
+                for number in range(topic.partitions)
+            ]):  # fmt: skip
+                await anyio.sleep(0.05)
+        assert await wrong_outputs(run) == []
 
 
 LONG = pytest.mark.skipif(
