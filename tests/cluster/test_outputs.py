@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from rsmq import Broker, ConfigError, Message
+from rsmq.inspector.doctor.facts import waiting_outputs
 from rsmq.producer import output as outputs
 from rsmq.redis.streams import delete_group
 from tests.contract.witness import ask, settled
@@ -143,6 +144,9 @@ async def test_full_target_and_full_out_stream_delay_settlements(
         assert await stored(broker) == {"k": [0, 1]}
         assert 0 < await waiting(broker) <= 3
         topic = await broker.topics.existing("in")
+        found = await waiting_outputs(broker.client, broker.keys, [("in", "g", n) for n in range(4)])
+        assert sum(each.count for each in found) == await waiting(broker)
+        assert all(timedelta(0) <= each.age + timedelta(seconds=1) < timedelta(minutes=5) for each in found)
         with pytest.raises(ConfigError, match="out-streams of group 'g'"):
             await delete_group(broker.client, broker.keys, topic, "g")
         await broker.topics.change("out", max_length=0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rsmq.inspector.doctor import QueueFacts, judge
-from rsmq.inspector.doctor.facts import ConsumerState, OldestPending
+from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, WaitingOutputs
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.settings import Settings
 from rsmq.redis.topics import Topic
@@ -121,3 +121,12 @@ def test_healthy_queue_has_no_warning(name: str) -> None:
     """A doctor that warns of healthy queues is soon ignored."""
     (finding,) = judge(QUIET[name])
     assert finding.level == "ok", finding
+
+
+def test_out_stream_that_does_not_drain_is_named() -> None:
+    """A minute is long for a relay."""
+    young, old = (WaitingOutputs("orders", "billing", 0, 3, timedelta(seconds=n)) for n in (5, 90))
+    assert judge(facts(outputs=[young]))[0].level == "ok"
+    (finding,) = judge(facts(outputs=[old]))
+    assert finding.topic == "outputs"
+    assert "3 outputs of orders.0/billing wait for 90 s" in finding.text

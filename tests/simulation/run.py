@@ -139,7 +139,7 @@ class Run:
                 if self.plan.ordering != "none" and order["n"] < last.get(order["key"], -1):
                     found.append(f"the output of {order['key']}/{order['n']} comes after that of a later message")
                 last[order["key"]] = order["n"]
-        for name in sorted(self._stored | self._unknown | stored.keys()):
+        for name in sorted(self._stored.keys() | self._unknown | stored.keys()):
             least, most = int(name in self._stored and name not in poison), int(name not in poison)
             if not least <= stored[name] <= most and name not in self._perhaps_twice:
                 found.append(f"{stored[name]} outputs of {name[0]}/{name[1]}, not {most}")

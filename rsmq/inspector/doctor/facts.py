@@ -15,6 +15,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
+from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topic
@@ -49,6 +50,17 @@ class OldestPending:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingOutputs:
+    """Outputs of settled messages that wait in an out-stream (on a cluster), and since when the oldest does."""
+
+    topic: str
+    group: str
+    partition: int
+    count: int
+    age: timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFacts:
     """Everything that the rules need. `config` has what this user may read of the first node's settings."""
 
@@ -60,6 +72,7 @@ class QueueFacts:
     config: Mapping[str, str]
     common_keys: Mapping[tuple[str, int], tuple[str, float]]
     """Topic and partition -> the most frequent key among its newest messages, and its part of them."""
+    outputs: Sequence[WaitingOutputs] = ()
 
 
 async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta) -> QueueFacts:
@@ -78,6 +91,7 @@ async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta
         oldest=await oldest_pending(client, keys, partitions),
         config=await config_of(client),
         common_keys=await most_common(client, keys, crowded(board)),
+        outputs=await waiting_outputs(client, keys, partitions) if client.is_cluster else (),
     )
 
 
@@ -108,6 +122,21 @@ async def oldest_pending(client: Client, keys: Keys, partitions: Sequence[tuple[
         )
         for (each, row), entry in zip(found, entries, strict=True)
     ]  # fmt: skip
+
+
+async def waiting_outputs(
+    client: Client, keys: Keys, partitions: Sequence[tuple[str, str, int]]
+) -> list[WaitingOutputs]:
+    """The out-streams that are not empty."""
+    outs = [keys.out(topic, number, group) for topic, group, number in partitions]
+    lengths = await ask_all(client, [("XLEN", out) for out in outs])
+    oldest = await ask_all(client, [("XRANGE", out, "-", "+", "COUNT", 1) for out in outs])
+    seconds = int((await client.nodes[0].execute_command("TIME"))[0])
+    return [
+        WaitingOutputs(*each, length, timedelta(seconds=seconds - parse_stream_id(entries[0][0])[0] / 1000))
+        for each, length, entries in zip(partitions, lengths, oldest, strict=True)
+        if length and entries
+    ]
 
 
 def crowded(board: Board) -> list[tuple[str, int]]:

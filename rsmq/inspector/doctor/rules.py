@@ -14,6 +14,7 @@ from rsmq.redis.preflight import Finding
 LATE: Final = timedelta(seconds=0.5)
 LONG: Final = timedelta(minutes=10)
 """Pending for so long: its handler hangs."""
+WAITING_LONG: Final = timedelta(minutes=1)
 NEARLY_FULL: Final = 0.8
 GROWTH: Final = 10.0
 """Messages a second that a backlog may grow by chance."""
@@ -195,11 +196,22 @@ def check_dead_letters(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_outputs(facts: QueueFacts) -> Iterator[str]:
+    """Outputs reach their targets soon."""
+    for each in facts.outputs:
+        if each.age > WAITING_LONG:
+            yield (
+                f"{count(each.count, 'output')} of {each.topic}.{each.partition}/{each.group} "
+                f"{'waits' if each.count == 1 else 'wait'} for {duration(each.age)} in the out-stream: a target is "
+                f"full, or no worker owns the partition. See rsmq.relay in the workers' log, or start `rsmq worker`"
+            )
+
+
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "lag",
     check_members: "partitions", check_loops: "loop", check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
-    check_dead_letters: "dead letters",
+    check_dead_letters: "dead letters", check_outputs: "outputs",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
 
