@@ -19,7 +19,7 @@ from tests.chaos.worker import OUTPUT_TOPIC
           variants=({"way": "message"}, {"way": "broker"}), servers=ONE, is_cheap=True)  # fmt: skip
 async def outputs_while_workers_die(testbed: Testbed, way: str) -> Verdict:
     """Outputs leave with the settlement of their message."""
-    run = await testbed.start(await testbed.shared_server(), lease=1, output=way)
+    run = await testbed.start(await testbed.shared_server(), lease=2, output=way)
     async with run.load(seconds=0.02):
         for turn in range(5 if IS_LONG else 2):
             await run.handles(100)
@@ -31,7 +31,7 @@ async def outputs_while_workers_die(testbed: Testbed, way: str) -> Verdict:
             if turn % 2:
                 sleeper = run.busiest()
                 run.excuse("paused", sleeper)
-                await paused(sleeper, 2)
+                await paused(sleeper, 4)
         await run.handles(200)
     verdict = await run.verdict()
     wrong = await wrong_outputs(run)
