@@ -21,6 +21,7 @@ from rsmq.cli.bench.command import bench
 from rsmq.cli.dashboard import dashboard
 from rsmq.cli.doctor import doctor
 from rsmq.cli.exporter import exporter
+from rsmq.cli.gateway import gateway
 from rsmq.cli.output import exit_code, leaves, print_error, printable
 from rsmq.cli.publish import publish
 from rsmq.cli.server import server
@@ -41,6 +42,7 @@ app = typer.Typer(
 
 COMMANDS: dict[Callable[..., None], str] = {
     worker: "rsmq worker app:broker --processes 4",
+    gateway: "rsmq gateway app:broker --listen mqtt://0.0.0.0:1883 --password-file passwords",
     server: "rsmq server",
     publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay 5s""",
     tail: "rsmq tail orders -n 20 --follow",

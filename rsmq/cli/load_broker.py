@@ -19,6 +19,15 @@ FORM = "write MODULE:BROKER, such as app:broker for the object `broker` in app.p
 
 def load_broker(target: str) -> Broker:
     """Import the module (from the current directory first) and return its broker. Raises ConfigError."""
+    broker = load_object(target)
+    if not isinstance(broker, Broker):
+        name, _, attribute = target.partition(":")
+        raise ConfigError(f"{target} is a {type(broker).__name__}, not a Broker: {suggest_broker(name, attribute)}")
+    return broker
+
+
+def load_object(target: str) -> object:
+    """Import the module and return what it has under this name. Raises ConfigError."""
     name, colon, attribute = target.partition(":")
     if name.endswith(".py") or os.sep in name:
         name = name.removesuffix(".py").strip("./").replace(os.sep, ".")
@@ -27,14 +36,12 @@ def load_broker(target: str) -> Broker:
         raise ConfigError(f"{target!r} does not name a broker: {FORM}")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    broker: object = import_module(name)
+    found: object = import_module(name)
     for part in attribute.split("."):
-        if not hasattr(broker, part):
+        if not hasattr(found, part):
             raise ConfigError(f"module {name!r} has no {attribute!r}: {suggest_broker(name, attribute)}")
-        broker = getattr(broker, part)
-    if not isinstance(broker, Broker):
-        raise ConfigError(f"{target} is a {type(broker).__name__}, not a Broker: {suggest_broker(name, attribute)}")
-    return broker
+        found = getattr(found, part)
+    return found
 
 
 def import_module(name: str) -> ModuleType:

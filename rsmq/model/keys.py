@@ -173,6 +173,37 @@ class Keys:
         """Sharded channel: a letter has come into a drained inbox. Messages carry no data."""
         return f"{self.prefix}:{{{encode_device(device)}}}_wake"
 
+    def received(self, device: str) -> str:
+        """Hash with TTL: packet id -> topic and token of each QoS 2 message of an MQTT client that is not released."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_received"
+
+    def mqtt(self, shard: int, name: str) -> str:
+        """Of the MQTT gateways, for the clients of a shard: `subscriptions` (hash: client -> epoch and its list),
+        `changes` (stream of the same) and `sessions` (ZSET: expires_ms -> epoch and client).
+
+        No topic has a `%`, and in a device it is encoded, so these keys meet no others.
+        """
+        return f"{self.prefix}:{{%mqtt.{shard}}}:{name}"
+
+    def retained(self, bucket: int, name: str) -> str:
+        """Retained messages: `messages` (hash: topic name -> stamp and envelope), `names` (ZSET in lexical order) and
+        `expiries` (ZSET: expires_ms -> topic name)."""
+        return f"{self.prefix}:{{%mqtt.r{bucket}}}:{name}"
+
+    @property
+    def gateways(self) -> str:
+        """ZSET: until_ms -> gateway, the leases of the MQTT gateways."""
+        return f"{self.prefix}:{{%mqtt}}:gateways"
+
+    @property
+    def broadcast(self) -> str:
+        """Sharded channel: messages of QoS 0 between the MQTT gateways."""
+        return f"{self.prefix}:{{%mqtt}}:broadcast"
+
+    def gateway_clients(self, gateway: str) -> str:
+        """Hash: client -> epoch and session expiry of each client that is connected to a gateway."""
+        return f"{self.prefix}:{{%mqtt.g.{gateway}}}:clients"
+
     def scratch(self, name: str, number: int = 0) -> str:
         """A temporary key of the preflight. No name contains `%`, so it cannot collide with another key.
 

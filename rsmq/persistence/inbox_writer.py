@@ -180,6 +180,12 @@ class InboxWriter:
         self._put(device, envelope, expiry_ms(expiry), receipt)
         await receipt.complete()
 
+    async def store(self, device: str, envelope: bytes, ttl: Value) -> None:
+        """Store one letter whose envelope is sealed already. `ttl` is in milliseconds, or empty for none of its own."""
+        receipt = Receipt()
+        self._put(device, envelope, ttl, receipt)
+        await receipt.complete()
+
     async def send_many(
         self,
         letters: Iterable[tuple[str, Any]],

@@ -3,6 +3,9 @@
 Envelope, version 1, big-endian: u8 version, u48 published_ms, u48 expires_ms (these three are written by the server),
 u8 length + topic, u8 content type (0 JSON, 1 bytes, 2 text, 255: u8 length + text), u16 length + headers (JSON object),
 and the raw payload to the end.
+
+A letter for an MQTT client has content type 254 instead, after an empty topic: u8 flags, u16 length + topic name, u16
+length + properties of MQTT 5 as its clients read them, and the raw payload.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
@@ -23,6 +26,7 @@ VERSION: Final = 1
 STAMP: Final = 13
 """Bytes that the server writes first: version, published_ms, expires_ms."""
 TYPES: Final = (JSON, BYTES, TEXT)
+MQTT_TYPE: Final = 254
 OTHER_TYPE: Final = 255
 PACKET_IDS: Final = 65_535
 LONGEST_TEXT: Final = 255
@@ -124,6 +128,9 @@ def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
     try:
         topic, at = _text(envelope, STAMP)
         code = envelope[at]
+        if code == MQTT_TYPE:
+            mqtt = read_mqtt(envelope)
+            return mqtt.topic, BYTES, b"", mqtt.data
         kind, at = _text(envelope, at + 1) if code == OTHER_TYPE else (TYPES[code], at + 1)
         (length,) = struct.unpack_from(">H", envelope, at)
         headers, data = envelope[at + 2 : at + 2 + length], envelope[at + 2 + length :]
@@ -132,6 +139,42 @@ def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
     if len(headers) != length:
         raise Malformed("the envelope is cut off in its headers")
     return topic, kind, headers, data
+
+
+class MqttLetter(NamedTuple):
+    """A letter as an MQTT client gets it. `flags`: QoS in the lowest two bits, RETAIN and EXPIRES."""
+
+    flags: int
+    topic: str
+    properties: bytes
+    data: bytes
+
+
+RETAIN: Final = 4
+"""The message is sent with the retain flag."""
+EXPIRES: Final = 8
+"""Its publisher gave it an expiry: the client gets what is left of it."""
+
+
+def seal_mqtt(flags: int, topic: bytes, properties: bytes, data: bytes) -> bytes:
+    """The envelope of a letter for an MQTT client, without its stamp."""
+    return b"\0%c%c%b%b%b%b%b" % (
+        MQTT_TYPE, flags, len(topic).to_bytes(2, "big"), topic, len(properties).to_bytes(2, "big"), properties, data
+    )  # fmt: skip
+
+
+def read_mqtt(envelope: bytes) -> MqttLetter:
+    """A letter for an MQTT client. Every other letter has QoS 1, and only topic and payload."""
+    if envelope[STAMP : STAMP + 2] != bytes((0, MQTT_TYPE)):
+        topic, _, _, data = read_envelope(envelope)
+        return MqttLetter(1, topic, b"", data)
+    at = STAMP + 3
+    middle = at + 2 + int.from_bytes(envelope[at : at + 2], "big")
+    end = middle + 2 + int.from_bytes(envelope[middle : middle + 2], "big")
+    if end > len(envelope) or len(envelope) < at:
+        raise Malformed("the envelope of an MQTT letter is cut off")
+    topic = envelope[at + 2 : middle].decode()
+    return MqttLetter(envelope[STAMP + 2], topic, envelope[middle + 2 : end], envelope[end:])
 
 
 def _text(envelope: bytes, at: int) -> tuple[str, int]:

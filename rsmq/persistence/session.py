@@ -49,7 +49,7 @@ class Inboxes:
     """What all sessions and senders of one connection share: the letter writer, a batcher of calls, a doorbell."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, gateway: str) -> None:
-        self.keys, self.settings, self.gateway = keys, settings, gateway
+        self.client, self.keys, self.settings, self.gateway = client, keys, settings, gateway
         patience = settings.unavailable_timeout.total_seconds()
         self.batcher = ScriptBatcher(client, patience=patience, connections=CONNECTIONS, log=log)
         self.doorbell = Doorbell(client)

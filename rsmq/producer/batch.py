@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, entry_fields, pack_array, pack_fields, pack_values
@@ -45,6 +45,14 @@ Encode = Callable[[bytes, str, str | None, str, Mapping[str, str] | None], Any]
 """data, message id, key, content type, headers."""
 
 
+class Waiter(Protocol):
+    """Who waits for a message: a future, or an object that does the same without a task."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def set_exception(self, exception: Exception, /) -> None: ...
+
+
 class Full(Exception):
     """The topic has no room for the rest of a batch. Not an error yet: the sender may make room."""
 
@@ -53,7 +61,8 @@ class Batch(ABC):
     """Messages for one partition, and the futures of their callers.
 
     `ids`, `entries` and `waiters` (or `whole`, one future for all) run in parallel. Confirmed and failed messages leave
-    from the front, so the rest is what has yet to be stored, in order.
+    from the front, so the rest is what has yet to be stored, in order. `newest`: the stream id of the last one that a
+    reply has confirmed.
     """
 
     script: ClassVar[Script]
@@ -61,7 +70,7 @@ class Batch(ABC):
     """Whether the script itself recognises a message that was stored before."""
 
     __slots__ = (
-        "deadline", "entries", "has_made_room", "ids", "in_doubt", "is_closed", "keys", "partition", "size",
+        "deadline", "entries", "has_made_room", "ids", "in_doubt", "is_closed", "keys", "newest", "partition", "size",
         "stream", "topic", "waiters", "whole", "window_ms",
     )  # fmt: skip
 
@@ -72,7 +81,8 @@ class Batch(ABC):
         self.deadline, self.window_ms = deadline, window_ms
         self.ids: list[str] = []
         self.entries: list[Any] = []
-        self.waiters: list[asyncio.Future[None]] = []
+        self.waiters: list[Waiter] = []
+        self.newest = b""
         self.whole: asyncio.Future[None] | None = None
         self.size = 0
         self.in_doubt: InDoubt | None = None

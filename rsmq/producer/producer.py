@@ -22,7 +22,7 @@ from rsmq.model.message import encode_payload, entry_fields, new_message_id
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.words import duration
-from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once
+from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once, Waiter
 from rsmq.producer.in_doubt import InDoubtMessages
 from rsmq.producer.output import Output
 from rsmq.producer.send_queue import SendQueue
@@ -139,6 +139,33 @@ class Producer:
     async def read_limits(self, topic: str) -> None:
         """Read the limits of a topic again."""
         await self._topics.find(topic)
+
+    def enqueue(
+        self,
+        target: Topic,
+        data: bytes,
+        waiter: Waiter,
+        *,
+        key: str,
+        content_type: str,
+        headers: Mapping[str, str],
+        message_id: str | None = None,
+    ) -> Batch:
+        """Queue one message without a task of its own, and return its batch. `waiter` gets the result.
+
+        For a process with many publishers, whose order of calls is the order of their messages. Raises TooLarge and
+        ConfigError; everything else goes to the waiter.
+        """
+        kind: type[Batch] = Append if message_id is None else Once
+        size = len(data) + len(key) + sum(len(name) + len(value) for name, value in headers.items())
+        if size > self._limit:
+            raise TooLarge(size, self._limit)
+        identity = new_message_id() if message_id is None else check_message_id(message_id)
+        partition = partition_for(key, target.partitions)
+        batch = self._queue(0).batch(kind, target, partition, self._stream(target, partition))
+        batch.add(identity, kind.encode(data, identity, key, content_type, headers), size)
+        batch.waiters.append(waiter)
+        return batch
 
     async def publish_many(
         self,

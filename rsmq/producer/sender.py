@@ -165,7 +165,7 @@ class Sender:
         batch.in_doubt = None
         stored, newest, trouble = batch.read(replies)
         if newest:
-            self._newest[batch.stream] = newest
+            self._newest[batch.stream] = batch.newest = newest
         if batch.is_repeatable:
             for message_id in batch.ids[:stored]:
                 self._in_doubt.clear(message_id)

@@ -31,6 +31,9 @@ EXAMPLE = {
     "work": "<work>",
     "device": "phone-7",
     "seq": "<seq>",
+    "shard": "<shard>",
+    "bucket": "<bucket>",
+    "gateway": "<gateway>",
 }
 
 
@@ -94,7 +97,7 @@ def test_no_two_keys_collide() -> None:
     for topic, partition, group, message_id, member in itertools.product(names, (1, 11), groups, ids, ("x", "y:z")):
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
                   "name": "string", "work": "work", "number": partition, "device": f"{topic}.{partition}",
-                  "seq": partition}  # fmt: skip
+                  "seq": partition, "shard": partition, "bucket": partition, "gateway": member}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")
             thing = (method, *used)
@@ -108,7 +111,7 @@ def test_a_device_is_one_slot(device: str) -> None:
     of_device = [m for m in methods() if "device" in inspect.signature(getattr(Keys, m)).parameters]
     tags = {tag(spell(Keys(), method, **{**EXAMPLE, "device": device})) for method in of_device}
     assert {decode_device(each) for each in tags} == {device}
-    assert len(of_device) == 5
+    assert len(of_device) == 6
     assert Keys().device(device) == tuple(
         spell(Keys(), method, device=device) for method in ("inbox", "session", "expiry", "wake")
     )
@@ -151,7 +154,8 @@ def test_the_page_names_the_set_of_topics() -> None:
 
 def test_the_page_names_no_key_of_its_own() -> None:
     """Each key of the page exists in the code."""
-    spelled = {spell(Keys(), method, **EXAMPLE) for method in methods()} | {Keys().topics}
+    spelled = {spell(Keys(), method, **EXAMPLE) for method in methods()}
+    spelled |= {Keys().topics, Keys().gateways, Keys().broadcast}
     assert set(re.findall(r"^\| `(rsmq:[^`]+)` \|", PAGE, re.MULTILINE)) == spelled
 
 

@@ -1,0 +1,387 @@
+"""One connection of an MQTT client: what its packets do, and how it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any, Final, Protocol
+
+from rsmq.errors import BrokerError, OwnershipError, SessionLost
+from rsmq.gateway import encode, packet
+from rsmq.gateway.context import QUICK, Context
+from rsmq.gateway.delivery import Delivery
+from rsmq.gateway.grant import capped, grant
+from rsmq.gateway.inbox_reader import InboxReader
+from rsmq.gateway.ingest import ReceivedIds
+from rsmq.gateway.machine import EARLY_BYTES, Machine, State
+from rsmq.gateway.message import Published
+from rsmq.gateway.packet import (
+    V5,
+    Ack,
+    Connect,
+    Disconnect,
+    Packet,
+    PendingAck,
+    Ping,
+    Publish,
+    Reason,
+    Refused,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Will,
+)  # fmt: skip
+from rsmq.gateway.properties import Property
+from rsmq.gateway.publishing import Publishing, publish_will
+from rsmq.gateway.subscribing import subscribe, unsubscribe
+from rsmq.model.clock import to_ms
+
+log = logging.getLogger("rsmq.gateway")
+
+SLACK_MS: Final = 60_000
+MOST_REMEMBERED: Final = 10_000
+LARGEST: Final = 0xFFFFFFF
+
+
+class Transport(Protocol):
+    """What a connection needs of its socket."""
+
+    def write(self, data: bytes, /) -> None: ...
+    def close(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
+
+
+class ClientConnection:
+    """The packets of one client against the server. The rules of the packets themselves are in `Machine`."""
+
+    def __init__(self, context: Context, transport: Transport) -> None:
+        self._context, self._transport = context, transport
+        self._machine = Machine(context.limits)
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: list[bytes] = []
+        self._is_reading = True
+        self.is_closed = False
+        self.client_id, self.user = "", None  # type: tuple[str, str | None]
+        self.level = 0
+        self.subscriptions: dict[str, Subscription] = {}
+        self.heard = self._loop.time()
+        self._keep_alive = 0
+        self.expiry = 0
+        self._asked_expiry = 0
+        self._will: Will | None = None
+        self._reader: InboxReader | None = None
+        self._delivery: Delivery | None = None
+        self._publishing: Publishing | None = None
+        self._requests: deque[Subscribe | Unsubscribe] = deque()
+        self._may: dict[tuple[str, str], bool] = {}
+        context.counts["connections"] += 1
+        context.wheel.add(self.heard + context.options.connect_timeout.total_seconds(), self._connect_deadline)
+
+    # -- bytes -----------------------------------------------------------------------------------------------------
+
+    def received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self.heard = self._loop.time()
+        self._context.counts["bytes received"] += len(data)
+        self._act(self._machine.feed(data))
+
+    def _act(self, packets: list[Packet]) -> None:
+        for each in packets:
+            if self.is_closed:
+                return
+            try:
+                self._handle(each)
+            except Refused as error:
+                self._refuse(error)
+                return
+        if self._machine.error is not None:
+            self._refuse(self._machine.error)
+        elif self._machine.is_waiting and self._machine.held > EARLY_BYTES and self._is_reading:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        """The machine waits no more: act on what has waited."""
+        if not self.is_closed:
+            self._act(self._machine.resume())
+            if not self._is_reading and not self._machine.is_waiting and not self.is_closed:
+                self._is_reading = True
+                self._transport.resume_reading()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, together with all others of this turn of the loop."""
+        if self.is_closed:
+            return
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(data)
+
+    def _flush(self) -> None:
+        if self._outgoing:
+            data = self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
+            self._outgoing.clear()
+            self._context.counts["bytes sent"] += len(data)
+            self._transport.write(data)
+
+    def pause_delivery(self) -> None:
+        """The client does not read: its messages wait in the inbox."""
+        if self._reader is not None:
+            self._reader.is_paused = True
+
+    def resume_delivery(self) -> None:
+        """The client reads again."""
+        if self._reader is not None:
+            self._reader.is_paused = False
+            self._reader.turn()
+
+    # -- packets ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, each: Packet) -> None:
+        if isinstance(each, Publish):
+            assert self._publishing is not None
+            self._publishing.publish(each)
+        elif isinstance(each, Ack):
+            assert self._publishing is not None
+            assert self._delivery is not None
+            if each.kind == packet.PUBREL:
+                answer = self._machine.inbound.release(each.packet_id)
+                self._publishing.release(answer)
+            else:
+                self._delivery.ack(each)
+        elif isinstance(each, Ping):
+            self.send(encode.PINGRESP)
+        elif isinstance(each, Subscribe | Unsubscribe):
+            self._requests.append(each)
+            if len(self._requests) == 1:
+                self._context.spawn(self._serve_requests())
+        elif isinstance(each, Connect):
+            self._context.spawn(self._connect(each))
+        elif isinstance(each, Disconnect):
+            if self.expiry and Property.SESSION_EXPIRY in each.properties:
+                self.expiry = capped(each.properties[Property.SESSION_EXPIRY], self._context.options)
+            if each.reason == Reason.SUCCESS:
+                self._will = None
+            self.close(Reason.SUCCESS)
+
+    async def _serve_requests(self) -> None:
+        """Answer requests for subscriptions one after the other: each is the base of the next."""
+        while self._requests and not self.is_closed:
+            request = self._requests[0]
+            try:
+                if isinstance(request, Subscribe):
+                    await subscribe(self._context, self, request)
+                else:
+                    await unsubscribe(self._context, self, request)
+            except OwnershipError:
+                return  # the reader ends this connection
+            except BrokerError as error:
+                self.fail(error)
+            self._requests.popleft()
+
+    def confirm(self, pending: PendingAck, reason: int = 0) -> None:
+        """A message is stored, or refused: send the acknowledgements that may leave now."""
+        if self.is_closed:
+            return
+        if reason >= 0x80 and self.level != V5 and reason != Reason.NOT_AUTHORIZED:
+            self.close(Reason(reason), "a message cannot be stored")
+            return
+        for ack in self._machine.inbound.confirm(pending, reason):
+            self.send(encode.ack(ack.kind, ack.packet_id, ack.reason, self.level))
+        if self._machine.held:
+            self._resume()
+
+    def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None:
+        """Send a message of QoS 0, which is in no inbox. A client that does not read misses it."""
+        if self._transport.get_write_buffer_size() > self._context.options.write_buffer:
+            self._context.counts["dropped: slow client, QoS 0"] += 1
+            return
+        assert self._delivery is not None
+        self._delivery.direct(message, retain=retain, identifiers=identifiers)
+
+    def may(self, access: Any, topic: str) -> bool:
+        """Whether the client may publish to a topic name or read it. Answers are remembered."""
+        found = self._may.get((access, topic))
+        if found is None:
+            found = self._context.gatekeeper.allows(self.client_id, self.user, access, topic)
+            if len(self._may) >= MOST_REMEMBERED:
+                self._may.clear()
+            self._may[access, topic] = found
+        return found
+
+    # -- the beginning ---------------------------------------------------------------------------------------------
+
+    async def _connect(self, request: Connect) -> None:
+        try:
+            await self._begin(request)
+        except Refused as error:
+            self._refuse(error)
+        except OwnershipError:
+            self.close(Reason.SESSION_TAKEN_OVER)
+        except BrokerError as error:
+            log.warning("a client cannot connect: %s", error)
+            self.close(Reason.SERVER_UNAVAILABLE)
+
+    async def _begin(self, request: Connect) -> None:
+        context, options = self._context, self._context.options
+        self.level, self.user = request.level, request.username
+        granted = grant(request, options, context.limits)
+        self.client_id, self.expiry, self._keep_alive = granted.client_id, granted.expiry, granted.keep_alive
+        if len(context.connections) >= options.most_connections:
+            raise Refused(Reason.QUOTA_EXCEEDED, "this gateway has its most connections")
+        if not await context.gatekeeper.admit(self.client_id, request.username, request.password):
+            reason = Reason.BAD_CREDENTIALS if request.username is not None else Reason.NOT_AUTHORIZED
+            raise Refused(reason, "wrong or missing credentials")
+        if self._keep_alive:
+            context.wheel.add(self.heard + QUICK * self._keep_alive, self._keep_alive_deadline)
+        if (leaving := context.leaving.get(self.client_id)) is not None:
+            await leaving.wait()
+        try:
+            present = await self._open(request)
+        except BaseException:
+            if self._reader is not None:
+                self._reader.close()
+            raise
+        if self.is_closed:  # it has gone meanwhile
+            await context.sessions.closed(self.client_id, self.epoch, self.expiry)
+            return
+        self._will = request.will
+        older = context.connections.get(self.client_id)
+        context.connections[self.client_id] = self
+        if older is not None:
+            older.close(Reason.SESSION_TAKEN_OVER, "the client has connected again")
+        for each in self.subscriptions.values():
+            context.local.put(each.filter, self, each)
+        self.send(self._machine.accept(session_present=present, properties=granted.answer))
+        context.counts["connects accepted"] += 1
+        assert self._reader is not None
+        self._reader.start()
+        self._resume()
+
+    async def _open(self, request: Connect) -> bool:
+        """Take the inbox over, and the session with it. Returns whether there was one."""
+        context, properties = self._context, request.properties
+        asked = properties.get(Property.RECEIVE_MAXIMUM, packet.MOST_PACKET_IDS)
+        largest = properties.get(Property.MAXIMUM_PACKET_SIZE, LARGEST)
+        self._delivery = Delivery(
+            self.send, context.now_ms, self._may_read, self._dropped, level=self.level, largest=largest
+        )
+        self._reader = self._delivery.reader = InboxReader(
+            context.inboxes, self.client_id, min(asked, context.options.window), on_letter=self._delivery.letter,
+            on_received=self._delivery.received, on_end=self._reader_ended,
+        )  # fmt: skip
+        life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
+        clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)
+        found = [] if clean else await context.registry.claim(self.client_id, self.epoch)
+        has_removed = clean and await context.registry.write(self.client_id, self.epoch, ())
+        present, known = await self._reader.begin(clean=clean, expiry=self.expiry, has_removed=has_removed)
+        keys = context.inboxes.keys
+        received = ReceivedIds(
+            context.inboxes.batcher, (keys.session(self.client_id), keys.received(self.client_id)), self.epoch,
+            life_ms, known, self.fail,
+        )  # fmt: skip
+        self._publishing = Publishing(context, self, received)
+        self._machine.inbound.received.update(known)
+        if present:
+            self.subscriptions = {each.filter: each for each in found}
+        elif found:  # the server has lost the session, but not its subscriptions
+            await context.registry.write(self.client_id, self.epoch, ())
+        await context.sessions.opened(self.client_id, self.epoch, self.expiry)
+        return present
+
+    @property
+    def epoch(self) -> str:
+        """The epoch of this connection: the server refuses its steps when the client has connected again."""
+        return "" if self._reader is None else self._reader.epoch
+
+    def _may_read(self, topic: str) -> bool:
+        return not self._context.gatekeeper.checks_delivery or self.may("read", topic)
+
+    def _dropped(self, reason: str) -> None:
+        self._context.counts[f"dropped: {reason}"] += 1
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: Refused) -> None:
+        self._context.counts[f"refused: {error.reason.name.lower()}"] += 1
+        log.info("client %r is refused: %s", self.client_id, error.text)
+        self.close(error.reason)
+
+    def _reader_ended(self, error: Exception) -> None:
+        if isinstance(error, OwnershipError) and not isinstance(error, SessionLost):
+            self.close(Reason.SESSION_TAKEN_OVER, "the client has connected elsewhere")
+        else:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Something that was accepted could not be stored: without an acknowledgement the client sends it again."""
+        if not self.is_closed:
+            log.warning("client %r is disconnected: %s", self.client_id, error)
+            self._context.counts["failed: server"] += 1
+            self.close(Reason.UNSPECIFIED_ERROR)
+
+    def close(self, reason: Reason, text: str = "") -> None:
+        """End the connection, with the packet that says why."""
+        if self.is_closed:
+            return
+        if text:
+            log.info("client %r: %s", self.client_id, text)
+        if self._machine.state is not State.CLOSED:
+            self.send(self._machine.end(reason))
+        self._flush()
+        self._transport.close()
+        self.lost()
+
+    def lost(self) -> None:
+        """The connection has ended, by whichever side."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._outgoing.clear()
+        context = self._context
+        context.counts["disconnects"] += 1
+        if context.connections.get(self.client_id) is self:
+            del context.connections[self.client_id]
+        for each in self.subscriptions.values():
+            context.local.remove(each.filter, self)
+        if self._reader is not None:
+            self._reader.close()
+            if self._publishing is not None:  # else the connect goes on, and ends what it has opened
+                context.leaving[self.client_id] = left = asyncio.Event()
+                context.spawn(self._end_session(self._reader, left))
+
+    async def _end_session(self, reader: InboxReader, left: asyncio.Event) -> None:
+        if self._will is not None:
+            publish_will(self._context, self.client_id, self.user, self._will)
+        try:
+            await reader.settled()
+            await self._context.sessions.closed(self.client_id, reader.epoch, self.expiry)
+        except BrokerError as error:
+            log.warning("the end of client %r is not stored: %s", self.client_id, error)
+        finally:
+            left.set()
+            if self._context.leaving.get(self.client_id) is left:
+                del self._context.leaving[self.client_id]
+
+    def _connect_deadline(self, _now: float) -> float | None:
+        if self._machine.state in (State.NEW, State.CONNECTING) and not self.is_closed:
+            self.close(Reason.SERVER_BUSY, "CONNECT took too long")
+        return None
+
+    def _keep_alive_deadline(self, now: float) -> float | None:
+        if self.is_closed:
+            return None
+        if now >= self.heard + QUICK * self._keep_alive:
+            self.close(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for one and a half keep-alives")
+            return None
+        return self.heard + QUICK * self._keep_alive
+
+    def poll(self) -> None:
+        """Look into the inbox in case a ring was lost; this renews the session, too."""
+        if self._reader is not None:
+            self._reader.ring()
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection {self.client_id!r} {self._machine.state.name}>"

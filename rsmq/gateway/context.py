@@ -1,0 +1,89 @@
+"""What all connections of a gateway share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from rsmq.gateway.auth import Gatekeeper
+from rsmq.gateway.filter_tree import FilterTree
+from rsmq.gateway.ingest import Ingest
+from rsmq.gateway.machine import Limits
+from rsmq.gateway.message import Published
+from rsmq.gateway.options import GatewayOptions
+from rsmq.gateway.packet import Reason, Subscription
+from rsmq.gateway.registry import Registry
+from rsmq.gateway.retained import Retained
+from rsmq.gateway.routes import Routes
+from rsmq.gateway.sessions import Sessions
+from rsmq.persistence.session import Inboxes
+
+QUICK: Final = 1.5
+"""A client is given up after so many keep-alives."""
+
+
+class Connected(Protocol):
+    """A connection, as others see it."""
+
+    heard: float
+
+    def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
+    def close(self, reason: Reason, text: str = "") -> None: ...
+
+
+class Wheel:
+    """Deadlines of many connections: one bucket a second, and an entry moves only when its bucket comes."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, dict[int, Callable[[float], float | None]]] = {}
+        self._last = 0
+        self._count = 0
+
+    def add(self, at: float, look: Callable[[float], float | None]) -> None:
+        """Call `look` with the time, at or soon after `at`. It returns when to look again, or None."""
+        self._count += 1
+        self._buckets.setdefault(max(int(at) + 1, self._last + 1), {})[self._count] = look
+
+    def turn(self, now: float) -> None:
+        """Look at everything whose bucket has come."""
+        for second in range(self._last or min(self._buckets, default=int(now)), int(now) + 1):
+            for look in self._buckets.pop(second, {}).values():
+                again = look(now)
+                if again is not None:
+                    self._buckets.setdefault(max(int(again) + 1, int(now) + 1), {})[id(look)] = look
+        self._last = int(now)
+
+
+@dataclass(slots=True)
+class Context:
+    """The parts of a running gateway. `counts`: what happened, by name; every drop and refusal is in it."""
+
+    options: GatewayOptions
+    limits: Limits
+    gatekeeper: Gatekeeper
+    inboxes: Inboxes
+    registry: Registry
+    retained: Retained
+    ingest: Ingest
+    sessions: Sessions
+    routes: Routes
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    broadcast: Callable[[Published], None]
+    now_ms: Callable[[], int]
+    wheel: Wheel = field(default_factory=Wheel)
+    local: FilterTree[Any, Subscription] = field(default_factory=FilterTree)
+    """The subscriptions of the clients that are connected here, for messages of QoS 0."""
+    connections: dict[str, Any] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    leaving: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Clients whose last connection is not stored as ended yet: the next one waits for that."""
+    ending: int = 0
+    """Tasks of connections that have not ended."""
+
+    @property
+    def loop_time(self) -> float:
+        """The clock of all deadlines."""
+        return asyncio.get_running_loop().time()

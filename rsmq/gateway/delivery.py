@@ -1,0 +1,155 @@
+"""Letters of an inbox as PUBLISH packets of one connection, and the client's acknowledgements of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rsmq.errors import Malformed
+from rsmq.gateway import encode, packet
+from rsmq.gateway.inbox_reader import InboxReader
+from rsmq.gateway.message import Published, identifiers_of
+from rsmq.gateway.packet import Ack, ProtocolError
+from rsmq.gateway.properties import Property
+from rsmq.persistence.letter import EXPIRES, RETAIN, MqttLetter, packet_id_of, read_mqtt
+
+PUBLISHED, RECEIVED, RELEASED = "published", "received", "released"
+"""A letter of QoS 2: sent; its PUBREC has come; its PUBREL was sent."""
+NO_NAME: Final = "rsmq"
+"""The topic name of a letter that was sent without one."""
+
+
+class Delivery:
+    """What is out at a client. `counts` gets a letter that was dropped, by reason.
+
+    A PUBREL leaves when the server has noted the PUBREC: a message that the client has released must not come again.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[bytes], None],
+        now_ms: Callable[[], int],
+        may_read: Callable[[str], bool],
+        dropped: Callable[[str], None],
+        *,
+        level: int,
+        largest: int,
+    ) -> None:
+        self._send, self._now_ms, self._may_read, self._dropped = send, now_ms, may_read, dropped
+        self._level, self._largest = level, largest
+        self._states: dict[int, str] = {}
+        self.reader: InboxReader | None = None
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def letter(self, seq: int, envelope: bytes, is_redelivered: bool) -> None:
+        """Send one letter, or what its handshake needs next."""
+        packet_id = packet_id_of(seq)
+        if not envelope:
+            self._states[packet_id] = RELEASED
+            self._send(encode.ack(packet.PUBREL, packet_id, 0, self._level))
+            return
+        try:
+            letter = read_mqtt(envelope)
+            data = self._encode(letter, envelope, packet_id, is_redelivered=is_redelivered)
+        except (Malformed, ValueError):
+            letter, data = None, None
+            self._dropped("malformed letter")
+        assert self.reader is not None
+        if data is None:
+            self.reader.ack(packet_id)
+            return
+        self._send(data)
+        assert letter is not None
+        qos = letter.flags & 3
+        if qos == 0:
+            self.reader.ack(packet_id)
+        elif qos == 2:
+            self._states[packet_id] = PUBLISHED
+
+    def _encode(self, letter: MqttLetter, envelope: bytes, packet_id: int, *, is_redelivered: bool) -> bytes | None:
+        """The packet, or None for a letter that this client does not get."""
+        topic = letter.topic or NO_NAME
+        if "+" in topic or "#" in topic or "\0" in topic:
+            self._dropped("topic name with a wildcard")
+            return None
+        if not self._may_read(topic):
+            self._dropped("not authorized to read")
+            return None
+        properties = letter.properties
+        if letter.flags & EXPIRES:
+            left = (int.from_bytes(envelope[7:13], "big") - self._now_ms() + 999) // 1000
+            if left <= 0:
+                self._dropped("expired")
+                return None
+            properties = bytes((Property.MESSAGE_EXPIRY,)) + left.to_bytes(4, "big") + properties
+        qos = letter.flags & 3
+        data = encode.publish(
+            topic, letter.data, qos, packet_id, self._level, retain=bool(letter.flags & RETAIN),
+            dup=is_redelivered and qos > 0, properties=properties,
+        )  # fmt: skip
+        if len(data) > self._largest:
+            self._dropped("larger than the client allows")
+            return None
+        return data
+
+    def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None:
+        """Send a message of QoS 0 that is in no inbox."""
+        if not self._may_read(message.topic):
+            self._dropped("not authorized to read")
+            return
+        properties = message.forwarded + identifiers_of(identifiers)
+        if message.expiry is not None:
+            properties = bytes((Property.MESSAGE_EXPIRY,)) + message.expiry.to_bytes(4, "big") + properties
+        data = encode.publish(
+            message.topic, message.payload, 0, 0, self._level, retain=retain, dup=False, properties=properties
+        )
+        if len(data) > self._largest:
+            self._dropped("larger than the client allows")
+        else:
+            self._send(data)
+
+    def received(self, packet_ids: list[int]) -> None:
+        """The server has noted that the client has these letters: release them, in the order of their PUBRECs."""
+        for packet_id in packet_ids:
+            self._states[packet_id] = RELEASED
+            self._send(encode.ack(packet.PUBREL, packet_id, 0, self._level))
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def ack(self, ack: Ack) -> None:
+        """A PUBACK, PUBREC or PUBCOMP of the client. Raises ProtocolError for one that does not fit its letter."""
+        packet_id, reader = ack.packet_id, self.reader
+        assert reader is not None
+        state = self._states.get(packet_id)
+        is_out = packet_id in reader.out
+        if ack.kind == packet.PUBACK:
+            if state is not None:
+                raise ProtocolError("a PUBACK for a message of QoS 2")
+            if is_out:  # else it is late: of an earlier connection
+                reader.ack(packet_id)
+        elif ack.kind == packet.PUBREC:
+            self._pubrec(ack, state, is_out=is_out)
+        elif state == RELEASED:
+            del self._states[packet_id]
+            reader.ack(packet_id)
+        elif is_out:
+            raise ProtocolError("a PUBCOMP for a message that was not released")
+
+    def _pubrec(self, ack: Ack, state: str | None, *, is_out: bool) -> None:
+        assert self.reader is not None
+        if state is None:
+            if is_out:
+                raise ProtocolError("a PUBREC for a message of QoS 1")
+            self._send(encode.ack(packet.PUBREL, ack.packet_id, 0x92, self._level))
+        elif ack.reason >= 0x80:
+            del self._states[ack.packet_id]
+            self.reader.ack(ack.packet_id)
+        elif state == PUBLISHED:
+            self._states[ack.packet_id] = RECEIVED
+            self.reader.receive(ack.packet_id)
+        elif state == RELEASED:
+            self._send(encode.ack(packet.PUBREL, ack.packet_id, 0, self._level))
+
+    def __repr__(self) -> str:
+        return f"<Delivery handshakes={len(self._states)}>"

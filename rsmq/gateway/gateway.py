@@ -1,0 +1,286 @@
+"""The gateway: what runs in one process, how it starts, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from rsmq.broker.broker import Broker
+from rsmq.broker.connection import Connection, connection
+from rsmq.errors import BrokerError, ConfigError
+from rsmq.gateway.auth import Authenticate, Authorize, Gatekeeper
+from rsmq.gateway.broadcast import Broadcast
+from rsmq.gateway.client import ClientConnection
+from rsmq.gateway.context import Context
+from rsmq.gateway.ingest import Ingest
+from rsmq.gateway.listener import listen
+from rsmq.gateway.machine import Limits
+from rsmq.gateway.message import Published, combine
+from rsmq.gateway.options import GatewayOptions, split_listen
+from rsmq.gateway.packet import Reason, Subscription
+from rsmq.gateway.registry import Registry
+from rsmq.gateway.retained import Retained
+from rsmq.gateway.router import Router
+from rsmq.gateway.routes import Routes
+from rsmq.gateway.sessions import Sessions
+from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.member import new_member_id
+from rsmq.model.own_tasks import own_tasks
+from rsmq.producer import Producer
+from rsmq.worker.worker import Worker
+
+log = logging.getLogger("rsmq.gateway")
+
+TURN: Final = 1.0
+SWEEP_TURNS: Final = 5
+PACKET_SLACK: Final = 4096
+"""Bytes of a packet besides its payload: headers of the message."""
+END_SECONDS: Final = 5.0
+"""How long the sessions of a gateway that stops may take to be stored."""
+
+
+class Gateway:
+    """Connects MQTT clients to the topics and inboxes of a broker.
+
+    Any number of gateways may run. Each also routes: it takes its share of the partitions as a member of the group
+    `mqtt`. `listen`: addresses such as mqtt://0.0.0.0:1883.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        listen: Sequence[str] = ("mqtt://127.0.0.1:1883",),
+        options: GatewayOptions | None = None,
+    ) -> None:
+        if not isinstance(broker, Broker):
+            raise ConfigError(f"{broker!r} is not a Broker: pass the one whose settings name the server")
+        self._broker = broker
+        self.listen = tuple(listen)
+        self.options = GatewayOptions() if options is None else options
+        self.routes = Routes()
+        self.gatekeeper: Gatekeeper | None = None
+        self._authenticate: Authenticate | None = None
+        self._authorize: Authorize | None = None
+        self.context: Context | None = None
+        self.ports: list[int] = []
+        """The ports it listens on, once it runs."""
+        self.is_ended = False
+        self._stopping = anyio.Event()
+        self._offset_ms = 0.0
+
+    # -- registering -----------------------------------------------------------------------------------------------
+
+    def route(self, pattern: str, *, topic: str, subscribers: bool = True) -> None:
+        """Store the messages whose topic name matches in a topic of rsmq; the first route that matches counts.
+
+        With `subscribers=False` handlers get them, but no MQTT client. Everything else goes to the topic `mqtt`.
+        """
+        self.routes.add(pattern, topic, subscribers=subscribers)
+
+    def authenticate(self, function: Authenticate) -> Authenticate:
+        """Register `async def (client_id, user, password) -> bool`: whether a client may connect."""
+        self._authenticate = function
+        return function
+
+    def authorize(self, function: Authorize) -> Authorize:
+        """Register `def (client_id, user, "read" or "write", topic name or filter) -> bool`."""
+        self._authorize = function
+        return function
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop` or cancellation."""
+        addresses = [split_listen(each) for each in self.listen]
+        gatekeeper = self.gatekeeper = Gatekeeper(self.options)
+        gatekeeper.authenticate, gatekeeper.authorize = self._authenticate, self._authorize
+        gatekeeper.require_some()
+        settings = self._broker.settings
+        async with connection(
+            settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
+        ) as opened, own_tasks() as tasks:  # fmt: skip
+            context = self.context = self._build(opened, gatekeeper, tasks)
+            await self.routes.look_up(opened.topics)
+            await self._beat(context, new=True)
+            async with self._routing(opened, context):
+                servers = [await listen(context, host, port) for host, port in addresses]
+                self.ports = [each.getsockname()[1] for server in servers for each in server.sockets]
+                log.info("gateway %s listens on %s", context.sessions.gateway, ", ".join(self.listen))
+                task_status.started()
+                async with anyio.create_task_group() as upkeep:
+                    for role in (self._turn, self._keep_lease, self._keep_routes):
+                        upkeep.start_soon(role, context, opened)
+                    await self._stopping.wait()
+                    upkeep.cancel_scope.cancel()
+                await self._end(context, servers)
+            tasks.cancel_scope.cancel()
+        self.is_ended = True
+
+    def _build(self, opened: Connection, gatekeeper: Gatekeeper, tasks: anyio.abc.TaskGroup) -> Context:
+        """All parts of this gateway."""
+        client, inboxes, keys = opened.client, opened.inboxes, self._broker.keys
+        batcher = inboxes.batcher
+        gateway = new_member_id()
+        registry = Registry(client, keys, batcher)
+        retained = Retained(client, keys, batcher, self.options.most_retained)
+
+        def spawn(work: Coroutine[Any, Any, None]) -> None:
+            tasks.start_soon(guarded, work, context)
+
+        ingest = Ingest(opened.producer, client, keys, batcher, retained, spawn, self.now_ms)
+        limits = Limits(
+            int(self._broker.settings.payload_limit) + PACKET_SLACK, self.options.receive_maximum,
+            self.options.topic_aliases,
+        )  # fmt: skip
+        context = Context(
+            self.options, limits, gatekeeper, inboxes, registry, retained, ingest,
+            Sessions(client, keys, batcher, registry, gateway), self.routes, spawn, self._broadcast, self.now_ms,
+        )  # fmt: skip
+        self._router = Router(registry, lambda: inboxes.writer)
+        self._others = Broadcast(
+            client, keys.broadcast, batcher, gateway, self._deliver_locally,
+            lambda: context.counts.update({"dropped: other gateways, QoS 0": 1}),
+        )  # fmt: skip
+        tasks.start_soon(self._others.run)
+        return context
+
+    @asynccontextmanager
+    async def _routing(self, opened: Connection, context: Context) -> AsyncIterator[None]:
+        """A worker whose handlers are routers, beside the listeners."""
+        topics = self.routes.topics()
+        handlers = [self._router.handler(topic) for topic in topics]
+        worker = Worker(opened.connector, opened.client, self._broker.keys, handlers, (), ())
+        async with own_tasks() as tasks:
+            await tasks.start(worker.run)
+            try:
+                yield
+            finally:
+                worker.stop(END_SECONDS)
+
+    async def _end(self, context: Context, servers: Sequence[asyncio.Server]) -> None:
+        """Close the listeners and all connections. Their sessions are kept for the next gateway."""
+        for server in servers:
+            server.close()
+        connections: list[ClientConnection] = list(context.connections.values())
+        for each in connections:
+            each.close(Reason.SERVER_SHUTTING_DOWN)
+        with anyio.move_on_after(END_SECONDS, shield=True):
+            while context.ending:
+                await anyio.sleep(0.01)
+            try:
+                await context.sessions.beat(0)
+            except BrokerError as error:
+                log.info("this gateway could not leave: %s", error)
+
+    def stop(self) -> None:
+        """Stop: close the connections, and leave the fleet."""
+        self._stopping.set()
+
+    # -- QoS 0 -----------------------------------------------------------------------------------------------------
+
+    def _broadcast(self, message: Published) -> None:
+        self._deliver_locally(message)
+        self._others.send(message)
+
+    def _deliver_locally(self, message: Published) -> None:
+        """Pass a message of QoS 0 to the clients that are connected here."""
+        assert self.context is not None
+        found = defaultdict[Any, list[Subscription]](list)
+        for client, subscription in self.context.local.match(message.topic):
+            if not (subscription.no_local and client.client_id == message.client):
+                found[client].append(subscription)
+        for client, subscriptions in found.items():
+            copy = combine(message, subscriptions)
+            assert copy is not None, "a subscriber has a subscription"
+            client.direct(message, retain=copy.retain, identifiers=copy.identifiers)
+
+    # -- upkeep ----------------------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """The server's clock, as of the last beat."""
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    async def _turn(self, context: Context, _opened: Connection) -> None:
+        """Deadlines, polls of inboxes, and sessions that expire."""
+        poll = self._broker.settings.inbox_poll.total_seconds()
+        polled, turns = monotonic(), 0
+        while True:
+            await anyio.sleep(TURN)
+            context.wheel.turn(context.loop_time)
+            if monotonic() - polled >= poll:
+                polled = monotonic()
+                for each in list(context.connections.values()):
+                    each.poll()
+            turns += 1
+            if turns % SWEEP_TURNS == 0:
+                context.sessions.now_ms = self.now_ms()
+                try:
+                    await context.sessions.sweep()
+                except BrokerError as error:
+                    log.info("expired sessions wait for the server: %s", error)
+
+    async def _beat(self, context: Context, *, new: bool = False) -> list[str] | None:
+        """Renew the lease, and learn the server's time."""
+        dead = await context.sessions.beat(to_ms(self.options.lease), new=new)
+        self._offset_ms = context.sessions.now_ms - time.monotonic() * 1000
+        return dead
+
+    async def _keep_lease(self, context: Context, _opened: Connection) -> None:
+        """Renew the lease; end the connections of gateways whose lease has run out and stays so for half of it."""
+        pause = self.options.lease.total_seconds() / 4
+        suspects: dict[str, int] = {}
+        while True:
+            await anyio.sleep(pause)
+            try:
+                dead = await self._beat(context)
+                if dead is None:
+                    await self._start_anew(context)
+                    continue
+                suspects = {each: suspects.get(each, 0) + 1 for each in dead}
+                for each in [each for each, beats in suspects.items() if beats > 2]:
+                    await context.sessions.bury(each)
+            except BrokerError as error:
+                suspects.clear()  # after an outage all have run out: each renews its own first
+                log.info("the lease waits for the server: %s", error)
+
+    async def _start_anew(self, context: Context) -> None:
+        """The others have ended the connections of this gateway: so does it, and goes on under a new name."""
+        log.warning("this gateway was away for longer than its lease: its clients have to connect again")
+        for each in list(context.connections.values()):
+            each.close(Reason.SERVER_BUSY)
+        context.sessions.gateway = new_member_id()
+        await self._beat(context, new=True)
+
+    async def _keep_routes(self, _context: Context, opened: Connection) -> None:
+        """Look the topics up again: their limits may change."""
+        while True:
+            await anyio.sleep(SWEEP_TURNS * TURN)
+            try:
+                await self.routes.look_up(opened.topics)
+            except BrokerError as error:
+                log.info("topics wait for the server: %s", error)
+
+    def __repr__(self) -> str:
+        number = len(self.context.connections) if self.context else 0
+        return f"<Gateway {', '.join(self.listen)} connections={number}>"
+
+
+async def guarded(work: Coroutine[Any, Any, None], context: Context) -> None:
+    """Work for one connection: whatever goes wrong there ends neither the gateway nor other connections."""
+    context.ending += 1
+    try:
+        await work
+    except Exception:
+        context.counts["failed: unexpected"] += 1
+        log.exception("a connection's task failed")
+    finally:
+        context.ending -= 1

@@ -1,0 +1,239 @@
+"""Reads the inbox of one connected client, without a task: the doorbell or an ack starts the next page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from rsmq.errors import OwnershipError, SessionLost, SessionTaken
+from rsmq.gateway.scripts import BEGIN_MQTT_SESSION
+from rsmq.persistence.inbox_writer import mark_ttl_ms
+from rsmq.persistence.letter import packet_id_of
+from rsmq.persistence.session import CHUNK, MOST_ACKS, MOST_PER_PAGE, PAGE_BYTES, Inboxes
+from rsmq.redis import scripts
+from rsmq.redis.scripts import Script, Value
+from rsmq.redis.streams import ask_all
+
+MARGIN: Final = 0.003
+"""Seconds: longer than the margin of `begin_mqtt_session`."""
+
+OnLetter = Callable[[int, bytes, bool], None]
+"""seq, envelope (empty: received before), redelivered."""
+
+
+class InboxReader:
+    """One connection of a client to its inbox: the steps of `persistence.Session`, with callbacks instead of a task.
+
+    `on_letter` gets every letter once, in order, while fewer than `window` are unacknowledged. `on_received` gets the
+    packet ids whose receipt (QoS 2) is stored. `on_end` gets the error that ends it, once: another connection has taken
+    the inbox, or the server has lost it.
+    """
+
+    def __init__(
+        self,
+        inboxes: Inboxes,
+        client: str,
+        window: int,
+        *,
+        on_letter: OnLetter,
+        on_received: Callable[[list[int]], None],
+        on_end: Callable[[Exception], None],
+    ) -> None:
+        self.client, self.window, self.epoch, self.life_ms = client, window, "", 0
+        *keys, self._channel = inboxes.keys.device(client)
+        self._keys, self._received_key = tuple(keys), inboxes.keys.received(client)
+        self._inboxes, self._on_letter, self._on_received, self._on_end = inboxes, on_letter, on_received, on_end
+        self._cursor, self._sent = "0", 0
+        self.out: dict[int, int] = {}
+        self._blocked = 0
+        self._is_paging = self._is_drained = self._is_ended = False
+        self._is_started = False
+        self.is_paused = False
+        self._rings = 0
+        self._acks = AckQueue(self, scripts.ACK_LETTERS)
+        self._receipts = AckQueue(self, scripts.RECEIVE_LETTERS)
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    async def open(self, *, clean: bool, life_ms: int) -> bool:
+        """Take the inbox over: the connection before this one can do nothing any more. Returns whether to start clean.
+
+        A session with an expiry of 0 has ended with its connection, also if nothing has removed it yet.
+        """
+        self.life_ms = life_ms
+        inboxes = self._inboxes
+        if not clean:
+            (before,) = await ask_all(inboxes.client, [("HGET", self._keys[1], "mqtt")])
+            clean = before == b"0"
+        inboxes.doorbell.listen(self._channel, self.ring)
+        args = (inboxes.gateway, int(clean), life_ms, *inboxes.next_connect(), mark_ttl_ms(inboxes.settings))
+        reply = await inboxes.batcher.submit(scripts.OPEN_SESSION, (*self._keys, self._channel), args)
+        if reply[0] != scripts.OK:
+            raise self.refused(reply[0])
+        self.epoch, self._sent, self._cursor = reply[1].decode(), int(reply[3]), reply[4].decode()
+        return clean
+
+    async def begin(self, *, clean: bool, expiry: int, has_removed: bool) -> tuple[bool, dict[int, str]]:
+        """Begin the session when its subscriptions are right. Returns whether it is resumed, and its open QoS 2 ids.
+
+        `has_removed`: a clean start has removed subscriptions just now. Then this waits until no message that met them
+        can be taken for a new one.
+        """
+        keys = (self._keys[1], self._received_key, self._keys[0])
+        batcher = self._inboxes.batcher
+        reply = await batcher.submit(BEGIN_MQTT_SESSION, keys, (self.epoch, int(clean), expiry, int(has_removed)))
+        if reply[0] != scripts.OK:
+            raise self.refused(reply[0])
+        if has_removed:
+            await asyncio.sleep(MARGIN)
+        self._cursor, left = reply[2].decode(), reply[3]
+        while left:
+            left = (await batcher.submit(scripts.CLEAR_INBOX, self._keys, (0, CHUNK)))[2]
+        received = {int(each): value.decode() for each, value in zip(reply[4::2], reply[5::2], strict=True)}
+        return bool(reply[1]), received
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._is_started = True
+        self.turn()
+
+    def close(self) -> None:
+        """Stop reading; acks that are under way arrive."""
+        self._inboxes.doorbell.forget(self._channel, self.ring)
+        self._is_ended = True
+
+    async def settled(self) -> None:
+        """Wait until the server has all acks."""
+        await self._receipts.settled()
+        await self._acks.settled()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def ring(self) -> None:
+        """There may be a new letter, or another connection of this client."""
+        self._rings += 1
+        self._is_drained = False
+        self.turn(is_rung=True)
+
+    def turn(self, *, is_rung: bool = False) -> None:
+        """Ask for the next page, if there is room for it. A ring is followed up in any case: see `ring`."""
+        if self._is_paging or self._is_ended or not self._is_started:
+            return
+        room = 0 if self._blocked or self.is_paused else self.window - len(self.out)
+        if (room <= 0 or self._is_drained) and not is_rung:
+            return
+        self._is_paging = True
+        rings = self._rings
+        args = (self._cursor, min(max(room, 0), MOST_PER_PAGE), PAGE_BYTES, self.life_ms)
+        page = self.call(scripts.PAGE_LETTERS, *args)
+        page.add_done_callback(lambda done: self._paged(done, rings))
+
+    def _paged(self, page: asyncio.Future[Any], rings: int) -> None:
+        self._is_paging = False
+        if self._is_ended:
+            return
+        error = None if page.cancelled() else page.exception()
+        if page.cancelled() or error is not None:
+            self.end(error if isinstance(error, Exception) else SessionLost(self.client))
+            return
+        reply = page.result()
+        if reply[0] != scripts.OK:
+            self.end(self.refused(reply[0]))
+            return
+        cursor, is_drained = reply[1].decode(), bool(int(reply[2])) and self._rings == rings
+        for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
+            seq = int(ref)
+            packet_id = packet_id_of(seq)
+            if packet_id in self.out:  # an older letter has the id until the client acknowledges it
+                self._blocked, self._is_drained = packet_id, False
+                return
+            self.out[packet_id] = seq
+            self._cursor = ref.decode()
+            self._on_letter(seq, envelope, seq <= self._sent)
+            if self._is_ended:
+                return
+        self._cursor, self._is_drained = cursor, is_drained
+        self.turn(is_rung=self._rings != rings)
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def ack(self, packet_id: int) -> None:
+        """The client has the letter: remove it."""
+        seq = self.out.pop(packet_id)
+        self._acks.add(seq)
+        if self._blocked == packet_id:
+            self._blocked = 0
+        self.turn()
+
+    def receive(self, packet_id: int) -> None:
+        """The client has the letter, and will confirm again (QoS 2). `on_received` follows."""
+        self._receipts.add(self.out[packet_id])
+
+    def call(self, script: Script, *args: Value) -> asyncio.Future[Any]:
+        """Call a script of this inbox, which checks the epoch first."""
+        return self._inboxes.batcher.submit(script, self._keys, (self.epoch, *args))
+
+    def replied(self, script: Script, seqs: list[int]) -> None:
+        """The server has these acks."""
+        if script is scripts.RECEIVE_LETTERS and not self._is_ended:
+            self._on_received([packet_id_of(seq) for seq in seqs])
+
+    def refused(self, word: bytes) -> OwnershipError:
+        """The error for the word with which a script refuses this connection."""
+        return SessionLost(self.client) if word == scripts.NO_SESSION else SessionTaken(self.client)
+
+    def end(self, error: Exception) -> None:
+        """End with an error."""
+        if not self._is_ended:
+            self.close()
+            self._on_end(error)
+
+    def __repr__(self) -> str:
+        return f"<InboxReader {self.client!r} out={len(self.out)}{' ended' if self._is_ended else ''}>"
+
+
+class AckQueue:
+    """Seqs for one script. One call is in flight; later seqs go with the next one, in order."""
+
+    __slots__ = ("_in_flight", "_is_scheduled", "_pending", "_reader", "_script", "_taken")
+
+    def __init__(self, reader: InboxReader, script: Script) -> None:
+        self._reader, self._script = reader, script
+        self._pending: list[int] = []
+        self._taken: list[int] = []
+        self._in_flight: asyncio.Future[Any] | None = None
+        self._is_scheduled = False
+
+    def add(self, seq: int) -> None:
+        """Add a seq, to be sent with all others of this turn of the loop."""
+        self._pending.append(seq)
+        if not self._is_scheduled and self._in_flight is None:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        if self._pending and self._in_flight is None:
+            self._taken, self._pending = self._pending[:MOST_ACKS], self._pending[MOST_ACKS:]
+            self._in_flight = self._reader.call(self._script, *self._taken)
+            self._in_flight.add_done_callback(self._replied)
+
+    def _replied(self, answer: asyncio.Future[Any]) -> None:
+        self._in_flight = None
+        error = None if answer.cancelled() else answer.exception()
+        if answer.cancelled() or error is not None:
+            self._pending.clear()
+            self._reader.end(error if isinstance(error, Exception) else SessionLost(self._reader.client))
+        elif answer.result()[0] != scripts.OK:
+            self._pending.clear()
+            self._reader.end(self._reader.refused(answer.result()[0]))
+        else:
+            self._reader.replied(self._script, self._taken)
+        self._flush()
+
+    async def settled(self) -> None:
+        """Wait until nothing is pending or in flight."""
+        self._flush()
+        while self._in_flight is not None:
+            await asyncio.wait([self._in_flight])

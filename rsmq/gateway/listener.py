@@ -1,0 +1,55 @@
+"""Sockets: asyncio protocols that pass bytes on. They know no rule of MQTT."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+from rsmq.gateway.client import ClientConnection
+from rsmq.gateway.context import Context
+
+BACKLOG: Final = 2_000
+"""Connects that wait until they are accepted."""
+
+
+class MqttProtocol(asyncio.Protocol):
+    """A plain or TLS connection."""
+
+    __slots__ = ("_client", "_context")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._client: ClientConnection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        socket = cast("asyncio.Transport", transport)  # those of uvloop are of no class of asyncio
+        socket.set_write_buffer_limits(high=self._context.options.write_buffer)
+        self._client = ClientConnection(self._context, socket)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        assert self._client is not None
+        self._client.received(bytes(data))
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        if self._client is not None:
+            self._client.pause_delivery()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        if self._client is not None:
+            self._client.resume_delivery()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        if self._client is not None:
+            self._client.lost()
+
+
+async def listen(context: Context, host: str, port: int) -> asyncio.Server:
+    """Accept connections on an address."""
+    make: Callable[[], MqttProtocol] = lambda: MqttProtocol(context)  # noqa: E731
+    return await asyncio.get_running_loop().create_server(make, host, port, backlog=BACKLOG, reuse_port=True)

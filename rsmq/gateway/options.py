@@ -1,0 +1,57 @@
+"""The options of a gateway, with their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from rsmq.errors import ConfigError
+
+PORTS: Final = {"mqtt": 1883}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """What a gateway allows. Each limit has an answer that the client can see, and a counter."""
+
+    anonymous: bool = False
+    """Whether clients without credentials may connect."""
+    password_file: Path | None = None
+    """In the format of `mosquitto_passwd`."""
+    acl_file: Path | None = None
+    """In the format of Mosquitto's acl_file."""
+    receive_maximum: int = 20
+    """Messages of a client that are not acknowledged at a time."""
+    window: int = 100
+    """Messages to a client that are not acknowledged at a time; a client may ask for fewer."""
+    topic_aliases: int = 16
+    most_connections: int = 100_000
+    most_subscriptions: int = 1_000
+    """Of one client."""
+    most_retained: int = 100_000
+    retained_per_subscribe: int = 10_000
+    session_expiry: timedelta = timedelta(days=7)
+    """The longest that a session is kept after its connection."""
+    keep_alive: timedelta = timedelta(minutes=20)
+    """The longest keep-alive of a client of version 5; others keep theirs."""
+    connect_timeout: timedelta = timedelta(seconds=10)
+    """For the first packet, and again for its answer."""
+    lease: timedelta = timedelta(seconds=6)
+    """A gateway that is paused or cut off for longer loses its clients to the others."""
+    write_buffer: int = 64 << 10
+    """Bytes that a client has not read. Above that, its messages wait in the inbox, and those of QoS 0 are dropped."""
+
+
+def split_listen(text: str) -> tuple[str, int]:
+    """Host and port of an address to listen on, such as mqtt://0.0.0.0:1883."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        port, parts = None, urlsplit("")
+    if parts.scheme not in PORTS or not parts.hostname or parts.path not in ("", "/"):
+        raise ConfigError(f"--listen {text!r} is not understood: use mqtt://HOST:PORT, such as mqtt://0.0.0.0:1883")
+    return parts.hostname, PORTS[parts.scheme] if port is None else port

@@ -1,0 +1,156 @@
+"""The subscriptions of all clients: written to the server before they are acknowledged, and followed by every gateway.
+
+A router reads messages first, and then what has changed here. So a message that was published after a SUBACK meets
+that subscription, whichever gateways were asked.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import anyio
+from pydantic_core import from_json, to_json
+
+from rsmq.errors import SessionTaken
+from rsmq.gateway.filter_tree import FilterTree
+from rsmq.gateway.packet import Subscription
+from rsmq.gateway.scripts import CLAIM_SUBSCRIPTIONS, SUBSCRIBE_CLIENT
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.scripts import OK, STALE_EPOCH
+from rsmq.redis.streams import NOTHING, ask_all
+
+SHARDS: Final = 8
+KEPT_CHANGES: Final = 10_000
+PAGE: Final = 1000
+
+
+def shard_of(client: str) -> int:
+    """The shard of a client: on a cluster the shards lie on different nodes."""
+    return zlib.crc32(client.encode()) % SHARDS
+
+
+def pack(subscriptions: Iterable[Subscription]) -> bytes:
+    """A list of subscriptions for the server; nothing for an empty one."""
+    found = [tuple(each) for each in subscriptions]
+    return to_json(found) if found else b""
+
+
+def unpack(raw: bytes) -> list[Subscription]:
+    """The inverse of `pack`."""
+    return [Subscription(*each) for each in from_json(raw)] if raw else []
+
+
+class Registry:
+    """Which client has subscribed to what. `tree` is complete as of the last `catch_up`."""
+
+    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher) -> None:
+        self._client, self._batcher = client, batcher
+        self._hashes = [keys.mqtt(shard, "subscriptions") for shard in range(SHARDS)]
+        self._streams = [keys.mqtt(shard, "changes") for shard in range(SHARDS)]
+        self._positions: list[bytes] = []
+        self._numbers = [0] * SHARDS
+        self._lists: dict[str, list[Subscription]] = {}
+        self._lock = anyio.Lock()
+        self._started = self._finished = 0
+        self.tree: FilterTree[str, Subscription] = FilterTree()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def write(self, client: str, epoch: str, subscriptions: Iterable[Subscription]) -> bool:
+        """Replace the subscriptions of a client. Raises SessionTaken if a newer connection has.
+
+        Returns whether anything was written: nothing is, if there were none and are to be none.
+        """
+        shard = shard_of(client)
+        args = (client, epoch, pack(subscriptions), KEPT_CHANGES)
+        reply = await self._batcher.submit(SUBSCRIBE_CLIENT, (self._hashes[shard], self._streams[shard]), args)
+        if reply == STALE_EPOCH:
+            raise SessionTaken(client)
+        return bool(reply == OK)
+
+    async def claim(self, client: str, epoch: str) -> list[Subscription]:
+        """The subscriptions of a client whose session goes on. Older connections cannot change them any more."""
+        reply = await self._batcher.submit(CLAIM_SUBSCRIPTIONS, (self._hashes[shard_of(client)],), (client, epoch))
+        if reply == STALE_EPOCH:
+            raise SessionTaken(client)
+        return unpack(reply)
+
+    # -- following -------------------------------------------------------------------------------------------------
+
+    async def catch_up(self) -> None:
+        """Read all changes that were written before this call. Calls made during a read share the next one."""
+        wanted = self._started + 1
+        async with self._lock:
+            if self._finished >= wanted:
+                return
+            self._started += 1
+            number = self._started
+            if not self._positions:
+                await self._snapshot()
+            else:
+                await self._follow()
+            self._finished = number
+
+    async def _follow(self) -> None:
+        is_complete = False
+        while not is_complete:
+            is_complete = True
+            for shard, entries in await self._changes():
+                is_complete = is_complete and len(entries) < PAGE
+                for entry_id, fields in entries:
+                    number = int(fields[1])
+                    if number != self._numbers[shard] + 1:  # some were trimmed, or the server lost them
+                        await self._snapshot()
+                        return
+                    self._numbers[shard], self._positions[shard] = number, entry_id
+                    self._apply(fields[3].decode(), unpack(fields[5]))
+
+    async def _changes(self) -> list[tuple[int, list[Any]]]:
+        """The next changes of each shard that has some."""
+        if self._client.is_cluster:
+            commands = [
+                ("XREAD", "COUNT", PAGE, "STREAMS", stream, position)
+                for stream, position in zip(self._streams, self._positions, strict=True)
+            ]
+            replies = await ask_all(self._client, commands)
+            return [(shard, reply[0][1]) for shard, reply in enumerate(replies) if reply]
+        reply = await self._client.execute_command("XREAD", "COUNT", PAGE, "STREAMS", *self._streams, *self._positions)
+        return [(self._streams.index(stream.decode()), entries) for stream, entries in reply or ()]
+
+    async def _snapshot(self) -> None:
+        """Read everything. What changes meanwhile comes again with the changes, which is harmless."""
+        ends = await ask_all(self._client, [("XREVRANGE", each, "+", "-", "COUNT", 1) for each in self._streams])
+        lists = dict[str, list[Subscription]]()
+        for name in self._hashes:
+            cursor = b"0"
+            while True:
+                cursor, flat = await self._client.execute_command("HSCAN", name, cursor, "COUNT", PAGE)
+                for client, value in zip(flat[::2], flat[1::2], strict=True):
+                    lists[client.decode()] = unpack(value.partition(b"|")[2])
+                if cursor == b"0":
+                    break
+        for client in self._lists.keys() - lists.keys():
+            self._apply(client, [])
+        for client, found in lists.items():
+            self._apply(client, found)
+        self._positions = [end[0][0] if end else NOTHING for end in ends]
+        self._numbers = [int(end[0][1][1]) if end else 0 for end in ends]
+
+    def _apply(self, client: str, found: list[Subscription]) -> None:
+        """Replace what the tree has for a client."""
+        old = self._lists.pop(client, [])
+        wanted = {each.filter for each in found}
+        for each in old:
+            if each.filter not in wanted:
+                self.tree.remove(each.filter, client)
+        for each in found:
+            self.tree.put(each.filter, client, each)
+        if found:
+            self._lists[client] = found
+
+    def __repr__(self) -> str:
+        return f"<Registry clients={len(self._lists)} {self.tree!r}>"

@@ -1,0 +1,75 @@
+"""Retained messages: the newest message of each topic name, for those who subscribe later."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from rsmq.gateway.message import Published
+from rsmq.gateway.scripts import RETAIN_MESSAGE
+from rsmq.gateway.topic_filter import matches
+from rsmq.model.keys import Keys
+from rsmq.persistence.letter import STAMP
+from rsmq.redis.connector import Client
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.scripts import Value
+
+BUCKETS: Final = 8
+PAGE: Final = 500
+REMEMBERED_MS: Final = 600_000
+"""How long a removal keeps its stamp."""
+
+
+class Retained:
+    """The retained messages of the whole fleet, on the server."""
+
+    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, limit: int) -> None:
+        self._client, self._batcher, self._limit = client, batcher, limit
+        self._keys = [
+            tuple(keys.retained(bucket, name) for name in ("messages", "names", "expiries"))
+            for bucket in range(BUCKETS)
+        ]
+
+    async def keep(self, message: Published, stamp: str) -> bytes:
+        """Keep a message, or remove the one that is kept if the payload is empty. Returns the word of the script."""
+        envelope = message.envelope(message.qos, retain=True) if message.payload else b""
+        ttl: Value = message.ttl_ms if message.payload else b""
+        args = (message.topic, stamp, envelope, ttl, REMEMBERED_MS, max(1, self._limit // BUCKETS))
+        reply: bytes = await self._batcher.submit(RETAIN_MESSAGE, self._bucket(message.topic), args)
+        return reply
+
+    def _bucket(self, name: str) -> tuple[str, ...]:
+        return self._keys[zlib.crc32(name.encode()) % BUCKETS]
+
+    async def find(self, pattern: str, most: int) -> AsyncIterator[bytes]:
+        """The envelopes of the messages that a filter matches, at most so many, with their stamps."""
+        if "+" not in pattern and "#" not in pattern:
+            found = await self._client.execute_command("HGET", self._bucket(pattern)[0], pattern)
+            if found is not None and (envelope := envelope_of(found)):
+                yield envelope
+            return
+        front = pattern[: min(at for at in (pattern.find("+"), pattern.find("#")) if at >= 0)]
+        for messages, names, _ in self._keys:
+            low, high = b"[" + front.encode(), b"[" + front.encode() + b"\xff"
+            if front.endswith("/") and pattern == front + "#":
+                low = b"[" + front[:-1].encode()  # `a/#` matches `a`, too
+            while most > 0:
+                page = await self._client.execute_command("ZRANGEBYLEX", names, low, high, "LIMIT", 0, PAGE)
+                wanted = [name for name in page if matches(pattern, name.decode())][:most]
+                for found in await self._client.execute_command("HMGET", messages, *wanted) if wanted else ():
+                    if found is not None and (envelope := envelope_of(found)):
+                        most -= 1
+                        yield envelope
+                if len(page) < PAGE:
+                    break
+                low = b"(" + page[-1]
+
+    def __repr__(self) -> str:
+        return f"<Retained limit={self._limit}>"
+
+
+def envelope_of(kept: bytes) -> bytes:
+    """The envelope of what is kept under a topic name; empty for a removal that is remembered."""
+    envelope = kept.partition(b"|")[2]
+    return envelope if len(envelope) > STAMP else b""

@@ -1,0 +1,88 @@
+"""The router stores the messages of a topic in the inboxes of the clients that have subscribed to them."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+
+from rsmq.gateway.message import Copy, Published, combine, from_headers
+from rsmq.gateway.packet import Subscription
+from rsmq.gateway.registry import Registry
+from rsmq.handler.handler import Handler, build_handler
+from rsmq.model.message import Message
+from rsmq.persistence.inbox_writer import InboxWriter, Receipt
+
+log = logging.getLogger("rsmq.gateway")
+
+GROUP = "mqtt"
+BATCH = 500
+
+
+class Router:
+    """The batch handler of the group `mqtt`. It must get the messages of a partition in stream order.
+
+    The stream ids are the positions of its letters, so a batch that is repeated stores nothing twice. Subscriptions are
+    read after the messages: see `Registry`.
+    """
+
+    def __init__(self, registry: Registry, writer: Callable[[], InboxWriter]) -> None:
+        self._registry, self._writer = registry, writer
+        self.routed = self.letters = 0
+
+    def handler(self, topic: str) -> Handler:
+        """This router as the handler of a topic. A new group begins at the end: what is older meets no subscription."""
+        return build_handler(
+            self.route, topic, group=GROUP, ordering="partition", batch=BATCH, start="latest"
+        )  # fmt: skip
+
+    async def route(self, messages: list[Message]) -> list[BaseException | None] | None:
+        """None when all letters of all messages are stored, else one outcome per message."""
+        await self._registry.catch_up()
+        receipts = list[Receipt | None]()
+        for message in messages:
+            receipts.append(self._deliver(message))
+        outcomes: list[BaseException | None] = [None] * len(messages)
+        for at, receipt in enumerate(receipts):
+            try:
+                if receipt is not None:
+                    await receipt.complete()
+            except Exception as error:
+                outcomes[at] = error
+        self.routed += len(messages)
+        return outcomes if any(each is not None for each in outcomes) else None
+
+    def _deliver(self, message: Message) -> Receipt | None:
+        """Queue the letters of one message."""
+        try:
+            published = from_headers(message.headers, message.data)
+        except ValueError as error:
+            log.warning("message %s has broken MQTT headers and is not routed: %s", message.id, error)
+            return None
+        if published is None:
+            return None
+        recipients = defaultdict[str, list[Subscription]](list)
+        for client, subscription in self._registry.tree.match(published.topic):
+            if not (subscription.no_local and client == published.client):
+                recipients[client].append(subscription)
+        if not recipients:
+            return None
+        return self._store(message, published, recipients)
+
+    def _store(self, message: Message, published: Published, recipients: dict[str, list[Subscription]]) -> Receipt:
+        milliseconds, _, number = message.stream_id.partition("-")
+        position = f"{milliseconds:0>20}{number:0>20}"
+        source = f"source:{message.topic}.{message.partition}/{GROUP}"
+        writer, stored, sealed = self._writer(), Receipt(), dict[Copy, bytes]()
+        for client, found in recipients.items():
+            copy = combine(published, found)
+            assert copy is not None, "a recipient has a subscription"
+            envelope = sealed.get(copy)
+            if envelope is None:
+                envelope = sealed[copy] = published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers)
+            writer.put(client, source, position, milliseconds, published.ttl_ms, envelope, stored)
+        self.letters += len(recipients)
+        return stored
+
+    def __repr__(self) -> str:
+        return f"<Router routed={self.routed} letters={self.letters}>"

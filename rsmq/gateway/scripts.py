@@ -1,0 +1,16 @@
+"""The Lua scripts of the gateway."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rsmq.redis.scripts import Script
+
+SUBSCRIBE_CLIENT: Final = Script("subscribe_client")
+CLAIM_SUBSCRIPTIONS: Final = Script("claim_subscriptions")
+BEGIN_MQTT_SESSION: Final = Script("begin_mqtt_session")
+NOTE_RECEIVED: Final = Script("note_received")
+END_MQTT_SESSION: Final = Script("end_mqtt_session")
+BEAT_GATEWAY: Final = Script("beat_gateway")
+RETAIN_MESSAGE: Final = Script("retain_message")
+BROADCAST: Final = Script("broadcast")

@@ -1,0 +1,112 @@
+"""SUBSCRIBE and UNSUBSCRIBE: written to the registry before they are acknowledged, then the retained messages."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rsmq.gateway import encode
+from rsmq.gateway.context import Context
+from rsmq.gateway.message import Published, identifiers_of
+from rsmq.gateway.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
+from rsmq.gateway.topic_filter import MOST_LEVELS, levels_of, split_share
+from rsmq.persistence.letter import EXPIRES, RETAIN, STAMP, read_mqtt, seal_mqtt
+
+
+class Subscriber(Protocol):
+    """The connection of the client."""
+
+    client_id: str
+    user: str | None
+    level: int
+    subscriptions: dict[str, Subscription]
+    is_closed: bool
+
+    @property
+    def epoch(self) -> str: ...
+    def send(self, data: bytes) -> None: ...
+    def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
+    def close(self, reason: Reason, text: str = "") -> None: ...
+
+
+async def subscribe(context: Context, client: Subscriber, request: Subscribe) -> None:
+    """Add or replace subscriptions, acknowledge them, and send what is retained."""
+    wanted = dict(client.subscriptions)
+    reasons, granted = list[int](), list[tuple[Subscription, bool]]()
+    for each in request.subscriptions:
+        reason = refusal(context, client, each, wanted)
+        if reason is None:
+            granted.append((each, each.filter not in wanted))
+            wanted[each.filter] = each
+        reasons.append(each.qos if reason is None else reason)
+        if reason is not None:
+            context.counts[f"refused: subscription, {reason.name.lower()}"] += 1
+    if client.level == V31 and max(reasons) >= 0x80:
+        client.close(Reason.NOT_AUTHORIZED, "a subscription is refused, which version 3.1 cannot say")
+        return
+    if granted:
+        await context.registry.write(client.client_id, client.epoch, wanted.values())
+        if client.is_closed:
+            return
+        client.subscriptions = wanted
+        for each, _ in granted:
+            context.local.put(each.filter, client, each)
+    client.send(encode.suback(request.packet_id, reasons, client.level))
+    for each, is_new in granted:
+        if each.retain_handling == 0 or (each.retain_handling == 1 and is_new):
+            await send_retained(context, client, each)
+
+
+def refusal(context: Context, client: Subscriber, each: Subscription, wanted: dict[str, Subscription]) -> Reason | None:
+    """Why a subscription is not possible, or None."""
+    if split_share(each.filter)[0]:
+        return Reason.SHARED_NOT_SUPPORTED
+    if levels_of(each.filter) > MOST_LEVELS:
+        return Reason.TOPIC_FILTER_INVALID
+    if not context.gatekeeper.may_subscribe(client.client_id, client.user, each.filter):
+        return Reason.NOT_AUTHORIZED
+    if each.filter not in wanted and len(wanted) >= context.options.most_subscriptions:
+        return Reason.QUOTA_EXCEEDED
+    return None
+
+
+async def send_retained(context: Context, client: Subscriber, subscription: Subscription) -> None:
+    """The retained messages that a new subscription matches: through the inbox, where they have packet ids."""
+    number = 0
+    identifiers = (subscription.identifier,) if subscription.identifier else ()
+    async for envelope in context.retained.find(subscription.filter, context.options.retained_per_subscribe):
+        if client.is_closed:
+            return
+        number += 1
+        letter = read_mqtt(envelope)
+        expires = int.from_bytes(envelope[7:STAMP], "big")
+        left = expires - context.now_ms() if letter.flags & EXPIRES else None
+        if left is not None and left <= 0:
+            continue
+        qos = min(letter.flags & 3, subscription.qos)
+        if qos == 0:
+            seconds = None if left is None else -(-left // 1000)
+            message = Published(letter.topic, letter.data, 0, True, "", seconds, letter.properties)
+            client.direct(message, retain=True, identifiers=identifiers)
+            continue
+        properties = letter.properties + identifiers_of(identifiers)
+        flags = qos | RETAIN | (letter.flags & EXPIRES)
+        sealed = seal_mqtt(flags, letter.topic.encode(), properties, letter.data)
+        await context.inboxes.writer.store(client.client_id, sealed, b"" if left is None else left)
+    if number >= context.options.retained_per_subscribe:
+        context.counts["dropped: retained beyond the limit"] += 1
+
+
+async def unsubscribe(context: Context, client: Subscriber, request: Unsubscribe) -> None:
+    """End subscriptions, and acknowledge that."""
+    left = {name: each for name, each in client.subscriptions.items() if name not in request.filters}
+    reasons = [
+        Reason.SUCCESS if name in client.subscriptions else Reason.NO_SUBSCRIPTION_EXISTED for name in request.filters
+    ]
+    if len(left) < len(client.subscriptions):
+        await context.registry.write(client.client_id, client.epoch, left.values())
+        if client.is_closed:
+            return
+        for name in client.subscriptions.keys() - left.keys():
+            context.local.remove(name, client)
+        client.subscriptions = left
+    client.send(encode.unsuback(request.packet_id, reasons, client.level))

@@ -1,0 +1,112 @@
+"""Password and ACL files in Mosquitto's formats, and callbacks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rsmq.errors import ConfigError
+from rsmq.gateway.auth import Gatekeeper, check_password
+from rsmq.gateway.options import GatewayOptions, split_listen
+from tests.gateway.process import GatewayProcess
+from tests.gateway.raw_client import RawClient
+from tests.servers import Server
+
+ACL = """
+topic read public/#
+user ada
+topic sensors/ada/#
+topic deny sensors/ada/secret
+topic write out/+
+pattern readwrite own/%c/#
+pattern read user/%u
+"""
+
+
+def hashed(password: bytes, rounds: int = 101) -> str:
+    """A line of mosquitto_passwd 2.0."""
+    salt = b"0123456789ab"
+    found = hashlib.pbkdf2_hmac("sha512", password, salt, rounds)
+    return f"$7${rounds}${base64.b64encode(salt).decode()}${base64.b64encode(found).decode()}"
+
+
+def test_passwords_of_mosquitto_are_checked(tmp_path: Path) -> None:
+    assert check_password(hashed(b"secret"), b"secret")
+    assert not check_password(hashed(b"secret"), b"other")
+    old = base64.b64encode(hashlib.sha512(b"pw" + b"salt").digest()).decode()
+    assert check_password(f"$6${base64.b64encode(b'salt').decode()}${old}", b"pw")
+    for broken in ("", "$7$", "$7$x$y$z", "$8$1$2$3", "plain", "$7$101$!!$!!"):
+        assert not check_password(broken, b"")
+    if (tool := shutil.which("mosquitto_passwd")) is not None:
+        path = tmp_path / "passwords"
+        subprocess.run([tool, "-b", "-c", str(path), "ada", "söcret"], check=True, capture_output=True)
+        assert check_password(path.read_text().strip().partition(":")[2], "söcret".encode())
+
+
+def test_rules_of_an_acl_file_decide(tmp_path: Path) -> None:
+    path = tmp_path / "acl"
+    path.write_text(ACL)
+    keeper = Gatekeeper(GatewayOptions(anonymous=True, acl_file=path))
+    for user, access, topic, wanted in [
+        (None, "read", "public/x", True), (None, "write", "public/x", False), (None, "read", "sensors/ada/1", False),
+        ("ada", "read", "sensors/ada/1", True), ("ada", "write", "sensors/ada/1", True),
+        ("ada", "read", "sensors/ada/secret", False), ("ada", "read", "sensors/ada/#", True),
+        ("ada", "read", "sensors/#", False), ("ada", "read", "#", False), ("ada", "read", "+/ada/1", False),
+        ("ada", "write", "out/x", True), ("ada", "read", "out/x", False), ("ada", "read", "public/x", False),
+        ("ada", "write", "own/c1/x", True), ("ada", "write", "own/c2/x", False), ("ada", "read", "user/ada", True),
+        ("bob", "write", "own/c1/x", True), ("bob", "read", "sensors/ada/1", False), (None, "read", "user/x", False),
+        ("ada", "write", "$SYS/x", False),
+    ]:  # fmt: skip
+        assert keeper.allows("c1", user, access, topic) is wanted, (user, access, topic)  # type: ignore[arg-type]
+    assert not keeper.allows("+", "ada", "write", "own/c1/x"), "a client id with a wildcard widens no pattern"
+    path.write_text("topic a#\n")
+    with pytest.raises(ConfigError, match="acl:1"):
+        keeper.load()
+    assert keeper.allows("c1", "ada", "write", "out/x"), "what was read before stays"
+
+
+def test_a_gateway_that_lets_nobody_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--anonymous"):
+        Gatekeeper(GatewayOptions()).require_some()
+    (tmp_path / "bad").write_text("ada:plain\n")
+    with pytest.raises(ConfigError, match="bad:1"):
+        Gatekeeper(GatewayOptions(password_file=tmp_path / "bad"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Gatekeeper(GatewayOptions(password_file=tmp_path / "none"))
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:1883", "http://x", "mqtt://", "mqtt://x:99999", "mqtt://x/path"])
+def test_a_wrong_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not understood"):
+        split_listen(text)
+    assert split_listen("mqtt://[::1]:5") == ("::1", 5)
+    assert split_listen("mqtt://host") == ("host", 1883)
+
+
+async def test_credentials_and_rights_decide_at_each_step(server: Server, fleet_prefix: str, tmp_path: Path) -> None:
+    (tmp_path / "passwords").write_text(f"ada:{hashed(b'secret')}\n")
+    (tmp_path / "acl").write_text("topic write open/#\nuser ada\ntopic private/#\ntopic deny private/hidden\n")
+    with GatewayProcess(
+        server.url, fleet_prefix, anonymous=False, password_file=str(tmp_path / "passwords"),
+        acl_file=str(tmp_path / "acl"),
+    ) as gateway:  # fmt: skip
+        for level, user, password, code in [
+            (4, None, None, 5), (5, None, None, 0x87), (4, "ada", b"wrong", 4), (5, "ada", b"wrong", 0x86),
+            (5, "eve", b"secret", 0x86), (5, "ada", None, 0x86), (5, "ada", b"secret", 0), (4, "ada", b"secret", 0),
+        ]:  # fmt: skip
+            one = await RawClient(gateway.port, level).connect("c", username=user, password=password)
+            assert one.connack is not None
+            assert one.connack.reason == code, (user, password)
+            one.abort()
+        ada = await RawClient(gateway.port, 5).connect("ada", username="ada", password=b"secret")
+        assert await ada.subscribe(("private/#", 1), ("#", 1), ("open/x", 1)) == b"\1\x87\x87"
+        assert await ada.publish("open/x", b"no") == 0x87
+        assert await ada.publish("private/hidden", b"no") == 0x87
+        assert await ada.publish("private/x", b"yes") == 0
+        assert (await ada.message()).payload == b"yes"
+        ada.abort()

@@ -1,0 +1,325 @@
+"""What clients get, and how they subscribe: traps 16, 39 to 62, against one running gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rsmq import Broker
+from tests.gateway import packets as p
+from tests.gateway.raw_client import RawClient
+
+Make = Callable[..., RawClient]
+KEPT = {"clean": False, "raw_props": b"\x11\0\0\0\x3c"}
+
+
+async def test_unacknowledged_messages_come_again_with_the_same_ids(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name, **KEPT), await client().connect(f"{name}-s")
+    await one.subscribe((name, 1), (f"{name}/2", 2))
+    for number in range(3):
+        await sender.publish(name, b"%d" % number, 1)
+        await sender.publish(f"{name}/2", b"%d" % number, 2)
+    before = [await one.take(3) for _ in range(6)]
+    assert not any(each.dup for each in before)
+    assert await one.is_silent()  # nothing is repeated inside a connection
+    received = [each for each in before if each.qos == 2]
+    one.send(p.ack(5, received[0].packet_id))
+    assert (await one.take(6)).packet_id == received[0].packet_id
+    one.abort()
+    again = await client(5).connect(name, **KEPT)
+    after = [await again.take() for _ in range(6)]
+    assert [each.packet_id for each in after] == [each.packet_id for each in before]
+    for old, new in zip(before, after, strict=True):
+        if old is received[0]:
+            assert new.kind == 6  # released, not sent again
+        else:
+            assert (new.kind, new.dup, new.payload, new.topic) == (3, True, old.payload, old.topic)
+
+
+async def test_pubrels_leave_in_the_order_of_pubrecs(client: Make, name: str) -> None:
+    one, sender = await client().connect(name), await client().connect(f"{name}-s")
+    await one.subscribe((name, 2))
+    for number in range(5):
+        await sender.publish(name, b"%d" % number, 2)
+    ids = [(await one.take(3)).packet_id for _ in range(5)]
+    order = [ids[3], ids[0], ids[4], ids[1], ids[2]]
+    one.send(b"".join(p.ack(5, each) for each in order))
+    assert [(await one.take(6)).packet_id for _ in range(5)] == order
+    one.send(b"".join(p.ack(7, each) for each in order))
+    assert await one.is_silent()
+
+
+async def test_wrong_acknowledgements_end_the_connection(client: Make, name: str) -> None:
+    for number, (qos, kind) in enumerate([(1, 5), (2, 4), (2, 7)]):
+        one, sender = await client(5).connect(f"{name}-{number}"), await client().connect(f"{name}-s")
+        await one.subscribe((f"{name}/{number}", qos))
+        await sender.publish(f"{name}/{number}", b"x", qos)
+        one.send(p.ack(kind, (await one.take(3)).packet_id))
+        last = await one.ended()
+        assert last is not None
+        assert last.reason == 0x82
+    late = await client(5).connect(f"{name}-late")
+    late.send(p.ack(4, 1234) + p.ack(7, 1234))
+    assert await late.is_silent()
+    late.send(p.ack(5, 1234))
+    assert (await late.take(6)).reason == 0x92
+
+
+async def test_an_error_in_an_ack_removes_the_message(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name, **KEPT), await client().connect(f"{name}-s")
+    await one.subscribe((name, 2))
+    for qos in (1, 2):
+        await sender.publish(name, b"x", qos)
+        got = await one.take(3)
+        one.send(p.ack(4 if qos == 1 else 5, got.packet_id, 0x83))
+    assert await one.is_silent()
+    await one.disconnect()
+    again = await client(5).connect(name, **KEPT)
+    assert await again.is_silent()
+
+
+async def test_receive_maximum_1_gets_a_backlog_one_by_one(client: Make, name: str, broker: Broker) -> None:
+    letters = ((name, b"%d" % number) for number in range(300))
+    await broker.send_many(letters, topic="backlog")
+    one = await client(5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c\x21\0\1")
+    for number in range(300):
+        got = await one.take(3)
+        assert got.payload == b"%d" % number
+        if number % 100 == 0:
+            assert await one.is_silent()
+        one.send(p.ack(4, got.packet_id))
+
+
+async def test_the_qos_is_the_lower_of_both(client: Make, name: str) -> None:
+    one, sender = await client().connect(name), await client().connect(f"{name}-s")
+    assert await one.subscribe((f"{name}/0", 0), (f"{name}/1", 1), (f"{name}/2", 2)) == b"\0\1\2"
+    for sent in (0, 1, 2):
+        for asked in (0, 1, 2):
+            await sender.publish(f"{name}/{asked}", b"x", sent, 9)
+            got = await one.message()
+            assert got.qos == min(sent, asked)
+            if got.qos == 2:
+                one.send(p.ack(5, got.packet_id))
+                assert (await one.take(6)).packet_id == got.packet_id
+                one.send(p.ack(7, got.packet_id))
+            assert await one.is_silent()
+
+
+async def test_overlapping_filters_give_one_copy_with_the_highest_qos_and_all_identifiers(
+    client: Make, name: str
+) -> None:
+    one, sender = await client(5).connect(name), await client().connect(f"{name}-s")
+    await one.subscribe((f"{name}/#", 0), raw_props=b"\x0b\x05")
+    await one.subscribe((f"{name}/+", 2), raw_props=b"\x0b\x80\x01")
+    await one.subscribe((f"{name}/a", 1))
+    await sender.publish(f"{name}/a", b"x", 1)
+    got = await one.message()
+    assert got.qos == 1
+    assert sorted(got.properties[11]) == [5, 128]
+    sender.send(p.publish(f"{name}/a", b"y", 0))
+    got = await one.message()
+    assert got.qos == 0
+    assert sorted(got.properties[11]) == [5, 128]
+    assert await one.is_silent()
+
+
+async def test_message_expiry_is_counted_down_and_ends_a_message(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name, **KEPT), await client(5).connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    await one.disconnect()
+    for seconds, payload in ((0, b"never"), (1, b"late"), (100, b"soon"), (2**32 - 1, b"ever")):
+        await sender.publish(name, payload, raw_props=b"\x02" + seconds.to_bytes(4, "big"))
+    waiting = await client(5).connect(f"{name}-w", keep_alive=1)
+    assert (await waiting.ended()) is not None  # more than a second later
+    again = await client(5).connect(name, **KEPT)
+    soon, ever = await again.message(), await again.message()
+    assert soon.payload == b"soon"
+    assert 90 <= soon.properties[2][0] < 100
+    assert ever.payload == b"ever"
+    assert await again.is_silent()
+
+
+async def test_a_message_above_the_maximum_packet_size_is_skipped(client: Make, name: str) -> None:
+    one = await client(5).connect(name, raw_props=b"\x27\0\0\1\0")
+    sender = await client().connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    await sender.publish(name, bytes(300))
+    await sender.publish(name, b"small")
+    assert (await one.message()).payload == b"small"
+
+
+async def test_no_local_spares_the_publisher_only(client: Make, name: str) -> None:
+    one, two = await client(5).connect(name), await client(5).connect(f"{name}-2")
+    for each in (one, two):
+        await each.subscribe((name, 1 | 4))
+    await one.publish(name, b"from one")
+    await two.publish(name, b"from two")
+    one.send(p.publish(name, b"zero", 0, level=5))
+    assert (await one.message()).payload == b"from two"
+    assert sorted([(await two.message()).payload, (await two.message()).payload]) == [b"from one", b"zero"]
+    assert await one.is_silent()
+
+
+async def test_subscribing_again_replaces_and_sends_retained_by_its_handling(client: Make, name: str) -> None:
+    one = await client(5).connect(name)
+    await one.publish(f"{name}/r", b"kept", retain=True)
+    for options, wanted in ((1, True), (1, True), (1 | 1 << 4, False), (1 | 2 << 4, False)):
+        await one.subscribe((f"{name}/#", options))
+        if wanted:
+            got = await one.message()
+            assert (got.payload, got.retain) == (b"kept", True)
+        assert await one.is_silent()
+    two = await client(5).connect(f"{name}-2")
+    await two.subscribe((f"{name}/+", 1 | 1 << 4))
+    assert (await two.message()).payload == b"kept"
+    await two.publish(f"{name}/x", b"once")
+    assert (await two.message()).payload == b"once"
+    assert await two.is_silent()
+
+
+async def test_the_retain_flag_is_set_for_retained_messages_only(client: Make, name: str) -> None:
+    plain, faithful = await client(5).connect(name), await client(5).connect(f"{name}-2")
+    await plain.subscribe((name, 1))
+    await faithful.subscribe((name, 1 | 8))
+    sender = await client().connect(f"{name}-s")
+    await sender.publish(name, b"x", retain=True)
+    assert not (await plain.message()).retain
+    assert (await faithful.message()).retain
+    late = await client(4).connect(f"{name}-3")
+    await late.subscribe((name, 1))
+    assert (await late.message()).retain
+
+
+async def test_an_empty_retained_message_removes_and_is_passed_on(client: Make, name: str) -> None:
+    one, sender = await client().connect(name), await client().connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    for qos in (1, 2, 0):
+        await sender.publish(name, b"x", 1, retain=True)
+        await sender.publish(name, b"", qos, retain=True)
+        got = [await one.message(), await one.message()]
+        assert sorted(each.payload for each in got) == [b"", b"x"]
+        assert not any(each.retain for each in got)
+        if qos:  # of QoS 0 nobody says when it is done
+            late = await client().connect(f"{name}-late")
+            await late.subscribe((name, 1))
+            assert await late.is_silent()
+            await late.disconnect()
+
+
+async def test_a_client_finds_its_own_retained_message_after_its_ack(client: Make, name: str) -> None:
+    one = await client(5).connect(name)
+    for number in range(30):
+        assert await one.publish(f"{name}/{number}", b"%d" % number, 1, 1, retain=True) == 0
+        await one.subscribe((f"{name}/{number}", 1))
+        assert (await one.message()).payload == b"%d" % number
+
+
+async def test_retained_messages_expire(client: Make, name: str) -> None:
+    sender = await client(5).connect(f"{name}-s")
+    await sender.publish(f"{name}/1", b"short", retain=True, raw_props=b"\x02\0\0\0\1")
+    await sender.publish(f"{name}/2", b"long", retain=True, raw_props=b"\x02\0\0\0\x64")
+    waiting = await client(5).connect(f"{name}-w", keep_alive=1)
+    await waiting.ended()
+    one = await client(5).connect(name)
+    await one.subscribe((f"{name}/#", 1))
+    got = await one.message()
+    assert got.payload == b"long"
+    assert got.properties[2][0] < 100
+    assert await one.is_silent()
+
+
+async def test_retained_messages_of_qos_2_share_the_packet_ids_of_the_inbox(client: Make, name: str) -> None:
+    sender = await client(5).connect(f"{name}-s")
+    for number in range(5):
+        await sender.publish(f"{name}/{number}", b"x", 2, retain=True)
+    one = await client(5).connect(name, **KEPT)
+    await one.subscribe((f"{name}/#", 2))
+    ids = [(await one.take(3)).packet_id for _ in range(5)]
+    assert len(set(ids)) == 5
+    one.abort()
+    again = await client(5).connect(name, **KEPT)
+    assert [(await again.take(3)).packet_id for _ in range(5)] == ids
+
+
+async def test_every_filter_gets_its_code_in_order(client: Make, name: str) -> None:
+    filters = [(f"{name}/a", 1), ("denied/read", 1), ("$share/g/x", 0), (f"{name}/b", 2)]
+    five, four = await client(5).connect(name), await client(4).connect(f"{name}-4")
+    assert await five.subscribe(*filters) == b"\1\x87\x9e\2"
+    assert await four.subscribe(*filters) == b"\1\x80\x80\2"
+    five.send(p.unsubscribe([f"{name}/a", "none", f"{name}/b"], 7, 5))
+    assert (await five.take(11)).reasons == b"\0\x11\0"
+    three = await client(3).connect(f"{name}-3")
+    three.send(p.subscribe([("denied/read", 1)], 1))
+    assert await three.ended() is None
+
+
+async def test_a_client_has_a_limit_of_subscriptions(client: Make, name: str) -> None:
+    one = await client(5).connect(name)
+    assert await one.subscribe(*((f"{name}/{n}", 0) for n in range(52))) == b"\0" * 50 + b"\x97\x97"
+    assert await one.subscribe((f"{name}/0", 1)) == b"\1"
+
+
+async def test_unsubscribing_stops_new_messages_and_what_is_out_is_finished(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name), await client().connect(f"{name}-s")
+    await one.subscribe((name, 2))
+    await sender.publish(name, b"before", 2)
+    got = await one.take(3)
+    one.send(p.unsubscribe([name], 3, 5))
+    assert (await one.take(11)).reasons == b"\0"
+    await sender.publish(name, b"after", 2)
+    one.send(p.ack(5, got.packet_id))
+    assert (await one.take(6)).packet_id == got.packet_id
+    one.send(p.ack(7, got.packet_id))
+    assert await one.is_silent()
+
+
+@pytest.mark.parametrize("topic", ["$SYS/x", "$other/x"])
+async def test_wildcards_do_not_match_system_topics(client: Make, name: str, topic: str) -> None:
+    one = await client(5).connect(name)
+    await one.subscribe(("#", 1), ("+/x", 1), ("$other/#", 1))
+    code = await one.publish(topic, name.encode(), 1, 3)
+    assert code == (0x87 if topic.startswith("$SYS") else 0)
+    if code == 0:
+        found = await one.message()
+        while found.payload != name.encode():  # of other tests
+            found = await one.message()
+        assert found.topic == topic
+    one.send(p.unsubscribe(["#", "+/x"], 4, 5))
+
+
+async def test_clean_start_drops_what_has_waited(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name, **KEPT), await client().connect(f"{name}-s")
+    await one.subscribe((f"{name}/#", 1))
+    await one.disconnect()
+    for number in range(20):
+        await sender.publish(f"{name}/x", b"%d" % number)
+    again = await client(5).connect(name, clean=True)
+    assert await again.is_silent()
+    await sender.publish(f"{name}/x", b"nobody wants this")
+    await again.subscribe((f"{name}/#", 1))
+    await sender.publish(f"{name}/x", b"new")
+    assert (await again.message()).payload == b"new"
+
+
+async def test_a_backlog_comes_before_what_is_new(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name, **KEPT), await client().connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    await one.disconnect()
+    for number in range(300):
+        await sender.publish(name, b"%d" % number)
+    again = await client(5).connect(name, **KEPT)
+    for number in range(300, 400):
+        await sender.publish(name, b"%d" % number)
+    assert [(await again.message()).payload for _ in range(400)] == [b"%d" % number for number in range(400)]
+
+
+async def test_a_client_that_does_not_read_loses_no_message_of_qos_1(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name, **KEPT), await client().connect(f"{name}-s")
+    await one.subscribe((name, 1))
+    one._writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for number in range(60):
+        await sender.publish(name, b"%d" % number + bytes(100_000))
+    one._writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for number in range(60):
+        assert (await one.message()).payload[:2].rstrip(b"\0") == b"%d" % number

@@ -1,0 +1,321 @@
+"""Several gateways, some of which are killed: traps 25, 26, 30, 31, 40, 60, 61, 67, 68, 71."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from rsmq import Broker
+from rsmq.model.settings import Settings
+from tests.gateway import packets as p
+from tests.gateway.ledger import Publisher, Subscriber, firsts
+from tests.gateway.process import GatewayProcess
+from tests.gateway.raw_client import RawClient
+from tests.servers import Server
+
+QUICK = {"lease_ttl": "PT2S", "presence_grace": "PT0.5S", "presence_interval": "PT0.1S"}
+LONG = bool(os.environ.get("CHAOS"))
+
+
+def start(server: Server, prefix: str) -> GatewayProcess:
+    return GatewayProcess(server.url, prefix, settings=QUICK, lease=1)
+
+
+@pytest.fixture(scope="module")
+def pair(server: Server, fleet_prefix: str) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    """Two gateways that no test kills."""
+    with start(server, fleet_prefix) as one, start(server, fleet_prefix) as two:
+        yield one, two
+
+
+@pytest.fixture(autouse=True)
+async def clients() -> AsyncIterator[list[RawClient]]:
+    """All clients of a test are closed at its end."""
+    RawClient.made = made = []
+    yield made
+    RawClient.made = None
+    for each in made:
+        each.abort()
+
+
+async def until(condition: object, what: str) -> None:
+    """Wait for a state on the server: `condition` is an async function."""
+    async with asyncio.timeout(20):
+        while not await condition():  # type: ignore[operator]
+            await asyncio.sleep(0.05)
+    assert what
+
+
+async def test_a_message_published_anywhere_after_a_suback_meets_the_subscription(
+    pair: tuple[GatewayProcess, GatewayProcess], clients: list[RawClient], name: str
+) -> None:
+    """Subscribe at one gateway, publish at the other at once; the router's owner is either of them."""
+    subscriber = await RawClient(pair[0].port, 5).connect(name)
+    publisher = await RawClient(pair[1].port, 5).connect(f"{name}-p")
+    clients += [subscriber, publisher]
+    for number in range(1000 if LONG else 150):
+        topic = f"{name}/{number}" if number % 3 else f"{name}/+/{number}"
+        await subscriber.subscribe((topic, 1))
+        await publisher.publish(topic.replace("+", "x"), b"%d" % number)
+        assert (await subscriber.message()).payload == b"%d" % number
+        if number % 40 == 39:
+            subscriber.send(p.unsubscribe([f"{name}/{n}" for n in range(number)], 2, 5))
+            await subscriber.take(11)
+
+
+async def test_a_session_is_taken_over_at_another_gateway(
+    pair: tuple[GatewayProcess, GatewayProcess], clients: list[RawClient], name: str
+) -> None:
+    """Between PUBLISH and PUBACK, and between PUBREC and PUBREL."""
+    raw = b"\x11\0\0\0\x3c"
+    old = await RawClient(pair[0].port, 5).connect(name, clean=False, raw_props=raw)
+    sender = await RawClient(pair[1].port).connect(f"{name}-s")
+    clients += [old, sender]
+    await old.subscribe((name, 2))
+    await sender.publish(name, b"one", 1)
+    await sender.publish(name, b"two", 2)
+    one, two = await old.take(3), await old.take(3)
+    old.send(p.publish(f"{name}/x", b"mine", 2, 77, 5))
+    assert (await old.take(5)).packet_id == 77
+    new = await RawClient(pair[1].port, 5).connect(name, clean=False, raw_props=raw)
+    clients.append(new)
+    last = await old.ended()
+    assert last is not None
+    assert last.reason == 0x8E
+    again = [await new.take(3), await new.take(3)]
+    assert [(each.packet_id, each.payload, each.dup) for each in again] == [
+        (one.packet_id, b"one", True), (two.packet_id, b"two", True)
+    ]  # fmt: skip
+    new.send(p.ack(4, one.packet_id) + p.ack(5, two.packet_id) + p.ack(6, 77))
+    kinds = {(await new.take()).kind for _ in range(2)}
+    assert kinds == {6, 7}
+    new.send(p.ack(7, two.packet_id))
+    assert await new.is_silent()
+
+
+async def test_a_takeover_with_clean_start_leaves_nothing_of_the_old_session(
+    pair: tuple[GatewayProcess, GatewayProcess], clients: list[RawClient], name: str
+) -> None:
+    old = await RawClient(pair[0].port, 5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+    sender = await RawClient(pair[1].port).connect(f"{name}-s")
+    clients += [old, sender]
+    await old.subscribe((f"{name}/#", 1))
+
+    async def flood() -> None:
+        for number in range(100):
+            await sender.publish(f"{name}/x", b"%d" % number)
+
+    flooding = asyncio.create_task(flood())
+    await old.take(3)
+    new = await RawClient(pair[1].port, 5).connect(name, clean=True)
+    clients.append(new)
+    assert new.connack is not None
+    assert not new.connack.session_present
+    await flooding
+    assert await new.is_silent()
+
+
+async def test_an_expired_session_leaves_no_key(
+    pair: tuple[GatewayProcess, GatewayProcess], server_url: str, fleet_prefix: str, name: str
+) -> None:
+    """Of an expiry of 0 at once, of one second soon; one that was raised in DISCONNECT is an error."""
+    sender = await RawClient(pair[1].port).connect(f"{name}-s")
+    for number, (connect, disconnect) in enumerate([(0, None), (1, None), (60, 0), (60, 1)]):
+        raw = b"\x11" + connect.to_bytes(4, "big")
+        one = await RawClient(pair[0].port, 5).connect(f"{name}-{number}", clean=False, raw_props=raw)
+        await one.subscribe((f"{name}/#", 1))
+        if disconnect is None:
+            one.send(p.DISCONNECT)
+        else:
+            one.send(p.packet(0xE0, b"\0", b"\5\x11" + disconnect.to_bytes(4, "big")))
+        await one.ended()
+        one.close()
+        await sender.publish(f"{name}/x", b"perhaps late")
+    await sender.disconnect()
+    async with Broker(Settings(url=server_url, prefix=fleet_prefix)) as broker:
+
+        async def is_clean() -> bool:
+            keys = await broker.client.execute_command("KEYS", f"{fleet_prefix}:*{name}*")
+            lists = [
+                await broker.client.execute_command("HKEYS", broker.keys.mqtt(n, "subscriptions")) for n in range(8)
+            ]
+            return not keys and not any(name.encode() in each for found in lists for each in found)
+
+        await until(is_clean, "no key is left")
+
+
+@pytest.mark.parametrize("step", ["before the answer", "after PUBREC"])
+async def test_qos_2_goes_on_at_another_gateway_and_is_stored_once(
+    pair: tuple[GatewayProcess, GatewayProcess], server: Server, fleet_prefix: str, step: str, name: str
+) -> None:
+    """The publisher's gateway is killed; the same packet comes with DUP elsewhere, then its id is used again."""
+    with start(server, fleet_prefix) as dying:
+        old = await RawClient(dying.port).connect(name, clean=False)
+        old.send(p.publish("x", name.encode(), 2, 9))
+        if step == "after PUBREC":
+            await old.take(5)
+        dying.kill()
+    new = await RawClient(pair[1].port).connect(name, clean=False)
+    new.send(p.publish("x", name.encode(), 2, 9, dup=True))
+    await new.take(5)
+    new.send(p.ack(6, 9))
+    assert (await new.take(7)).packet_id == 9
+    assert await new.publish("x", name.encode() + b" again", 2, 9) == 0
+    async with Broker(Settings(url=server.url, prefix=fleet_prefix)) as broker:
+        found = [each for each in await stored(broker) if each.startswith(name.encode())]
+    assert found == [name.encode(), name.encode() + b" again"]
+
+
+async def stored(broker: Broker) -> list[bytes]:
+    """The payloads in the topic `mqtt`."""
+    found = list[bytes]()
+    for partition in range(8):
+        rows = await broker.client.execute_command("XRANGE", broker.keys.stream("mqtt", partition), "-", "+")
+        found += [fields[1] for _, fields in rows]
+    return found
+
+
+async def test_no_kill_of_a_gateway_loses_or_reorders_messages(server: Server, fleet_prefix: str) -> None:
+    """Gateways route, hold the publishers and hold the subscribers; they are killed while messages flow."""
+    prefix = f"{fleet_prefix}-k"
+    count, kills = (4000, 6) if LONG else (600, 2)
+    payloads = [b"%d" % number for number in range(count)]
+    gateways = [start(server, prefix) for _ in range(3)]
+    try:
+        ports = [each.port for each in gateways]
+        subscribers = {qos: Subscriber(ports, f"reader{qos}", qos - 1) for qos in (1, 2)}
+        publishers = {qos: Publisher(ports, f"writer{qos}", qos - 1) for qos in (1, 2)}
+        tasks = [asyncio.create_task(each.collect(f"t{qos}/#", count, qos)) for qos, each in subscribers.items()]
+        for each in subscribers.values():
+            await each.ready.wait()
+        tasks += [asyncio.create_task(each.publish(f"t{qos}/x", payloads, qos)) for qos, each in publishers.items()]
+        for number in range(kills):
+            wanted = (number + 1) * count // (kills + 1)
+            while any(len(each.got) < wanted for each in subscribers.values()):
+                await asyncio.sleep(0.01)
+                assert not any(task.done() and task.exception() for task in tasks)
+            gateways.pop(0).kill()
+            if LONG:
+                gateways.append(start(server, prefix))
+            ports[:] = [each.port for each in gateways]
+            for each in (*subscribers.values(), *publishers.values()):
+                each.ports = ports
+        async with asyncio.timeout(100):
+            await asyncio.gather(*tasks)
+        assert any(each.connects > 1 for each in (*subscribers.values(), *publishers.values()))
+        assert firsts(subscribers[1].got) == payloads
+        assert subscribers[2].got == payloads
+    finally:
+        for gateway in gateways:
+            gateway.kill()
+
+
+async def test_a_server_that_restarts_loses_nothing_and_repeats_nothing(fleet_prefix: str) -> None:
+    """No PUBACK while it is away. What was published meanwhile is stored once, in order."""
+    with Server(aof=True, tcp=True) as server, start(server, fleet_prefix) as gateway:
+        one = await RawClient(gateway.port).connect("writer", clean=False, keep_alive=0)
+        for number in range(10):
+            await one.publish("x", b"%d" % number, 1, number + 1)
+        server.stop()
+        one.send(b"".join(p.publish("x", b"%d" % number, 1, number + 1) for number in range(10, 20)))
+        assert await one.is_silent()
+        server.start()
+        assert [(await one.take(4)).packet_id for _ in range(10)] == list(range(11, 21))
+        async with Broker(Settings(url=server.url, prefix=fleet_prefix)) as broker:
+            assert await stored(broker) == [b"%d" % number for number in range(20)]
+
+
+async def test_survivors_end_the_connections_of_a_dead_gateway(
+    pair: tuple[GatewayProcess, GatewayProcess], server: Server, fleet_prefix: str, name: str
+) -> None:
+    """Clean sessions at once, the others when they expire."""
+    with start(server, fleet_prefix) as dead:
+        for number in range(6):
+            raw = b"\x11\0\0\0\x01" if number % 2 else b""
+            one = await RawClient(dead.port, 5).connect(f"{name}-{number}", raw_props=raw)
+            await one.subscribe((f"{name}/#", 1))
+        dead.kill()
+    async with Broker(Settings(url=server.url, prefix=fleet_prefix)) as broker:
+
+        async def is_clean() -> bool:
+            keys = await broker.client.execute_command("KEYS", f"{fleet_prefix}:*{name}-*")
+            lists = [
+                await broker.client.execute_command("HKEYS", broker.keys.mqtt(n, "subscriptions")) for n in range(8)
+            ]
+            return not keys and not any(name.encode() in each for found in lists for each in found)
+
+        await until(is_clean, "the sessions are gone")
+
+
+async def test_a_gateway_that_was_paused_for_too_long_starts_anew(
+    pair: tuple[GatewayProcess, GatewayProcess], server: Server, fleet_prefix: str, name: str
+) -> None:
+    with start(server, fleet_prefix) as paused:
+        one = await RawClient(paused.port).connect(name, clean=False)
+        await one.subscribe((name, 1))
+        async with Broker(Settings(url=server.url, prefix=fleet_prefix)) as broker:
+            before = await broker.client.execute_command("ZCARD", broker.keys.gateways)
+            paused.signal(signal.SIGSTOP)
+
+            async def is_buried() -> bool:
+                return bool(await broker.client.execute_command("ZCARD", broker.keys.gateways) < before)
+
+            await until(is_buried, "the others have ended its connections")
+        moved = await RawClient(pair[0].port).connect(name, clean=False)
+        assert moved.connack is not None
+        assert moved.connack.session_present
+        paused.signal(signal.SIGCONT)
+        await one.ended()
+        assert await moved.publish(name, b"here") == 0
+        assert (await moved.message()).payload == b"here"
+        fresh = await RawClient(paused.port).connect(f"{name}-2")
+        assert await fresh.is_silent()
+
+
+async def test_sigterm_tells_clients_and_keeps_their_sessions(
+    pair: tuple[GatewayProcess, GatewayProcess], server: Server, fleet_prefix: str, name: str
+) -> None:
+    with start(server, fleet_prefix) as gateway:
+        five = await RawClient(gateway.port, 5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+        four = await RawClient(gateway.port, 4).connect(f"{name}-4", clean=False)
+        await five.subscribe((name, 1))
+        gateway.signal(signal.SIGTERM)
+        last = await five.ended()
+        assert last is not None
+        assert last.reason == 0x8B
+        assert await four.ended() is None
+        assert gateway.stop() == 0
+    five = await RawClient(pair[0].port, 5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+    assert five.connack is not None
+    assert five.connack.session_present
+    assert await five.publish(name, b"still mine") == 0
+    assert (await five.message()).payload == b"still mine"
+
+
+async def test_a_gateway_that_starts_while_subscriptions_change_has_the_same_tree(
+    pair: tuple[GatewayProcess, GatewayProcess], server: Server, fleet_prefix: str, name: str
+) -> None:
+    """What it routes reaches exactly those who are subscribed."""
+    readers = [await RawClient(pair[0].port, 5).connect(f"{name}-{number}") for number in range(10)]
+
+    async def change(reader: RawClient, number: int) -> None:
+        for round_ in range(30):
+            await reader.subscribe((f"{name}/{number}/{round_}", 1))
+            if round_ % 3:
+                reader.send(p.unsubscribe([f"{name}/{number}/{round_}"], 3, 5))
+                await reader.take(11)
+
+    changing = [asyncio.create_task(change(reader, number)) for number, reader in enumerate(readers)]
+    with start(server, fleet_prefix) as fresh:
+        sender = await RawClient(fresh.port).connect(f"{name}-s")
+        await asyncio.gather(*changing)
+        for number in range(10):
+            for round_ in range(25, 30):
+                await sender.publish(f"{name}/{number}/{round_}", b"%d" % round_)
+        for reader in readers:
+            assert (await reader.message()).payload == b"27"
+            assert await reader.is_silent()
