@@ -22,6 +22,7 @@ from sybil import Example
 from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
 
+import rsmq
 from rsmq import Settings
 from rsmq.model.words import duration
 
@@ -145,4 +146,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     reference = (tmp_path / "site" / "reference" / "index.html").read_text()
-    assert all(f'id="rsmq.{name}"' in reference for name in ("Broker", "Message", "Settings", "RetryPolicy"))
+    shown = set(re.findall(r'id="rsmq\.([\w.]+)"', reference))
+    public = {name.removeprefix("errors.") for name in shown}
+    assert set(rsmq.__all__) - public == set(), "write it into docs/reference.md"
+    assert {f"Broker.{name}" for name in ("handler", "every", "middleware", "on_error", "include", "publish")} <= shown
+    assert {"redis.topics.Topics.change", "dlq.DeadLetters.replay", "testing.Harness.advance"} <= shown
+    assert not {"Broker.pointed_at", "Router.partitions_of", "errors.StaleEpoch"} & shown
+    text = re.sub(r"<[^>]+>", "", reference)
+    assert re.search(r"Broker\(\s*settings: ", text), "the constructor's signature is typed"
