@@ -15,6 +15,7 @@ from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import RsmqError
+from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import carrying
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
@@ -35,7 +36,8 @@ def build_runner(
     """The runner for a handler."""
     payload_call = build_payload_call(handler, middlewares)
     kind = Runner if handler.batch is None else BatchRunner if payload_call is None else PayloadBatchRunner
-    return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call)
+    hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
+    return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call, hooks)
 
 
 def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:

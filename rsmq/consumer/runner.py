@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
 from rsmq.consumer.queue import Queue, RawEntries
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError, ConfigError, HandlerTimeout, Malformed
+from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.handler import Handler
@@ -56,8 +57,10 @@ class Runner(Pool):
         settler: Settler,
         stats: Counter[str],
         payload_call: Call | None = None,
+        error_hooks: Sequence[ErrorHook] = (),
     ) -> None:
         super().__init__(queue, handler.concurrency, handler.timeout)
+        self._error_hooks = error_hooks
         self.handler, self._settler, self._stats = handler, settler, stats
         self._call, self._payload_call = call, payload_call
         queue.takes_raw = payload_call is not None
@@ -265,6 +268,8 @@ class Runner(Pool):
                 log.warning("cannot hand back %s, it is redelivered when the lease ends: %s", message, error)
 
     async def _bury(self, message: Message, lane: Lane, decision: Bury) -> None:
+        if decision.cause is not None:
+            await report(self._error_hooks, message, decision.cause)
         log.warning(
             "%s moved to dead letters, attempt %d (%s): %s", message, message.attempt, decision.reason, decision.error,
             exc_info=exc_info(decision.cause),
@@ -276,6 +281,7 @@ class Runner(Pool):
 
         One that blocks its key stays pending and gets a timer here. Any other goes to the retry poller.
         """
+        await report(self._error_hooks, message, error)
         self._stats["retried"] += 1
         log.info(
             "%s failed, attempt %d, retry in %s: %s",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 from rsmq.errors import ConfigError
+from rsmq.handler.error_hook import ErrorFunction, ErrorHook
 from rsmq.handler.handler import Handler, build_handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import HandlerOptions
@@ -17,6 +18,7 @@ from rsmq.model.keys import check_name
 from rsmq.model.words import count
 
 F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E", bound=ErrorFunction)
 
 
 class Router:
@@ -91,6 +93,18 @@ class Router:
             raise ConfigError(f"{function!r} is not a middleware: write `async def name(message, call_next)`")
         self._refuse_late(f"middleware {getattr(function, '__name__', function)}")
         self._middlewares.append(function)
+        return function
+
+    def on_error(self, function: E) -> E:
+        """Call `function(message, error)` for each failed attempt of these handlers, as for Sentry; it may be async.
+
+        Time-outs, payloads that do not fit, `Retry` and `Reject` are among them. It is called before the message is
+        parked or buried; what it raises is logged. Handlers that do not fail pay nothing.
+        """
+        if not callable(function):
+            raise ConfigError(f"{function!r} is not a function: write `def report(message, error)`")
+        self._refuse_late(f"on_error {getattr(function, '__name__', function)}")
+        self._middlewares.append(ErrorHook(function))
         return function
 
     def include(self, router: Router | Service, *, prefix: str = "") -> None:
