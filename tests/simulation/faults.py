@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tests.simulation.run import Member, Run
 
 FAULTS_A_SECOND: Final = (0.15, 0.7)
+AUDITED_AFTER: Final = 15.0
+"""Seconds after which the audit has found the messages of a deleted consumer; until then no list names them."""
 
 
 class Fates:
@@ -343,6 +345,7 @@ class Fates:
         for partition in range(self._run.plan.partitions):
             stream = keys.stream(TOPIC, partition)
             self._run.network.inflict("XGROUP", "DELCONSUMER", stream, GROUP, victim.process.name)
+        self._run.last_until(self._run.world.now + AUDITED_AFTER)
 
     def _excuse_all(self, why: str) -> None:
         for member in self._run.members:

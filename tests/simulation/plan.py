@@ -19,8 +19,10 @@ FAULTS: tuple[Fault, ...] = (
     "hold", "hold", "hold", "hold", "drop", "drop", "usurp", "restart", "flush", "step", "unlease", "reset", "failover",
 )  # fmt: skip
 FEED_FAULTS: tuple[Fault, ...] = tuple(each for each in FAULTS if each not in ("failover", "usurp"))
-AUDITED_FAULTS: tuple[Fault, ...] = ("unconsume", "unconsume", "stop", "flush")
-"""What happens where consumers are deleted: if their worker dies before it has found out, messages are lost."""
+AUDITED_FAULTS: tuple[Fault, ...] = ("unconsume", "unconsume", "flush")
+"""What happens where consumers are deleted: if their worker ends, or gives a partition away, before it has found out,
+messages are lost.
+"""
 COMMANDS: tuple[str, ...] = (
     "start_message", "park_message", "unpark_messages", "claim_pending", "bury_message", "hand_back",
     "settle_messages", "take_lease", "release_lease", "renew_lease", "restore_pending", "touch_messages", "XREADGROUP",
@@ -98,6 +100,7 @@ class Plan:
         return replace(
             self,
             faults=FEED_FAULTS if is_inbox else AUDITED_FAULTS if is_audited else self.faults,
+            noise=0.0 if is_audited else self.noise,  # a slow start moves partitions later on
             schedule=0.0 if is_inbox else choices.among([0.0, 0.0, 0.0, 0.7], "schedule"),
             ordering=ordering,
             distribution=distribution,

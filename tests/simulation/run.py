@@ -334,6 +334,10 @@ class Run:
                 if other != member.process.name:
                     self.violate(f"{other} and {member.process.name} both hold partition {lease.partition}")
 
+    def last_until(self, moment: float) -> None:
+        """Do not end before: what is in flight is not pending until then."""
+        self._asked_at = max(self._asked_at, moment)
+
     def lease_key(self, partition: int) -> str:
         """The record of a partition's lease."""
         return self.members[0].broker.keys.lease(TOPIC, partition, GROUP)
