@@ -169,12 +169,15 @@ was not clean is played again after the change that mends its cause. That has ha
 OPEN = """
 ## Known gaps
 
-- `XGROUP DELCONSUMER`, and the worker dies within the seconds that it needs to detect it: its messages in flight are
-  lost, and the server has no trace of them. With `distribution="shared"` this is never detected, because partitions
-  have no owner. rsmq itself deletes only consumers that have nothing pending.
+- `XGROUP DELCONSUMER`, and the worker dies, stops or hands the partition over within the seconds that it needs to
+  detect it: its messages in flight are lost, and the server has no trace of them. With `distribution="shared"` this is
+  never detected, because partitions have no owner. rsmq itself deletes only consumers that have nothing pending ([step
+  by step](simulation.md#what-no-seed-may-show)).
 - The record of a lease is deleted by hand while a read of its owner is late on its way, and the owner dies. The
   record named the connection to cut off. The late read takes messages for the dead worker, and the audit finds them
-  within 30 s, after later ones of their key (`python -m tests.simulation --seed 13450`).
+  within 30 s, after later ones of their key ([step by step](simulation.md#what-no-seed-may-show)).
+- The record of a lease is deleted by hand, and the server's clock is set back: a message that waits for its retry waits
+  for as much longer ([step by step](simulation.md#what-no-seed-may-show)).
 - Entries that another client removes are counted, not restored. How many of them a group had not yet received is
   unknown. In a topic that is trimmed by its own policy (`on_full="trim"`) they are not counted.
 - A delayed message (`delay`, `at`) is due at a time of the server's clock, as the user has asked. If that clock is set
