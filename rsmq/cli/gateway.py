@@ -29,6 +29,8 @@ def gateway(
     anonymous: Annotated[bool, typer.Option("--anonymous", help="Clients without credentials may connect.")] = False,
     password_file: Annotated[Path | None, typer.Option(help="Users, as mosquitto_passwd writes them.")] = None,
     acl_file: Annotated[Path | None, typer.Option(help="Rights, in the format of Mosquitto's acl_file.")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="For mqtts://: PEM, with those that signed it.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key, if it is in another file.")] = None,
     log_level: Annotated[Level, typer.Option(help="Lowest level that is logged.")] = "info",
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
@@ -43,11 +45,13 @@ def gateway(
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself
     found = load_object(target)
     if isinstance(found, Broker):
-        options = GatewayOptions(anonymous=anonymous, password_file=password_file, acl_file=acl_file)
+        options = GatewayOptions(
+            anonymous=anonymous, password_file=password_file, acl_file=acl_file, certificate=certificate, key=key
+        )
         found = Gateway(found, options=options)
     elif not isinstance(found, Gateway):
         raise ConfigError(f"{target} is a {type(found).__name__}, not a Broker or a Gateway")
-    elif anonymous or password_file or acl_file:
+    elif anonymous or password_file or acl_file or certificate or key:
         raise ConfigError(f"{target} is a Gateway: give it its options in the code")
     if listen:
         found.listen = tuple(listen)

@@ -24,7 +24,7 @@ from rsmq.gateway.ingest import Ingest
 from rsmq.gateway.listener import listen
 from rsmq.gateway.machine import Limits
 from rsmq.gateway.message import Published, combine
-from rsmq.gateway.options import GatewayOptions, split_listen
+from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from rsmq.gateway.packet import Reason, Subscription
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
@@ -51,7 +51,7 @@ class Gateway:
     """Connects MQTT clients to the topics and inboxes of a broker.
 
     Any number of gateways may run. Each also routes: it takes its share of the partitions as a member of the group
-    `mqtt`. `listen`: addresses such as mqtt://0.0.0.0:1883.
+    `mqtt`. `listen`: addresses such as mqtt://0.0.0.0:1883, or mqtts:// with TLS.
     """
 
     def __init__(
@@ -104,6 +104,8 @@ class Gateway:
         gatekeeper = self.gatekeeper = Gatekeeper(self.options)
         gatekeeper.authenticate, gatekeeper.authorize = self._authenticate, self._authorize
         gatekeeper.require_some()
+        if any(each.is_encrypted for each in addresses):
+            tls_context(self.options)  # a wrong certificate ends the start before anything is connected
         settings = self._broker.settings
         async with connection(
             settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
@@ -112,7 +114,7 @@ class Gateway:
             await self.routes.look_up(opened.topics)
             await self._beat(context, new=True)
             async with self._routing(opened, context):
-                servers = [await listen(context, host, port) for host, port in addresses]
+                servers = [await listen(context, address) for address in addresses]
                 self.ports = [each.getsockname()[1] for server in servers for each in server.sockets]
                 log.info("gateway %s listens on %s", context.sessions.gateway, ", ".join(self.listen))
                 task_status.started()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from rsmq.gateway.client import ClientConnection
 from rsmq.gateway.context import Context
+from rsmq.gateway.options import Address, tls_context
 
 BACKLOG: Final = 2_000
 """Connects that wait until they are accepted."""
@@ -49,7 +50,13 @@ class MqttProtocol(asyncio.Protocol):
             self._client.lost()
 
 
-async def listen(context: Context, host: str, port: int) -> asyncio.Server:
+async def listen(context: Context, address: Address) -> asyncio.Server:
     """Accept connections on an address."""
+    encryption: dict[str, Any] = {}
+    if address.is_encrypted:
+        seconds = context.options.connect_timeout.total_seconds()
+        encryption = {"ssl": tls_context(context.options), "ssl_handshake_timeout": seconds}
     make: Callable[[], MqttProtocol] = lambda: MqttProtocol(context)  # noqa: E731
-    return await asyncio.get_running_loop().create_server(make, host, port, backlog=BACKLOG, reuse_port=True)
+    return await asyncio.get_running_loop().create_server(
+        make, address.host, address.port, backlog=BACKLOG, reuse_port=True, **encryption
+    )

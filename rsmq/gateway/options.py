@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from rsmq.errors import ConfigError
 
-PORTS: Final = {"mqtt": 1883}
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+    is_encrypted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +32,10 @@ class GatewayOptions:
     """In the format of `mosquitto_passwd`."""
     acl_file: Path | None = None
     """In the format of Mosquitto's acl_file."""
+    certificate: Path | None = None
+    """For mqtts: the certificate and those that signed it, as PEM."""
+    key: Path | None = None
+    """Its key, if it is not in the same file."""
     receive_maximum: int = 20
     """Messages of a client that are not acknowledged at a time."""
     window: int = 100
@@ -45,8 +58,8 @@ class GatewayOptions:
     """Bytes that a client has not read. Above that, its messages wait in the inbox, and those of QoS 0 are dropped."""
 
 
-def split_listen(text: str) -> tuple[str, int]:
-    """Host and port of an address to listen on, such as mqtt://0.0.0.0:1883."""
+def split_listen(text: str) -> Address:
+    """An address to listen on, such as mqtt://0.0.0.0:1883, or mqtts://0.0.0.0:8883 with TLS."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -54,4 +67,17 @@ def split_listen(text: str) -> tuple[str, int]:
         port, parts = None, urlsplit("")
     if parts.scheme not in PORTS or not parts.hostname or parts.path not in ("", "/"):
         raise ConfigError(f"--listen {text!r} is not understood: use mqtt://HOST:PORT, such as mqtt://0.0.0.0:1883")
-    return parts.hostname, PORTS[parts.scheme] if port is None else port
+    return Address(parts.hostname, PORTS[parts.scheme] if port is None else port, parts.scheme == "mqtts")
+
+
+def tls_context(options: GatewayOptions) -> ssl.SSLContext:
+    """The TLS settings of the listeners. Raises ConfigError for a certificate that cannot be used."""
+    if options.certificate is None:
+        raise ConfigError("mqtts:// needs --certificate, a file with the certificate and those that signed it")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(options.certificate, options.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificate {options.certificate} cannot be used: {error}") from None
+    return context

@@ -81,11 +81,14 @@ async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
     for name in ("session_expiry", "connect_timeout", "lease", "keep_alive"):
         if name in given:
             given[name] = timedelta(seconds=given[name])
-    for name in ("password_file", "acl_file"):
+    scheme = given.pop("scheme", "mqtt")
+    for name in ("password_file", "acl_file", "certificate"):
         if name in given:
             given[name] = Path(given[name])
     broker = Broker(Settings(url=url, prefix=prefix, **settings))
-    gateway = Gateway(broker, listen=["mqtt://127.0.0.1:0"], options=GatewayOptions(**{"anonymous": True, **given}))
+    gateway = Gateway(
+        broker, listen=[f"{scheme}://127.0.0.1:0"], options=GatewayOptions(**{"anonymous": True, **given})
+    )
     for pattern, topic in routes.items():
         gateway.route(pattern, topic=topic)
     if deny:
