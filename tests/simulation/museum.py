@@ -93,8 +93,8 @@ EXHIBITS: Final = (
         "outputs of a message that was settled before",
         "a settlement whose reply is lost stores the outputs again",
         "redis/lua/settle_outputs.lua",
-        "if is_acknowledged(id) then",
-        "if is_acknowledged(id) or true then",
+        "if is_acknowledged(ARGV[at]) then",
+        "if is_acknowledged(ARGV[at]) or true then",
     ),
     unfenced("settle_outputs"),
     bug(
