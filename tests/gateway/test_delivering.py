@@ -323,3 +323,49 @@ async def test_a_client_that_does_not_read_loses_no_message_of_qos_1(client: Mak
     one._writer.transport.resume_reading()  # type: ignore[attr-defined]
     for number in range(60):
         assert (await one.message()).payload[:2].rstrip(b"\0") == b"%d" % number
+
+
+async def test_a_will_is_published_unless_its_client_says_goodbye(client: Make, name: str) -> None:
+    """Of a gateway that lives: by DISCONNECT 0x04, a protocol error, a closed socket and a takeover."""
+    watcher = await client(5).connect(f"{name}-w")
+    await watcher.subscribe((f"{name}/#", 1))
+    will = (f"{name}/gone", b"bye", 1, True)
+    raw = b"\x26" + p.text("why") + p.text("will")
+    for way in ("goodbye", "0x04", "error", "closed", "takeover"):
+        one = await client(5).connect(name, will=will, will_props=raw)
+        if way == "goodbye":
+            await one.disconnect()
+            assert await watcher.is_silent()
+            continue
+        if way == "takeover":
+            await client(5).connect(name)
+        elif way == "closed":
+            one.abort()
+        else:
+            one.send(p.packet(0xE0, b"\x04\0") if way == "0x04" else b"\0\0")
+        got = await watcher.message()
+        assert (got.topic, got.payload, got.retain) == (f"{name}/gone", b"bye", False)
+        assert got.properties[0x26] == [(b"why", b"will")]
+    late = await client(5).connect(f"{name}-l")
+    await late.subscribe((f"{name}/gone", 1))
+    assert (await late.message()).retain
+    refused = await client(5).connect(f"{name}-r", will=("denied/write", b"no", 1, False))
+    refused.abort()
+    assert await watcher.is_silent()
+
+
+async def test_racing_retained_messages_end_as_one_for_everyone(client: Make, name: str) -> None:
+    senders = [await client().connect(f"{name}-{number}") for number in range(4)]
+    for number in range(25):
+        for at, sender in enumerate(senders):
+            sender.send(p.publish(name, f"{at}-{number}".encode(), 1, number + 1, retain=True))
+    for sender in senders:
+        for _ in range(25):
+            await sender.take(4)
+    seen = set[bytes]()
+    for number in range(5):
+        one = await client().connect(f"{name}-r{number}")
+        await one.subscribe((name, 1))
+        seen.add((await one.message()).payload)
+    assert len(seen) == 1
+    assert seen <= {b"%d-24" % at for at in range(4)}
