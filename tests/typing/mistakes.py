@@ -79,3 +79,8 @@ async def reversed_order(message: Message, refund: Refund) -> None:
 @orders.handler(group="e")  # type: ignore[arg-type]  # no parameter
 async def nothing() -> None:
     """A handler takes something."""
+
+
+@broker.on_error  # type: ignore[type-var]  # the message comes first
+def only_the_error(error: BaseException) -> None:
+    """A hook gets both."""

@@ -153,6 +153,12 @@ async def measure(message: Any, call_next: Callable[[Any], Awaitable[Any]]) -> A
     return await call_next(message)
 
 
+@broker.on_error
+def to_sentry(message: Message, error: BaseException) -> None:
+    """A hook for errors."""
+    print(message.id, error)
+
+
 @broker.lifespan
 @asynccontextmanager
 async def resources() -> AsyncGenerator[None, None]:
