@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli import device, dlq, group, member, pipeline, schedule, topic
+from rsmq.cli import device, dlq, group, member, outbox, pipeline, schedule, sql, topic
 from rsmq.cli.bench.command import bench
 from rsmq.cli.dashboard import dashboard
 from rsmq.cli.doctor import doctor
@@ -56,7 +56,7 @@ for command, example in COMMANDS.items():
     app.command(epilog=f"Example: {example}")(command)
 NOUNS = {
     "topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "schedule": schedule,
-    "pipeline": pipeline,
+    "pipeline": pipeline, "sql": sql, "outbox": outbox,
 }  # fmt: skip
 for name, noun in NOUNS.items():
     app.add_typer(noun.app, name=name)

@@ -6,9 +6,10 @@ wakes the relay, and `status.py` counts what waits. `tables.py` has the tables, 
 async and plain engines.
 """
 
+from rsmq.sql.database import Database
 from rsmq.sql.effects import Effects
 from rsmq.sql.outbox import Outbox
-from rsmq.sql.status import OutboxStatus
+from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import create_tables, ddl, metadata
 
-__all__ = ["Effects", "Outbox", "OutboxStatus", "create_tables", "ddl", "metadata"]
+__all__ = ["Database", "Effects", "Outbox", "OutboxStatus", "create_tables", "ddl", "metadata", "read_status"]

@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 import anyio.to_thread
-from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import Connection, Engine, create_engine, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from rsmq.errors import ConfigError
+from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.sql.tables import DATABASE, metadata
 
 T = TypeVar("T")
@@ -29,6 +29,29 @@ class Database:
         self.engine = engine
         self.sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
 
+    @classmethod
+    def at(cls, url: str, user: str) -> Database:
+        """The database of a URL of SQLAlchemy. Raises ConfigError for one that cannot be read or has no driver."""
+        try:
+            given = make_url(url)
+            if given.drivername in ("postgresql", "postgres"):
+                given = given.set(drivername="postgresql+psycopg")
+            engine: Engine | AsyncEngine
+            is_async = given.get_dialect().is_async
+            engine = create_async_engine(given) if is_async else create_engine(given)
+        except (ArgumentError, ImportError) as error:
+            raise ConfigError(
+                f"this database URL cannot be used ({error}): write one as postgresql+psycopg://user@host/db"
+            ) from None
+        return cls(engine, user)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if isinstance(self.engine, AsyncEngine):
+            await self.engine.dispose()
+        else:
+            self.engine.dispose()
+
     @property
     def is_async(self) -> bool:
         """Whether it has an async driver."""
@@ -40,14 +63,19 @@ class Database:
         return self.sync_engine.dialect.name
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """One transaction. Raises ConfigError for a missing table."""
+        """One transaction. Raises ConfigError for a missing table, BrokerUnavailable for a database that is away."""
         try:
             if isinstance(self.engine, AsyncEngine):
                 async with self.engine.begin() as connection:
                     return await connection.run_sync(work)
             return await anyio.to_thread.run_sync(self._run, work)
         except DBAPIError as error:
-            raise explained(error) from error
+            said = explained(error)
+            if said is error and (error.connection_invalidated or isinstance(error, OperationalError)):
+                said = BrokerUnavailable(f"no answer from the database {self!r}: {error.orig}")
+            raise said from error
+        except OSError as error:
+            raise BrokerUnavailable(f"no answer from the database {self!r}: {error}") from error
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         with self.sync_engine.begin() as connection:

@@ -175,6 +175,12 @@ class Outbox:
         finally:
             self.relay = None
 
+    def figures(self) -> tuple[str, int, OutboxStatus | None]:
+        """For metrics: the name of the database, the rows that this process has relayed, and what waits if it leads."""
+        relay = self.relay
+        name = self.database.sync_engine.url.database or ""
+        return name, 0 if relay is None else relay.relayed, None if relay is None else relay.status
+
     async def status(self) -> OutboxStatus:
         """How many rows wait, since when, and which the relay cannot publish."""
         return await self.database.run(read_status)

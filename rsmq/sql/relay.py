@@ -18,6 +18,7 @@ from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, s
 from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized
 from rsmq.model.keys import check_name
 from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
+from rsmq.model.own_tasks import own_tasks
 from rsmq.model.partition import partition_for
 from rsmq.redis.leadership import RENEW, Leadership
 from rsmq.redis.raw_connection import ShardedConnection, pack
@@ -27,6 +28,7 @@ from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
 from rsmq.sql.database import Database
 from rsmq.sql.listener import Listener
+from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
 
 log = logging.getLogger("rsmq.outbox")
@@ -35,6 +37,7 @@ MOST_ROWS: Final = 2000
 FIRST_ROWS: Final = 100
 MOST_BYTES: Final = 16 << 20
 MOST_IN_CALL: Final = 500
+STATUS_SECONDS: Final = 5.0
 FULL_SECONDS: Final = 1.0
 """Between two attempts on a topic that has no room."""
 
@@ -93,17 +96,20 @@ class Relay:
         self.relayed = 0
         """Rows that were moved into their topics by this process."""
         self.is_leading = False
+        self.status: OutboxStatus | None = None
+        """What waits, as this member has last counted it; None while it does not lead."""
+        self._counted = 0.0
 
     async def run(self) -> None:
         """Until cancelled. Raises errors of the database or the server; it can be run again then."""
         self._name = await self._database.identity()
         leadership = Leadership(self._context, f"outbox.{self._name}")
-        async with anyio.create_task_group() as tasks:
+        async with own_tasks() as tasks:
             tasks.start_soon(self._listener.run)
             try:
                 await self._lead(leadership)
             finally:
-                self.is_leading = False
+                self.is_leading, self.status = False, None
                 with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                     await self._connection.close()
                     await leadership.release()
@@ -114,6 +120,7 @@ class Relay:
             seconds = await leadership.bid()
             if seconds:
                 self.is_leading = self._listener.is_wanted = False
+                self.status = None
                 await anyio.sleep(seconds)
                 continue
             if leadership.epoch != epoch:
@@ -122,6 +129,8 @@ class Relay:
                 log.info("%s relays the outbox of %r", self._context.member, self._database)
             self.is_leading = self._listener.is_wanted = True
             self._listener.news.clear()
+            if self.status is None or time.monotonic() - self._counted > STATUS_SECONDS:
+                self.status, self._counted = await self._database.run(read_status), time.monotonic()
             try:
                 count = await self.relay_once(epoch)
             except Stale:

@@ -110,11 +110,22 @@ LOOP_LAG = Metric("rsmq_loop_lag_seconds", "histogram", (), "How long the event 
 BLOCKED = Metric("rsmq_loop_blocked_seconds", "gauge", (), "How long the event loop has been blocked so far.")
 PUBLISHED = Metric("rsmq_messages_published_total", "counter", ("topic",), "Messages confirmed by the server.")
 UNPUBLISHED = Metric("rsmq_publish_failures_total", "counter", ("topic",), "Messages whose publish ended in an error.")
+OUTBOX_ROWS = Metric(
+    "rsmq_outbox_backlog_rows", "gauge", ("database",), "Rows that wait in an outbox; of its relay only."
+)
+OUTBOX_AGE = Metric(
+    "rsmq_outbox_oldest_seconds", "gauge", ("database",), "Age of the oldest of these rows; 0 if none is."
+)
+OUTBOX_REFUSED = Metric(
+    "rsmq_outbox_refused_rows", "gauge", ("database",), "Rows of an outbox that cannot be published."
+)
+RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows that this process moved into topics.")
 
 WORKER = (
     INFO, SERVING, SETTLED, RETRIED, BURIED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED, DELETED, REFUSED,
     NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_FLIGHT, BLOCKED_MESSAGES, BUSY, LIMIT, LONGEST, SECONDS, FAILED,
-    READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED,
+    READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS, OUTBOX_AGE,
+    OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip
 
 # -- of the groups, from the server, by `rsmq exporter`

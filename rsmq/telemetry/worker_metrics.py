@@ -41,6 +41,8 @@ class WorkerMetrics:
                 yield Sample(metric.HEARTBEAT_AGE, (), monotonic() - worker.heartbeat.last_confirmed)
             for consumer in tuple(worker.consumers):
                 yield from of_consumer(consumer)
+        for service in tuple(self._broker.services):
+            yield from of_service(service)
         if producer is not None:
             yield from (Sample(metric.PUBLISHED, (topic,), count) for topic, count in producer.stored.items())
             yield from (Sample(metric.UNPUBLISHED, (topic,), count) for topic, count in producer.failed.items())
@@ -63,6 +65,19 @@ def of_consumer(consumer: Consumer) -> Iterator[Sample]:
     yield Sample(metric.LIMIT, labels, consumer.max_calls)
     yield Sample(metric.LONGEST, labels, now - min(started, default=now))
     yield Sample(metric.READ_AGE, labels, awake() - min(turned) if turned else 0.0)
+
+
+def of_service(service: object) -> Iterator[Sample]:
+    """The metrics of an outbox. Its class is not named here: it needs an extra."""
+    figures = getattr(service, "figures", None)
+    if figures is None:
+        return
+    name, relayed, status = figures()
+    yield Sample(metric.RELAYED, (name,), relayed)
+    if status is not None:
+        yield Sample(metric.OUTBOX_ROWS, (name,), status.backlog)
+        yield Sample(metric.OUTBOX_AGE, (name,), status.age_seconds)
+        yield Sample(metric.OUTBOX_REFUSED, (name,), status.refused)
 
 
 class HandlerDuration(Wrapping):

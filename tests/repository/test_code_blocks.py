@@ -76,12 +76,13 @@ class Main:
 
 
 @pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch, server_url: str, prefix: str) -> Iterator[ModuleType]:
+def page(monkeypatch: pytest.MonkeyPatch, server_url: str, prefix: str, tmp_path: Path) -> Iterator[ModuleType]:
     """A module that can be imported, as `app.py` would be, on a prefix of its own."""
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     monkeypatch.setenv("RSMQ_URL", server_url)
     monkeypatch.setenv("RSMQ_PREFIX", prefix)
+    monkeypatch.setenv("DATABASE_URL", f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
     main = module.main = Main()  # type: ignore[attr-defined]
     yield module
     main.close()

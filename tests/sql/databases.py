@@ -39,7 +39,8 @@ class Postgres:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        with suppress(FileNotFoundError):  # it is not running
+            self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self) -> None:
@@ -58,7 +59,9 @@ class Postgres:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not any(is_running(pid) for pid in pids), "PostgreSQL has ended")
-        (self.directory / "postmaster.pid").unlink(missing_ok=True)
+        # a zombie that nothing reaps would count as a running server
+        for left in (*self.directory.glob(".s.PGSQL.*"), self.directory / "postmaster.pid"):
+            left.unlink(missing_ok=True)
 
     def url(self, driver: str, database: str = "postgres") -> URL:
         """The address of a database for a driver of SQLAlchemy."""

@@ -1,0 +1,92 @@
+"""A worker of the bank: transfers move money in a database, and their receipts go through the outbox.
+
+`python -m tests.sql.bank_worker REDIS_URL DATABASE_URL DIE [--plain]`. With the probability DIE it kills itself between
+a commit and the settle, and between publish and delete of the relay. `--plain` works without effects and outbox.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fast_depends import Depends
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
+from tenacity import wait_random
+
+from rsmq import Broker, Message, RetryPolicy, Settings
+from rsmq.sql import Effects, Outbox
+from rsmq.sql.effects import Transaction
+from rsmq.sql.relay import Relay
+
+redis_url, database_url, die, *mode = sys.argv[1:]
+broker = Broker(Settings(url=redis_url, preflight="warn", lease_ttl=timedelta(seconds=2)))
+engine = create_async_engine(database_url, pool_size=20)
+sessions = async_sessionmaker(engine)
+effects, outbox = Effects(sessions), Outbox(engine)
+PATIENT = RetryPolicy(max_attempts=1000, wait=wait_random(0.05, 0.2))
+MOVE = text("UPDATE account SET balance = balance + :amount WHERE id = :id")
+
+
+def perhaps_die() -> None:
+    """SIGKILL, as the kernel would do it."""
+    if random.random() < float(die):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def move(session: AsyncSession, transfer: dict[str, int]) -> None:
+    """The work of a transfer: in the order of the account ids, so that two of them cannot wait for each other."""
+    steps = sorted([(transfer["source"], -1), (transfer["target"], 1)])
+    for account, sign in steps:
+        await session.execute(MOVE, {"id": account, "amount": sign * transfer["amount"]})
+    await session.execute(text("INSERT INTO transfer VALUES (:id)"), {"id": transfer["id"]})
+
+
+if "--plain" in mode:
+
+    @broker.handler("transfers", group="bank", retry=PATIENT)
+    async def book(transfer: dict[str, int]) -> None:
+        async with sessions.begin() as session:
+            await move(session, transfer)
+        perhaps_die()
+        await broker.publish("receipts", transfer["id"])
+
+    @broker.handler("receipts", group="mail", retry=PATIENT)
+    async def send(number: int) -> None:
+        async with sessions.begin() as session:
+            await session.execute(text("INSERT INTO receipt VALUES (:id)"), {"id": number})
+
+else:
+    broker.include(outbox)
+
+    @broker.handler("transfers", group="bank", retry=PATIENT)
+    async def book(transfer: dict[str, int], session: Annotated[AsyncSession, Depends(effects.session)]) -> None:
+        await move(session, transfer)
+        await outbox.publish(session, "receipts", transfer["id"])
+
+    @broker.handler("receipts", group="mail", retry=PATIENT)
+    async def send(number: int, session: Annotated[AsyncSession, Depends(effects.session)], message: Message) -> None:
+        await session.execute(text("INSERT INTO receipt VALUES (:id)"), {"id": number})
+        if random.random() < float(die):  # longer than the lease: a newer owner takes the message meanwhile
+            await asyncio.sleep(5)
+
+    commit, remove = Transaction.commit, Relay._remove
+
+    def commit_and_die(self: Transaction, session: Session) -> None:
+        commit(self, session)
+        perhaps_die()
+
+    async def die_and_remove(self: Relay, *args: Any) -> None:
+        if args[0]:
+            perhaps_die()
+        await remove(self, *args)
+
+    Transaction.commit = commit_and_die  # type: ignore[method-assign]
+    Relay._remove = die_and_remove  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    asyncio.run(broker.run())
