@@ -55,13 +55,13 @@ class Verdict:
 class Bank:
     """The servers, the workers and the faults of one run."""
 
-    def __init__(self, postgres: Postgres, server: Server, *, die: float, is_plain: bool, every: float) -> None:
+    def __init__(self, postgres: Postgres, server: Server, *, die: float | Path, is_plain: bool, every: float) -> None:
         self._postgres, self._die, self._is_plain, self._every = postgres, die, is_plain, every
         self._name = postgres.new_database()
         self._engine: Engine = create_engine(postgres.url("psycopg", self._name), poolclass=NullPool)
         self._url = server.url
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._count = 3
+        self._count = 2 if isinstance(die, Path) else 3
         self.kills = 0
 
     @contextmanager
@@ -196,7 +196,7 @@ def transfer(number: int) -> dict[str, int]:
     return {"id": number, "source": source, "target": target, "amount": generator.randint(1, 50)}
 
 
-async def run_bank(transfers: int, *, die: float, is_plain: bool = False, every: float = 0.0) -> Verdict:
+async def run_bank(transfers: int, *, die: float | Path, is_plain: bool = False, every: float = 0.0) -> Verdict:
     """One run on servers of its own. `every`: seconds between two faults of the outside; 0: there are none."""
     with Postgres() as postgres, Server(aof=True) as server:
         bank = Bank(postgres, server, die=die, is_plain=is_plain, every=every)

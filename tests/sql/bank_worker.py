@@ -1,7 +1,8 @@
 """A worker of the bank: transfers move money in a database, and their receipts go through the outbox.
 
 `python -m tests.sql.bank_worker REDIS_URL DATABASE_URL DIE [--plain]`. With the probability DIE it kills itself between
-a commit and the settle, and between publish and delete of the relay. `--plain` works without effects and outbox.
+a commit and the settle, and between publish and delete of the relay. If DIE is a directory, one worker does so once at
+each of these points. `--plain` works without effects and outbox.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import random
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 from fast_depends import Depends
@@ -32,9 +34,20 @@ PATIENT = RetryPolicy(max_attempts=1000, wait=wait_random(0.05, 0.2))
 MOVE = text("UPDATE account SET balance = balance + :amount WHERE id = :id")
 
 
-def perhaps_die() -> None:
+def is_time(point: str) -> bool:
+    """Whether it is time for the fault of this point."""
+    if not Path(die).is_dir():
+        return random.random() < float(die)
+    try:
+        (Path(die) / point).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def perhaps_die(point: str) -> None:
     """SIGKILL, as the kernel would do it."""
-    if random.random() < float(die):
+    if is_time(point):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -52,7 +65,7 @@ if "--plain" in mode:
     async def book(transfer: dict[str, int]) -> None:
         async with sessions.begin() as session:
             await move(session, transfer)
-        perhaps_die()
+        perhaps_die("commit")
         await broker.publish("receipts", transfer["id"])
 
     @broker.handler("receipts", group="mail", retry=PATIENT)
@@ -71,18 +84,18 @@ else:
     @broker.handler("receipts", group="mail", retry=PATIENT)
     async def send(number: int, session: Annotated[AsyncSession, Depends(effects.session)], message: Message) -> None:
         await session.execute(text("INSERT INTO receipt VALUES (:id)"), {"id": number})
-        if random.random() < float(die):  # longer than the lease: a newer owner takes the message meanwhile
+        if is_time("sleep"):  # longer than the lease: a newer owner takes the message meanwhile
             await asyncio.sleep(5)
 
     commit, remove = Transaction.commit, Relay._remove
 
     def commit_and_die(self: Transaction, session: Session) -> None:
         commit(self, session)
-        perhaps_die()
+        perhaps_die("commit")
 
     async def die_and_remove(self: Relay, *args: Any) -> None:
         if args[0]:
-            perhaps_die()
+            perhaps_die("relay")
         await remove(self, *args)
 
     Transaction.commit = commit_and_die  # type: ignore[method-assign]
