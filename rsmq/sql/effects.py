@@ -68,11 +68,10 @@ class Effects:
                 if message.is_redelivered:
                     await session.run_sync(transaction.skip_if_handled, mark)
                 yield session
-                await session.run_sync(transaction.write, mark)
                 try:
-                    await session.run_sync(transaction.commit)
+                    await session.run_sync(transaction.write_and_commit, mark)
                 except DBAPIError as error:
-                    if not (error.connection_invalidated and await self._has_committed(mark)):
+                    if not (transaction.is_in_doubt(error) and await self._has_committed(mark)):
                         raise
 
     def _plain_session(self, message: Message = None) -> Iterator[Session]:  # type: ignore[assignment]
@@ -81,11 +80,10 @@ class Effects:
             if message.is_redelivered:
                 transaction.skip_if_handled(session, mark)
             yield session
-            transaction.write(session, mark)
             try:
-                transaction.commit(session)
+                transaction.write_and_commit(session, mark)
             except DBAPIError as error:
-                if not (error.connection_invalidated and self._has_committed_plain(mark)):
+                if not (transaction.is_in_doubt(error) and self._has_committed_plain(mark)):
                     raise
 
     @contextmanager
@@ -198,6 +196,15 @@ class Transaction:
             )
         session.flush()
         write_mark(connection_of(session), mark)
+
+    def write_and_commit(self, session: Session, mark: Mark) -> None:
+        """All that follows the handler."""
+        self.write(session, mark)
+        self.commit(session)
+
+    def is_in_doubt(self, error: DBAPIError) -> bool:
+        """Whether the error is that of a commit whose answer was lost."""
+        return self._may_commit and error.connection_invalidated
 
     def commit(self, session: Session) -> None:
         """The end of the transaction."""
