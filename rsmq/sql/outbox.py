@@ -94,7 +94,7 @@ class Outbox:
         if not isinstance(session, AsyncPlace | SyncPlace):
             raise ConfigError(
                 f"outbox.publish({session!r}, ...) has no session: write `await outbox.publish(session, topic, "
-                f"payload)` inside `async with sessions.begin() as session:`; in Django use rsmq.django.Outbox"
+                f"payload)` inside `async with sessions.begin() as session:`"
             )
         row = self.row(topic, payload, key=key, headers=headers, delay=delay, at=at)
         self._check(session)
