@@ -193,11 +193,16 @@ async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str
     await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
 
 
+RUN_KEPT_MS: Final = 2 * 3_600_000
+"""For how long a deleted group is remembered: longer than `rsmq.sql` keeps the marks of settled messages."""
+
+
 async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: str) -> None:
     """Delete a group with its position, its retries and its dead letters. Stop its members first.
 
-    The group's own entry goes last, so that an interrupted delete can be repeated. Raises ConfigError while outputs of
-    its messages wait in an out-stream (on a cluster).
+    The group's own entry goes last, so that an interrupted delete can be repeated. A group that is made again under
+    this name soon begins a new run: stores outside may still know what the old one has handled. Raises ConfigError
+    while outputs of its messages wait in an out-stream (on a cluster).
     """
     outs = [keys.out(topic.name, partition, group) for partition in range(topic.partitions)]
     waiting = sum(await ask_all(client, [("XLEN", out) for out in outs])) if client.is_cluster else 0
@@ -210,6 +215,8 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
         at = (topic.name, partition, group)
         names = (keys.lease(*at), keys.retry(*at), keys.dlq(*at), keys.out(*at))
         await client.execute_command("UNLINK", *names)
+        await client.execute_command("HSET", keys.lease(*at), "run", now_ms())
+        await client.execute_command("PEXPIRE", keys.lease(*at), RUN_KEPT_MS)
         try:
             await client.execute_command("XGROUP", "DESTROY", keys.stream(topic.name, partition), group)
         except BrokerError as error:

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from rsmq import Broker, Message, Settings
+from rsmq.redis.streams import delete_group
 from tests.contract.witness import ask, patient, settled
 from tests.patience import until
 
@@ -64,6 +65,26 @@ async def test_run_grows_with_a_reset_and_a_replay_has_a_new_stream_id(broker: B
         await ask(broker, "XADD", stream, "*", "data", "x", "dlq.reason", "failed")
         assert await broker.dead_letters.replay(topic, "g") == 1
         await until(lambda: seen[-1].stream_id != seen[0].stream_id, "the dead letter is handled")
+
+
+async def test_group_that_is_deleted_and_made_again_begins_a_new_run(broker: Broker, settings: Settings) -> None:
+    """A store that remembers what the old group has handled lets the new one handle it again."""
+    old, new = list[Message](), list[Message]()
+    note(broker, old)
+    async with broker.running():
+        await broker.publish("t", "again")
+        await until(lambda: len(old) == 1, "it is handled")
+        await settled(broker, "t")
+    again = Broker(broker.settings)
+    note(again, new)
+    async with again:
+        await delete_group(again.client, again.keys, await again.topics.existing("t"), "g")
+        assert await ask(again, "PTTL", again.keys.lease("t", 0, "g")) > 0
+        async with again.running():
+            await until(lambda: len(new) == 1, "it is handled again")
+            assert new[0].stream_id == old[0].stream_id
+            assert new[0].run > old[0].run
+            assert await ask(again, "PTTL", again.keys.lease("t", 0, "g")) == -1
 
 
 async def test_fence_and_run_of_shared_distribution_are_zero(broker: Broker) -> None:
