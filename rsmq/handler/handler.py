@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
+from rsmq.errors import ConfigError
 from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
@@ -82,16 +83,23 @@ def build_handler(
     check = OptionCheck(title, options)
     called = with_dependencies(function, title, is_batch=check.is_batch)
     signature = read_signature(called, title, is_batch=check.is_batch, declared=payload)
+    checked = check.checked(function, is_async=signature.is_async, has_dependencies=called is not function)
+    services: tuple[Service, ...] = getattr(called, "services", ())
+    if checked["distribution"] == "shared" and any(getattr(each, "needs_owner", False) for each in services):
+        raise ConfigError(
+            f"handler {title}: distribution='shared' has no fence, and a reset of the group would skip what is marked, "
+            f"so effects.session cannot be used: leave distribution out, with ordering='none' if you need no order"
+        )
     return Handler(
         function=function,
         name=title,
         topic=check_name("topic", topic),
-        **check.checked(function, is_async=signature.is_async, has_dependencies=called is not function),
+        **checked,
         signature=signature,
         decode=decoder_for(signature.payload) if signature.has_payload else decode_nothing,
         invoke=_refuse_shape if check.is_batch else signature.single_call(),
         invoke_batch=signature.batch_call() if check.is_batch else _refuse_shape,
-        services=getattr(called, "services", ()),
+        services=services,
     )
 
 

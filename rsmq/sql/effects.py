@@ -46,6 +46,8 @@ class Effects:
     refuses the commit of a worker whose partition has a newer owner. A plain `sessionmaker` is for plain functions.
     """
 
+    needs_owner: Final = True
+    """Not for shared distribution: without a lease there is no fence, and a mark would outlive a reset of the group."""
     session: Callable[..., Any]
     """The dependency."""
 
@@ -89,7 +91,7 @@ class Effects:
     @contextmanager
     def _guarded(self, session: Session) -> Iterator[Transaction]:
         """Refuse a commit by the handler itself, and say what to write."""
-        transaction = Transaction()
+        transaction = Transaction(session)
         event.listen(session, "before_commit", transaction.refuse)
         try:
             yield transaction
@@ -167,15 +169,23 @@ COMMITS: Final = (
     "`async with session.begin_nested():`, and to see generated keys `await session.flush()`"
 )
 
+DROPS: Final = (
+    "the handler has ended the transaction of effects.session, so what it wrote is rolled back, and the message is not "
+    "handled: remove `session.rollback()`, `session.close()`, `session.reset()` and `async with session:` from the "
+    "handler; rsmq closes the session; for a part that may fail alone write `async with session.begin_nested():`, and "
+    "to undo everything raise an error"
+)
+
 
 class RolledBack(Exception):
     """A mark could be written, and was rolled back."""
 
 
 class Transaction:
-    """The transaction of one message."""
+    """The transaction of one message. To begin it sends nothing: the session connects at its first statement."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._begun = session.begin()
         self._may_commit = False
 
     def refuse(self, session: Session) -> None:
@@ -189,7 +199,10 @@ class Transaction:
             raise AlreadyHandled(f"message {mark.message_id} is handled already")
 
     def write(self, session: Session, mark: Mark) -> None:
-        """What the handler has left to write, and the mark."""
+        """What the handler has left to write, and the mark. Raises ConfigError if the handler has dropped its work:
+        the mark would commit alone."""
+        if session.get_transaction() is not self._begun:
+            raise ConfigError(DROPS)
         if session.in_nested_transaction():
             raise ConfigError(
                 "the handler has returned with an open savepoint: write `async with session.begin_nested():`"

@@ -355,8 +355,50 @@ async def test_a_commit_by_the_handler_says_what_to_write(
     assert await pg_billing.rows() == [2, 100]
 
 
+async def roll_back(session: AsyncSession) -> None:
+    await session.rollback()
+
+
+async def close(session: AsyncSession) -> None:
+    await session.close()
+
+
+async def reset_and_go_on(session: AsyncSession) -> None:
+    await session.reset()
+    await session.execute(INSERT, {"number": 300})
+
+
+async def enter(session: AsyncSession) -> None:
+    async with session:
+        await session.execute(INSERT, {"number": 300})
+
+
+async def begin_again(session: AsyncSession) -> None:
+    await session.rollback()
+    await session.begin()
+
+
+async def test_a_handler_that_drops_its_work_is_not_handled(
+    pg_billing: Billing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The transaction at the end is not the one that was begun: no mark is written, and the error says why."""
+    ways = [roll_back, close, reset_and_go_on, enter, begin_again]
+
+    async def drop(message: Message, session: AsyncSession) -> None:
+        if message.payload < len(ways):
+            await ways[message.payload](session)
+
+    pg_billing.before_end = drop
+    async with pg_billing.broker.running():
+        await pg_billing.broker.publish_many("orders", range(len(ways) + 1))
+        await until(pg_billing.is_settled, "the wrong ones are dead letters")
+    assert await pg_billing.rows() == [len(ways)]
+    assert await pg_billing.marks() == 1
+    assert "remove `session.rollback()`, `session.close()`" in caplog.text
+
+
 async def test_bad_use_says_what_to_write(postgres: Postgres, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    """A missing table, a session outside of a handler, no engine, a batch handler."""
+    """A missing table, a session outside of a handler, no engine, shared distribution, a batch handler."""
     engine = create_async_engine(postgres.url("asyncpg", postgres.new_database()))
     billing = Billing(broker, engine)
     await billing.create()
@@ -371,6 +413,11 @@ async def test_bad_use_says_what_to_write(postgres: Postgres, broker: Broker, ca
     for wrong, said in ((engine, "pass async_sessionmaker"), (async_sessionmaker(), "has no engine")):
         with pytest.raises(ConfigError, match=said):
             Effects(wrong)  # type: ignore[arg-type]
+
+    async def share(order: int, session: Annotated[AsyncSession, Depends(billing.effects.session)]) -> None: ...
+
+    with pytest.raises(ConfigError, match="distribution='shared' has no fence, and a reset of the group would skip"):
+        broker.handler("orders", group="shared", distribution="shared")(share)
 
     async def bulk(orders: list[int], session: Annotated[Any, Depends(billing.effects.session)]) -> None: ...
 
