@@ -127,8 +127,14 @@ class Outputs:
             lane.is_publishing = lane.is_full = False
 
     async def flush(self, lanes: Sequence[Lane]) -> None:
-        """One attempt for each lane, after `run`."""
+        """One attempt for each lane, after `run`.
+
+        Not where a call of `run` has no answer: it may still come, after its repetition, and a first call also stores
+        outputs of messages that are not pending. The next owner handles these messages again if it did not come.
+        """
         for lane in lanes:
+            if any(entry.is_sent for entry in lane.outgoing.values()):
+                continue
             self.divert(lane)
             while lane.outgoing and lane.lease.is_held() and await self._settle_page(lane, most=1):
                 pass

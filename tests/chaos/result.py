@@ -178,6 +178,9 @@ OPEN = """
   within 30 s, after later ones of their key ([step by step](simulation.md#what-no-seed-may-show)).
 - The record of a lease is deleted by hand, and the server's clock is set back: a message that waits for its retry waits
   for as much longer ([step by step](simulation.md#what-no-seed-may-show)).
+- With `distribution="shared"` abandoned messages are found by how long they are idle by the server's clock. If that
+  clock is set back, the messages in flight of a member that dies then wait for as much longer
+  ([step by step](simulation.md#what-no-seed-may-show)).
 - Entries that another client removes are counted, not restored. How many of them a group had not yet received is
   unknown. In a topic that is trimmed by its own policy (`on_full="trim"`) they are not counted.
 - A delayed message (`delay`, `at`) is due at a time of the server's clock, as the user has asked. If that clock is set

@@ -192,7 +192,7 @@ async def test_settlement_whose_answer_is_lost_stores_outputs_once(broker: Broke
 
 
 async def test_cancelled_worker_settles_what_is_done_once(broker: Broker) -> None:
-    """It is cancelled while the answer to the settlement is on its way, and settles again on its way out."""
+    """It is cancelled while the answer to the settlement is on its way. On its way out it does not settle again."""
     asked = asyncio.Event()
     register(broker, {}, False, lambda _: None)
     async with broker:

@@ -298,7 +298,10 @@ class Fates:
     def _step(self, name: str, _: Member) -> None:
         """Its clock is set."""
         self._excuse_all("the clock was set")
-        self._set_clock(self._run.world.choices.among([-3600.0, -20.0, -2.0, 0.0, 2.0, 20.0], f"{name} offset"))
+        offset = self._run.world.choices.among([-3600.0, -20.0, -2.0, 0.0, 2.0, 20.0], f"{name} offset")
+        if self._run.plan.distribution == "shared":
+            offset = max(offset, -20.0)  # abandoned messages are found by how long they are idle, by that clock
+        self._set_clock(offset)
 
     def _set_clock(self, offset: float) -> None:
         """Not where messages are due at a time of that clock: they would come later by as much, as it was asked for.

@@ -105,6 +105,13 @@ EXHIBITS: Final = (
         "",
     ),
     bug(
+        "a cancelled worker repeats the settlement of outputs",
+        "the call before it comes late and stores the outputs again, although the message is not pending any more",
+        "consumer/outputs.py",
+        "            if any(entry.is_sent for entry in lane.outgoing.values()):\n                continue\n",
+        "",
+    ),
+    bug(
         "no look at the clock before a start",
         "a worker that wakes from a pause starts handlers of partitions that it has lost",
         "consumer/runner.py",
