@@ -73,7 +73,7 @@ class Run:
         self._settings_by_lease = dict[float, Settings]()
         self._is_published = False
         self._asked_at = 0.0
-        self.was_reset = False
+        self.was_reset = self._has_lost_writes = False
         self.unsure_until = 0.0
         """Leases have ended early (the server's clock, a reset, a failover): until the owners have found out."""
         network.after_command, network.fences.violate = self._check_leases, self.violate
@@ -122,6 +122,7 @@ class Run:
         lost = {name for name, confirmed in self._stored.items() if confirmed >= since}
         self._unknown |= lost
         self._stored = {name: at for name, at in self._stored.items() if name not in lost}
+        self._has_lost_writes = True
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried - begun  # stored, or moved into the stream, lost, and again
         self.unsure_until = self.world.now + self.plan.lease
@@ -131,12 +132,14 @@ class Run:
         if not self.plan.has_outputs or self.was_reset:  # after a reset all is handled, and published, again
             return []
         found, stored, keys = [], Counter[Name](), self.members[0].broker.keys
+        # a message whose settlement was lost comes again, after those whose settlement was not
+        is_ordered = self.plan.ordering != "none" and not self._has_lost_writes
         for partition in range(self.plan.partitions):
             last = dict[str, int]()
             for _, fields in self.network.ask("XRANGE", keys.stream(OUTPUTS, partition), "-", "+"):
                 order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
                 stored[order["key"], order["n"]] += 1
-                if self.plan.ordering != "none" and order["n"] < last.get(order["key"], -1):
+                if is_ordered and order["n"] < last.get(order["key"], -1):
                     found.append(f"the output of {order['key']}/{order['n']} comes after that of a later message")
                 last[order["key"]] = order["n"]
         for name in sorted(self._stored.keys() | self._unknown | stored.keys()):
