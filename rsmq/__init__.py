@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rsmq.model.message import Message
     from rsmq.model.settings import Settings
     from rsmq.persistence import Letter, Session
+    from rsmq.producer import Publication
     from rsmq.worker.collector import tune_garbage_collector
 else:
     from importlib import import_module
@@ -46,6 +47,7 @@ else:
         ),
         "rsmq.model.message": ("Message",),
         "rsmq.persistence": ("Letter", "Session"),
+        "rsmq.producer": ("Publication",),
         "rsmq.handler.rate_limit": ("Rate",),
         "rsmq.handler.retry": ("Reject", "Retry", "RetryPolicy"),
         "rsmq.handler.router": ("Router",),
@@ -74,6 +76,7 @@ __all__ = [
     "Malformed",
     "Message",
     "NotJson",
+    "Publication",
     "PublishUnknown",
     "Rate",
     "Reject",

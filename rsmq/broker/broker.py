@@ -24,7 +24,8 @@ from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks, raise_only
 from rsmq.model.settings import Overrides, Settings, chosen_settings
 from rsmq.model.words import count
-from rsmq.producer import Producer, PublishOptions
+from rsmq.producer import BeforePublish, Producer, PublishOptions
+from rsmq.producer.publication import check_function, checked_headers, preparation
 from rsmq.redis.connector import Client
 from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topics
@@ -32,6 +33,7 @@ from rsmq.redis.topics import Topics
 log = logging.getLogger("rsmq")
 
 T = TypeVar("T")
+B = TypeVar("B", bound=BeforePublish)
 
 
 class Broker(Router):
@@ -40,10 +42,18 @@ class Broker(Router):
     Pass a URL, `Settings`, or settings by name: `Broker("redis://localhost", lease_ttl="10s")`. The environment
     (RSMQ_*) gives the others; without any URL it uses the project's embedded server. `async with broker:` connects. The
     constructor and the decorators do not: a wrong name, option or signature raises ConfigError where it is written.
+    Each message that it publishes gets `headers`; those of a call come before them.
     """
 
-    def __init__(self, settings: Settings | str | None = None, **overrides: Unpack[Overrides]) -> None:
+    def __init__(
+        self,
+        settings: Settings | str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> None:
         super().__init__()
+        self._headers, self._before_publish = checked_headers(headers), list[BeforePublish]()
         self.settings = chosen_settings(settings, overrides)
         self.keys = Keys(self.settings.prefix)
         self._lifespans: list[worker.Lifespan] = []
@@ -106,6 +116,21 @@ class Broker(Router):
         self._lifespans.append(function)
         return function
 
+    def before_publish(self, function: B) -> B:
+        """Call `function(publication)` before each message of this broker is encoded: middleware for publishing.
+
+        It may change `publication.headers`, or refuse the message with an error, which the caller gets. It is a plain
+        function, must not block, and returns nothing. Several run in the order of their registration.
+        """
+        check_function(function)
+        self._refuse_connected(f"register before_publish {getattr(function, '__name__', function)}")
+        self._before_publish.append(function)
+        return function
+
+    def _refuse_connected(self, what: str) -> None:
+        if self._shared.users or self._portal.is_open:
+            raise ConfigError(f"the broker is connected: {what} before `async with broker:` or publish_sync")
+
     def _refuse_late(self, what: str) -> None:
         """A worker serves what was registered when its lifespans had begun: the rest would be silently missing."""
         if self.worker is not None and self.worker.heartbeat is not None:
@@ -118,10 +143,7 @@ class Broker(Router):
 
         `around` is a middleware for the block, outside all others. Raises ConfigError while the broker is connected.
         """
-        if self._shared.users or self._portal.is_open:
-            raise ConfigError(
-                "the broker is connected: change its settings before `async with broker:` or publish_sync"
-            )
+        self._refuse_connected("change its settings")
         before = (self.settings, self.keys, list(self._middlewares))
         self.settings, self.keys = settings, Keys(settings.prefix)
         self._middlewares[:0] = [] if around is None else [around]
@@ -149,9 +171,14 @@ class Broker(Router):
 
     def _make_connection(self) -> AbstractAsyncContextManager[Connection]:
         return connection(
-            self.settings, self.keys, declared=self.declared, make_producer=self.make_producer,
+            self.settings, self.keys, declared=self.declared, make_producer=self._prepared_producer,
             publishes_only=not self.handlers,
         )  # fmt: skip
+
+    def _prepared_producer(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
+        producer = self.make_producer(client, keys, settings, topics)
+        producer.prepare = preparation(self._headers, self._before_publish)
+        return producer
 
     @property
     def _connection(self) -> Connection:
@@ -230,7 +257,8 @@ class Broker(Router):
 
     def _publisher(self) -> Broker:
         """A second broker for the thread of `publish_sync`, with the same settings, tracing and partitions."""
-        publisher = Broker(self.settings)
+        publisher = Broker(self.settings, headers=self._headers)
+        publisher._before_publish = self._before_publish
         publisher.make_producer, publisher.declared = self.make_producer, self.declared
         return publisher
 

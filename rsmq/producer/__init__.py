@@ -1,6 +1,8 @@
 """Publishing. `producer` encodes a message and chooses its partition, `batch` gathers the messages of a partition,
-`send_queue` holds the batches, `sender` writes those of one node, `in_doubt` finds out what a lost reply meant."""
+`publication` completes its headers or refuses it, `send_queue` holds the batches, `sender` writes those of one node,
+`in_doubt` finds out what a lost reply meant."""
 
 from rsmq.producer.producer import Producer, PublishOptions
+from rsmq.producer.publication import BeforePublish, Publication
 
-__all__ = ["Producer", "PublishOptions"]
+__all__ = ["BeforePublish", "Producer", "Publication", "PublishOptions"]

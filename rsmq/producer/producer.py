@@ -25,6 +25,7 @@ from rsmq.model.words import duration
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once, Waiter
 from rsmq.producer.in_doubt import InDoubtMessages
 from rsmq.producer.output import Output
+from rsmq.producer.publication import Preparation
 from rsmq.producer.send_queue import SendQueue
 from rsmq.producer.sender import Sender
 from rsmq.redis.connector import Client
@@ -67,6 +68,8 @@ class Producer:
         self.keys, self.window_ms = keys, to_ms(settings.dedup_window)
         self.outputs = Counter[str]()
         """Outputs of handlers that the server has stored, by topic."""
+        self.prepare: Preparation | None = None
+        """Completes or refuses each message before it is encoded: see `Broker.before_publish`."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Send messages until cancelled. Calls still waiting then raise BrokerUnavailable or PublishUnknown."""
@@ -99,6 +102,8 @@ class Producer:
         PublishUnknown (publish it again with the id it carries). A cancelled call may have stored the message.
         """
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        if self.prepare is not None:
+            headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
         is_delayed = delay is not None or at is not None
         kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id)
@@ -127,6 +132,8 @@ class Producer:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
         writes."""
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        if self.prepare is not None:
+            headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id)
         due = "" if delay is None and at is None else due_time(delay, at)
         partition = partition_for(identity if key is None else key, target.partitions)
@@ -187,7 +194,7 @@ class Producer:
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
         queue, ids, on_the_way = self._queue(0), list[str](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once
-        encoded = self._encoded(items, key, headers, message_id, kind.encode)
+        encoded = self._encoded(topic, items, key, headers, message_id, kind.encode)
         while True:
             filled = self._fill(encoded, target, queue, kind, batch, ids)
             confirmed = [full.promise() for full in filled]
@@ -200,6 +207,7 @@ class Producer:
 
     def _encoded(
         self,
+        topic: str,
         items: Iterable[T],
         key: Callable[[T], str | None] | None,
         headers: Mapping[str, str] | Callable[[T], Mapping[str, str] | None] | None,
@@ -211,6 +219,8 @@ class Producer:
             route = None if key is None else key(item)
             extra = headers(item) if callable(headers) else headers
             given = None if message_id is None else message_id(item)
+            if self.prepare is not None:
+                extra = self.prepare(topic, item, extra, route, message_id=given)
             identity, entry, size = self._encode(encode, item, route, extra, given)
             yield identity if route is None else route, identity, entry, size
 

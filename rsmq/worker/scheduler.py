@@ -22,6 +22,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
+from rsmq.producer.publication import Preparation
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
 from rsmq.redis.topics import Topic, Topics
@@ -48,6 +49,7 @@ class Scheduler:
         self._ttl_ms = to_ms(settings.lease_ttl)
         self._stopping = anyio.Event()
         self._led: set[str] = set()
+        self.prepare: Preparation | None = None  # as of the producer of this process
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until `stop`. It then releases the schedules, so that another worker goes on at once."""
@@ -106,7 +108,10 @@ class Scheduler:
         fields: list[bytes | str] = []
         if payload is not None:
             data, kind = encode_payload(payload)
-            fields = entry_fields(data, schedule.message_id(tick), schedule.key, kind, schedule.headers)
+            message_id, headers = schedule.message_id(tick), schedule.headers
+            if self.prepare is not None:
+                headers = self.prepare(topic.name, payload, headers, schedule.key, message_id=message_id)
+            fields = entry_fields(data, message_id, schedule.key, kind, headers)
         keys = (self._keys.stream(topic.name, partition), self._keys.every(topic.name, partition))
         args = (schedule.name, tick, topic.max_length, topic.on_full, *fields)
         word = await PUBLISH_TICK(self._client, keys, args)

@@ -94,6 +94,7 @@ class Worker:
                 for role in self._roles():
                     upkeep.start_soon(role)
                 async with anyio.create_task_group() as serving:
+                    self._scheduler.prepare = self.producer.prepare if self.producer else None
                     serving.start_soon(self._scheduler.run)
                     serving.start_soon(self._services.run)
                     for consumer in self.consumers:

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel
 
-from rsmq import Broker, Message, Rate, Settings
+from rsmq import Broker, Message, Publication, Rate, Settings
 
 broker = Broker()
 broker.handler("orders", group="g", ordering="random")  # type: ignore[arg-type]  # there is no such order
@@ -84,3 +84,11 @@ async def nothing() -> None:
 @broker.on_error  # type: ignore[type-var]  # the message comes first
 def only_the_error(error: BaseException) -> None:
     """A hook gets both."""
+
+
+@broker.before_publish  # type: ignore[type-var]  # it is a plain function
+async def too_late(publication: Publication) -> None:
+    """It would run after the message is encoded."""
+
+
+Broker(headers={"retries": 3})  # type: ignore[dict-item]  # names and values are text

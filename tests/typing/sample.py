@@ -21,6 +21,7 @@ from rsmq import (
     BrokerError,
     Letter,
     Message,
+    Publication,
     Rate,
     Reject,
     Retry,
@@ -157,6 +158,12 @@ async def measure(message: Any, call_next: Callable[[Any], Awaitable[Any]]) -> A
 def to_sentry(message: Message, error: BaseException) -> None:
     """A hook for errors."""
     print(message.id, error)
+
+
+@broker.before_publish
+def stamp(publication: Publication) -> None:
+    """Middleware for publishing."""
+    publication.headers["tenant"] = "ada"
 
 
 @broker.lifespan
