@@ -196,7 +196,7 @@ OPEN = """
   connection later. Nothing is lost and order is kept, but handlers are cancelled and run again.
 - With `appendfsync everysec`, a crash of the server's process may cost confirmed messages of the last two seconds, as a
   power failure may: while a sync is running, the server confirms writes before it has written them to its file (A33).
-  Four of 45 pieces of the mix that were played beside other work lost one to four messages so, each confirmed within a
+  Four of 53 pieces of the mix that were played beside other work lost one to four messages so, each confirmed within a
   quarter of a second before the server was killed. Since then the servers of the suite run without `appendfsync`, where
   no sync is meant to be slow. Another piece was stopped unfinished, because its processes got too little CPU for their
   leases of 1.5 s. These five pieces are not in the table.
