@@ -85,7 +85,14 @@ def build_handler(
     signature = read_signature(called, title, is_batch=check.is_batch, declared=payload)
     checked = check.checked(function, is_async=signature.is_async, has_dependencies=called is not function)
     services: tuple[Service, ...] = getattr(called, "services", ())
-    if checked["distribution"] == "shared" and any(getattr(each, "needs_owner", False) for each in services):
+    has_effects = any(getattr(each, "needs_owner", False) for each in services)
+    if has_effects and checked["output"] is not None:
+        raise ConfigError(
+            f"handler {title}: an output is lost if the worker dies between the commit and the settlement, because the "
+            f"next delivery is skipped: write `await outbox.publish(session, {checked['output']!r}, ...)` instead of "
+            f"output={checked['output']!r}"
+        )
+    if has_effects and checked["distribution"] == "shared":
         raise ConfigError(
             f"handler {title}: distribution='shared' has no fence, and a reset of the group would skip what is marked, "
             f"so effects.session cannot be used: leave distribution out, with ordering='none' if you need no order"

@@ -214,6 +214,11 @@ class Message:
         return self.origin.run
 
     @property
+    def has_outputs(self) -> bool:
+        """Whether its handler has published by it, in this attempt."""
+        return self.entry_id in getattr(self.origin, "outputs", ())
+
+    @property
     def stream_id(self) -> str:
         """The id of the stream entry, `ms-seq`: unique within the partition."""
         return self.entry_id.decode()

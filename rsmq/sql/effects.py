@@ -70,6 +70,7 @@ class Effects:
                 if message.is_redelivered:
                     await session.run_sync(transaction.skip_if_handled, mark)
                 yield session
+                refuse_outputs(message)
                 try:
                     await session.run_sync(transaction.write_and_commit, mark)
                 except DBAPIError as error:
@@ -82,6 +83,7 @@ class Effects:
             if message.is_redelivered:
                 transaction.skip_if_handled(session, mark)
             yield session
+            refuse_outputs(message)
             try:
                 transaction.write_and_commit(session, mark)
             except DBAPIError as error:
@@ -223,6 +225,16 @@ class Transaction:
         """The end of the transaction."""
         self._may_commit = True
         session.commit()
+
+
+def refuse_outputs(message: Message) -> None:
+    """Raise ConfigError if the handler has published by its message: a mark that is found would skip the output."""
+    if message.has_outputs:
+        raise ConfigError(
+            "message.publish in a handler with effects.session: its output is lost if the worker dies between the "
+            "commit and the settlement. Write `await outbox.publish(session, topic, payload)`, which commits with the "
+            "rest, or publish in a handler without effects.session"
+        )
 
 
 def connection_of(session: Session) -> Connection:

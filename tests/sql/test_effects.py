@@ -416,6 +416,8 @@ async def test_bad_use_says_what_to_write(postgres: Postgres, broker: Broker, ca
 
     async def share(order: int, session: Annotated[AsyncSession, Depends(billing.effects.session)]) -> None: ...
 
+    with pytest.raises(ConfigError, match="an output is lost if the worker dies between the commit"):
+        broker.handler("orders", group="output", output="invoices")(share)
     with pytest.raises(ConfigError, match="distribution='shared' has no fence, and a reset of the group would skip"):
         broker.handler("orders", group="shared", distribution="shared")(share)
 
@@ -423,3 +425,23 @@ async def test_bad_use_says_what_to_write(postgres: Postgres, broker: Broker, ca
 
     with pytest.raises(ConfigError, match=r"must take `list\[Message\]`"):
         broker.handler("orders", group="bulk", batch=5)(bulk)
+
+
+async def test_output_of_a_handler_with_effects_is_refused(
+    pg_billing: Billing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be lost with the worker that dies between commit and settlement. Nothing is committed or published."""
+
+    async def publish(message: Message, _: AsyncSession) -> None:
+        await message.publish("invoices", {"n": 1})
+
+    pg_billing.before_end = publish
+    async with pg_billing.broker.running():
+        await pg_billing.broker.publish("orders", 1)
+        await until(pg_billing.is_settled, "it is a dead letter")
+        assert (
+            await pg_billing.broker.client.execute_command("EXISTS", pg_billing.broker.keys.stream("invoices", 0)) == 0
+        )
+    assert await pg_billing.rows() == []
+    assert await pg_billing.marks() == 0
+    assert "message.publish in a handler with effects.session" in caplog.text

@@ -54,8 +54,11 @@ for reader in ((lease[3] or '') .. '\n' .. (lease[4] or '')):gmatch('[^\n]+') do
 end
 local before = table.concat(others, '\n')
 epoch = string.format('%.0f', math.max((lease[5] or 0) + 1, now))
+if not lease[1] and lease[7] then -- of a deleted group only the run was left, for a time
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], 'run', lease[7])
+end
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'owner', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]), 'reader', ARGV[3],
   'before', before, 'ttl', epoch .. ' ' .. ARGV[2])
-if not lease[1] then redis.call('PERSIST', KEYS[1]) end -- of a deleted group only the run was left, for a time
 redis.pcall('XGROUP', 'CREATECONSUMER', KEYS[2], ARGV[6], ARGV[1])
 return { 'OK', epoch, owner, before, lease[7] or '0' }
