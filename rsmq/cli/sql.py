@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from rsmq.cli.database import DatabaseUrl, in_database, sql_room
-from rsmq.cli.output import print_line
-from rsmq.cli.parameters import noun
+from rsmq.cli.output import print_json, print_line
+from rsmq.cli.parameters import Json, noun
 
 app = noun("Tables in your own database: create them.")
 
@@ -22,10 +22,15 @@ def tables() -> None:
 def init(
     url: DatabaseUrl,
     print_only: Annotated[bool, typer.Option("--print", help="Print the statements and change nothing.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Create the tables of `rsmq.sql` that do not exist yet, or print their statements."""
     if print_only:
-        print_line(sql_room().ddl(url))
+        statements = sql_room().ddl(url)
+        print_json({"statements": statements}) if as_json else print_line(statements)
         return
     created = in_database(url, sql_room().create_tables)
+    if as_json:
+        print_json({"created": list(created)})
+        return
     print_line(f"created {', '.join(created)}" if created else "all tables exist")

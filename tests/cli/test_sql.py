@@ -21,6 +21,7 @@ def test_init_creates_what_is_missing_and_status_counts_what_waits(tmp_path: Pat
     first = runner.invoke(app, ["sql", "init", url])
     assert (first.exit_code, "created rsmq_outbox" in first.output) == (0, True)
     assert runner.invoke(app, ["sql", "init", url]).output == "all tables exist\n"
+    assert json.loads(runner.invoke(app, ["sql", "init", url, "--json"]).output) == {"created": []}
     engine = create_engine(url)
     outbox = Outbox(engine)
     with engine.begin() as connection:
