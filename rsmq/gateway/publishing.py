@@ -90,7 +90,7 @@ class Publishing:
         return f"<Publishing of {self._publisher.client_id!r}>"
 
 
-class Nobody:
+class NoWaiter:
     """In place of a connection that has ended: its will is not acknowledged to anyone."""
 
     def confirm(self, _pending: PendingAck, _reason: int = 0) -> None:
@@ -113,7 +113,7 @@ def publish_will(context: Context, client: str, user: str | None, will: Will) ->
     if will.qos == 0 and not route.is_explicit:
         published: Published = from_packet(message, client)
         if will.retain:
-            context.ingest.retain_unstored(published, Nobody())
+            context.ingest.retain_unstored(published, NoWaiter())
         context.broadcast(published)
         return
-    context.ingest.store(message, client, context.routes.target_of(route.topic), Nobody())
+    context.ingest.store(message, client, context.routes.target_of(route.topic), NoWaiter())

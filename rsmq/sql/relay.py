@@ -185,7 +185,7 @@ class Relay:
     def _read(self, connection: Connection) -> Sequence[Row]:
         """The oldest rows that can be seen, without those of a full topic.
 
-        A row that was inserted later than another one had committed has a higher number, and whoever sees it sees the
+        A row that was inserted later than another one had committed has a higher number: a query that sees it sees the
         other one, too. So there is no need to wait for older transactions that still run.
         """
         now = time.monotonic()
