@@ -31,7 +31,8 @@ from benchmarks.prose import wrapped
 from benchmarks.server import ServerMeter, server
 from benchmarks.table import table
 from rsmq import Broker, Settings
-from rsmq.model.message import entry_fields, pack_fields
+from rsmq.model.message import entry_fields
+from rsmq.model.packing import pack_fields
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 PAD: Final = "x" * 150

@@ -15,7 +15,7 @@ from rsmq.consumer.lane import Lane
 from rsmq.errors import BrokerError, RsmqError
 from rsmq.model.backoff import Backoff
 from rsmq.model.log_throttle import ThrottledLog
-from rsmq.model.message import pack_fields
+from rsmq.model.packing import pack_fields
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import OUT_FIELDS
 from rsmq.redis.scripts import OK, RELAY_OUTPUTS, Value

@@ -10,7 +10,8 @@ from typing import Self
 
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
-from rsmq.model.message import read_headers, unpack_fields
+from rsmq.model.message import read_headers
+from rsmq.model.packing import unpack_fields
 
 PREFIX = b"dlq."
 PACKED = b"dlq.packed"

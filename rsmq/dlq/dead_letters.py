@@ -15,7 +15,7 @@ from rsmq.dlq.selection import Selection
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
-from rsmq.model.message import unpack_fields
+from rsmq.model.packing import unpack_fields
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import OK, REPLAY_DEAD_LETTER
 from rsmq.redis.streams import Partitioned, ask_all

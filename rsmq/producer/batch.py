@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from rsmq.model.keys import Keys
-from rsmq.model.message import JSON, entry_fields, pack_array, pack_fields, pack_values
+from rsmq.model.message import JSON, entry_fields
+from rsmq.model.packing import pack_array, pack_fields, pack_values
 from rsmq.producer.in_doubt import InDoubt
 from rsmq.redis.raw_connection import pack
 from rsmq.redis.scripts import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, Script

@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol
 
 from rsmq.handler.payload import decode_json
 from rsmq.model.keys import Keys
-from rsmq.model.message import JSON, Message, MessageOrigin, pack_fields
+from rsmq.model.message import JSON, Message, MessageOrigin
+from rsmq.model.packing import pack_fields
 from rsmq.redis.scripts import Value
 from rsmq.redis.topics import Topic
 

@@ -10,7 +10,7 @@ import pytest
 from rsmq.dlq import DeadLetter, DeadLetters
 from rsmq.errors import ConfigError
 from rsmq.model.keys import Keys
-from rsmq.model.message import pack_fields
+from rsmq.model.packing import pack_fields
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topic, Topics

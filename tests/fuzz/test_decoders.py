@@ -25,7 +25,8 @@ from rsmq.errors import BrokerError, ConfigError, Malformed, NotJson, RsmqError
 from rsmq.handler.payload import decoder_for
 from rsmq.inspector.state import read_info
 from rsmq.model.keys import Keys, check_name, decode_device, encode_device
-from rsmq.model.message import Message, MessageOrigin, entry_fields, pack_fields, read_headers, unpack_fields
+from rsmq.model.message import Message, MessageOrigin, entry_fields, read_headers
+from rsmq.model.packing import pack_fields, unpack_fields
 from rsmq.model.settings import Settings
 from rsmq.persistence.devices import read_device
 from rsmq.persistence.letter import STAMP, VERSION, Letter, read_envelope, seal_payload

@@ -24,10 +24,9 @@ from rsmq.model.message import (
     encode_payload,
     entry_fields,
     new_message_id,
-    pack_fields,
     read_headers,
-    unpack_fields,
 )
+from rsmq.model.packing import pack_fields, unpack_fields
 
 
 def read(*fields: bytes | str, entry_id: bytes = b"1700000000123-4", attempt: int = 1) -> Message:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rsmq.errors import ConfigError, RsmqError
-from rsmq.model.message import pack_fields
+from rsmq.model.packing import pack_fields
 from rsmq.model.settings import Settings
 from rsmq.pipeline.jobs.compact import compact
 from tests.pipeline.vault import Fields, Vault

@@ -14,7 +14,7 @@ import pytest
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, PublishUnknown, RsmqError, TooLarge, TopicFull
 from rsmq.model.keys import Keys
-from rsmq.model.message import unpack_fields
+from rsmq.model.packing import unpack_fields
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer, sender

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.model.message import pack_fields
+from rsmq.model.packing import pack_fields
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
 from rsmq.worker import delayed_poller

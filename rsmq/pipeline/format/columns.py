@@ -22,7 +22,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from rsmq.errors import Malformed
 from rsmq.model.clock import LATEST_MS
-from rsmq.model.message import KNOWN_FIELDS, pack_fields, read_headers
+from rsmq.model.message import KNOWN_FIELDS, read_headers
+from rsmq.model.packing import pack_fields
 
 PACKED: Final = "rsmq.packed"
 MAX_BIGINT: Final = 2**63 - 1

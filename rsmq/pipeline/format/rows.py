@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812
 
 from rsmq.errors import ConfigError
-from rsmq.model.message import KNOWN_FIELDS, unpack_fields, write_headers
+from rsmq.model.message import KNOWN_FIELDS, write_headers
+from rsmq.model.packing import unpack_fields
 from rsmq.pipeline.format.columns import PACKED, binary_array
 from rsmq.redis.scripts import Value
 

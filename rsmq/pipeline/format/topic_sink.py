@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rsmq.errors import ConfigError, TooLarge, TopicFull
 from rsmq.model.clock import to_ms
-from rsmq.model.message import pack_messages
+from rsmq.model.packing import pack_messages
 from rsmq.model.partition import partition_for
 from rsmq.pipeline.format.options import WriteOptions
 from rsmq.pipeline.format.rows import bytes_column, entries_from, group_by_column, required_column, source_positions

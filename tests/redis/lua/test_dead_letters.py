@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.model.message import pack_fields
+from rsmq.model.packing import pack_fields
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import REMOVE_CONSUMER, REPLAY_DEAD_LETTER, RESET_GROUP, SETTLE_MESSAGES
 

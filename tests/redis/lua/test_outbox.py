@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.errors import BrokerError
 from rsmq.model.keys import Keys
-from rsmq.model.message import unpack_fields
+from rsmq.model.packing import unpack_fields
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import LEAD_WORK, RELAY_ROWS
 

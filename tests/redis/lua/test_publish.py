@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.model.message import pack_fields, pack_messages
+from rsmq.model.packing import pack_fields, pack_messages
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, RELEASE_DELAYED
 

@@ -9,7 +9,7 @@ import pytest
 
 from rsmq.handler.retry import lost_body
 from rsmq.model.keys import Keys
-from rsmq.model.message import unpack_fields
+from rsmq.model.packing import unpack_fields
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import (
     BURY_MESSAGE,
