@@ -17,7 +17,16 @@ from rsmq.consumer.queue import RawEntries
 from rsmq.consumer.runner import TURN, Abandoned, Runner
 from rsmq.errors import Malformed
 from rsmq.handler.failure import text_of
-from rsmq.handler.retry import Bury, Outcome, Park, Reason, batch_outcomes, decide
+from rsmq.handler.retry import (
+    AlreadyHandled,
+    BatchRolledBack,
+    Bury,
+    Outcome,
+    Park,
+    Reason,
+    batch_outcomes,
+    decide,
+)
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 
@@ -151,22 +160,60 @@ class BatchRunner(Runner):
         self, task_slot: TaskSlot, batch: list[Message], heads: list[Message], call: Awaitable[Any] | None = None
     ) -> None:
         """Call the handler, or await a `call` that has begun, and settle each message by its outcome."""
-        task_slot.messages, task_slot.started = batch, monotonic()
-        outcomes: list[Outcome] | None = None
-        if batch:
-            try:
-                result = await (self._call(batch) if call is None else call)
-            except BaseException as error:
-                outcomes = [self._outcome(task_slot, error)] * len(batch)
-            else:
-                task_slot.end()
-                outcomes = None if result is None else batch_outcomes(result, batch)
+        outcomes, is_rolled_back = await self._run(task_slot, batch, call) if batch else (None, False)
+        if outcomes is not None and is_rolled_back:
+            task_slot.rest = partial(self._handle_others, task_slot, batch, heads, outcomes)
+            return
         if outcomes is not None or any(head.is_suspect for head in heads):
             conclusion = partial(self._conclude, batch, outcomes or [None] * len(batch), heads)
             task_slot.rest = partial(self._after, task_slot, conclusion)
             return
         self._all_done(batch, heads)
         self._go_on(task_slot)
+
+    async def _run(
+        self, task_slot: TaskSlot, messages: list[Message], call: Awaitable[Any] | None = None
+    ) -> tuple[list[Outcome] | None, bool]:
+        """Call the handler. Returns an outcome for each message, or None if all are done. True: the transaction of the
+        batch was rolled back, so those without an error are not done."""
+        task_slot.messages, task_slot.started = messages, monotonic()
+        try:
+            result = await (self._call(messages) if call is None else call)
+        except BaseException as error:
+            outcome = self._outcome(task_slot, error)
+            if isinstance(outcome, BatchRolledBack):
+                return batch_outcomes(outcome.outcomes, messages), True
+            return [outcome] * len(messages), False
+        task_slot.end()
+        return (None if result is None else batch_outcomes(result, messages)), False
+
+    async def _handle_others(
+        self, task_slot: TaskSlot, batch: list[Message], heads: list[Message], outcomes: list[Outcome]
+    ) -> None:
+        """The transaction of a batch was rolled back: call the handler with the messages that were not the reason.
+
+        Ends, because each call has fewer messages. Only then their keys are released, so nothing overtakes.
+        """
+        self._leave_out(batch, outcomes)
+        others = [message for message, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        ended, is_rolled_back = await self._run(task_slot, others) if others else (None, False)
+        found = iter(ended or [None] * len(others))
+        outcomes = [next(found) if outcome is None else outcome for outcome in outcomes]
+        if is_rolled_back:
+            task_slot.rest = partial(self._handle_others, task_slot, batch, heads, outcomes)
+        else:
+            task_slot.rest = partial(self._after, task_slot, partial(self._conclude, batch, outcomes, heads))
+
+    def _leave_out(self, batch: list[Message], outcomes: list[Outcome]) -> None:
+        """Give an outcome to messages that cannot be handled now: behind an error of their key, or without a lease."""
+        now, failed = monotonic(), set[tuple[int, bytes]]()
+        for at, message in enumerate(batch):
+            key = (message.partition, message.routing_key) if message.routing_key is not None else None
+            if not isinstance(outcomes[at], AlreadyHandled | None):
+                if self.queue.is_ordered and key is not None:
+                    failed.add(key)
+            elif key in failed or (outcomes[at] is None and now >= message.origin.lease.deadline):  # type: ignore[attr-defined]
+                outcomes[at] = Abandoned("lost")
 
     def _go_on(self, task_slot: TaskSlot) -> None:
         """After a batch: in a new task if this one was cancelled, and the handler returned all the same."""

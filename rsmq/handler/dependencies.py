@@ -12,19 +12,22 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from rsmq.errors import ConfigError
+from rsmq.handler.retry import BatchRolledBack
 from rsmq.handler.service import Service
 from rsmq.handler.signature import annotations_of, is_coroutine_function
 from rsmq.model.message import Message
 
 LIBRARY: Final = "fast_depends"
+EITHER: Final = Message | list[Message]
 
 
 def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: bool) -> Callable[..., Any]:
     """`function` itself, or if it has dependencies a wrapper that fills them and takes the other parameters.
 
     A dependency may take the payload by its name in the handler, the message by the annotation `Message` (in a batch
-    handler `list[Message]`), and other dependencies; code after its `yield` runs when the handler has ended. Raises
-    ConfigError for a parameter that cannot be filled, and for an async dependency of a plain function.
+    handler `list[Message]`; `Message | list[Message]` does for both), and other dependencies; code after its `yield`
+    runs when the handler has ended. Raises ConfigError for a parameter that cannot be filled, and for an async
+    dependency of a plain function.
     """
     if not callable(function) or not _mentions_dependencies(function):
         return function
@@ -41,6 +44,8 @@ def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: boo
         holder = aliases[0]
         own.append(inspect.Parameter(holder, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=wants))
     names = [each.name for each in own if _is_filled(each)]
+    if is_batch and any(getattr(each, "commits", False) for each in services):
+        function = _all_or_none(function)
     wrapper = functools.wraps(function)(_caller(function, _inject(function, title), names, holder, aliases))
     wrapper.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     wrapper.services = tuple(services)  # type: ignore[attr-defined]
@@ -105,8 +110,8 @@ def _message_parameters(
                 nested = _dependency(dependency, parameter.name, hint, title)
             if nested is not None:
                 found += _message_parameters([nested], known, wants, title, services)
-            elif _plain(hint) in (Message, list[Message]):
-                if _plain(hint) != wants:
+            elif _plain(hint) in (Message, list[Message], EITHER):
+                if _plain(hint) not in (wants, EITHER):
                     shape = "`Message`" if wants is Message else "`list[Message]`"
                     raise ConfigError(f"handler {title}: dependency {name_of} must take {shape}, as the handler does")
                 found.append(parameter.name)
@@ -136,6 +141,25 @@ def _inject(function: Callable[..., Any], title: str) -> Callable[..., Any]:
         return inject(function, cast=False, cast_result=False)
     except AssertionError as error:
         raise ConfigError(f"handler {title}: {error}: make the handler async def, or the dependency plain") from None
+
+
+def _all_or_none(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A batch handler whose dependency commits: with an error for one message, nothing of the call may be committed."""
+
+    def checked(result: Any) -> Any:
+        if result is not None and not (isinstance(result, list | tuple) and all(each is None for each in result)):
+            raise BatchRolledBack(result)
+        return result
+
+    @functools.wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        return checked(function(*values, **named))
+
+    @functools.wraps(function)
+    async def wait(*values: Any, **named: Any) -> Any:
+        return checked(await function(*values, **named))
+
+    return wait if is_coroutine_function(function) else call
 
 
 def _caller(

@@ -85,7 +85,7 @@ def build_handler(
     signature = read_signature(called, title, is_batch=check.is_batch, declared=payload)
     checked = check.checked(function, is_async=signature.is_async, has_dependencies=called is not function)
     services: tuple[Service, ...] = getattr(called, "services", ())
-    has_effects = any(getattr(each, "needs_owner", False) for each in services)
+    has_effects = any(getattr(each, "commits", False) for each in services)
     if has_effects and checked["output"] is not None:
         raise ConfigError(
             f"handler {title}: an output is lost if the worker dies between the commit and the settlement, because the "

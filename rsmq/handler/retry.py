@@ -57,6 +57,17 @@ class AlreadyHandled(Exception):
     """Raised by a dependency: an earlier run of the handler has done all of this message. It is acknowledged."""
 
 
+class BatchRolledBack(Exception):
+    """Raised for a batch whose transaction was rolled back because of some of its messages.
+
+    `outcomes` is what a batch handler returns. The messages without an error are handled again, without the others.
+    """
+
+    def __init__(self, outcomes: Any) -> None:
+        super().__init__("the transaction of a batch was rolled back because of some of its messages")
+        self.outcomes = outcomes
+
+
 class Reason(StrEnum):
     """Why a message became a dead letter (field `dlq.reason`)."""
 

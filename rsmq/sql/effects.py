@@ -15,14 +15,14 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from rsmq.errors import BrokerError, ConfigError
-from rsmq.handler.retry import AlreadyHandled
+from rsmq.errors import BrokerError, ConfigError, StaleEpoch
+from rsmq.handler.retry import AlreadyHandled, BatchRolledBack
 from rsmq.model.clock import now_ms, to_ms
 from rsmq.model.message import Message
 from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database, explained
-from rsmq.sql.marks import Mark, delete_marks, is_handled, lanes, write_mark
+from rsmq.sql.marks import Mark, already, delete_marks, handled_of, lanes, write_mark, write_marks
 from rsmq.sql.settled_floor import settled_floor
 from rsmq.sql.tables import HANDLED
 
@@ -46,8 +46,9 @@ class Effects:
     refuses the commit of a worker whose partition has a newer owner. A plain `sessionmaker` is for plain functions.
     """
 
-    needs_owner: Final = True
-    """Not for shared distribution: without a lease there is no fence, and a mark would outlive a reset of the group."""
+    commits: Final = True
+    """Not for shared distribution: without a lease there is no fence, and a mark would outlive a reset of the group.
+    And what a batch handler returns must be known before the commit."""
     session: Callable[..., Any]
     """The dependency."""
 
@@ -63,37 +64,35 @@ class Effects:
         self._sessions = sessions
         self.session = self._async_session if isinstance(sessions, async_sessionmaker) else self._plain_session
 
-    async def _async_session(self, message: Message = None) -> AsyncIterator[AsyncSession]:  # type: ignore[assignment]
-        mark = mark_of(message)
+    async def _async_session(self, work: Message | list[Message] = None) -> AsyncIterator[AsyncSession]:  # type: ignore[assignment]
         async with self._sessions() as session:
-            with self._guarded(session.sync_session) as transaction:
-                if message.is_redelivered:
-                    await session.run_sync(transaction.skip_if_handled, mark)
+            with self._guarded(session.sync_session, work) as transaction:
+                if transaction.is_redelivered:
+                    await session.run_sync(transaction.skip_handled)
                 yield session
-                refuse_outputs(message)
+                refuse_outputs(transaction.messages)
                 try:
-                    await session.run_sync(transaction.write_and_commit, mark)
+                    await session.run_sync(transaction.write_and_commit)
                 except DBAPIError as error:
-                    if not (transaction.is_in_doubt(error) and await self._has_committed(mark)):
+                    if not (transaction.is_in_doubt(error) and await self._has_committed(transaction.marks[0])):
                         raise
 
-    def _plain_session(self, message: Message = None) -> Iterator[Session]:  # type: ignore[assignment]
-        mark = mark_of(message)
-        with self._sessions() as session, self._guarded(session) as transaction:
-            if message.is_redelivered:
-                transaction.skip_if_handled(session, mark)
+    def _plain_session(self, work: Message | list[Message] = None) -> Iterator[Session]:  # type: ignore[assignment]
+        with self._sessions() as session, self._guarded(session, work) as transaction:
+            if transaction.is_redelivered:
+                transaction.skip_handled(session)
             yield session
-            refuse_outputs(message)
+            refuse_outputs(transaction.messages)
             try:
-                transaction.write_and_commit(session, mark)
+                transaction.write_and_commit(session)
             except DBAPIError as error:
-                if not (transaction.is_in_doubt(error) and self._has_committed_plain(mark)):
+                if not (transaction.is_in_doubt(error) and self._has_committed_plain(transaction.marks[0])):
                     raise
 
     @contextmanager
-    def _guarded(self, session: Session) -> Iterator[Transaction]:
+    def _guarded(self, session: Session, work: Message | list[Message]) -> Iterator[Transaction]:
         """Refuse a commit by the handler itself, and say what to write."""
-        transaction = Transaction(session)
+        transaction = Transaction(session, work)
         event.listen(session, "before_commit", transaction.refuse)
         try:
             yield transaction
@@ -112,7 +111,8 @@ class Effects:
     async def _has_committed(self, mark: Mark) -> bool:
         """Whether the transaction whose commit had no answer was committed.
 
-        To write the same mark waits for a transaction that is still about to commit. So the answer is final.
+        To write the same mark waits for a transaction that is still about to commit. So the answer is final. Of a batch
+        one mark says it for all.
         """
         with anyio.move_on_after(RESOLVE_SECONDS):
             while True:
@@ -184,25 +184,41 @@ class RolledBack(Exception):
 
 
 class Transaction:
-    """The transaction of one message. To begin it sends nothing: the session connects at its first statement."""
+    """The transaction of one message or of a batch. To begin it sends nothing: the session connects at its first
+    statement."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, work: Message | list[Message]) -> None:
+        self.is_batch = isinstance(work, list)
+        self.messages = messages_of(work)
+        self.marks = [Mark.of(message) for message in self.messages]
         self._begun = session.begin()
         self._may_commit = False
+
+    @property
+    def is_redelivered(self) -> bool:
+        """Whether an earlier run may have committed."""
+        return any(message.is_redelivered for message in self.messages)
 
     def refuse(self, session: Session) -> None:
         """Before a commit: of a savepoint, by the handler, or at the end."""
         if not (self._may_commit or session.in_nested_transaction()):
             raise ConfigError(COMMITS)
 
-    def skip_if_handled(self, session: Session, mark: Mark) -> None:
-        """Raise AlreadyHandled if an earlier run has committed."""
-        if is_handled(connection_of(session), mark):
-            raise AlreadyHandled(f"message {mark.message_id} is handled already")
+    def skip_handled(self, session: Session) -> None:
+        """Raise AlreadyHandled if an earlier run has committed, or BatchRolledBack if one has for some of a batch."""
+        late = [mark for message, mark in zip(self.messages, self.marks, strict=True) if message.is_redelivered]
+        found = handled_of(connection_of(session), late)
+        self._raise({mark: already(mark) for mark in found})
 
-    def write(self, session: Session, mark: Mark) -> None:
-        """What the handler has left to write, and the mark. Raises ConfigError if the handler has dropped its work:
-        the mark would commit alone."""
+    def _raise(self, refused: dict[Mark, Exception]) -> None:
+        if refused and self.is_batch:
+            raise BatchRolledBack([refused.get(mark) for mark in self.marks])
+        for error in refused.values():
+            raise error
+
+    def write(self, session: Session) -> None:
+        """What the handler has left to write, and the marks. Raises ConfigError if the handler has dropped its work:
+        the marks would commit alone."""
         if session.get_transaction() is not self._begun:
             raise ConfigError(DROPS)
         if session.in_nested_transaction():
@@ -210,11 +226,17 @@ class Transaction:
                 "the handler has returned with an open savepoint: write `async with session.begin_nested():`"
             )
         session.flush()
-        write_mark(connection_of(session), mark)
+        if len(self.marks) > 1:
+            self._raise(write_marks(connection_of(session), self.marks))
+            return
+        try:
+            write_mark(connection_of(session), self.marks[0])
+        except (AlreadyHandled, StaleEpoch) as error:
+            self._raise({self.marks[0]: error})
 
-    def write_and_commit(self, session: Session, mark: Mark) -> None:
+    def write_and_commit(self, session: Session) -> None:
         """All that follows the handler."""
-        self.write(session, mark)
+        self.write(session)
         self.commit(session)
 
     def is_in_doubt(self, error: DBAPIError) -> bool:
@@ -227,9 +249,9 @@ class Transaction:
         session.commit()
 
 
-def refuse_outputs(message: Message) -> None:
-    """Raise ConfigError if the handler has published by its message: a mark that is found would skip the output."""
-    if message.has_outputs:
+def refuse_outputs(messages: list[Message]) -> None:
+    """Raise ConfigError if the handler has published by a message: a mark that is found would skip the output."""
+    if any(message.has_outputs for message in messages):
         raise ConfigError(
             "message.publish in a handler with effects.session: its output is lost if the worker dies between the "
             "commit and the settlement. Write `await outbox.publish(session, topic, payload)`, which commits with the "
@@ -242,14 +264,16 @@ def connection_of(session: Session) -> Connection:
     return session.connection(bind_arguments={"clause": HANDLED.insert()})
 
 
-def mark_of(message: Message | None) -> Mark:
-    """The mark of a message. Raises ConfigError outside of a handler."""
-    if not isinstance(message, Message):
+def messages_of(work: Message | list[Message] | None) -> list[Message]:
+    """The messages of a call. Raises ConfigError outside of a handler."""
+    messages = work if isinstance(work, list) else [work]
+    found = [message for message in messages if isinstance(message, Message)]
+    if not found:
         raise ConfigError(
             "effects.session works as a dependency of a handler only: write `session: Annotated[AsyncSession, "
             "Depends(effects.session)]` as its parameter; elsewhere open a session of your own sessionmaker"
         )
-    return Mark.of(message)
+    return found
 
 
 def write_and_roll_back(connection: Connection, mark: Mark) -> None:

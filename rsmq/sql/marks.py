@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Connection, and_, bindparam, delete, func, insert, or_, select, text, update
+from sqlalchemy import BigInteger, Connection, and_, bindparam, delete, func, insert, or_, select, text, tuple_, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -53,6 +56,9 @@ class Mark:
 
 LANE: Final = ("group_name", "topic", "partition_number")
 KEY: Final = (*LANE, "id_ms", "id_seq", "run")
+SIGNS: Final = (*KEY, "message_id")
+CHUNK: Final = 1000
+"""Marks in one statement: databases limit the number of parameters."""
 
 
 def matches(table: Any, names: tuple[str, ...]) -> ColumnElement[bool]:
@@ -100,8 +106,8 @@ MARK_AND_FENCE: Final = text(
 )  # fmt: skip
 """PostgreSQL: write the mark and read the fence at once. The fence is locked only if it is high enough, so that those
 who have to raise it do not wait for each other."""
-SEEN: Final = select(HANDLED.c.message_id).where(matches(HANDLED, KEY))
 SQLITE_MARK: Final = upserted(sqlite)
+POSTGRES_MARK: Final = upserted(postgresql)
 MYSQL_MARK: Final = insert(HANDLED).prefix_with("IGNORE")
 TAKE_OVER: Final = (
     update(HANDLED)
@@ -117,10 +123,39 @@ MYSQL_FENCE: Final = MYSQL_NEW_FENCE.on_duplicate_key_update(
 RAISE: Final = {"postgresql": raised(postgresql), "sqlite": raised(sqlite), "mysql": MYSQL_FENCE}
 
 
-def is_handled(connection: Connection, mark: Mark) -> bool:
-    """Whether an earlier run of the handler has committed. Waits for nothing."""
-    found: str | None = connection.scalar(SEEN, parameters(mark.row))
-    return found == mark.message_id
+def handled_of(connection: Connection, marks: Sequence[Mark]) -> set[Mark]:
+    """Those of the marks whose messages an earlier run has committed."""
+    found = set[tuple[Any, ...]]()
+    for at in range(0, len(marks), CHUNK):
+        rows = [tuple(mark.row[name] for name in SIGNS) for mark in marks[at : at + CHUNK]]
+        columns = [HANDLED.c[name] for name in SIGNS]
+        found.update(map(tuple, connection.execute(select(*columns).where(tuple_(*columns).in_(rows)))))
+    return {mark for mark in marks if tuple(mark.row[name] for name in SIGNS) in found}
+
+
+def write_marks(connection: Connection, marks: Sequence[Mark]) -> dict[Mark, Exception]:
+    """The last statements of the transaction of a batch. Returns the messages that must not commit, and why: as
+    `write_mark` for each. In one order, so that two transactions do not wait for each other in a circle."""
+    ordered = sorted(marks, key=lambda mark: tuple(mark.row[name] for name in KEY))
+    if family(connection) != "postgresql":
+        refused = dict[Mark, Exception]()
+        for mark in ordered:
+            try:
+                write_mark(connection, mark)
+            except (AlreadyHandled, StaleEpoch) as error:
+                refused[mark] = error
+        return refused
+    key = tuple(HANDLED.c[name] for name in KEY)
+    written = set(map(tuple, connection.execute(POSTGRES_MARK.returning(*key), [mark.row for mark in ordered])))
+    refused = {mark: already(mark) for mark in ordered if tuple(mark.row[name] for name in KEY) not in written}
+    for _, run in groupby(ordered, attrgetter("lane")):
+        of_lane = list(run)
+        epoch = connection.scalar(EPOCH_LOCKED, parameters({**of_lane[0].lane, "epoch": of_lane[0].epoch}))
+        try:
+            check_fence(connection, of_lane[0], epoch)
+        except StaleEpoch as error:
+            refused.update(dict.fromkeys(of_lane, error))
+    return refused
 
 
 def write_mark(connection: Connection, mark: Mark) -> None:
@@ -136,9 +171,19 @@ def write_mark(connection: Connection, mark: Mark) -> None:
         )
         epoch = connection.scalar(EPOCH_LOCKED, parameters({**mark.lane, "epoch": mark.epoch}))
     if not written:
-        raise AlreadyHandled(f"message {mark.message_id} of {mark.topic}.{mark.partition_number} is handled already")
+        raise already(mark)
+    check_fence(connection, mark, epoch)
+
+
+def already(mark: Mark) -> AlreadyHandled:
+    """The error of a message whose mark is there."""
+    return AlreadyHandled(f"message {mark.message_id} of {mark.topic}.{mark.partition_number} is handled already")
+
+
+def check_fence(connection: Connection, mark: Mark, epoch: int | None) -> None:
+    """Raise the fence of a lane if it is lower: `epoch` is None then. Raises StaleEpoch if it is higher."""
     if epoch is None:
-        connection.execute(RAISE[dialect], {**mark.lane, "epoch": mark.epoch})
+        connection.execute(RAISE[family(connection)], {**mark.lane, "epoch": mark.epoch})
         epoch = connection.scalar(EPOCH, parameters(mark.lane))
     if mark.epoch and epoch != mark.epoch:
         raise StaleEpoch(

@@ -17,7 +17,7 @@ from rsmq.broker import Broker
 from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
 from rsmq.handler.middleware import Call, Wrapping
-from rsmq.handler.retry import AlreadyHandled, Retry
+from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Retry
 from rsmq.inspector.inspector import installed
 from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
@@ -91,7 +91,7 @@ def attributes(kind: str, operation: str, topic: str) -> dict[str, str]:
 
 def note_error(span: Span, error: BaseException) -> None:
     """Record an exception on a span. A handler that asks for a retry is not an error, nor is one that need not run."""
-    if isinstance(error, Retry | AlreadyHandled):
+    if isinstance(error, Retry | AlreadyHandled | BatchRolledBack):
         span.set_attribute("rsmq.outcome", "retry")
         return
     span.set_attribute("error.type", type(error).__qualname__)

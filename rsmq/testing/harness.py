@@ -19,7 +19,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
 from rsmq.handler.payload import decode_json
-from rsmq.handler.retry import batch_outcomes
+from rsmq.handler.retry import BatchRolledBack, batch_outcomes
 from rsmq.handler.schedule import Schedule
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
@@ -100,6 +100,9 @@ def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, er
     errors = [error] * len(messages)
     if error is None and is_batch:
         errors = batch_outcomes(result, messages)
+    is_rolled_back = isinstance(error, BatchRolledBack)
+    if isinstance(error, BatchRolledBack):
+        errors = batch_outcomes(error.outcomes, messages)
     return [
         Run(
             message.topic,
@@ -111,6 +114,7 @@ def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, er
             () if each else outputs_of(message),
         )
         for message, each in zip(messages, errors, strict=True)
+        if each is not None or not is_rolled_back  # the others run again
     ]
 
 

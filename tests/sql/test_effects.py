@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 from fast_depends import Depends
@@ -398,7 +398,7 @@ async def test_a_handler_that_drops_its_work_is_not_handled(
 
 
 async def test_bad_use_says_what_to_write(postgres: Postgres, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    """A missing table, a session outside of a handler, no engine, shared distribution, a batch handler."""
+    """A missing table, a session outside of a handler, no engine, shared distribution."""
     engine = create_async_engine(postgres.url("asyncpg", postgres.new_database()))
     billing = Billing(broker, engine)
     await billing.create()
@@ -420,11 +420,6 @@ async def test_bad_use_says_what_to_write(postgres: Postgres, broker: Broker, ca
         broker.handler("orders", group="output", output="invoices")(share)
     with pytest.raises(ConfigError, match="distribution='shared' has no fence, and a reset of the group would skip"):
         broker.handler("orders", group="shared", distribution="shared")(share)
-
-    async def bulk(orders: list[int], session: Annotated[Any, Depends(billing.effects.session)]) -> None: ...
-
-    with pytest.raises(ConfigError, match=r"must take `list\[Message\]`"):
-        broker.handler("orders", group="bulk", batch=5)(bulk)
 
 
 async def test_output_of_a_handler_with_effects_is_refused(
