@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rsmq.handler.retry import Reject, Retry, RetryPolicy
     from rsmq.handler.router import Router
     from rsmq.model.message import Message
+    from rsmq.model.message_ref import MessageRef
     from rsmq.model.settings import Settings
     from rsmq.persistence import Letter, Session
     from rsmq.producer import Publication
@@ -46,6 +47,7 @@ else:
             "PublishUnknown", "RsmqError", "SessionLost", "SessionTaken", "TooLarge", "TopicFull",
         ),
         "rsmq.model.message": ("Message",),
+        "rsmq.model.message_ref": ("MessageRef",),
         "rsmq.persistence": ("Letter", "Session"),
         "rsmq.producer": ("Publication",),
         "rsmq.handler.rate_limit": ("Rate",),
@@ -75,6 +77,7 @@ __all__ = [
     "Letter",
     "Malformed",
     "Message",
+    "MessageRef",
     "NotJson",
     "Publication",
     "PublishUnknown",

@@ -21,6 +21,7 @@ from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.own_tasks import own_tasks, raise_only
 from rsmq.model.settings import Overrides, Settings, chosen_settings
 from rsmq.model.words import count
@@ -210,8 +211,8 @@ class Broker(Router):
         message_id: str | None = None,
         wait_replicas: int = 0,
         **unknown: Never,
-    ) -> str:
-        """Store one message and return its id. When this returns, the server has confirmed the message.
+    ) -> MessageRef:
+        """Store one message and return its id, a text that knows where the message is. When this returns, it is stored.
 
         Calls made at the same time share one write. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (not stored)
         or PublishUnknown (perhaps stored: publish it again with the `message_id` of the error). Options:
@@ -246,14 +247,15 @@ class Broker(Router):
         """
         return await self._connection.producer.publish_many(topic, items, key=key, headers=headers, batch=batch)
 
-    def publish_sync(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> str:
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread.
 
         Takes the options of `publish`. Safe from any number of threads, and after a fork (a server that loads the
         application before it forks).
         """
         portal = self._portal.open(self._publisher)
-        return str(portal.call(lambda broker: broker.publish(topic, payload, **options)))
+        ref: MessageRef = portal.call(lambda broker: broker.publish(topic, payload, **options))
+        return ref
 
     def _publisher(self) -> Broker:
         """A second broker for the thread of `publish_sync`, with the same settings, tracing and partitions."""

@@ -12,6 +12,7 @@ from rsmq.handler.payload import decoder_for
 from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
 from rsmq.producer import PublishOptions
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class BatchHandlerDecorator(Protocol[T]):
 class Publishes(Protocol):
     """What a typed topic needs of its broker."""
 
-    async def publish(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> str:
+    async def publish(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> MessageRef:
         """Store one message."""
         ...
 
@@ -63,7 +64,7 @@ class Publishes(Protocol):
         """Store many messages."""
         ...
 
-    def publish_sync(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> str:
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> MessageRef:
         """Store one message, from code without an event loop."""
         ...
 
@@ -85,7 +86,7 @@ class TypedTopic(Generic[T]):
         self._class: type[T] | None = payload if is_class else None
         self._broker, self._add = broker, add
 
-    async def publish(self, payload: T, **options: Unpack[PublishOptions]) -> str:
+    async def publish(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """Store one message and return its id. The options are those of `Broker.publish`."""
         self._check(payload)
         return await self._broker.publish(self.name, payload, **options)
@@ -102,7 +103,7 @@ class TypedTopic(Generic[T]):
         checked = items if self._class is None else map(self._check, items)
         return await self._broker.publish_many(self.name, checked, key=key, headers=headers, batch=batch)
 
-    def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> str:
+    def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop, as `Broker.publish_sync`."""
         return self._broker.publish_sync(self.name, self._check(payload), **options)
 

@@ -12,10 +12,11 @@ from rsmq.heartbeat.lease import Lease
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.producer.output import Output
 
-Collect = Callable[..., Coroutine[Any, Any, str]]
+Collect = Callable[..., Coroutine[Any, Any, MessageRef]]
 """Takes message, lane, topic, payload and options."""
 START: Final = b"0-0"
 MOST_OUTGOING: Final = 2000
@@ -112,7 +113,7 @@ class Lane:
 
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
-    ) -> Coroutine[Any, Any, str]:
+    ) -> Coroutine[Any, Any, MessageRef]:
         """Keep an output of a message until the message is settled."""
         if self.collect is None:
             raise ConfigError("message.publish works while a worker runs the handler of the message")

@@ -17,6 +17,7 @@ from rsmq.handler.options import refuse_unknown
 from rsmq.model.backoff import Backoff
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.output_options import OutputOptions
 from rsmq.producer import Producer
 from rsmq.producer.output import Output, OutputArguments
@@ -64,7 +65,7 @@ class Outputs:
         payload: Any,
         options: Mapping[str, Any],
         check: Callable[[], None],
-    ) -> str:
+    ) -> MessageRef:
         """Keep an output of a running message until it is settled. `check` raises if it does not run."""
         check()
         if "wait_replicas" in options:
@@ -76,7 +77,7 @@ class Outputs:
         self._check_bounds(entry, output)
         entry.outputs.append(output)
         lane.outputs[message.entry_id] = entry
-        return output.message_id
+        return output.ref
 
     def _check_bounds(self, entry: MessageOutputs, output: Output) -> None:
         """What could never be settled fails in the handler."""

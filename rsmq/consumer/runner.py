@@ -26,6 +26,7 @@ from rsmq.handler.retry import Bury, Outcome, Park, decide
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.words import duration
 
 log = logging.getLogger("rsmq.handler")
@@ -69,7 +70,9 @@ class Runner(Pool):
         self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
         self._low = 0
 
-    async def collect(self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]) -> str:
+    async def collect(
+        self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
+    ) -> MessageRef:
         """Keep an output of a running message until it is settled."""
 
         def check() -> None:

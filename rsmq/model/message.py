@@ -19,6 +19,7 @@ from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError, Malformed, NotJson, Oversized
 from rsmq.model.clock import from_epoch_ms
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_in
 from rsmq.model.output_options import OutputOptions, refuse_thread
 
@@ -58,7 +59,7 @@ class Origin(Protocol):
 
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
-    ) -> Coroutine[Any, Any, str]: ...
+    ) -> Coroutine[Any, Any, MessageRef]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class MessageOrigin:
 
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
-    ) -> Coroutine[Any, Any, str]:
+    ) -> Coroutine[Any, Any, MessageRef]:
         """Refuse: no worker of this process handles the message."""
         raise ConfigError(
             "message.publish works in the process of the worker: with execution='process' return the payload, and "
@@ -231,7 +232,7 @@ class Message:
                 return from_epoch_ms(given.int >> 80)
         return from_epoch_ms(int(self.entry_id.partition(b"-")[0]))
 
-    def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, str]:
+    def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, MessageRef]:
         """Publish an output: it is stored when this message is settled, in the same step, or not at all.
 
         If the handler fails or loses its lease, or its process dies, nothing is published. Takes the options of
@@ -241,7 +242,7 @@ class Message:
         refuse_thread(is_async=True)
         return self.origin.publish(self, topic, payload, options)
 
-    def publish_sync(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> str:
+    def publish_sync(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> MessageRef:
         """`publish` for handlers that are plain functions."""
         refuse_thread(is_async=False)
         return from_thread.run(self.origin.publish, self, topic, payload, options)

@@ -98,6 +98,11 @@ class Batch(ABC):
         """A message as an entry of this kind of batch."""
 
     @property
+    def topic_name(self) -> str:
+        """The topic's name."""
+        return self.topic.name
+
+    @property
     def is_full(self) -> bool:
         """Whether the next message starts another batch."""
         return self.is_closed or len(self.ids) >= MOST_MESSAGES or self.size >= MOST_BYTES

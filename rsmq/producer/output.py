@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from rsmq.handler.payload import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
+from rsmq.model.message_ref import Location, MessageRef
 from rsmq.model.packing import pack_fields
 from rsmq.redis.scripts import Value
 from rsmq.redis.topics import Topic
@@ -36,6 +37,11 @@ class Output:
     def topic(self) -> str:
         """The topic's name."""
         return self.target.name
+
+    @property
+    def ref(self) -> MessageRef:
+        """What the handler gets for it."""
+        return MessageRef.of(self.message_id, Location(self.target.name, self.partition), self.key)
 
     @property
     def key(self) -> str | None:

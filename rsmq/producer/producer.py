@@ -19,6 +19,7 @@ from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields, new_message_id
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.words import duration
@@ -94,7 +95,7 @@ class Producer:
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
-    ) -> str:
+    ) -> MessageRef:
         """Store one message and return its id once the server, and `wait_replicas` replicas, have confirmed it.
 
         With `message_id` it is stored once, however often this is called within the dedup window. With `delay` or `at`
@@ -116,7 +117,9 @@ class Producer:
         batch.add(identity, entry, size)
         batch.waiters.append(waiter)
         await waiter
-        return identity
+        ref = MessageRef(identity)
+        ref.home, ref.key = batch, key
+        return ref
 
     async def output(
         self,

@@ -22,6 +22,7 @@ from rsmq.inspector.inspector import installed
 from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer
 from rsmq.producer.output import Output
@@ -263,7 +264,7 @@ class TracedProducer(Producer):
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
-    ) -> Coroutine[Any, Any, str]:
+    ) -> Coroutine[Any, Any, MessageRef]:
         """As without traces. Arguments are spelled out, nothing is awaited: an unsampled publish must cost nothing."""
         if random() >= self._share and not get_current():
             return untraced(
@@ -277,7 +278,7 @@ class TracedProducer(Producer):
             wait_replicas=wait_replicas,
         )  # fmt: skip
 
-    async def _publish(self, topic: str, payload: Any, *, headers: Headers | None, **options: Any) -> str:
+    async def _publish(self, topic: str, payload: Any, *, headers: Headers | None, **options: Any) -> MessageRef:
         with Published(self._tracer, self._propagation, topic) as span:
             identity = await super().publish(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", identity)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
+import pickle
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -85,6 +88,18 @@ async def test_without_a_key_the_id_decides_the_partition(producer: Producer, cl
     message_id = await producer.publish("orders", b"raw")
     (entry,) = await client.execute_command("XRANGE", keys.stream("orders", partition_for(message_id, 8)), "-", "+")
     assert entry[1] == [b"data", b"raw", b"id", message_id.encode(), b"type", b"application/octet-stream"]
+
+
+async def test_ref_knows_where_its_message_is(producer: Producer, client: Client, keys: Keys) -> None:
+    """What publish returns is the id as text, and knows topic, partition and key, also after a journey as a pickle."""
+    plain = await producer.publish("orders", 1)
+    keyed = await producer.publish("orders", 2, key="ada", delay=timedelta(hours=1))
+    for ref in (plain, keyed, pickle.loads(pickle.dumps(keyed)), copy.copy(plain)):
+        assert (ref.topic, ref.partition_number) == ("orders", partition_for(ref.key or ref, 8))
+        assert json.dumps([ref]) == f'["{ref}"]'
+    assert (plain.key, keyed.key, pickle.loads(pickle.dumps(keyed)).key) == (None, "ada", "ada")
+    where = keys.stream("orders", plain.partition_number)
+    assert [fields[3].decode() for _, fields in await client.execute_command("XRANGE", where, "-", "+")] == [plain]
 
 
 async def test_concurrent_calls_share_their_writes(keys: Keys) -> None:

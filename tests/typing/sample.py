@@ -21,6 +21,7 @@ from rsmq import (
     BrokerError,
     Letter,
     Message,
+    MessageRef,
     Publication,
     Rate,
     Reject,
@@ -72,7 +73,7 @@ async def bill(order: Order, message: Message, db: Annotated[Database, Depends(d
     if db.name != "shop":
         raise Retry("not yet", after="1m")
     published = await broker.publish("invoices", order, key=order.customer, delay=timedelta(seconds=1))
-    assert_type(published, str)
+    assert_type(published, MessageRef)
 
 
 @router.handler("orders", group="audit", batch=500, linger="50ms", timeout=timedelta(seconds=30))
@@ -201,10 +202,10 @@ async def publish() -> None:
             print(error)
         await broker.send("device-1", {"text": "hello"}, topic="alerts", expiry="1m")
         assert_type(orders_topic, TypedTopic[Order])
-        assert_type(await orders_topic.publish(orders[0], key="ada", delay="5m"), str)
+        assert_type(await orders_topic.publish(orders[0], key="ada", delay="5m"), MessageRef)
         assert_type(await orders_topic.publish_many(orders, key=lambda each: each.customer), list[str])
-        assert_type(await jobs.publish("now"), str)
-        assert_type(await raw.publish({"n": 1}), str)
+        assert_type(await jobs.publish("now"), MessageRef)
+        assert_type(await raw.publish({"n": 1}), MessageRef)
         async with broker.connect("device-1", window=10) as session:
             assert_type(session, Session)
             async for letter in session:
