@@ -25,7 +25,6 @@ from rsmq.handler.retry import (
     Park,
     Reason,
     batch_outcomes,
-    decide,
 )
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
@@ -266,7 +265,7 @@ class BatchRunner(Runner):
                 self._leave(message, lane)
                 await self._hand_back(message, lane, outcome.reason)
                 continue
-            decision = decide(outcome, message.attempt, self.handler.retry)
+            decision = self._decide(message, outcome)
             if isinstance(decision, Park) and outcome is not None:
                 lane.running -= len(ended) - at
                 self._put_back(lane, [later for later, _ in ended[at + 1 :]])

@@ -49,6 +49,7 @@ class Consumer:
         client, keys, settings, handler = context.client, context.keys, context.settings, context.handler
         self._leases = Leases(client, keys, settings, self.member)
         self.membership = Membership(client, keys, settings, self.member, self.topic.name, handler.group, ask)
+        self.membership.clock = context.clock
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)

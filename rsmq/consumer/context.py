@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rsmq.consumer.lane import Lane
 from rsmq.handler.handler import Handler
+from rsmq.model.clock import ServerClock
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer
@@ -20,7 +21,7 @@ class ConsumerContext:
 
     `producer` encodes the outputs of handlers. `lanes` are the partitions that the member has now, by number. `stats`
     counts what happened: settled, retried, buried, redelivered, handed_back, refused, not_pending, lost_body, restored,
-    deleted, reads; and of leases: taken, released, lost.
+    deleted, reads; and of leases: taken, released, lost. `clock` is the server's, as the membership reads it.
     """
 
     client: Client
@@ -32,6 +33,7 @@ class ConsumerContext:
     lanes: dict[int, Lane] = field(default_factory=dict)
     stats: Counter[str] = field(default_factory=Counter)
     producer: Producer | None = None
+    clock: ServerClock = field(default_factory=ServerClock)
 
     @property
     def name(self) -> str:

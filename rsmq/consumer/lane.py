@@ -58,9 +58,9 @@ class Lane:
 
     __slots__ = (
         "asking", "claims", "collect", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_full",
-        "is_publishing", "is_quiet", "is_unsure_of_retries", "lease", "lease_key", "newest_held", "outgoing", "outputs",
-        "parked", "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running", "settling", "stream",
-        "topic", "undelivered", "waiting",
+        "is_publishing", "is_quiet", "is_unsure_of_retries", "lease", "lease_key", "max_attempts", "newest_held",
+        "outgoing", "outputs", "parked", "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running",
+        "settling", "stream", "topic", "undelivered", "waiting",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -89,6 +89,7 @@ class Lane:
         self.outgoing: dict[bytes, MessageOutputs] = {}
         self.is_publishing = self.is_full = False
         self.collect: Collect | None = None
+        self.max_attempts = 0  # of the handler's policy
         self.retry_at = 0.0  # monotonic: when to look for due retries (without key order)
 
     @property

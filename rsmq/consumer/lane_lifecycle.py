@@ -54,7 +54,7 @@ class LaneLifecycle:
     def begin(self, lane: Lane) -> None:
         """Use a lane. Outputs that its last owner has left in the out-stream are relayed."""
         self._lanes[lane.partition] = lane
-        lane.collect = self._runner.collect
+        lane.collect, lane.max_attempts = self._runner.collect, self._runner.handler.retry.max_attempts
         self._settler.outputs.relay.wake(lane)
 
     async def resume(self, lane: Lane) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
-from rsmq.handler.retry import Bury, Outcome, Park, decide
+from rsmq.handler.retry import Bury, Decision, Outcome, Park, decide
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
@@ -230,7 +231,7 @@ class Runner(Pool):
                 await self._hand_back(message, lane, outcome.reason)
                 self.queue.finish(message, lane)
                 return
-            decision = decide(outcome, message.attempt, self.handler.retry)
+            decision = self._decide(message, outcome)
             if isinstance(decision, Park) and outcome is not None:
                 await self._park(message, lane, decision, outcome)
                 return
@@ -242,6 +243,10 @@ class Runner(Pool):
         finally:
             lane.running -= 1
             self._made_space()
+
+    def _decide(self, message: Message, outcome: Outcome) -> Decision:
+        age = timedelta(milliseconds=self._settler.clock.now_ms() - message.stored_ms)
+        return decide(outcome, message.attempt, self.handler.retry, age)
 
     def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
         """What an exception out of a handler's call means. Raises it again if it ends more than this call.
@@ -286,9 +291,11 @@ class Runner(Pool):
         """
         await report(self._error_hooks, message, error)
         self._stats["retried"] += 1
+        what = "failed" if decision.is_counted else "asks for a retry that does not count"
         log.info(
-            "%s failed, attempt %d, retry in %s: %s",
+            "%s %s, attempt %d, retry in %s: %s",
             message,
+            what,
             message.attempt,
             duration(decision.delay),
             describe(error),
@@ -297,22 +304,22 @@ class Runner(Pool):
             log.debug("traceback of %s, attempt %d", message, message.attempt, exc_info=exc_info(error))
         seconds = decision.delay.total_seconds()
         has_key = self.queue.is_ordered and message.routing_key is not None
-        is_parked = await self._settler.park(message, lane, decision.delay, keep_pending=has_key)
+        is_parked = await self._settler.park(message, lane, decision, keep_pending=has_key)
         if is_parked and has_key:
             self.queue.park(message, lane)
-            self.resume_later(message, lane, seconds)
+            self.resume_later(message, lane, seconds, int(decision.is_counted))
         else:
             lane.look_for_retries(seconds)
             self.retries.set()
             self.queue.finish(message, lane)
 
-    def resume_later(self, message: Message, lane: Lane, seconds: float) -> None:
-        """Start a message that is parked behind its key again when it is due."""
-        asyncio.get_running_loop().call_later(seconds, self._resume, message, lane)
+    def resume_later(self, message: Message, lane: Lane, seconds: float, charge: int = 1) -> None:
+        """Start a message that is parked behind its key again when it is due, as an attempt that is `charge` later."""
+        asyncio.get_running_loop().call_later(seconds, self._resume, message, lane, charge)
 
-    def _resume(self, message: Message, lane: Lane) -> None:
+    def _resume(self, message: Message, lane: Lane, charge: int) -> None:
         following = message.again()
-        following.attempt += 1
+        following.attempt += charge
         following.is_redelivered = True
         self.queue.resume(message, lane, following)
         self.wake_soon()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import timedelta
 from typing import Any, Final
 
 import anyio
@@ -16,7 +15,7 @@ from rsmq.consumer.lane import Lane
 from rsmq.consumer.outputs import Outputs
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized
 from rsmq.handler.failure import traceback_of
-from rsmq.handler.retry import Bury, Reason, lost_body
+from rsmq.handler.retry import Bury, Park, Reason, lost_body
 from rsmq.model.clock import now_ms, to_ms
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
@@ -59,6 +58,7 @@ class Settler:
     def __init__(self, context: ConsumerContext, on_stale: Callable[[Lane], None]) -> None:
         self._client, self._member, self._group = context.client, context.member, context.handler.group
         self._dlq_length, self._stats, self._on_stale = context.settings.dlq_length, context.stats, on_stale
+        self.clock = context.clock
         self._throttled = ThrottledLog(log)
         self._dirty: list[Lane] = []
         self._batcher = ScriptBatcher(context.client)
@@ -227,10 +227,10 @@ class Settler:
             lane.in_flight.discard(entry_id)
             self._stats["settled"] += 1
 
-    async def park(self, message: Message, lane: Lane, delay: timedelta, *, keep_pending: bool) -> bool:
+    async def park(self, message: Message, lane: Lane, decision: Park, *, keep_pending: bool) -> bool:
         """Put a failed message aside for its next attempt. False: it is not ours any more."""
-        entry_id = message.entry_id
-        command = self._fenced(lane, entry_id, message.attempt, to_ms(delay), int(keep_pending))
+        entry_id, rules = message.entry_id, (to_ms(decision.delay), int(keep_pending), int(decision.is_counted))
+        command = self._fenced(lane, entry_id, message.attempt, *rules)
         is_parked = await self._call(PARK_MESSAGE, lane, entry_id, command) is not None
         if is_parked and not keep_pending:
             lane.in_flight.discard(entry_id)

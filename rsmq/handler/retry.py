@@ -31,18 +31,24 @@ Outcome = BaseException | None
 """How a handler ended for a message: None means it succeeded."""
 
 LONGEST_DELAY: Final = timedelta(days=365)
+FREE_FOR: Final = timedelta(days=7)
 DEFAULT_WAIT: Final[wait_base] = wait_random_exponential(multiplier=1, max=300)
 
 
 class Retry(Exception):
     """Raised (or returned, for an item of a batch) by a handler to try this message again.
 
-    Counts as an attempt. `after` is a timedelta or text such as `30s`; without it the policy decides how long to wait.
+    `after` is a timedelta or text such as `30s`; without it the policy decides how long to wait. Counts as an attempt,
+    unless `counts` is False: for work that only comes too early, such as while a provider is down. Once the message is
+    older than `uncounted_for` of the policy, every retry counts.
     """
 
-    def __init__(self, reason: str = "the handler asked for a retry", *, after: Duration | None = None) -> None:
+    def __init__(
+        self, reason: str = "the handler asked for a retry", *, after: Duration | None = None, counts: bool = True
+    ) -> None:
         super().__init__(reason)
         self.after = None if after is None else checked_duration("after", after)
+        self.counts = counts
 
 
 class Reject(Exception):
@@ -93,9 +99,10 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Try again after `delay`."""
+    """Try again after `delay`; `is_counted`: it was an attempt."""
 
     delay: timedelta
+    is_counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +125,16 @@ class RetryPolicy:
     `max_attempts` includes the first attempt. `wait` is any tenacity wait; the default is exponential with full jitter,
     from 1 s to 5 min. Only errors in `retry_on` (types, or a predicate) are retried; others bury the message at once.
     By default all errors are, also a SystemExit. A `wait` or predicate that fails is logged: the message is retried,
-    after the default wait.
+    after the default wait. `uncounted_for`: up to which age of a message `Retry(counts=False)` is free.
     """
 
     max_attempts: int = 5
     wait: wait_base = field(default_factory=lambda: DEFAULT_WAIT)
     retry_on: tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseException], bool] = BaseException
+    uncounted_for: Duration = FREE_FOR
 
     def __post_init__(self) -> None:
+        checked_duration("uncounted_for", self.uncounted_for)
         if not isinstance(self.max_attempts, int) or isinstance(self.max_attempts, bool) or self.max_attempts < 1:
             raise ConfigError(f"max_attempts={self.max_attempts!r} is not possible: use 1 (no retry) or more")
         if not _takes_one(self.wait):
@@ -148,6 +157,14 @@ class RetryPolicy:
         except BaseException as problem:
             _log_failure("retry_on", "the message is retried", problem)
             return True
+
+    def is_free(self, error: BaseException, age: timedelta) -> bool:
+        """Whether an error of a message of this age is a retry that does not count."""
+        return (
+            isinstance(error, Retry)
+            and not getattr(error, "counts", True)
+            and age < checked_duration("uncounted_for", self.uncounted_for)
+        )
 
     def delay(self, attempt: int, error: BaseException) -> timedelta:
         """The wait after the given failed attempt; the first attempt is 1. Never raises."""
@@ -224,8 +241,8 @@ def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
     return [error] * len(messages)
 
 
-def decide(error: Outcome, attempt: int, policy: RetryPolicy) -> Decision:
-    """The decision for one handled message."""
+def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = timedelta(0)) -> Decision:
+    """The decision for one handled message, which was stored `age` ago."""
     match error:
         case None | AlreadyHandled():
             return Ack()
@@ -234,11 +251,12 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy) -> Decision:
         case Malformed():
             return Bury(Reason.MALFORMED, text_of(error), cause=error)
     exhausted = Reason.TIMEOUT if isinstance(error, HandlerTimeout) else Reason.FAILED
-    if attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy.retries(error)):
+    is_free = policy.is_free(error, age)
+    if not is_free and (attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy.retries(error))):
         return Bury(exhausted, describe(error), cause=error)
     if isinstance(error, Retry) and isinstance(error.after, timedelta):
-        return Park(min(max(error.after, timedelta(0)), LONGEST_DELAY))
-    return Park(policy.delay(attempt, error))
+        return Park(min(max(error.after, timedelta(0)), LONGEST_DELAY), is_counted=not is_free)
+    return Park(policy.delay(attempt, error), is_counted=not is_free)
 
 
 def decide_redelivery(attempts: int, policy: RetryPolicy) -> Bury | None:

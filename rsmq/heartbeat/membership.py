@@ -15,7 +15,7 @@ from rsmq.errors import BrokerError, ConfigError
 from rsmq.heartbeat.liveness import Liveness
 from rsmq.heartbeat.presence import listeners
 from rsmq.heartbeat.registration import read_members
-from rsmq.model.clock import monotonic
+from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
@@ -102,6 +102,7 @@ class Membership:
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
         self.paused = False
+        self.clock = ServerClock()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Check the group until cancelled."""
@@ -197,6 +198,7 @@ class Membership:
         now = monotonic()
         self._members = sorted(member.decode() for member in found[::2])
         alive = [member.decode() for member, is_there in zip(found[::2], found[1::2], strict=True) if is_there]
+        self.clock.saw(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_members(now, self._members, alive)
         self.paused = paused == b"1"

@@ -59,6 +59,26 @@ def from_epoch_ms(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
+class ServerClock:
+    """The server's clock, as a process knows it that asks for it now and then: behind by the time of a reply.
+
+    Until the first answer it is this machine's.
+    """
+
+    __slots__ = ("_ahead",)
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None
+
+    def saw(self, now: float, seconds: float) -> None:
+        """The server said `seconds` since 1970 when `monotonic` was `now`."""
+        self._ahead = seconds - now
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return now_ms() if self._ahead is None else int(1000 * (monotonic() + self._ahead))
+
+
 def now_ms() -> int:
     """This machine's wall clock, only for what people read. The server's TIME decides everything else."""
     return time.time_ns() // 1_000_000

@@ -56,6 +56,8 @@ class Origin(Protocol):
     def fence(self) -> int: ...
     @property
     def run(self) -> int: ...
+    @property
+    def max_attempts(self) -> int: ...
 
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
@@ -71,6 +73,7 @@ class MessageOrigin:
     group: str
     fence: int = 0
     run: int = 0
+    max_attempts: int = 0
 
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
@@ -219,6 +222,16 @@ class Message:
         return self.entry_id in getattr(self.origin, "outputs", ())
 
     @property
+    def is_last_attempt(self) -> bool:
+        """Whether it becomes a dead letter if this attempt fails: the place for a fallback, or for an alarm."""
+        return 0 < self.origin.max_attempts <= self.attempt
+
+    @property
+    def stored_ms(self) -> int:
+        """When the server stored it, in ms since 1970; a delayed message when it was due."""
+        return int(self.entry_id.partition(b"-")[0])
+
+    @property
     def stream_id(self) -> str:
         """The id of the stream entry, `ms-seq`: unique within the partition."""
         return self.entry_id.decode()
@@ -230,7 +243,7 @@ class Message:
             given = UUID(self.id)
             if given.version == 7:
                 return from_epoch_ms(given.int >> 80)
-        return from_epoch_ms(int(self.entry_id.partition(b"-")[0]))
+        return from_epoch_ms(self.stored_ms)
 
     def publish(self, topic: str, payload: Any, **options: Unpack[OutputOptions]) -> Coroutine[Any, Any, MessageRef]:
         """Publish an output: it is stored when this message is settled, in the same step, or not at all.
@@ -258,7 +271,8 @@ class Message:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""
         entry = [part for pair in self._fields.items() for part in pair]
-        origin = MessageOrigin(self.topic, self.partition, self.group, self.fence, self.run)
+        about = (self.fence, self.run, self.origin.max_attempts)
+        origin = MessageOrigin(self.topic, self.partition, self.group, *about)
         return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
 
     def __repr__(self) -> str:

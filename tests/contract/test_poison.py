@@ -79,6 +79,38 @@ async def test_a_handler_rejects_or_delays_its_retry(broker: Broker, witness: Wi
     assert all(later - sooner >= 0.15 for sooner, later in pairwise(times))
 
 
+@pytest.mark.parametrize("form", ["key", "none", "batch"])
+async def test_a_retry_that_does_not_count_is_no_attempt(broker: Broker, form: str) -> None:
+    """However often the handler asks for it, the attempts are left for real failures."""
+    tries: list[tuple[int, bool]] = []
+
+    def judge(message: Message) -> Exception | None:
+        tries.append((message.attempt, message.is_last_attempt))
+        return Retry("too early", after="10ms", counts=False) if len(tries) in (1, 2, 3, 5, 6) else ValueError("x")
+
+    if form == "batch":
+
+        @broker.handler("t", group="g", retry=QUICK, batch=5)
+        async def handle_many(messages: list[Message]) -> list[Exception | None]:
+            return [judge(message) for message in messages]
+    else:
+
+        @broker.handler("t", group="g", retry=QUICK, ordering="key" if form == "key" else "none")
+        async def handle(message: Message) -> None:
+            error = judge(message)
+            assert error is not None
+            raise error
+
+    async with broker.running():
+        await broker.publish("t", {"n": 1}, key="k")
+        await dies(broker, "t", "g", 1)
+        await settled(broker, "t")
+        (letter,) = await letters_of(broker, "t", "g")
+    assert [attempt for attempt, _ in tries] == [1, 1, 1, 1, 2, 2, 2, 3]
+    assert [is_last for _, is_last in tries] == [False] * 7 + [True]
+    assert (letter.reason, letter.attempts) == ("failed", 3)
+
+
 async def test_a_timeout_is_a_failure(broker: Broker) -> None:
     """A message whose handler never ends becomes a dead letter with reason timeout."""
 

@@ -49,6 +49,8 @@ SECOND = timedelta(seconds=1)
         (Retry(after=-SECOND), 1, Park(timedelta(0))),
         (Retry(after=timedelta(days=9999)), 1, Park(LONGEST_DELAY)),
         (Retry("later", after=SECOND), 3, Bury(Reason.FAILED, "Retry: later")),
+        (Retry("too early", after=SECOND, counts=False), 3, Park(SECOND, is_counted=False)),
+        (Retry(counts=False), 1, Park(2 * SECOND, is_counted=False)),
         (Reject("no such customer"), 1, Bury(Reason.REJECTED, "no such customer")),
         (Malformed("no field"), 1, Bury(Reason.MALFORMED, "no field")),
     ],
@@ -58,6 +60,20 @@ def test_decision_follows_error_and_attempt(
 ) -> None:
     """Each outcome has the decision that the documentation states."""
     assert decide(error, attempt, POLICY) == decision
+
+
+def test_a_retry_of_an_old_message_counts() -> None:
+    """From the age that the policy names: a message cannot wait for ever."""
+    policy, early = RetryPolicy(max_attempts=2, uncounted_for="1h"), Retry("too early", after=SECOND, counts=False)
+    assert decide(early, 2, policy, timedelta(minutes=59)) == Park(SECOND, is_counted=False)
+    assert decide(early, 1, policy, timedelta(hours=1)) == Park(SECOND)
+    assert decide(early, 2, policy, timedelta(hours=1)) == Bury(Reason.FAILED, "Retry: too early")
+
+
+def test_age_of_free_retries_that_is_no_duration_is_refused() -> None:
+    """Where the policy is written, not when the first message asks."""
+    with pytest.raises(ConfigError, match="uncounted_for"):
+        RetryPolicy(uncounted_for=7)  # type: ignore[arg-type]
 
 
 ERRORS = st.sampled_from(

@@ -248,7 +248,7 @@ class Run:
                 raise Reject("poison")
             if choices.unit(f"fails: {label}") < plan.failing:
                 self._note("fail", name, member.number, message.attempt)
-                raise Retry("once more")
+                raise Retry("once more", counts=choices.unit(f"counts: {label}") < 0.5)
             self._note("commit", name, member.number, message.attempt)
 
         def recipient(order: dict[str, Any]) -> str:

@@ -2,13 +2,14 @@
 -- PURPOSE  Park a failed message until its next attempt is due.
 -- KEYS     1 stream  2 lease hash  3 retry zset
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 stream id  5 attempts charged so far:int  6 delay_ms:int
---          7 keep_pending:0|1
+--          7 keep_pending:0|1  8 is_counted:0|1 (0: this attempt is charged no more)
 -- RETURNS  {'OK', due_ms}, {'STALE_EPOCH'}, {'NOT_PENDING'} or {'LOST_BODY', is_pending:0|1}
 --          (its entry was deleted)
 -- WHY      Without key order the pending list holds only messages in flight, so the message is acknowledged in the same
 --          call. With key order it stays pending, so that the next owner keeps its position. The owner of the partition
 --          also parks a message that is no longer pending, because its consumer was deleted. There is nothing to retry
---          without the entry. Due times follow a clock that was set back: see unpark_messages.
+--          without the entry. An attempt that does not count is taken off the server's count of deliveries. Due times
+--          follow a clock that was set back: see unpark_messages.
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -16,10 +17,12 @@ end
 local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if row and row[2] ~= ARGV[1] or not row and ARGV[2] == '' then return { 'NOT_PENDING' } end
 if row and row[4] > tonumber(ARGV[5]) then return { 'NOT_PENDING' } end -- started since: this call comes late
-if not row and redis.call('ZSCORE', KEYS[3], ARGV[4] .. '|' .. ARGV[5]) then return { 'NOT_PENDING' } end
+local charged = ARGV[5] - (ARGV[8] == '0' and 1 or 0)
+local parked = ARGV[4] .. '|' .. string.format('%.0f', charged)
+if not row and redis.call('ZSCORE', KEYS[3], parked) then return { 'NOT_PENDING' } end
 if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BODY', row and 1 or 0 } end
-if not row then
-  redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5], 'FORCE', 'JUSTID')
+if not row or ARGV[8] == '0' then
+  redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', charged, 'FORCE', 'JUSTID')
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -30,6 +33,6 @@ if now < seen - 1000 then
 end
 if math.abs(now - seen) > 1000 then redis.call('HSET', KEYS[2], 'clock', string.format('%.0f', now)) end
 local due = string.format('%.0f', now + ARGV[6])
-redis.call('ZADD', KEYS[3], due, ARGV[4] .. '|' .. ARGV[5])
+redis.call('ZADD', KEYS[3], due, parked)
 if ARGV[7] == '0' then redis.call('XACK', KEYS[1], ARGV[3], ARGV[4]) end
 return { 'OK', due }

@@ -98,10 +98,17 @@ class Partition:
         return await START_MESSAGE(self.client, keys, [ME, epoch, GROUP, entry_id, attempts])
 
     async def park(
-        self, entry_id: bytes, attempts: int, delay_ms: int, *, keep: bool = False, epoch: str = EPOCH
+        self,
+        entry_id: bytes,
+        attempts: int,
+        delay_ms: int,
+        *,
+        keep: bool = False,
+        epoch: str = EPOCH,
+        counts: bool = True,
     ) -> Any:
-        keys = [self.stream, self.lease, self.retry]
-        return await PARK_MESSAGE(self.client, keys, [ME, epoch, GROUP, entry_id, attempts, delay_ms, int(keep)])
+        keys, rules = [self.stream, self.lease, self.retry], [delay_ms, int(keep), int(counts)]
+        return await PARK_MESSAGE(self.client, keys, [ME, epoch, GROUP, entry_id, attempts, *rules])
 
     async def unpark(self, limit: int = 100, epoch: str = EPOCH) -> Any:
         names = [self.stream, self.lease, self.retry, self.dlq]
@@ -302,6 +309,22 @@ async def test_park_with_key_order_stays_pending(partition: Partition) -> None:
     reply = await partition.park(entry_id, 1, 9000, keep=True)
     assert await partition.parked() == {entry_id + b"|1": int(reply[1])}
     assert await partition.pending() == {entry_id: (ME, 1)}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("epoch", [EPOCH, SHARED])
+async def test_park_that_does_not_count_takes_the_attempt_back(partition: Partition, keep: bool, epoch: str) -> None:
+    """Parked twice it takes one back; the next start charges it again."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.start(entry_id, 1, epoch)
+    for _ in range(2):
+        await partition.park(entry_id, 2, 0, keep=keep, counts=False, epoch=epoch)
+        assert list(await partition.parked()) == [entry_id + b"|1"]
+        assert await partition.pending() == ({entry_id: (ME, 1)} if keep else {})
+    if not keep:
+        assert (await partition.unpark(epoch=epoch))[2:] == [[entry_id, 1, [b"data", b"x"], 0]]
+    await partition.start(entry_id, 1, epoch)
+    assert (await partition.pending(), await partition.parked()) == ({entry_id: (ME, 2)}, {})
 
 
 @pytest.mark.parametrize("keep", [False, True])
