@@ -26,13 +26,17 @@ MOST_WAITING: Final = 1_000
 
 
 class Broadcast:
-    """Passes messages on to all other gateways. `received` gets theirs; `dropped` is called for each that is lost."""
+    """Passes messages on to all other gateways. `received` gets theirs; `dropped` is called for each that is lost.
+
+    Its connection also listens on the channel `alive`, so that the others notice at once when this process has died.
+    """
 
     def __init__(
-        self, client: Client, channel: str, batcher: ScriptBatcher, gateway: str,
+        self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
         received: Callable[[Published], None], dropped: Callable[[], None],
     ) -> None:  # fmt: skip
         self._client, self._channel, self._batcher = client, channel, batcher
+        self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
         self._own = bytes((len(gateway),)) + gateway.encode()
         self._received, self._dropped = received, dropped
         self._waiting: list[bytes] = []
@@ -67,7 +71,7 @@ class Broadcast:
             connection = RawConnection(self._client.node_for(self._channel))
             try:
                 await connection.open()
-                await connection.send([pack(("SSUBSCRIBE", self._channel))])
+                await connection.send([pack(("SSUBSCRIBE", self._channel)), pack(self._alive)])
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._ping, connection)
                     while True:

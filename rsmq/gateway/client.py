@@ -30,16 +30,16 @@ from rsmq.gateway.packet import (
     Subscribe,
     Subscription,
     Unsubscribe,
-    Will,
 )  # fmt: skip
 from rsmq.gateway.properties import Property
-from rsmq.gateway.publishing import Publishing, publish_will
+from rsmq.gateway.publishing import Publishing
+from rsmq.gateway.sessions import SLACK_MS, Ended
 from rsmq.gateway.subscribing import subscribe, unsubscribe
+from rsmq.gateway.wills import pack
 from rsmq.model.clock import to_ms
 
 log = logging.getLogger("rsmq.gateway")
 
-SLACK_MS: Final = 60_000
 MOST_REMEMBERED: Final = 10_000
 LARGEST: Final = 0xFFFFFFF
 
@@ -71,7 +71,7 @@ class ClientConnection:
         self._keep_alive = 0
         self.expiry = 0
         self._asked_expiry = 0
-        self._will: Will | None = None
+        self._keeps_will = True
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
         self._publishing: Publishing | None = None
@@ -162,8 +162,7 @@ class ClientConnection:
         elif isinstance(each, Disconnect):
             if self.expiry and Property.SESSION_EXPIRY in each.properties:
                 self.expiry = capped(each.properties[Property.SESSION_EXPIRY], self._context.options)
-            if each.reason == Reason.SUCCESS:
-                self._will = None
+            self._keeps_will = each.reason != Reason.SUCCESS
             self.close(Reason.SUCCESS)
 
     async def _serve_requests(self) -> None:
@@ -245,9 +244,8 @@ class ClientConnection:
                 self._reader.close()
             raise
         if self.is_closed:  # it has gone meanwhile
-            await context.sessions.closed(self.client_id, self.epoch, self.expiry)
+            await context.sessions.closed(Ended(self.client_id, self.epoch, self.expiry, keeps_will=False))
             return
-        self._will = request.will
         older = context.connections.get(self.client_id)
         context.connections[self.client_id] = self
         if older is not None:
@@ -266,17 +264,24 @@ class ClientConnection:
         asked = properties.get(Property.RECEIVE_MAXIMUM, packet.MOST_PACKET_IDS)
         largest = properties.get(Property.MAXIMUM_PACKET_SIZE, LARGEST)
         self._delivery = Delivery(
-            self.send, context.now_ms, self._may_read, self._dropped, level=self.level, largest=largest
-        )
+            self.send, context.now_ms, self._may_read, self._dropped, level=self.level, largest=largest,
+            aliases=min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), context.options.topic_aliases),
+        )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
             context.inboxes, self.client_id, min(asked, context.options.window), on_letter=self._delivery.letter,
             on_received=self._delivery.received, on_end=self._reader_ended,
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
-        clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)
+        clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms, now_ms=context.now_ms())
         found = [] if clean else await context.registry.claim(self.client_id, self.epoch)
         has_removed = clean and await context.registry.write(self.client_id, self.epoch, ())
-        present, known = await self._reader.begin(clean=clean, expiry=self.expiry, has_removed=has_removed)
+        will = b"" if request.will is None else pack(request.will, self.user)
+        present, known, wills = await self._reader.begin(
+            clean=clean, expiry=self.expiry, has_removed=has_removed, will=will
+        )
+        for epoch in wills:
+            await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
+            context.spawn(context.sessions.wills.publish(epoch, self.client_id))
         keys = context.inboxes.keys
         received = ReceivedIds(
             context.inboxes.batcher, (keys.session(self.client_id), keys.received(self.client_id)), self.epoch,
@@ -353,13 +358,13 @@ class ClientConnection:
                 context.spawn(self._end_session(self._reader, left))
 
     async def _end_session(self, reader: InboxReader, left: asyncio.Event) -> None:
-        if self._will is not None:
-            publish_will(self._context, self.client_id, self.user, self._will)
+        ended, sessions = Ended(self.client_id, reader.epoch, self.expiry, self._keeps_will), self._context.sessions
         try:
             await reader.settled()
-            await self._context.sessions.closed(self.client_id, reader.epoch, self.expiry)
+            await sessions.closed(ended)
         except BrokerError as error:
-            log.warning("the end of client %r is not stored: %s", self.client_id, error)
+            log.warning("the end of client %r waits for the server: %s", self.client_id, error)
+            sessions.close_later(ended)
         finally:
             left.set()
             if self._context.leaving.get(self.client_id) is left:

@@ -15,6 +15,7 @@ from rsmq.persistence.letter import EXPIRES, RETAIN, MqttLetter, packet_id_of, r
 
 PUBLISHED, RECEIVED, RELEASED = "published", "received", "released"
 """A letter of QoS 2: sent; its PUBREC has come; its PUBREL was sent."""
+ALIAS: Final = bytes((Property.TOPIC_ALIAS,))
 NO_NAME: Final = "rsmq"
 """The topic name of a letter that was sent without one."""
 
@@ -34,9 +35,11 @@ class Delivery:
         *,
         level: int,
         largest: int,
+        aliases: int = 0,
     ) -> None:
         self._send, self._now_ms, self._may_read, self._dropped = send, now_ms, may_read, dropped
-        self._level, self._largest = level, largest
+        self._level, self._largest, self._most_aliases = level, largest, aliases
+        self._aliases: dict[str, int] = {}
         self._states: dict[int, str] = {}
         self.reader: InboxReader | None = None
 
@@ -84,10 +87,31 @@ class Delivery:
                 return None
             properties = bytes((Property.MESSAGE_EXPIRY,)) + left.to_bytes(4, "big") + properties
         qos = letter.flags & 3
-        data = encode.publish(
-            topic, letter.data, qos, packet_id, self._level, retain=bool(letter.flags & RETAIN),
-            dup=is_redelivered and qos > 0, properties=properties,
+        return self._packet(
+            topic, letter.data, qos, packet_id, properties, retain=bool(letter.flags & RETAIN),
+            dup=is_redelivered and qos > 0,
         )  # fmt: skip
+
+    def _packet(
+        self, topic: str, payload: bytes, qos: int, packet_id: int, properties: bytes, *, retain: bool, dup: bool
+    ) -> bytes | None:
+        """The packet, or None if it is too large. The first topic names of a connection get an alias, if it wants."""
+        alias = self._aliases.get(topic)
+        if alias is not None:
+            short = ALIAS + alias.to_bytes(2, "big") + properties
+            data = encode.publish("", payload, qos, packet_id, self._level, retain=retain, dup=dup, properties=short)
+        else:
+            data = encode.publish(
+                topic, payload, qos, packet_id, self._level, retain=retain, dup=dup, properties=properties
+            )
+            alias = len(self._aliases) + 1
+            if alias <= self._most_aliases:
+                longer = ALIAS + alias.to_bytes(2, "big") + properties
+                found = encode.publish(
+                    topic, payload, qos, packet_id, self._level, retain=retain, dup=dup, properties=longer
+                )
+                if len(found) <= self._largest:
+                    self._aliases[topic], data = alias, found
         if len(data) > self._largest:
             self._dropped("larger than the client allows")
             return None
@@ -101,12 +125,8 @@ class Delivery:
         properties = message.forwarded + identifiers_of(identifiers)
         if message.expiry is not None:
             properties = bytes((Property.MESSAGE_EXPIRY,)) + message.expiry.to_bytes(4, "big") + properties
-        data = encode.publish(
-            message.topic, message.payload, 0, 0, self._level, retain=retain, dup=False, properties=properties
-        )
-        if len(data) > self._largest:
-            self._dropped("larger than the client allows")
-        else:
+        data = self._packet(message.topic, message.payload, 0, 0, properties, retain=retain, dup=False)
+        if data is not None:
             self._send(data)
 
     def received(self, packet_ids: list[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -26,11 +26,13 @@ from rsmq.gateway.machine import Limits
 from rsmq.gateway.message import Published, combine
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from rsmq.gateway.packet import Reason, Subscription
+from rsmq.gateway.publishing import publish_will
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.router import Router
 from rsmq.gateway.routes import Routes
-from rsmq.gateway.sessions import Sessions
+from rsmq.gateway.sessions import Sessions, instance_of
+from rsmq.gateway.wills import Wills
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
@@ -40,6 +42,8 @@ from rsmq.worker.worker import Worker
 log = logging.getLogger("rsmq.gateway")
 
 TURN: Final = 1.0
+BEAT: Final = 0.5
+"""Seconds between two renewals of the lease."""
 SWEEP_TURNS: Final = 5
 PACKET_SLACK: Final = 4096
 """Bytes of a packet besides its payload: headers of the message."""
@@ -75,7 +79,6 @@ class Gateway:
         """The ports it listens on, once it runs."""
         self.is_ended = False
         self._stopping = anyio.Event()
-        self._offset_ms = 0.0
 
     # -- registering -----------------------------------------------------------------------------------------------
 
@@ -133,6 +136,7 @@ class Gateway:
         batcher = inboxes.batcher
         gateway = new_member_id()
         registry = Registry(client, keys, batcher)
+        wills = Wills(client, keys, batcher, lambda *will: publish_will(context, *will))
         retained = Retained(client, keys, batcher, self.options.most_retained)
 
         def spawn(work: Coroutine[Any, Any, None]) -> None:
@@ -145,11 +149,11 @@ class Gateway:
         )  # fmt: skip
         context = Context(
             self.options, limits, gatekeeper, inboxes, registry, retained, ingest,
-            Sessions(client, keys, batcher, registry, gateway), self.routes, spawn, self._broadcast, self.now_ms,
+            Sessions(client, keys, batcher, registry, wills, gateway), self.routes, spawn, self._broadcast, self.now_ms,
         )  # fmt: skip
         self._router = Router(registry, lambda: inboxes.writer)
         self._others = Broadcast(
-            client, keys.broadcast, batcher, gateway, self._deliver_locally,
+            client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally,
             lambda: context.counts.update({"dropped: other gateways, QoS 0": 1}),
         )  # fmt: skip
         tasks.start_soon(self._others.run)
@@ -209,10 +213,11 @@ class Gateway:
 
     def now_ms(self) -> int:
         """The server's clock, as of the last beat."""
-        return int(time.monotonic() * 1000 + self._offset_ms)
+        assert self.context is not None
+        return self.context.sessions.now_ms
 
     async def _turn(self, context: Context, _opened: Connection) -> None:
-        """Deadlines, polls of inboxes, and sessions that expire."""
+        """Deadlines, polls of inboxes, wills that are due, and sessions that expire."""
         poll = self._broker.settings.inbox_poll.total_seconds()
         polled, turns = monotonic(), 0
         while True:
@@ -223,35 +228,39 @@ class Gateway:
                 for each in list(context.connections.values()):
                     each.poll()
             turns += 1
-            if turns % SWEEP_TURNS == 0:
-                context.sessions.now_ms = self.now_ms()
-                try:
+            try:
+                await context.sessions.wills.fire()
+                if turns % SWEEP_TURNS == 0:
                     await context.sessions.sweep()
-                except BrokerError as error:
-                    log.info("expired sessions wait for the server: %s", error)
+            except BrokerError as error:
+                log.info("wills and expired sessions wait for the server: %s", error)
 
     async def _beat(self, context: Context, *, new: bool = False) -> list[str] | None:
         """Renew the lease, and learn the server's time."""
-        dead = await context.sessions.beat(to_ms(self.options.lease), new=new)
-        self._offset_ms = context.sessions.now_ms - time.monotonic() * 1000
-        return dead
+        return await context.sessions.beat(to_ms(self.options.lease), new=new)
 
     async def _keep_lease(self, context: Context, _opened: Connection) -> None:
-        """Renew the lease; end the connections of gateways whose lease has run out and stays so for half of it."""
-        pause = self.options.lease.total_seconds() / 4
-        suspects: dict[str, int] = {}
+        """Renew the lease, and end the connections of gateways that stay dead.
+
+        After an outage all seem to be dead until they have renewed their own: none is for the length of a lease.
+        """
+        lease = self.options.lease.total_seconds()
+        suspects, steady = dict[str, int](), monotonic()
         while True:
-            await anyio.sleep(pause)
+            await anyio.sleep(min(BEAT, lease / 4))
             try:
                 dead = await self._beat(context)
                 if dead is None:
                     await self._start_anew(context)
                     continue
                 suspects = {each: suspects.get(each, 0) + 1 for each in dead}
-                for each in [each for each, beats in suspects.items() if beats > 2]:
+                if monotonic() - steady < lease:
+                    continue
+                for each in [each for each, beats in suspects.items() if beats > 1]:
                     await context.sessions.bury(each)
             except BrokerError as error:
-                suspects.clear()  # after an outage all have run out: each renews its own first
+                suspects.clear()
+                steady = monotonic()
                 log.info("the lease waits for the server: %s", error)
 
     async def _start_anew(self, context: Context) -> None:
@@ -259,7 +268,7 @@ class Gateway:
         log.warning("this gateway was away for longer than its lease: its clients have to connect again")
         for each in list(context.connections.values()):
             each.close(Reason.SERVER_BUSY)
-        context.sessions.gateway = new_member_id()
+        context.sessions.gateway = f"{instance_of(context.sessions.gateway)}~{secrets.token_hex(4)}"
         await self._beat(context, new=True)
 
     async def _keep_routes(self, _context: Context, opened: Connection) -> None:

@@ -56,16 +56,19 @@ class InboxReader:
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
-    async def open(self, *, clean: bool, life_ms: int) -> bool:
+    async def open(self, *, clean: bool, life_ms: int, now_ms: int) -> bool:
         """Take the inbox over: the connection before this one can do nothing any more. Returns whether to start clean.
 
-        A session with an expiry of 0 has ended with its connection, also if nothing has removed it yet.
+        A session that has expired has ended, also if nothing has removed it yet.
         """
         self.life_ms = life_ms
         inboxes = self._inboxes
         if not clean:
-            (before,) = await ask_all(inboxes.client, [("HGET", self._keys[1], "mqtt")])
-            clean = before == b"0"
+            asked = ("HMGET", self._keys[1], "mqtt", "gateway", "seen_ms")
+            ((expiry, gateway, seen),) = await ask_all(inboxes.client, [asked])
+            clean = expiry == b"0" or (
+                expiry is not None and gateway is None and int(seen or 0) + int(expiry) * 1000 <= now_ms
+            )
         inboxes.doorbell.listen(self._channel, self.ring)
         args = (inboxes.gateway, int(clean), life_ms, *inboxes.next_connect(), mark_ttl_ms(inboxes.settings))
         reply = await inboxes.batcher.submit(scripts.OPEN_SESSION, (*self._keys, self._channel), args)
@@ -74,15 +77,19 @@ class InboxReader:
         self.epoch, self._sent, self._cursor = reply[1].decode(), int(reply[3]), reply[4].decode()
         return clean
 
-    async def begin(self, *, clean: bool, expiry: int, has_removed: bool) -> tuple[bool, dict[int, str]]:
-        """Begin the session when its subscriptions are right. Returns whether it is resumed, and its open QoS 2 ids.
+    async def begin(
+        self, *, clean: bool, expiry: int, has_removed: bool, will: bytes
+    ) -> tuple[bool, dict[int, str], list[str]]:
+        """Begin the session when its subscriptions are right.
 
+        Returns whether it is resumed, its open QoS 2 ids, and the epochs of older wills that are to be published now.
         `has_removed`: a clean start has removed subscriptions just now. Then this waits until no message that met them
         can be taken for a new one.
         """
-        keys = (self._keys[1], self._received_key, self._keys[0])
+        keys = (self._keys[1], self._received_key, self._keys[0], self._inboxes.keys.will(self.client))
         batcher = self._inboxes.batcher
-        reply = await batcher.submit(BEGIN_MQTT_SESSION, keys, (self.epoch, int(clean), expiry, int(has_removed)))
+        args = (self.epoch, int(clean), expiry, int(has_removed), will)
+        reply = await batcher.submit(BEGIN_MQTT_SESSION, keys, args)
         if reply[0] != scripts.OK:
             raise self.refused(reply[0])
         if has_removed:
@@ -90,8 +97,8 @@ class InboxReader:
         self._cursor, left = reply[2].decode(), reply[3]
         while left:
             left = (await batcher.submit(scripts.CLEAR_INBOX, self._keys, (0, CHUNK)))[2]
-        received = {int(each): value.decode() for each, value in zip(reply[4::2], reply[5::2], strict=True)}
-        return bool(reply[1]), received
+        received = {int(each): value.decode() for each, value in zip(reply[5::2], reply[6::2], strict=True)}
+        return bool(reply[1]), received, [each.decode() for each in reply[4]]
 
     def start(self) -> None:
         """Begin to read."""

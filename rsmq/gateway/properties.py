@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from rsmq.gateway import packet
-from rsmq.gateway.packet import Malformed, Properties, ProtocolError
+from rsmq.gateway.packet import Malformed, Properties, ProtocolError, Reason
 from rsmq.gateway.topic_filter import check_topic_name
 
 WILL: Final = 0
@@ -160,6 +160,12 @@ def _is_positive(value: Any) -> bool:
     return bool(value > 0)
 
 
+def _is_alias(value: Any) -> bool:
+    if not value:
+        raise ProtocolError("a topic alias is 0", Reason.TOPIC_ALIAS_INVALID)
+    return True
+
+
 def _is_name(value: Any) -> bool:
     check_topic_name(value)
     return True
@@ -193,7 +199,7 @@ RULES: Final[dict[int, Rule]] = {
     P.REASON_STRING: Rule(STRING, REASONED),
     P.RECEIVE_MAXIMUM: Rule(TWO, SETUP, _is_positive),
     P.TOPIC_ALIAS_MAXIMUM: Rule(TWO, SETUP),
-    P.TOPIC_ALIAS: Rule(TWO, frozenset((packet.PUBLISH,)), _is_positive),
+    P.TOPIC_ALIAS: Rule(TWO, frozenset((packet.PUBLISH,)), _is_alias),
     P.MAXIMUM_QOS: Rule(BYTE, ANSWER, _is_flag),
     P.RETAIN_AVAILABLE: Rule(BYTE, ANSWER, _is_flag),
     P.USER_PROPERTY: Rule(PAIR, ANY),

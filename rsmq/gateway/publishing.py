@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from rsmq.gateway import encode
 from rsmq.gateway.auth import Access
 from rsmq.gateway.context import Context
 from rsmq.gateway.ingest import STORED, ReceivedIds
-from rsmq.gateway.message import Published, from_packet
-from rsmq.gateway.packet import Ack, PendingAck, Publish, Reason, Will
+from rsmq.gateway.message import from_packet
+from rsmq.gateway.packet import PUBACK, Ack, PendingAck, Publish, Reason
 from rsmq.gateway.topic_filter import MOST_LEVELS, levels_of
 
 
@@ -90,30 +91,39 @@ class Publishing:
         return f"<Publishing of {self._publisher.client_id!r}>"
 
 
-class NoWaiter:
-    """In place of a connection that has ended: its will is not acknowledged to anyone."""
+class Confirmed:
+    """In place of a connection that has ended: `done` is set when its message is stored or refused."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def confirm(self, _pending: PendingAck, _reason: int = 0) -> None:
-        """Nothing waits for it."""
+        """It is stored, or refused for good."""
+        if not self.done.done():
+            self.done.set_result(None)
 
-    def fail(self, _error: Exception) -> None:
-        """Nothing waits for it."""
+    def fail(self, error: Exception) -> None:
+        """It is not known whether it is stored."""
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
-def publish_will(context: Context, client: str, user: str | None, will: Will) -> None:
-    """Publish the will of a client, with the rights that it has now."""
-    if not context.gatekeeper.allows(client, user, "write", will.topic):
+async def publish_will(context: Context, client: str, user: str | None, message: Publish, token: str) -> None:
+    """Publish the will of a client, with the rights that it has now. Returns when it is stored, or refused for good.
+
+    Repeated with the same token, it is stored once; one of QoS 0 that no route stores may come twice.
+    """
+    if not context.gatekeeper.allows(client, user, "write", message.topic):
         context.counts["refused: will not authorized"] += 1
         return
-    message = Publish(
-        will.topic, will.payload, will.qos, retain=will.retain, properties=will.properties, forwarded=will.forwarded
-    )
     context.counts["wills published"] += 1
-    route = context.routes.find(will.topic)
-    if will.qos == 0 and not route.is_explicit:
-        published: Published = from_packet(message, client)
-        if will.retain:
-            context.ingest.retain_unstored(published, NoWaiter())
+    sink, route = Confirmed(), context.routes.find(message.topic)
+    message.pending = PendingAck(PUBACK, 0)
+    if message.qos == 0 and not route.is_explicit:
+        published = from_packet(message, client)
+        if message.retain:
+            context.ingest.retain_unstored(published, sink)
         context.broadcast(published)
         return
-    context.ingest.store(message, client, context.routes.target_of(route.topic), NoWaiter())
+    context.ingest.store(message, client, context.routes.target_of(route.topic), sink, token)
+    await sink.done

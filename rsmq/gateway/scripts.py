@@ -9,6 +9,8 @@ from rsmq.redis.scripts import Script
 SUBSCRIBE_CLIENT: Final = Script("subscribe_client")
 CLAIM_SUBSCRIPTIONS: Final = Script("claim_subscriptions")
 BEGIN_MQTT_SESSION: Final = Script("begin_mqtt_session")
+CLOSE_MQTT_SESSION: Final = Script("close_mqtt_session")
+CLAIM_WILLS: Final = Script("claim_wills")
 NOTE_RECEIVED: Final = Script("note_received")
 END_MQTT_SESSION: Final = Script("end_mqtt_session")
 BEAT_GATEWAY: Final = Script("beat_gateway")

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Final
+import time
+from typing import Final, NamedTuple
 
 from rsmq.errors import SessionTaken
 from rsmq.gateway.registry import SHARDS, Registry, shard_of
-from rsmq.gateway.scripts import BEAT_GATEWAY, END_MQTT_SESSION
+from rsmq.gateway.scripts import BEAT_GATEWAY, CLOSE_MQTT_SESSION, END_MQTT_SESSION
+from rsmq.gateway.wills import Wills
+from rsmq.heartbeat.presence import listeners
 from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
-from rsmq.redis.scripts import CLOSE_SESSION, OK
+from rsmq.redis.scripts import OK
 
 log = logging.getLogger("rsmq.gateway")
 
 CHUNK: Final = 1000
 PAGE: Final = 100
+SLACK_MS: Final = 60_000
+SILENT_MS: Final = 1_200
+"""A gateway that has not renewed its lease for so long, and whose connection is closed, has died."""
+
+
+class Ended(NamedTuple):
+    """A connection that has ended. `keeps_will`: its client did not say goodbye."""
+
+    client: str
+    epoch: str
+    expiry: int
+    keeps_will: bool
 
 
 class Sessions:
@@ -26,10 +42,18 @@ class Sessions:
     why the survivors of a dead gateway need no agreement about who ends its connections.
     """
 
-    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, registry: Registry, gateway: str) -> None:
+    def __init__(
+        self, client: Client, keys: Keys, batcher: ScriptBatcher, registry: Registry, wills: Wills, gateway: str
+    ) -> None:
         self._client, self._keys, self._batcher, self._registry = client, keys, batcher, registry
-        self.gateway = gateway
-        self.now_ms = 0
+        self.wills, self.gateway = wills, gateway
+        self._offset_ms = 0.0
+        self._unfinished: list[Ended] = []
+
+    @property
+    def now_ms(self) -> int:
+        """The server's clock, as of the last beat."""
+        return int(time.monotonic() * 1000 + self._offset_ms)
 
     @property
     def _clients(self) -> str:
@@ -39,11 +63,17 @@ class Sessions:
         """A client has connected here: if this gateway dies, the others end its connection."""
         await self._client.execute_command("HSET", self._clients, client, f"{epoch}:{expiry}")
 
-    async def closed(self, client: str, epoch: str, expiry: int, gateway: str | None = None) -> None:
-        """A connection has ended. Its session ends with it, or is kept for `expiry` seconds."""
+    async def closed(self, ended: Ended, gateway: str | None = None) -> None:
+        """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
+        client, epoch, expiry, keeps_will = ended
         clients = self._clients if gateway is None else self._keys.gateway_clients(gateway)
+        inbox, session, expiries, _ = self._keys.device(client)
+        keys = (session, inbox, expiries, self._keys.received(client), self._keys.will(client))
+        args = (epoch, expiry, expiry * 1000 + SLACK_MS, int(keeps_will))
+        _, delay = await self._batcher.submit(CLOSE_MQTT_SESSION, keys, args)
+        if delay >= 0:
+            await self.wills.schedule(client, epoch, self.now_ms + delay * 1000)
         if expiry:
-            await self._batcher.submit(CLOSE_SESSION, (self._keys.session(client),), (epoch,))
             due = self._keys.mqtt(shard_of(client), "sessions")
             await self._client.execute_command("ZADD", due, self.now_ms + expiry * 1000, f"{epoch}:{client}")
         else:
@@ -52,6 +82,12 @@ class Sessions:
         value = await self._client.execute_command("HGET", clients, client)
         if value is not None and value.partition(b":")[0] == epoch.encode():
             await self._client.execute_command("HDEL", clients, client)
+        if delay == 0:
+            await self.wills.publish(epoch, client)
+
+    def close_later(self, ended: Ended) -> None:
+        """The server was away when a connection ended: `sweep` tries again."""
+        self._unfinished.append(ended)
 
     async def end(self, client: str, epoch: str) -> None:
         """Remove a session with all that it has, unless its client has connected again."""
@@ -69,6 +105,9 @@ class Sessions:
 
     async def sweep(self) -> None:
         """End the sessions that have expired."""
+        while self._unfinished:
+            await self.closed(self._unfinished[0])
+            del self._unfinished[0]
         for shard in range(SHARDS):
             due = self._keys.mqtt(shard, "sessions")
             found = await self._client.execute_command("ZRANGEBYSCORE", due, "-inf", self.now_ms, "LIMIT", 0, PAGE)
@@ -78,21 +117,33 @@ class Sessions:
                 await self._client.execute_command("ZREM", due, member)
 
     async def beat(self, ttl_ms: int, *, new: bool = False) -> list[str] | None:
-        """Renew the lease of this gateway. Returns those whose lease has run out, or None if that is its own."""
-        reply = await BEAT_GATEWAY(self._client, (self._keys.gateways,), (self.gateway, ttl_ms, int(new)))
-        self.now_ms = int(reply[1])
-        return None if reply[0] != OK else [each.decode() for each in reply[2:]]
+        """Renew the lease of this gateway. Returns those that seem to be dead, or None if its own lease has run out.
+
+        The connection of a process that was killed is closed at once. One that is paused or cut off keeps its lease.
+        """
+        args = (self.gateway, ttl_ms, int(new), SILENT_MS)
+        reply = await BEAT_GATEWAY(self._client, (self._keys.gateways,), args)
+        self._offset_ms = int(reply[1]) - time.monotonic() * 1000
+        if reply[0] != OK:
+            return None
+        left = {name.decode(): int(ms) for name, ms in zip(reply[2::2], reply[3::2], strict=True)}
+        open_ = [each for each, ms in left.items() if ms >= 0]
+        counts = await listeners(self._client, [self._keys.gateway_alive(instance_of(each)) for each in open_])
+        present = {each for each, count in zip(open_, counts, strict=True) if count}
+        return [each for each in left if each not in present]
 
     async def bury(self, gateway: str) -> None:
-        """End the connections of a gateway that is dead, in pages, and forget it."""
+        """End the connections of a gateway that is dead, a page at a time, and forget it."""
         clients, ended = self._keys.gateway_clients(gateway), 0
         cursor = b"0"
         while True:
             cursor, flat = await self._client.execute_command("HSCAN", clients, cursor, "COUNT", PAGE)
-            for client, value in zip(flat[::2], flat[1::2], strict=True):
-                epoch, _, expiry = value.decode().partition(":")
-                await self.closed(client.decode(), epoch, int(expiry), gateway)
-                ended += 1
+            found = [
+                Ended(client.decode(), *split_entry(value.decode()))
+                for client, value in zip(flat[::2], flat[1::2], strict=True)
+            ]
+            await asyncio.gather(*(self.closed(each, gateway) for each in found))
+            ended += len(found)
             if cursor == b"0":
                 break
         await self._client.execute_command("DEL", clients)
@@ -101,3 +152,14 @@ class Sessions:
 
     def __repr__(self) -> str:
         return f"<Sessions of {self.gateway}>"
+
+
+def split_entry(text: str) -> tuple[str, int, bool]:
+    """Epoch, session expiry, and that the will is kept, of a client that was connected to a dead gateway."""
+    epoch, _, expiry = text.partition(":")
+    return epoch, int(expiry), True
+
+
+def instance_of(gateway: str) -> str:
+    """The process of a gateway: one that starts anew has a new name, and the same connection."""
+    return gateway.partition("~")[0]

@@ -177,9 +177,13 @@ class Keys:
         """Hash with TTL: packet id -> topic and token of each QoS 2 message of an MQTT client that is not released."""
         return f"{self.prefix}:{{{encode_device(device)}}}_received"
 
+    def will(self, device: str) -> str:
+        """Hash: epoch -> will of an MQTT client's connection, and of older ones that are not published yet."""
+        return f"{self.prefix}:{{{encode_device(device)}}}_will"
+
     def mqtt(self, shard: int, name: str) -> str:
         """Of the MQTT gateways, for the clients of a shard: `subscriptions` (hash: client -> epoch and its list),
-        `changes` (stream of the same) and `sessions` (ZSET: expires_ms -> epoch and client).
+        `changes` (stream of the same), `sessions` (ZSET: expires_ms -> epoch and client) and `wills` (the same).
 
         No topic has a `%`, and in a device it is encoded, so these keys meet no others.
         """
@@ -194,6 +198,10 @@ class Keys:
     def gateways(self) -> str:
         """ZSET: until_ms -> gateway, the leases of the MQTT gateways."""
         return f"{self.prefix}:{{%mqtt}}:gateways"
+
+    def gateway_alive(self, gateway: str) -> str:
+        """Channel: a gateway listens on it as long as its process is alive. Messages carry no data."""
+        return f"{self.prefix}:{{%mqtt}}:alive:{gateway}"
 
     @property
     def broadcast(self) -> str:

@@ -59,4 +59,4 @@ async def client(gateway: GatewayProcess) -> AsyncIterator[Callable[..., RawClie
 @pytest.fixture
 def name() -> str:
     """A client id or a level of a topic name that no other test has."""
-    return f"n{next(NUMBERS)}"
+    return f"n{next(NUMBERS)}n"

@@ -111,7 +111,7 @@ def test_a_device_is_one_slot(device: str) -> None:
     of_device = [m for m in methods() if "device" in inspect.signature(getattr(Keys, m)).parameters]
     tags = {tag(spell(Keys(), method, **{**EXAMPLE, "device": device})) for method in of_device}
     assert {decode_device(each) for each in tags} == {device}
-    assert len(of_device) == 6
+    assert len(of_device) == 7
     assert Keys().device(device) == tuple(
         spell(Keys(), method, device=device) for method in ("inbox", "session", "expiry", "wake")
     )

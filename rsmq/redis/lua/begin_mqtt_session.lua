@@ -1,13 +1,16 @@
 -- PURPOSE  Begin or resume the MQTT session of a client, after its connection has taken the inbox.
--- KEYS     1 session hash  2 received hash  3 messages zset
--- ARGV     1 epoch  2 clean:0|1  3 session expiry in seconds  4 margin_ms:0|1
--- RETURNS  {'OK', present:0|1, floor, leftover:int, then packet id and value of each QoS 2 message that is not released}
+-- KEYS     1 session hash  2 received hash  3 messages zset  4 will hash
+-- ARGV     1 epoch  2 clean:0|1  3 session expiry in seconds  4 margin_ms:0|1  5 its will ('' = none)
+-- RETURNS  {'OK', present:0|1, floor, leftover:int, {epoch of each will to publish now},
+--          then packet id and value of each QoS 2 message that is not released}
 --          or {'STALE_EPOCH'}
 -- WHY      An inbox may exist without a session: letters were sent to a client that has never connected. A client
 --          that is told of a session it does not know closes its connection, so the session has a field of its own.
 --          A clean start comes here when the old subscriptions are removed: what was published until now, and may
 --          still be on its way to this inbox, is refused by since_ms. With the margin, what was published in this very
 --          millisecond, too: a caller that has removed subscriptions waits that long before it answers its client.
+--          A will that waits for its delay is dropped when the session goes on. With a clean start, the old session
+--          ends here, so its will is published. The hash is written anew, so that it loses its TTL.
 local state = redis.call('HMGET', KEYS[1], 'epoch', 'mqtt', 'seq', 'floor')
 if state[1] ~= ARGV[1] then return { 'STALE_EPOCH' } end
 local present, floor = state[2] and 1 or 0, state[4] or '0'
@@ -19,7 +22,23 @@ if ARGV[2] == '1' then
   redis.call('HSET', KEYS[1], 'floor', floor, 'since_ms', string.format('%.0f', now + ARGV[4]), 'held', '')
 end
 redis.call('HSET', KEYS[1], 'mqtt', ARGV[3])
-local reply = { 'OK', present, floor, redis.call('ZCOUNT', KEYS[3], '-inf', floor) }
+
+local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
+for i = 1, #old, 2 do
+  if old[i] ~= ARGV[1] and (ARGV[2] == '1' or old[i + 1]:sub(1, 2) == '0|') then
+    due[#due + 1] = old[i]
+    wills[#wills + 1] = old[i]
+    wills[#wills + 1] = old[i + 1]
+  end
+end
+if ARGV[5] ~= '' then
+  wills[#wills + 1] = ARGV[1]
+  wills[#wills + 1] = ARGV[5]
+end
+if #old > 0 then redis.call('DEL', KEYS[4]) end
+if #wills > 0 then redis.call('HSET', KEYS[4], unpack(wills)) end
+
+local reply = { 'OK', present, floor, redis.call('ZCOUNT', KEYS[3], '-inf', floor), due }
 for _, each in ipairs(redis.call('HGETALL', KEYS[2])) do
   reply[#reply + 1] = each
 end

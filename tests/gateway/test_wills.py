@@ -1,0 +1,167 @@
+"""Wills: traps 63 to 66, against one running gateway, and with gateways that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tests.gateway import packets as p
+from tests.gateway.process import GatewayProcess
+from tests.gateway.raw_client import RawClient
+from tests.servers import Server
+
+Make = Callable[..., RawClient]
+
+
+def expiry(seconds: int) -> bytes:
+    """The property Session Expiry Interval."""
+    return b"\x11" + seconds.to_bytes(4, "big")
+
+
+def delay(seconds: int) -> bytes:
+    """The property Will Delay Interval."""
+    return b"\x18" + seconds.to_bytes(4, "big")
+
+
+async def test_a_will_is_published_unless_the_client_says_goodbye(client: Make, name: str) -> None:
+    watcher = await client(5).connect(f"{name}-w")
+    await watcher.subscribe((f"{name}/#", 2))
+
+    async def begin(how: str, **options: Any) -> RawClient:
+        return await client(5).connect(f"{name}-{how}", will=(f"{name}/{how}", b"gone", 1, False), **options)
+
+    (await begin("0x04")).send(p.packet(0xE0, b"\x04"))
+    (await begin("0x00")).send(p.packet(0xE0, b"\x00"))
+    (await begin("goodbye")).send(p.DISCONNECT)
+    (await begin("error")).send(p.ack(9, 1))
+    (await begin("closed")).close()
+    (await begin("reset")).abort()
+    await begin("takeover")
+    await begin("takeover")
+    await begin("silent", keep_alive=1)
+    three = await client(3).connect(f"{name}-3", will=(f"{name}/3", b"gone", 0, False))
+    three.close()
+    got = {(await watcher.message()).topic.partition("/")[2] for _ in range(7)}
+    assert got == {"0x04", "error", "closed", "reset", "takeover", "silent", "3"}
+    assert await watcher.is_silent()
+
+
+async def test_a_will_waits_for_its_delay_unless_the_session_ends_first(client: Make, name: str) -> None:
+    watcher = await client(5).connect(f"{name}-w")
+    await watcher.subscribe((f"{name}/#", 1))
+
+    async def leave(how: str, seconds: int, kept: int, *, clean: bool = True) -> None:
+        one = await client(5).connect(
+            f"{name}-{how}", clean=clean, will=(f"{name}/{how}", b"gone", 1, False), will_props=delay(seconds),
+            raw_props=expiry(kept),
+        )  # fmt: skip
+        one.close()
+
+    await leave("both 0", 0, 0)
+    assert (await watcher.message()).topic == f"{name}/both 0"
+    await leave("no session", 100, 0)
+    assert (await watcher.message()).topic == f"{name}/no session"
+    await leave("clean start", 100, 100)
+    clean = await client(5).connect(f"{name}-clean start", clean=True)
+    assert (await watcher.message()).topic == f"{name}/clean start"
+    assert await clean.is_silent()
+
+    await leave("back in time", 1, 100)
+    back = await client(5).connect(f"{name}-back in time", clean=False, raw_props=expiry(100))
+    assert back.connack is not None
+    assert back.connack.session_present
+    await leave("short session", 100, 1)
+    await leave("short delay", 2, 100)
+    got = [(await watcher.message()).topic for _ in range(2)]  # later than the will of the one that came back
+    assert got == [f"{name}/short session", f"{name}/short delay"]
+    assert await watcher.is_silent()
+
+
+async def test_a_session_that_is_taken_over_drops_a_will_with_a_delay(client: Make, name: str) -> None:
+    """The new connection begins before the delay has passed."""
+    watcher = await client(5).connect(f"{name}-w")
+    await watcher.subscribe((f"{name}/#", 1))
+    for seconds in (1, 0):
+        will = {"will": (f"{name}/{seconds}", b"gone", 1, False), "will_props": delay(seconds)}
+        first = await client(5).connect(name, clean=False, raw_props=expiry(60), **will)
+        second = await client(5).connect(name, clean=False, raw_props=expiry(60))
+        await first.ended()
+        await second.disconnect()
+    assert (await watcher.message()).topic == f"{name}/0"
+    one = await client(5).connect(
+        f"{name}-2", clean=False, raw_props=expiry(60), will=(f"{name}/later", b"x", 1, False), will_props=delay(2)
+    )
+    one.close()
+    assert (await watcher.message()).topic == f"{name}/later"  # the dropped one would have come before
+    assert await watcher.is_silent()
+
+
+async def test_a_will_has_its_properties_and_needs_rights_when_it_fires(client: Make, name: str) -> None:
+    watcher = await client(5).connect(f"{name}-w")
+    await watcher.subscribe((f"{name}/#", 2), ("denied/#", 2))
+    properties = (
+        b"\x01\1\x03" + p.text("text/x") + b"\x08" + p.text("answer/to") + b"\x09" + p.text(b"\0\1")
+        + b"\x26" + p.text("a") + p.text("b") + b"\x26" + p.text("a") + p.text("c") + b"\x02\0\0\0\x64"
+    )  # fmt: skip
+    will = (f"{name}/x", "größe".encode(), 2, True)
+    (await client(5).connect(name, will=will, will_props=properties)).close()
+    got = await watcher.take(3)
+    assert (got.qos, got.retain, got.payload) == (2, False, "größe".encode())
+    assert got.properties[1] == [1]
+    assert got.properties[3] == [b"text/x"]
+    assert got.properties[8] == [b"answer/to"]
+    assert got.properties[9] == [b"\0\1"]
+    assert got.properties[38] == [(b"a", b"b"), (b"a", b"c")]
+    assert 90 < got.properties[2][0] <= 100
+    watcher.send(p.ack(5, got.packet_id))
+    assert (await watcher.take(6)).packet_id == got.packet_id
+    watcher.send(p.ack(7, got.packet_id))
+    late = await client(5).connect(f"{name}-l")
+    await late.subscribe((f"{name}/+", 1))
+    retained = await late.message()
+    assert (retained.retain, retained.payload) == (True, "größe".encode())
+    (await client(5).connect(name, will=("denied/write", b"x", 1, False))).close()
+    (await client(5).connect(name, will=(f"{name}/y", b"last", 0, False))).close()
+    assert (await watcher.message()).payload == b"last"
+    assert await watcher.is_silent()
+
+
+async def test_wills_of_a_killed_gateway_are_published_once(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
+) -> None:
+    """By a survivor; the sessions of its clients are there for them at once. One has come back and keeps its will."""
+    watcher = await client(5).connect(f"{name}-w")
+    await watcher.subscribe((f"{name}/#", 1))
+    with GatewayProcess(server.url, fleet_prefix, routes={"ingest/#": "ingest"}) as dying:
+        wills = [
+            client(5, dying.port).connect(
+                f"{name}-{number}", clean=False, raw_props=expiry(60), will=(f"{name}/{number}", b"gone", 1, False),
+                will_props=delay(number % 2),
+            )
+            for number in range(40)
+        ]  # fmt: skip
+        for each in await asyncio.gather(*wills):
+            await each.subscribe((f"mine/{name}", 1))
+        dying.kill()
+        back = await client(5).connect(f"{name}-1", clean=False, raw_props=expiry(60))
+        assert back.connack is not None
+        assert back.connack.session_present
+        assert await back.publish(f"mine/{name}", b"here") == 0
+        assert (await back.message()).payload == b"here"
+    got = [int((await watcher.message()).topic.rpartition("/")[2]) for _ in range(39)]
+    assert sorted(got) == [number for number in range(40) if number != 1]
+    assert await watcher.is_silent()
+
+
+async def test_a_will_that_cannot_be_stored_is_tried_again(fleet_prefix: str, name: str) -> None:
+    """The server is away when the connection ends."""
+    with Server(aof=True, tcp=True) as server, GatewayProcess(server.url, fleet_prefix) as gateway:
+        watcher = await RawClient(gateway.port, 5).connect(f"{name}-w", keep_alive=0)
+        await watcher.subscribe((f"{name}/#", 1))
+        one = await RawClient(gateway.port, 5).connect(name, will=(f"{name}/x", b"gone", 1, False))
+        server.stop()
+        one.close()
+        server.start()
+        assert (await watcher.message()).payload == b"gone"
+        watcher.abort()
