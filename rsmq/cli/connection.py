@@ -18,12 +18,14 @@ from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import GroupState
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.embedded.server import server_for
+from rsmq.redis.connector import Client, Connector, redact
+from rsmq.redis.embedded.server import EmbeddedServer, server_for
 from rsmq.redis.topics import Topic, Topics
 
 PATIENCE = timedelta(seconds=3)
 """A person is waiting: an unreachable server is reported sooner than a worker would."""
+
+DEFAULT_PREFIX = Settings.model_fields["prefix"].default
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class CommandConnection:
         topic = await self.topics.find(name)
         if topic is None:
             known = ", ".join(await self.topics.names())
-            some = f"the topics are {known}" if known else "there are no topics"
+            some = f"the topics are {known}" if known else asked("there are no topics", self.settings)
             raise NotFound(f"there is no topic {name!r}: {some}")
         return topic
 
@@ -75,6 +77,16 @@ def settings_for(url: str | None) -> Settings:
     """The settings of the environment, with the address of the command line and the timeout of a command."""
     settings = Settings() if url is None else Settings(url=url)
     return settings.model_copy(update={"unavailable_timeout": min(PATIENCE, settings.unavailable_timeout)})
+
+
+def asked(text: str, settings: Settings | str | None) -> str:
+    """An empty answer with the server that gave it: the reason is often that another one was meant."""
+    found = settings if isinstance(settings, Settings) else settings_for(settings)
+    if found.url is None:
+        where = f"this project's embedded server, with its data in {EmbeddedServer().directory}"
+    else:
+        where = redact(found.url)
+    return f"{text} at {where}{f', prefix {found.prefix}' if found.prefix != DEFAULT_PREFIX else ''}"
 
 
 @asynccontextmanager

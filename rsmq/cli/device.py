@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rsmq.broker import Broker
-from rsmq.cli.connection import NotFound, ask_broker
+from rsmq.cli.connection import NotFound, ask_broker, asked
 from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result, print_rows, printable
 from rsmq.cli.parameters import PAYLOAD, Json, Url, Yes, duration_option, noun, parse_headers, parse_payload
 from rsmq.errors import Malformed
@@ -52,7 +52,8 @@ def list_(
          each.expired, each.late)
         for each in devices
     )  # fmt: skip
-    print_rows(devices, columns, rows, "no device has letters" if waiting else "there are no devices", as_json=as_json)
+    nothing = asked("no device has letters" if waiting else "there are no devices", url)
+    print_rows(devices, columns, rows, nothing, as_json=as_json)
     if is_more and not as_json:
         print_line(f"there are more devices: rsmq device list -n {most * 10}")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rsmq.cli.connection import CommandConnection, NotFound, ask
+from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
 from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result, print_rows, print_table, printable
 from rsmq.cli.parameters import (
     AnyGroup,
@@ -104,7 +104,7 @@ def list_groups(topic: str | None, url: str | None, as_json: bool) -> None:
     states = ask(url, read)
     value = [{"topic": each.topic, "group": each.name, "dead_letters": each.dead_letters} for each in states]
     rows = ((each.topic, each.name, each.dead_letters) for each in states)
-    print_rows(value, ("topic", "group", "#dead"), rows, "there are no dead letters", as_json=as_json)
+    print_rows(value, ("topic", "group", "#dead"), rows, asked("there are no dead letters", url), as_json=as_json)
 
 
 @app.command("show", epilog="Example: rsmq dlq show orders billing 3/1700000000000-0")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli.connection import CommandConnection, ask
+from rsmq.cli.connection import CommandConnection, ask, asked
 from rsmq.cli.output import confirm, print_json, print_line, print_result, print_rows, print_table
 from rsmq.cli.parameters import AnyTopic, GroupName, Json, TopicName, Url, Yes, noun, parse_start
 from rsmq.inspector.state import GroupPartition, GroupState
@@ -32,7 +32,7 @@ def list_(topic: AnyTopic = None, url: Url = None, as_json: Json = False) -> Non
         for state in states
     )  # fmt: skip
     columns = ("topic", "group", "#lag", "#pending", "#parked", "#dead", "#members", "distribution", "state")
-    print_rows(states, columns, rows, "there are no groups", as_json=as_json)
+    print_rows(states, columns, rows, asked("there are no groups", url), as_json=as_json)
 
 
 @app.command("show", epilog="Example: rsmq group show orders billing")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rsmq.cli.connection import CommandConnection, ask
+from rsmq.cli.connection import CommandConnection, ask, asked
 from rsmq.cli.output import print_rows
 from rsmq.cli.parameters import AnyGroup, AnyTopic, Json, Url, noun
 from rsmq.inspector.state import MemberState
@@ -30,7 +30,7 @@ def list_(topic: AnyTopic = None, group: AnyGroup = None, url: Url = None, as_js
     states = ask(url, read)
     rows = ((each.topic, each.group, each.id, each.handler, heard(each), each.partitions) for each in states)
     columns = ("topic", "group", "member", "handler", "heard of", "partitions")
-    print_rows(states, columns, rows, "there are no members", as_json=as_json)
+    print_rows(states, columns, rows, asked("there are no members", url), as_json=as_json)
 
 
 def heard(member: MemberState) -> str:

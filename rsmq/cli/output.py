@@ -121,11 +121,11 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "at": datetime.fromtimestamp(record.created, UTC),
+            "timestamp": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
             "logger": record.name,
             "pid": record.process,
-            "text": record.getMessage(),
+            "message": record.getMessage(),
         }
         line |= about_message(record)
         if record.exc_info:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rsmq.cli.completion import complete_group, complete_topic
 from rsmq.model.duration import FORMS
 from rsmq.model.duration import parse_duration as read_duration
 from rsmq.redis.streams import EARLIEST, LATEST, STREAM_ID
@@ -24,10 +25,12 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
-AnyTopic = Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only of this topic.", show_default=False)]
-AnyGroup = Annotated[str | None, typer.Argument(metavar="GROUP", help="Only of this group.", show_default=False)]
+TOPIC: dict[str, Any] = {"metavar": "TOPIC", "show_default": False, "autocompletion": complete_topic}
+GROUP: dict[str, Any] = {"metavar": "GROUP", "show_default": False, "autocompletion": complete_group}
+TopicName = Annotated[str, typer.Argument(help="The topic.", **TOPIC)]
+GroupName = Annotated[str, typer.Argument(help="The group.", **GROUP)]
+AnyTopic = Annotated[str | None, typer.Argument(help="Only of this topic.", **TOPIC)]
+AnyGroup = Annotated[str | None, typer.Argument(help="Only of this group.", **GROUP)]
 
 
 def noun(help_text: str) -> typer.Typer:

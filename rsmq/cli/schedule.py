@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rsmq.cli.connection import CommandConnection, ask
+from rsmq.cli.connection import CommandConnection, ask, asked
 from rsmq.cli.output import print_rows
 from rsmq.cli.parameters import AnyTopic, Json, Url, noun
 from rsmq.handler.schedule import ScheduleRule
@@ -35,7 +35,7 @@ def list_(topic: AnyTopic = None, url: Url = None, as_json: Json = False) -> Non
         for each in states
     )
     columns = ("topic", "schedule", "when", "next", "last", "leader")
-    print_rows(states, columns, rows, "there are no schedules", as_json=as_json)
+    print_rows(states, columns, rows, asked("there are no schedules", url), as_json=as_json)
 
 
 def described(rule: ScheduleRule) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rsmq.cli.connection import CommandConnection, NotFound, ask
+from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
 from rsmq.cli.output import confirm, print_json, print_line, print_result, print_rows, print_table
 from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
@@ -28,7 +28,7 @@ def list_(url: Url = None, as_json: Json = False) -> None:
         for state in states
     )
     columns = ("topic", "#partitions", "#messages", "#delayed", "limit", "groups")
-    print_rows(states, columns, rows, "there are no topics", as_json=as_json)
+    print_rows(states, columns, rows, asked("there are no topics", url), as_json=as_json)
 
 
 @app.command("show", epilog="Example: rsmq topic show orders")

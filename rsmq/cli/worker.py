@@ -52,8 +52,8 @@ def worker(
 ) -> None:
     """Run the handlers of a broker.
 
-    SIGTERM or Ctrl-C: stop fetching, let running handlers finish within the grace, hand back the rest; a second time:
-    hand back now; a third time: exit at once. SIGUSR1: stop fetching, let running handlers finish, exit.
+    SIGTERM, SIGHUP or Ctrl-C: stop fetching, let running handlers finish within the grace, hand back the rest; a
+    second time: hand back now; a third time: exit at once. SIGUSR1: stop fetching, let running handlers finish, exit.
     """
     log_to_stderr(log_level, as_json=as_json)
     if url is not None:

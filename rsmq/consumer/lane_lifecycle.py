@@ -49,7 +49,7 @@ class LaneLifecycle:
         """A lease was granted: take over what is pending there, then read. The caller interrupts the fetchers."""
         self.begin(lane)
         self._stats["taken"] += 1
-        log.info("%s takes %s.%d/%s, epoch %s", self._member, lane.topic, lane.partition, lane.group, lane.epoch)
+        log.debug("%s takes %s.%d/%s, epoch %s", self._member, lane.topic, lane.partition, lane.group, lane.epoch)
 
     def begin(self, lane: Lane) -> None:
         """Use a lane. Outputs that its last owner has left in the out-stream are relayed."""

@@ -14,6 +14,7 @@ from rsmq.consumer.fetchers import Fetchers
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.lane_lifecycle import LaneLifecycle
 from rsmq.consumer.limits import call_quotas
+from rsmq.consumer.partition_log import PartitionLog
 from rsmq.errors import BrokerError
 from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
@@ -55,6 +56,7 @@ class Rebalancer:
         self._leaving: set[int] = set()
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
         self._throttled = ThrottledLog(log)
+        self._partition_log = PartitionLog(context.name, context.topic.partitions)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Follow the membership until cancelled."""
@@ -74,6 +76,7 @@ class Rebalancer:
                         self._leaving.add(partition)
                         tasks.start_soon(self._hand_over, lane)
                 is_settled = assigned == self._lanes.keys()
+                self._partition_log.note(self._lanes.keys(), assigned)
                 await self._membership.wait(SETTLED_SECONDS if is_settled else tick, seen)
 
     def _assigned(self) -> set[int]:

@@ -28,7 +28,7 @@ from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.words import duration
+from rsmq.model.words import pause
 
 log = logging.getLogger("rsmq.handler")
 
@@ -62,7 +62,7 @@ class Runner(Pool):
         error_hooks: Sequence[ErrorHook] = (),
     ) -> None:
         super().__init__(queue, handler.concurrency, handler.timeout)
-        self._error_hooks = error_hooks
+        self._error_hooks, self._name = error_hooks, f"{handler.topic}/{handler.group}"
         self.handler, self._settler, self._stats = handler, settler, stats
         self._call, self._payload_call = call, payload_call
         queue.takes_raw = payload_call is not None
@@ -279,7 +279,8 @@ class Runner(Pool):
         if decision.cause is not None:
             await report(self._error_hooks, message, decision.cause)
         log.warning(
-            "%s moved to dead letters, attempt %d (%s): %s", message, message.attempt, decision.reason, decision.error,
+            "%s: failed (attempt %d of %d), moved to dead letters (%s): %s: %s", self._name, message.attempt,
+            self.handler.retry.max_attempts, decision.reason, decision.error, message,
             exc_info=exc_info(decision.cause),
         )  # fmt: skip
         await self._settler.bury(lane, message.entry_id, message.attempt, decision)
@@ -293,13 +294,9 @@ class Runner(Pool):
         self._stats["retried"] += 1
         what = "failed" if decision.is_counted else "asks for a retry that does not count"
         log.info(
-            "%s %s, attempt %d, retry in %s: %s",
-            message,
-            what,
-            message.attempt,
-            duration(decision.delay),
-            describe(error),
-        )
+            "%s: %s (attempt %d of %d), retry in %s: %s: %s", self._name, what, message.attempt,
+            self.handler.retry.max_attempts, pause(decision.delay), describe(error), message,
+        )  # fmt: skip
         if log.isEnabledFor(logging.DEBUG):
             log.debug("traceback of %s, attempt %d", message, message.attempt, exc_info=exc_info(error))
         seconds = decision.delay.total_seconds()

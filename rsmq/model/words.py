@@ -27,3 +27,18 @@ def duration(value: timedelta) -> str:
         if abs(seconds) >= 2 * size:
             return f"{seconds / size:.3g} {many}"
     return f"{seconds:.3g} s" if abs(seconds) >= 1 or seconds == 0 else f"{seconds * 1000:.3g} ms"
+
+
+def pause(value: timedelta) -> str:
+    """A time to wait, with one decimal where it is short: `0.6 s`, `12.0 s`, `5 min`."""
+    seconds = value.total_seconds()
+    return f"{seconds:.1f} s" if seconds < 60 else duration(value)
+
+
+def size(value: int) -> str:
+    """Bytes in one unit: `300 B`, `1.5 KiB`, `12 MiB`."""
+    amount, units = float(value), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while amount >= 1000 and unit != "GiB":
+        amount, unit = amount / 1024, next(units)
+    return f"{amount:.3g} {unit}"

@@ -56,8 +56,8 @@ class Stage(IntEnum):
 
 
 def respond(stage: Stage, number: int) -> Stage:
-    """The stage after a signal. SIGUSR1 stops fetching and lets running handlers finish; each SIGTERM or SIGINT is more
-    urgent than the one before."""
+    """The stage after a signal. SIGUSR1 stops fetching and lets running handlers finish; each SIGTERM, SIGINT or
+    SIGHUP is more urgent than the one before."""
     if number == signal.SIGUSR1:
         return max(stage, Stage.QUIET)
     if stage < Stage.STOPPING:
@@ -76,8 +76,13 @@ FORWARD: Final = {
 
 @contextmanager
 def signals(on_signal: Callable[[int], object]) -> Iterator[None]:
-    """Call `on_signal` for SIGTERM, SIGINT and SIGUSR1, even while the event loop is blocked. Main thread only."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    """Call `on_signal` for SIGTERM, SIGINT, SIGHUP and SIGUSR1, even while the event loop is blocked. Main thread only.
+
+    SIGHUP, the end of the terminal, stays ignored where the process was started so, as by `nohup`.
+    """
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, lambda number, _: on_signal(number)) for number in numbers}
     try:
         yield

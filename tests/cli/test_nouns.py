@@ -53,6 +53,11 @@ def dead(cli: Cli, app: Path, start: Start) -> str:
     return str(letter["id"])
 
 
+def nothing(cli: Cli, things: str) -> str:
+    """An empty answer. It names the server that was asked, and the prefix."""
+    return f"there are no {things} at {cli.environment['RSMQ_URL']}, prefix {cli.environment['RSMQ_PREFIX']}\n"
+
+
 def test_every_command_has_an_example_and_its_options() -> None:
     """Help that does not show a line to copy is no help; --json and --url are everywhere they mean something."""
     for words, command in every_command():
@@ -186,7 +191,7 @@ MISSING = [
 def test_missing_topic_is_exit_code_1(cli: Cli, args: list[str]) -> None:
     """A missing topic is exit code 1 and one line, and is not created by the question."""
     result = cli(*args)
-    assert (result.returncode, result.stderr) == (1, "rsmq: there is no topic 'nothing': there are no topics\n")
+    assert (result.returncode, result.stderr) == (1, f"rsmq: there is no topic 'nothing': {nothing(cli, 'topics')}")
     assert cli.json("topic", "list") == []
 
 
@@ -214,7 +219,7 @@ def test_topic_is_created_changed_and_deleted(cli: Cli) -> None:
     assert asked.returncode == 2
     assert "use --yes" in asked.stderr
     assert cli.ok("topic", "delete", "orders", "--yes") == "deleted orders\n"
-    assert cli.ok("topic", "list") == "there are no topics\n"
+    assert cli.ok("topic", "list") == nothing(cli, "topics")
 
 
 def test_served_topic_is_not_deleted(cli: Cli, app: Path, start: Start) -> None:
@@ -286,13 +291,13 @@ def test_tail_shows_unreadable_entries(cli: Cli, server: Server, prefix: str) ->
 def test_member_list_shows_live_members(cli: Cli, app: Path, start: Start) -> None:
     """Each member with handler and partitions; after a stop there are none."""
     worker = start("worker", "app:broker")
-    worker.expect(" takes ", 2)
+    worker.expect("reads 2 of 2 partitions")
     (member,) = cli.json("member", "list", "orders", "billing")
     assert (member["handler"], member["is_present"], member["partitions"]) == ("bill", True, [0, 1])
     assert member["id"] in cli.ok("member", "list")
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
-    assert cli.ok("member", "list") == "there are no members\n"
+    assert cli.ok("member", "list") == nothing(cli, "members")
 
 
 def test_dead_letter_is_listed_shown_replayed_and_purged(cli: Cli, dead: str) -> None:
@@ -311,7 +316,7 @@ def test_dead_letter_is_listed_shown_replayed_and_purged(cli: Cli, dead: str) ->
     assert cli.json("dlq", "purge", "orders", "billing", "--older-than", "P1D", "--yes") == {"purged": 0}
     assert cli.json("dlq", "replay", "orders", "billing", dead) == {"replayed": 1}
     assert cli.json("dlq", "purge", "orders", "billing", "--yes") == {"purged": 0}
-    assert cli.ok("dlq", "list") == "there are no dead letters\n"
+    assert cli.ok("dlq", "list") == nothing(cli, "dead letters")
     assert len(cli.ok("tail", "orders").splitlines()) == 2
 
 
@@ -399,8 +404,62 @@ def test_server_runs_until_interrupted(cli: Cli, start: Start, tmp_path: Path) -
     cli.ok("publish", "orders", "1")
     assert len(cli.ok("tail", "orders", "--url", server_info["url"]).splitlines()) == 1
     assert "(embedded, in " in cli.ok("doctor")
+    (listed,) = cli.json("server", "--list")
+    assert (listed["directory"], listed["project"]) == (server_info["directory"], str(tmp_path))
+    assert listed["is_running"]
+    assert listed["size"] > 0
+    refused = cli("server", "--remove", listed["name"], "--yes")
+    assert (refused.returncode, "is in use" in refused.stderr) == (2, True), refused.stderr
+    empty = cli.ok("member", "list")
+    assert empty.startswith("there are no members at this project's embedded server, with its data in /"), empty
     server.signal(signal.SIGINT)
     assert server.end() == 0
+
+
+def test_data_of_a_server_are_listed_and_removed(cli: Cli, tmp_path: Path) -> None:
+    """Also those of a project that does not exist any more; the question names the size; the next start is empty."""
+    del cli.environment["RSMQ_URL"]
+    cli.environment["XDG_STATE_HOME"] = str(tmp_path / "state")
+    assert cli.ok("server", "--list") == f"there are no embedded servers in {tmp_path}/state/rsmq\n"
+    cli.directory = tmp_path / "shop"
+    cli.directory.mkdir()
+    (cli.directory / "pyproject.toml").touch()
+    cli.ok("publish", "orders", "1")
+    moved = cli.directory.rename(tmp_path / "moved")
+    cli.directory = moved
+    (listed,) = cli.json("server", "--list")
+    assert (Path(listed["project"]), listed["is_running"]) == (tmp_path / "shop", False)
+    assert "shop (does not exist)" in cli.ok("server", "--list")
+    unsure = cli("server", "--remove", str(tmp_path / "shop"))
+    assert (unsure.returncode, "Delete " in unsure.stderr, "use --yes" in unsure.stderr) == (2, True, True)
+    assert "removed" in cli.ok("server", "--remove", str(tmp_path / "shop"), "--yes")
+    assert cli.json("server", "--list") == []
+    wrong = cli("server", "--remove", "shop", "--yes")
+    assert (wrong.returncode, wrong.stderr) == (2, "rsmq: there is no embedded server 'shop': there are none\n")
+    moved.rename(tmp_path / "shop")
+    cli.directory = tmp_path / "shop"
+    assert cli.ok("topic", "list").startswith("there are no topics")
+
+
+def test_completion_offers_topics_and_groups_of_the_server(cli: Cli, app: Path, start: Start) -> None:
+    """As the shell asks for it; a server that cannot be reached offers nothing, and writes nothing."""
+
+    def complete(*words: str, **environment: str) -> list[str]:
+        line = " ".join(words)
+        done = cli(**{"_RSMQ_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+                   **environment)  # fmt: skip
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    worker = start("worker", "app:broker")
+    worker.expect(" serves ")
+    cli.ok("publish", "others", "1")
+    wait_until(lambda: cli.json("group", "list"), "the group exists")
+    assert complete("rsmq", "topic", "show", "o") == ["orders", "others"]
+    assert complete("rsmq", "topic", "show", "or") == ["orders"]
+    assert complete("rsmq", "group", "pause", "orders", "b") == ["billing"]
+    assert complete("rsmq", "group", "pause", "others", "b") == []
+    assert complete("rsmq", "topic", "show", "o", RSMQ_URL="redis://127.0.0.1:1/0") == []
 
 
 def test_version_is_printed(cli: Cli) -> None:

@@ -29,7 +29,7 @@ FAST = ("--every", "PT0.1S")
 def test_top_once_prints_rates(cli: Cli, app: Path, start: Start) -> None:
     """One object with rates, or tables, with topic, group and member."""
     worker = start("worker", "app:broker")
-    worker.expect(" takes ", 2)
+    worker.expect("reads 2 of 2 partitions")
     cli.ok("publish", "orders", '{"n": 1}')
     worker.expect("finished 1")
     board = cli.json("top", "--once", *FAST)

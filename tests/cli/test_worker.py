@@ -41,6 +41,45 @@ def test_sigterm_lets_running_handlers_finish(cli: Cli, start: Start, app: Path)
     assert (group["pending"], group["lag"], group["members"]) == (0, 0, [])
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_sighup_lets_running_handlers_finish(cli: Cli, start: Start, app: Path, processes: str) -> None:
+    """The end of the terminal is as SIGTERM: the running handler finishes, and the exit code is 0."""
+    worker = start("worker", "app:broker", "--processes", processes)
+    hold(cli)
+    worker.expect("started 1")
+    worker.signal(signal.SIGHUP)
+    worker.expect("stopping")
+    go(cli)
+    assert worker.end() == 0
+    assert worker.matching("finished 1")
+
+
+def test_sighup_is_ignored_under_nohup(cli: Cli, start: Start, app: Path) -> None:
+    """A worker that was started with SIGHUP ignored goes on."""
+    worker = start("worker", "app:broker", before=("nohup",))
+    worker.expect("reads 2 of 2 partitions")
+    worker.signal(signal.SIGHUP)
+    hold(cli)
+    go(cli)
+    worker.expect("finished 1")
+    assert not worker.matching("stopping")
+
+
+def test_failure_and_rebalance_are_one_line_each(cli: Cli, start: Start, app: Path) -> None:
+    """A failure names the group, the attempt of how many, and the wait; a rebalance is a line for all partitions."""
+    app.write_text(app.read_text().replace("    print", "    raise OSError('no line')\n    print", 1))
+    worker = start("worker", "app:broker", "--log-level", "info")
+    cli("publish", "orders", '{"n": 1}')
+    worker.expect("orders/billing: failed (attempt 1 of 5), retry in ")
+    assert "OSError: no line" in worker.matching("attempt 1 of 5")[0]
+    assert len(worker.matching("orders/billing: reads 2 of 2 partitions: 0-1 (took 0-1)")) == 1
+    assert not worker.matching("epoch")
+    second = start("worker", "app:broker")
+    second.expect("orders/billing: reads 1 of 2 partitions")
+    worker.expect("orders/billing: reads 1 of 2 partitions")
+    assert len(worker.matching("gave up")) == 1
+
+
 def test_second_sigterm_stops_now(cli: Cli, start: Start, app: Path) -> None:
     """A second SIGTERM cancels the running handler and hands its message back: it is redelivered."""
     worker = start("worker", "app:broker")

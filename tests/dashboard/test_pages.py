@@ -31,7 +31,7 @@ PAGES = {
 def worker(start: Callable[..., Running]) -> Running:
     """Serves `orders`."""
     running = start("worker", "app:broker")
-    running.expect(" takes ", 4)
+    running.expect("reads 4 of 4 partitions")
     return running
 
 

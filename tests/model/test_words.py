@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from rsmq.model.words import count, duration, number
+from rsmq.model.words import count, duration, number, pause
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,9 @@ def test_count_of_an_irregular_phrase_uses_both_forms() -> None:
 def test_duration_has_one_unit(seconds: float, text: str) -> None:
     """The unit that needs the fewest digits."""
     assert duration(timedelta(seconds=seconds)) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0.0 s"), (0.612, "0.6 s"), (12, "12.0 s"), (600, "10 min")])
+def test_pause_is_in_seconds_while_it_is_short(seconds: float, text: str) -> None:
+    """The next attempt of a message."""
+    assert pause(timedelta(seconds=seconds)) == text

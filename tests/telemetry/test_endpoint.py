@@ -132,12 +132,12 @@ def test_json_log_names_the_message(serve: Callable[..., Running], cli: Cli) -> 
     running.expect("dead letter", 3)
     lines = [json.loads(line) for line in running.lines if line.startswith("{")]
     for text, group in (("billing", "billing"), ("threading", "thread")):
-        line = next(line for line in lines if line["text"] == text)
+        line = next(line for line in lines if line["message"] == text)
         assert (line["topic"], line["group"], line["message_id"], line["attempt"]) == ("orders", group, message_id, 1)
         assert line["partition"] in (0, 1)
-    batch = next(line for line in lines if line["text"] == "batching")
+    batch = next(line for line in lines if line["message"] == "batching")
     assert (batch["topic"], batch["group"], batch["messages"]) == ("orders", "batch", 1)
-    buried = next(line for line in lines if "dead letter" in line["text"])
+    buried = next(line for line in lines if "dead letter" in line["message"])
     assert buried["message_id"] == bad
     assert SECRET not in "".join(running.lines)
 

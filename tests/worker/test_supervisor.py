@@ -30,7 +30,7 @@ from rsmq.worker.supervisor import (
 )
 from tests.patience import until
 
-SIGNALS = st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+SIGNALS = st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 
 
 @given(st.lists(SIGNALS))
@@ -42,9 +42,9 @@ def test_stage_after_any_signal_never_falls(numbers: list[int]) -> None:
         stage = respond(stage, number)
 
 
-@given(st.sampled_from(Stage), st.sampled_from([signal.SIGTERM, signal.SIGINT]))
+@given(st.sampled_from(Stage), st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 def test_repeated_stop_signal_raises_the_stage(stage: Stage, number: int) -> None:
-    """SIGTERM and Ctrl-C mean the same: stop within the grace, then stop now, then abort."""
+    """SIGTERM, SIGHUP and Ctrl-C mean the same: stop within the grace, then stop now, then abort."""
     following = {
         Stage.RUNNING: Stage.STOPPING,
         Stage.QUIET: Stage.STOPPING,

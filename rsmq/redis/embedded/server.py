@@ -29,6 +29,10 @@ from rsmq.redis.embedded import keeper
 LONGEST_SOCKET_PATH = 100
 """The kernel takes 107 bytes on Linux, 103 on macOS."""
 
+START = "start.lock"
+PROJECT = "project"
+"""A file beside the data with the path of the project. Its time is that of the last use."""
+
 START_SECONDS = keeper.START_SECONDS + keeper.STOP_SECONDS
 
 
@@ -48,7 +52,7 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """The server's address in the form of `RSMQ_URL`."""
-        return f"unix://{quote(self.socket_path)}"
+        return url_of(self.directory)[0]
 
     def running_url(self) -> str | None:
         """Its URL if it runs now. Starts nothing and claims nothing."""
@@ -56,26 +60,32 @@ class EmbeddedServer:
 
     def acquire(self) -> str:
         """Start the server if needed, keep it running and return its URL. Raises ConfigError or BrokerUnavailable."""
+        while self._users is None:
+            start, users = self._open()
+            try:
+                fcntl.flock(start, fcntl.LOCK_EX)  # one process starts it, the others then find it running
+                fcntl.flock(users, fcntl.LOCK_SH)  # waits while a keeper is ending the server after its last user
+                if os.fstat(users).st_nlink:  # else `rsmq server --remove` has deleted it while we waited
+                    self._ensure_running()
+                    self._users, users = users, os.dup(users)
+            finally:
+                os.close(users)
+                os.close(start)
+        return self.url
+
+    def _open(self) -> tuple[int, int]:
+        """The lock files, in a directory that names its project. Raises ConfigError."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            start = keeper.open_lock(self.directory / "start.lock")
+            start = keeper.open_lock(self.directory / START)
             users = keeper.open_lock(self.directory / keeper.USERS)
+            (self.directory / PROJECT).write_bytes(os.fsencode(self.project))
         except OSError as error:
             raise ConfigError(
                 f"the embedded server cannot store its data in {self.directory} ({error.strerror}): "
                 f"set XDG_STATE_HOME to a writable directory, or RSMQ_URL to a server"
             ) from None
-        try:
-            fcntl.flock(start, fcntl.LOCK_EX)  # one process starts it, the others then find it running
-            fcntl.flock(users, fcntl.LOCK_SH)  # waits while a keeper is ending the server after its last user
-            self._ensure_running()
-        except BaseException:
-            os.close(users)
-            raise
-        finally:
-            os.close(start)
-        self._users = users
-        return self.url
+        return start, users
 
     def release(self) -> None:
         """Release the claim. The server ends with the last one."""
@@ -153,10 +163,21 @@ def project_root(start: Path) -> Path:
 
 def data_directory(project: Path) -> Path:
     """The directory for the data of a project: its name for readability, a hash of its path for uniqueness."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name)[:40]
+    return state_directory() / f"{name}-{short_hash(project)}"
+
+
+def state_directory() -> Path:
+    """The directory with the data of all projects of this user."""
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if state else Path.home() / ".local" / "state"
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name)[:40]
-    return home.absolute() / "rsmq" / f"{name}-{short_hash(project)}"
+    return home.absolute() / "rsmq"
+
+
+def url_of(directory: Path) -> tuple[str, str]:
+    """The URL and the socket of the server with its data in a directory."""
+    path = socket_path(directory)
+    return f"unix://{quote(path)}", path
 
 
 def socket_path(directory: Path) -> str:

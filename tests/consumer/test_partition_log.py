@@ -1,0 +1,40 @@
+"""One log line for each rebalance."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rsmq.consumer.partition_log import PartitionLog, ranges
+
+
+def test_rebalance_is_one_line_when_it_has_settled(caplog: pytest.LogCaptureFixture) -> None:
+    """Partitions that come one by one are one line; a handover that cannot be done is logged as it is."""
+    caplog.set_level(logging.INFO, "rsmq.consumer")
+    log = PartitionLog("orders/billing", 8)
+    for turn in range(1, 9):
+        log.note(set(range(turn)), set(range(8)))
+    log.note(set(range(8)), set(range(4)))
+    log.note(set(range(6)), set(range(4)))
+    log.note(set(range(6)), set(range(4)))
+    log.note({0, 1, 2, 3, 7}, {0, 1, 2, 3, 7})
+    log.note(set(), set())
+    assert [record.getMessage() for record in caplog.records] == [
+        "orders/billing: reads 8 of 8 partitions: 0-7 (took 0-7)",
+        "orders/billing: reads 6 of 8 partitions: 0-5 (gave up 6-7)",
+        "orders/billing: reads 5 of 8 partitions: 0-3 7 (took 7, gave up 4-5)",
+        "orders/billing: reads 0 of 8 partitions (gave up 0-3 7)",
+    ]
+
+
+@given(st.sets(st.integers(min_value=0, max_value=30)))
+def test_ranges_name_every_number_once(numbers: set[int]) -> None:
+    """What the text names is what was given."""
+    named = list[int]()
+    for part in ranges(numbers).split():
+        first, _, last = part.partition("-")
+        named += range(int(first), int(last or first) + 1)
+    assert named == sorted(numbers)
