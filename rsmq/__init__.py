@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rsmq.broker import Broker, TypedTopic
+    from rsmq.broker.sync_broker import SyncBroker
     from rsmq.errors import (
         BrokerError,
         BrokerUnavailable,
@@ -42,6 +43,7 @@ else:
 
     _HOMES = {
         "rsmq.broker": ("Broker", "TypedTopic"),
+        "rsmq.broker.sync_broker": ("SyncBroker",),
         "rsmq.errors": (
             "BrokerError", "BrokerUnavailable", "ConfigError", "HandlerTimeout", "Malformed", "NotJson",
             "PublishUnknown", "RsmqError", "SessionLost", "SessionTaken", "TooLarge", "TopicFull",
@@ -91,6 +93,7 @@ __all__ = [
     "SessionLost",
     "SessionTaken",
     "Settings",
+    "SyncBroker",
     "TooLarge",
     "TopicFull",
     "TypedTopic",

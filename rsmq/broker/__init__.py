@@ -1,7 +1,8 @@
 """What a user holds: `broker` passes each call on to the room that does it.
 
-`connection` is what `async with broker:` opens and its users share; `portal` runs it in a thread for `publish_sync`.
-`typed_topic` is a topic with the type of its payloads.
+`connection` is what `async with broker:` opens and its users share; `portal` runs it in a thread for `publish_sync` and
+`sync_broker`, whose methods `blocking` makes out of those of the broker. `typed_topic` is a topic with the type of its
+payloads.
 """
 
 from rsmq.broker.broker import Broker

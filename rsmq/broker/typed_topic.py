@@ -100,8 +100,7 @@ class TypedTopic(Generic[T]):
         batch: int = 500,
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        checked = items if self._class is None else map(self._check, items)
-        return await self._broker.publish_many(self.name, checked, key=key, headers=headers, batch=batch)
+        return await self._broker.publish_many(self.name, self.checked(items), key=key, headers=headers, batch=batch)
 
     def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop, as `Broker.publish_sync`."""
@@ -125,6 +124,10 @@ class TypedTopic(Generic[T]):
             return function
 
         return register
+
+    def checked(self, items: Iterable[T]) -> Iterable[T]:
+        """The items, each checked when it is taken."""
+        return items if self._class is None else map(self._check, items)
 
     def _check(self, payload: T) -> T:
         if self._class is not None and not isinstance(payload, self._class):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rsmq.broker import Broker
+from rsmq.broker.sync_broker import SyncBroker
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.model.interrupt import is_from_signal
 
@@ -20,6 +21,8 @@ FORM = "write MODULE:BROKER, such as app:broker for the object `broker` in app.p
 def load_broker(target: str) -> Broker:
     """Import the module (from the current directory first) and return its broker. Raises ConfigError."""
     broker = load_object(target)
+    if isinstance(broker, SyncBroker):
+        return broker.asynchronous
     if not isinstance(broker, Broker):
         name, _, attribute = target.partition(":")
         raise ConfigError(f"{target} is a {type(broker).__name__}, not a Broker: {suggest_broker(name, attribute)}")
@@ -60,7 +63,7 @@ def import_module(name: str) -> ModuleType:
 
 def suggest_broker(name: str, wanted: str) -> str:
     """The brokers of the module that may have been meant."""
-    brokers = [key for key, value in vars(sys.modules[name]).items() if isinstance(value, Broker)]
+    brokers = [key for key, value in vars(sys.modules[name]).items() if isinstance(value, Broker | SyncBroker)]
     if not brokers:
         return f"it has no Broker at all; {FORM}"
     close = difflib.get_close_matches(wanted, brokers, n=1)

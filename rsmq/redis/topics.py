@@ -128,7 +128,7 @@ class Topics:
         """All topics, sorted."""
         return sorted(name.decode() for name in await self._client.execute_command("SMEMBERS", self._keys.topics))
 
-    async def change(self, name: str, **limits: Any) -> Topic:
+    async def change(self, /, name: str, **limits: Any) -> Topic:
         """Set `max_length`, `on_full`, `retention_age`, `retention_length` or `archive`. Publishers follow within 10 s.
 
         With `archive=off` the positions of all archives are deleted, so that a dead archive does not stop retention.

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self
 from pydantic_core import from_json
 
 from rsmq.broker import Broker
+from rsmq.broker.sync_broker import SyncBroker
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.lane import Lane
 from rsmq.dlq import DeadLetter
@@ -132,8 +133,10 @@ class Harness:
     is real except the clock, which `advance` moves for retries and delayed messages. A wait fails after `patience`.
     """
 
-    def __init__(self, broker: Broker, *, url: str, prefix: str, patience: Duration = "30s", **overrides: Any) -> None:
-        self.broker = broker
+    def __init__(
+        self, broker: Broker | SyncBroker, *, url: str, prefix: str, patience: Duration = "30s", **overrides: Any
+    ) -> None:
+        self.broker = broker = broker.asynchronous if isinstance(broker, SyncBroker) else broker
         chosen = {"delay_resolution": QUICK, "preflight": "warn", **broker.settings.model_dump(exclude_unset=True)}
         self.settings = Settings(**{**chosen, **overrides, "url": url, "prefix": prefix})
         self._patience = checked_duration("patience", patience).total_seconds()

@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```python\n# ([a-z_]+\.py)\n(.*?)^```", re.MULTILINE | re.
 
 TRIAL = """
 import pytest
-import billing, database, reports, shop, sms, staging, typed, views, web
+import billing, database, reports, shop, sms, staging, sync_shop, typed, web
 
 @pytest.mark.anyio
 async def test_all_of_it(rsmq_harness, capsys):
@@ -39,9 +39,10 @@ async def test_typed_topics(rsmq_harness, capsys):
         assert outcome.is_done
     assert capsys.readouterr().out == "ada pays 7\\n"
 
-def test_the_view(rsmq_settings):
-    with shop.broker.pointed_at(rsmq_settings):
-        assert views.order("ada", 5)
+def test_without_a_loop(rsmq_settings):
+    with sync_shop.broker.asynchronous.pointed_at(rsmq_settings):
+        assert sync_shop.order("ada", 5)
+        assert sync_shop.dead_letters() == 0
 
 @pytest.mark.anyio
 async def test_the_web_application(rsmq_settings):

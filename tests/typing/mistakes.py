@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel
 
-from rsmq import Broker, Message, Publication, Rate, Settings
+from rsmq import Broker, Message, Publication, Rate, Settings, SyncBroker
 
 broker = Broker()
 broker.handler("orders", group="g", ordering="random")  # type: ignore[arg-type]  # there is no such order
@@ -92,3 +92,11 @@ async def too_late(publication: Publication) -> None:
 
 
 Broker(headers={"retries": 3})  # type: ignore[dict-item]  # names and values are text
+
+sync_broker = SyncBroker()
+sync_broker.publish("orders", {}, delay=5)  # type: ignore[arg-type]  # a bare number is no time
+sync_broker.publish("orders", {}, kye="k")  # type: ignore[arg-type]  # there is no such option
+sync_broker.handler("orders")  # type: ignore[call-arg]  # a group is needed
+sync_broker.devices.find(5)  # type: ignore[arg-type]  # an id is text
+sync_orders = sync_broker.topic("orders", Order)
+sync_orders.publish(Refund(total=1))  # type: ignore[arg-type]  # another payload

@@ -30,9 +30,11 @@ from rsmq import (
     Router,
     Session,
     Settings,
+    SyncBroker,
     TypedTopic,
 )
 from rsmq.asgi import connected, lifespan
+from rsmq.redis.topics import Topic
 from rsmq.testing import Chaos, Harness, Outcome, Verdict
 
 
@@ -236,3 +238,34 @@ async def direct() -> None:
     assert_type(await typed_batch([], []), list[Exception | None])
     resize({"n": 1})
     assert_type(report(datetime.now(UTC)), Order)
+
+
+def without_a_loop() -> None:
+    """The methods of a `SyncBroker` have the types of those of `Broker`."""
+    sync = SyncBroker("redis://localhost", lease_ttl="6s")
+    orders = sync.topic("orders", Order)
+
+    @orders.handler(group="billing")
+    def bill(order: Order, message: Message) -> bool:
+        return orders.publish(order, key=message.key) != ""
+
+    @sync.handler("audit", group="audit")
+    def note(order: Order) -> int:
+        return 1
+
+    @sync.on_error
+    def oops(message: Message, error: BaseException) -> None:
+        pass
+
+    with sync as same, same.running():
+        assert_type(same.publish("orders", Order(customer="ada", total=1), delay="5s"), MessageRef)
+        assert_type(same.publish_many("orders", [1, 2], key=lambda n: str(n + 1)), list[str])
+        assert_type(same.topics.find("orders"), Topic | None)
+        assert_type([device.backlog for device in same.devices.iterate()], list[int])
+        with same.connect("device-1") as session:
+            for letter in session:
+                assert_type(letter, Letter)
+                session.ack(letter)
+    assert_type(note(Order(customer="ada", total=1)), int)
+    oops(Message.__new__(Message), ValueError())
+    assert_type(bill(Order(customer="ada", total=1), Message.__new__(Message)), bool)
