@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -61,11 +62,16 @@ class Effects:
         if not isinstance(bind, Engine | AsyncEngine):
             raise ConfigError("Effects: the sessionmaker has no engine: write Effects(async_sessionmaker(engine))")
         self.database = Database(bind, "Effects")
-        self._sessions = sessions
-        self.session = self._async_session if isinstance(sessions, async_sessionmaker) else self._plain_session
+        if isinstance(sessions, async_sessionmaker):
+            guarded = guarded_class(sessions.kw.get("sync_session_class", sessions.class_.sync_session_class))
+            self._new_session: Callable[[], Any] = partial(sessions, sync_session_class=guarded)
+            self.session = self._async_session
+        else:
+            self._new_session = partial(guarded_class(sessions.class_), **sessions.kw)
+            self.session = self._plain_session
 
     async def _async_session(self, work: Message | list[Message] = None) -> AsyncIterator[AsyncSession]:  # type: ignore[assignment]
-        async with self._sessions() as session:
+        async with self._new_session() as session:
             with self._guarded(session.sync_session, work) as transaction:
                 if transaction.is_redelivered:
                     await session.run_sync(transaction.skip_handled)
@@ -78,7 +84,7 @@ class Effects:
                         raise
 
     def _plain_session(self, work: Message | list[Message] = None) -> Iterator[Session]:  # type: ignore[assignment]
-        with self._sessions() as session, self._guarded(session, work) as transaction:
+        with self._new_session() as session, self._guarded(session, work) as transaction:
             if transaction.is_redelivered:
                 transaction.skip_handled(session)
             yield session
@@ -91,9 +97,8 @@ class Effects:
 
     @contextmanager
     def _guarded(self, session: Session, work: Message | list[Message]) -> Iterator[Transaction]:
-        """Refuse a commit by the handler itself, and say what to write."""
-        transaction = Transaction(session, work)
-        event.listen(session, "before_commit", transaction.refuse)
+        """The transaction of a session. Errors say what to write."""
+        transaction = session.info[Transaction] = Transaction(session, work)
         try:
             yield transaction
         except InvalidRequestError as error:
@@ -105,8 +110,6 @@ class Effects:
             if said is error:
                 raise
             raise said from error
-        finally:
-            event.remove(session, "before_commit", transaction.refuse)
 
     async def _has_committed(self, mark: Mark) -> bool:
         """Whether the transaction whose commit had no answer was committed.
@@ -177,6 +180,13 @@ DROPS: Final = (
     "handler; rsmq closes the session; for a part that may fail alone write `async with session.begin_nested():`, and "
     "to undo everything raise an error"
 )
+
+
+def guarded_class(kind: type[Session]) -> type[Session]:
+    """A class of sessions that refuse a commit by the handler itself."""
+    guarded = type(kind.__name__, (kind,), {})
+    event.listen(guarded, "before_commit", lambda session: session.info[Transaction].refuse(session))
+    return guarded
 
 
 class RolledBack(Exception):

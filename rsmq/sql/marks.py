@@ -8,7 +8,22 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Connection, and_, bindparam, delete, func, insert, or_, select, text, tuple_, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Connection,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -57,6 +72,8 @@ class Mark:
 LANE: Final = ("group_name", "topic", "partition_number")
 KEY: Final = (*LANE, "id_ms", "id_seq", "run")
 SIGNS: Final = (*KEY, "message_id")
+IN_LANE: Final = attrgetter(*LANE)
+ORDER: Final = attrgetter(*KEY)
 CHUNK: Final = 1000
 """Marks in one statement: databases limit the number of parameters."""
 
@@ -106,8 +123,31 @@ MARK_AND_FENCE: Final = text(
 )  # fmt: skip
 """PostgreSQL: write the mark and read the fence at once. The fence is locked only if it is high enough, so that those
 who have to raise it do not wait for each other."""
+MARKS_AND_FENCE: Final = text(
+    """
+    WITH mark AS (
+      INSERT INTO rsmq_handled (group_name, topic, partition_number, id_ms, id_seq, run, message_id, handled_ms)
+      SELECT :group_name, :topic, :partition_number, id_ms, id_seq, run, message_id, :handled_ms
+      FROM unnest(:id_mss, :id_seqs, :runs, :message_ids) new (id_ms, id_seq, run, message_id)
+      ON CONFLICT (group_name, topic, partition_number, id_ms, id_seq, run)
+      DO UPDATE SET message_id = excluded.message_id, handled_ms = excluded.handled_ms
+      WHERE rsmq_handled.message_id <> excluded.message_id
+      RETURNING id_ms, id_seq, run)
+    SELECT (
+      SELECT CASE WHEN count(*) < :count THEN coalesce(array_agg(concat_ws('-', id_ms, id_seq, run)), '{}') END
+      FROM mark), (
+      SELECT epoch FROM rsmq_fence
+      WHERE group_name = :group_name AND topic = :topic AND partition_number = :partition_number AND epoch >= :epoch
+      FOR SHARE)
+    """
+).bindparams(
+    *(bindparam(name, type_=HANDLED.c[name].type) for name in LANE),
+    *(bindparam(f"{name}s", type_=ARRAY(BigInteger)) for name in ("id_ms", "id_seq", "run")),
+    bindparam("message_ids", type_=ARRAY(Text)), bindparam("count", type_=BigInteger),
+    bindparam("handled_ms", type_=BigInteger), bindparam("epoch", type_=BigInteger),
+)  # fmt: skip
+"""The same for many messages of a partition. Returns those that were written if some were not, and NULL if all were."""
 SQLITE_MARK: Final = upserted(sqlite)
-POSTGRES_MARK: Final = upserted(postgresql)
 MYSQL_MARK: Final = insert(HANDLED).prefix_with("IGNORE")
 TAKE_OVER: Final = (
     update(HANDLED)
@@ -136,25 +176,34 @@ def handled_of(connection: Connection, marks: Sequence[Mark]) -> set[Mark]:
 def write_marks(connection: Connection, marks: Sequence[Mark]) -> dict[Mark, Exception]:
     """The last statements of the transaction of a batch. Returns the messages that must not commit, and why: as
     `write_mark` for each. In one order, so that two transactions do not wait for each other in a circle."""
-    ordered = sorted(marks, key=lambda mark: tuple(mark.row[name] for name in KEY))
-    if family(connection) != "postgresql":
-        refused = dict[Mark, Exception]()
-        for mark in ordered:
+    refused = dict[Mark, Exception]()
+    for _, run in groupby(sorted(marks, key=ORDER), IN_LANE):
+        of_lane = list(run)
+        if family(connection) == "postgresql":
+            refused.update(write_lane(connection, of_lane))
+            continue
+        for mark in of_lane:
             try:
                 write_mark(connection, mark)
             except (AlreadyHandled, StaleEpoch) as error:
                 refused[mark] = error
-        return refused
-    key = tuple(HANDLED.c[name] for name in KEY)
-    written = set(map(tuple, connection.execute(POSTGRES_MARK.returning(*key), [mark.row for mark in ordered])))
-    refused = {mark: already(mark) for mark in ordered if tuple(mark.row[name] for name in KEY) not in written}
-    for _, run in groupby(ordered, attrgetter("lane")):
-        of_lane = list(run)
-        epoch = connection.scalar(EPOCH_LOCKED, parameters({**of_lane[0].lane, "epoch": of_lane[0].epoch}))
-        try:
-            check_fence(connection, of_lane[0], epoch)
-        except StaleEpoch as error:
-            refused.update(dict.fromkeys(of_lane, error))
+    return refused
+
+
+def write_lane(connection: Connection, marks: Sequence[Mark]) -> dict[Mark, Exception]:
+    """Those of one partition, on PostgreSQL, in one statement."""
+    first = marks[0]
+    columns = {f"{name}s": [getattr(mark, name) for mark in marks] for name in ("id_ms", "id_seq", "run", "message_id")}
+    values = {**first.lane, **columns, "count": len(marks), "handled_ms": now_ms(), "epoch": first.epoch}
+    written, epoch = connection.execute(MARKS_AND_FENCE, values).one()
+    refused = dict[Mark, Exception]()
+    if written is not None:  # not all of them
+        there = set(written)
+        refused = {mark: already(mark) for mark in marks if f"{mark.id_ms}-{mark.id_seq}-{mark.run}" not in there}
+    try:
+        check_fence(connection, first, epoch)
+    except StaleEpoch as error:
+        refused = dict.fromkeys(marks, error)
     return refused
 
 

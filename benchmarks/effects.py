@@ -1,0 +1,209 @@
+"""`python -m benchmarks.effects [--messages N] [--rounds N]`: what "once in the database" costs, on PostgreSQL.
+
+Per message the CPU of the worker and of the database: a handler with a transaction of its own beside one with
+`Effects`, single and in batches; and rows that the relay of an outbox moves a second.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fast_depends import Depends
+from rich.progress import Progress
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+from benchmarks.server import cpu, server
+from benchmarks.table import table
+from rsmq import Broker, Settings
+from rsmq.sql import Effects, Outbox, create_tables
+from rsmq.worker.collector import tune_garbage_collector
+from tests.sql.databases import Postgres, children_of
+
+INSERT: Final = text("INSERT INTO invoice VALUES (:number)")
+UPDATE: Final = text("UPDATE account SET balance = balance + 1 WHERE id = :account")
+ACCOUNTS: Final = 1000
+BATCH: Final = 500
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+Register = Callable[[Broker, AsyncEngine, Callable[[int], None]], None]
+
+
+async def write(session: AsyncSession, number: int, statements: int) -> None:
+    """The work of a message."""
+    await session.execute(INSERT, {"number": number})
+    for _ in range(1, statements):
+        await session.execute(UPDATE, {"account": number % ACCOUNTS})
+
+
+def own(broker: Broker, engine: AsyncEngine, done: Callable[[int], None], statements: int = 1) -> None:
+    """A transaction for each message."""
+    sessions = async_sessionmaker(engine)
+
+    @broker.handler("orders", group="billing", concurrency=8)
+    async def bill(number: int) -> None:
+        async with sessions.begin() as session:
+            await write(session, number, statements)
+        done(1)
+
+
+def effects(broker: Broker, engine: AsyncEngine, done: Callable[[int], None], statements: int = 1) -> None:
+    """The same with a mark for each message."""
+    once = Effects(async_sessionmaker(engine))
+
+    @broker.handler("orders", group="billing", concurrency=8)
+    async def bill(number: int, session: Annotated[AsyncSession, Depends(once.session)]) -> None:
+        await write(session, number, statements)
+        done(1)
+
+
+def own_batch(broker: Broker, engine: AsyncEngine, done: Callable[[int], None]) -> None:
+    """A transaction for each batch."""
+    sessions = async_sessionmaker(engine)
+
+    @broker.handler("orders", group="billing", batch=BATCH, linger="20ms")
+    async def bill(numbers: list[int]) -> None:
+        async with sessions.begin() as session:
+            await session.execute(INSERT, [{"number": number} for number in numbers])
+        done(len(numbers))
+
+
+def effects_batch(broker: Broker, engine: AsyncEngine, done: Callable[[int], None]) -> None:
+    """The same with a mark for each message."""
+    once = Effects(async_sessionmaker(engine))
+
+    @broker.handler("orders", group="billing", batch=BATCH, linger="20ms")
+    async def bill(numbers: list[int], session: Annotated[AsyncSession, Depends(once.session)]) -> None:
+        await session.execute(INSERT, [{"number": number} for number in numbers])
+        done(len(numbers))
+
+
+ROWS: Final[dict[str, Register]] = {
+    "single handler, one INSERT in its own transaction": own,
+    "single handler, one INSERT with Effects": effects,
+    "single handler, INSERT and three UPDATEs in its own transaction": partial(own, statements=4),
+    "single handler, INSERT and three UPDATEs with Effects": partial(effects, statements=4),
+    "batch handler, one INSERT in its own transaction": own_batch,
+    "batch handler, one INSERT with Effects": effects_batch,
+}
+
+
+def database_cpu(postgres: Postgres) -> float:
+    """Seconds of CPU of the server and its processes, also of those that have ended."""
+    used = 0
+    for pid in (postgres.pid, *children_of(postgres.pid)):
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        used += sum(map(int, fields[11:15] if pid == postgres.pid else fields[11:13]))
+    return used / TICKS
+
+
+async def until(done: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a state."""
+    while True:
+        found = done()
+        if found if isinstance(found, bool) else await found:
+            return
+        await asyncio.sleep(0.005)
+
+
+async def consume(postgres: Postgres, url: str, register: Register, count: int) -> tuple[float, float]:
+    """Microseconds of CPU for each message: of the worker, and of the database."""
+    engine, broker = await opened(postgres), Broker(Settings(url=url, prefix=f"b{time.time_ns()}", preflight="warn"))
+    seen = [0]
+
+    def done(number: int) -> None:
+        seen[0] += number
+
+    register(broker, engine, done)
+    async with broker:
+        await broker.publish_many("orders", range(count), key=lambda number: str(number % 1000))
+    async with broker.running():
+        await until(lambda: seen[0] >= count // 10)
+        first, start, start_database = seen[0], cpu(), database_cpu(postgres)
+        await until(lambda: seen[0] >= count)
+        ended, ended_database = cpu(), database_cpu(postgres)
+    await engine.dispose()
+    return (ended - start) / (count - first) * 1e6, (ended_database - start_database) / (count - first) * 1e6
+
+
+async def relay(postgres: Postgres, url: str, count: int) -> tuple[float, float]:
+    """Rows a second of one relay with a backlog, and microseconds of CPU of the worker for each."""
+    engine, broker = await opened(postgres), Broker(Settings(url=url, prefix=f"b{time.time_ns()}", preflight="warn"))
+    outbox = Outbox(engine)
+    broker.include(outbox)
+
+    @broker.handler("unused", group="unused")
+    async def unused(number: int) -> None: ...
+
+    async with async_sessionmaker(engine).begin() as session:
+        for number in range(count):
+            await outbox.publish(session, "invoices", {"number": number}, key=str(number % 1000))
+
+    async def is_empty() -> bool:
+        async with engine.connect() as connection:
+            return not await connection.scalar(text("SELECT 1 FROM rsmq_outbox LIMIT 1"))
+
+    async def left() -> int:
+        async with engine.connect() as connection:
+            return int(await connection.scalar(text("SELECT count(*) FROM rsmq_outbox")) or 0)
+
+    async with broker.running():
+        while (first := await left()) == count:
+            await asyncio.sleep(0.005)
+        start, at = cpu(), time.perf_counter()
+        await until(is_empty)
+        rate, used = first / (time.perf_counter() - at), (cpu() - start) / first * 1e6
+    await engine.dispose()
+    return rate, used
+
+
+async def opened(postgres: Postgres) -> AsyncEngine:
+    """An engine on an empty database with the tables."""
+    engine = create_async_engine(postgres.url("asyncpg", postgres.new_database()), pool_size=20)
+    async with engine.begin() as connection:
+        await connection.run_sync(create_tables)
+        await connection.execute(text("CREATE TABLE invoice (number int)"))
+        await connection.execute(text("CREATE TABLE account (id int PRIMARY KEY, balance int)"))
+        await connection.execute(text(f"INSERT INTO account SELECT n, 0 FROM generate_series(0, {ACCOUNTS - 1}) n"))
+    return engine
+
+
+def middle(values: list[float]) -> str:
+    """The median, and the range."""
+    return f"{statistics.median(values):.0f} ({min(values):.0f} … {max(values):.0f})"
+
+
+def main() -> None:
+    """Measure in rounds, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    tune_garbage_collector()
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*ROWS, "relay")}
+    with Postgres() as postgres, server() as url, Progress() as progress:
+        bar = progress.add_task("measuring", total=given.rounds * len(found))
+        for _ in range(given.rounds):
+            for name, register in ROWS.items():
+                found[name].append(asyncio.run(consume(postgres, url, register, given.messages)))
+                progress.advance(bar)
+            found["relay"].append(asyncio.run(relay(postgres, url, 2 * given.messages)))
+            progress.advance(bar)
+    lines: list[list[Any]] = []
+    for plain, name in zip(list(ROWS)[::2], list(ROWS)[1::2], strict=True):
+        ratios = [sum(mine) / sum(base) for mine, base in zip(found[name], found[plain], strict=True)]
+        for each, ratio in ((plain, "1"), (name, f"{statistics.median(ratios):.2f}")):
+            worker, database = zip(*found[each], strict=True)
+            lines.append([each, middle(list(worker)), middle(list(database)), ratio])
+    print(*table(["", "worker, µs", "database, µs", "both, x its own transaction"], lines), sep="\n")
+    rates, used = zip(*found["relay"], strict=True)
+    print(f"\nThe relay of an outbox: {middle(list(rates))} rows/s, {middle(list(used))} µs of CPU of the worker a row")
+
+
+if __name__ == "__main__":
+    main()
