@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import anyio
+from pydantic_core import from_json, to_json
 
 from rsmq.errors import BrokerError, BrokerUnavailable, Malformed
 from rsmq.gateway.message import Published, from_headers
@@ -21,6 +22,8 @@ from rsmq.redis.script_batcher import ScriptBatcher
 
 log = logging.getLogger("rsmq.gateway")
 
+SHARES: Final = "mqtt-shares"
+"""The header with the chosen member of each share."""
 MOST_WAITING: Final = 1_000
 """Messages that wait for their write; more are dropped, as QoS 0 allows, and counted."""
 
@@ -33,7 +36,7 @@ class Broadcast:
 
     def __init__(
         self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
-        received: Callable[[Published], None], dropped: Callable[[], None],
+        received: Callable[[Published, Mapping[str, str]], None], dropped: Callable[[], None],
     ) -> None:  # fmt: skip
         self._client, self._channel, self._batcher = client, channel, batcher
         self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
@@ -42,12 +45,15 @@ class Broadcast:
         self._waiting: list[bytes] = []
         self._in_flight = 0
 
-    def send(self, message: Published) -> None:
-        """Pass a message on, together with all others of this turn of the loop."""
+    def send(self, message: Published, chosen: Mapping[str, str]) -> None:
+        """Pass a message on, together with all others of this turn of the loop. `chosen`: a member of each share."""
         if len(self._waiting) + self._in_flight >= MOST_WAITING:
             self._dropped()
             return
-        headers = write_headers(message.headers())
+        found = message.headers()
+        if chosen:
+            found[SHARES] = to_json(chosen).decode()
+        headers = write_headers(found)
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(b"%b%b%b%b" % (self._own, len(headers).to_bytes(2, "big"), headers, message.payload))
@@ -106,11 +112,12 @@ class Broadcast:
         at = 1 + data[0]
         end = at + 2 + int.from_bytes(data[at : at + 2], "big")
         try:
-            message = from_headers(read_headers(data[at + 2 : end]), data[end:])
+            headers = read_headers(data[at + 2 : end])
+            message, chosen = from_headers(headers, data[end:]), from_json(headers.get(SHARES, "{}"))
         except (Malformed, ValueError):
             message = None
         if message is not None:
-            self._received(message)
+            self._received(message, chosen)
 
     def __repr__(self) -> str:
         return f"<Broadcast waiting={len(self._waiting)}>"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rsmq.errors import BrokerError, OwnershipError, SessionLost
 from rsmq.gateway import encode, packet
-from rsmq.gateway.context import QUICK, Context
+from rsmq.gateway.context import QUICK, Context, Transport
 from rsmq.gateway.delivery import Delivery
 from rsmq.gateway.grant import capped, grant
 from rsmq.gateway.inbox_reader import InboxReader
@@ -33,7 +33,8 @@ from rsmq.gateway.packet import (
 )  # fmt: skip
 from rsmq.gateway.properties import Property
 from rsmq.gateway.publishing import Publishing
-from rsmq.gateway.sessions import SLACK_MS, Ended
+from rsmq.gateway.sessions import SHARED, SLACK_MS, Ended
+from rsmq.gateway.shares import has_shares
 from rsmq.gateway.subscribing import subscribe, unsubscribe
 from rsmq.gateway.wills import pack
 from rsmq.model.clock import to_ms
@@ -41,17 +42,8 @@ from rsmq.model.clock import to_ms
 log = logging.getLogger("rsmq.gateway")
 
 MOST_REMEMBERED: Final = 10_000
+NONE: Final = b"NONE"
 LARGEST: Final = 0xFFFFFFF
-
-
-class Transport(Protocol):
-    """What a connection needs of its socket."""
-
-    def write(self, data: bytes, /) -> None: ...
-    def close(self) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def get_write_buffer_size(self) -> int: ...
 
 
 class ClientConnection:
@@ -244,14 +236,15 @@ class ClientConnection:
                 self._reader.close()
             raise
         if self.is_closed:  # it has gone meanwhile
-            await context.sessions.closed(Ended(self.client_id, self.epoch, self.expiry, keeps_will=False))
+            self._keeps_will = False
+            await context.sessions.closed(self._ended(self.epoch))
             return
         older = context.connections.get(self.client_id)
         context.connections[self.client_id] = self
         if older is not None:
             older.close(Reason.SESSION_TAKEN_OVER, "the client has connected again")
         for each in self.subscriptions.values():
-            context.local.put(each.filter, self, each)
+            context.subscribe_locally(self, each)
         self.send(self._machine.accept(session_present=present, properties=granted.answer))
         context.counts["connects accepted"] += 1
         assert self._reader is not None
@@ -274,10 +267,12 @@ class ClientConnection:
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms, now_ms=context.now_ms())
         found = [] if clean else await context.registry.claim(self.client_id, self.epoch)
-        has_removed = clean and await context.registry.write(self.client_id, self.epoch, ())
+        removed = await context.registry.write(self.client_id, self.epoch, ()) if clean else NONE
+        if removed == SHARED:
+            await context.shares.pass_on(self.client_id)
         will = b"" if request.will is None else pack(request.will, self.user)
         present, known, wills = await self._reader.begin(
-            clean=clean, expiry=self.expiry, has_removed=has_removed, will=will
+            clean=clean, expiry=self.expiry, has_removed=removed != NONE, will=will
         )
         for epoch in wills:
             await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
@@ -291,6 +286,8 @@ class ClientConnection:
         self._machine.inbound.received.update(known)
         if present:
             self.subscriptions = {each.filter: each for each in found}
+            if has_shares(found):
+                await context.registry.write(self.client_id, self.epoch, found)  # it is connected again
         elif found:  # the server has lost the session, but not its subscriptions
             await context.registry.write(self.client_id, self.epoch, ())
         await context.sessions.opened(self.client_id, self.epoch, self.expiry)
@@ -358,7 +355,7 @@ class ClientConnection:
                 context.spawn(self._end_session(self._reader, left))
 
     async def _end_session(self, reader: InboxReader, left: asyncio.Event) -> None:
-        ended, sessions = Ended(self.client_id, reader.epoch, self.expiry, self._keeps_will), self._context.sessions
+        ended, sessions = self._ended(reader.epoch), self._context.sessions
         try:
             await reader.settled()
             await sessions.closed(ended)
@@ -369,6 +366,10 @@ class ClientConnection:
             left.set()
             if self._context.leaving.get(self.client_id) is left:
                 del self._context.leaving[self.client_id]
+
+    def _ended(self, epoch: str) -> Ended:
+        shares = has_shares(self.subscriptions.values())
+        return Ended(self.client_id, epoch, self.expiry, self._keeps_will, shares)
 
     def _connect_deadline(self, _now: float) -> float | None:
         if self._machine.state in (State.NEW, State.CONNECTING) and not self.is_closed:

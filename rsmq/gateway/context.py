@@ -19,10 +19,22 @@ from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.routes import Routes
 from rsmq.gateway.sessions import Sessions
+from rsmq.gateway.shares import Shares
+from rsmq.gateway.topic_filter import SHARE
 from rsmq.persistence.session import Inboxes
 
 QUICK: Final = 1.5
 """A client is given up after so many keep-alives."""
+
+
+class Transport(Protocol):
+    """What a connection needs of its socket."""
+
+    def write(self, data: bytes, /) -> None: ...
+    def close(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
 
 
 class Connected(Protocol):
@@ -69,6 +81,7 @@ class Context:
     retained: Retained
     ingest: Ingest
     sessions: Sessions
+    shares: Shares
     routes: Routes
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     broadcast: Callable[[Published], None]
@@ -82,6 +95,11 @@ class Context:
     """Clients whose last connection is not stored as ended yet: the next one waits for that."""
     ending: int = 0
     """Tasks of connections that have not ended."""
+
+    def subscribe_locally(self, connection: Any, subscription: Subscription) -> None:
+        """Note a subscription of a client that is connected here. A shared one is found by its member instead."""
+        if not subscription.filter.startswith(SHARE):
+            self.local.put(subscription.filter, connection, subscription)
 
     @property
     def loop_time(self) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from rsmq.gateway.retained import Retained
 from rsmq.gateway.router import Router
 from rsmq.gateway.routes import Routes
 from rsmq.gateway.sessions import Sessions, instance_of
+from rsmq.gateway.shares import Shares, choose
 from rsmq.gateway.wills import Wills
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.member import new_member_id
@@ -79,6 +80,7 @@ class Gateway:
         """The ports it listens on, once it runs."""
         self.is_ended = False
         self._stopping = anyio.Event()
+        self._passed_on = 0
 
     # -- registering -----------------------------------------------------------------------------------------------
 
@@ -136,6 +138,7 @@ class Gateway:
         batcher = inboxes.batcher
         gateway = new_member_id()
         registry = Registry(client, keys, batcher)
+        shares = Shares(client, keys, registry, inboxes.writer)
         wills = Wills(client, keys, batcher, lambda *will: publish_will(context, *will))
         retained = Retained(client, keys, batcher, self.options.most_retained)
 
@@ -149,7 +152,8 @@ class Gateway:
         )  # fmt: skip
         context = Context(
             self.options, limits, gatekeeper, inboxes, registry, retained, ingest,
-            Sessions(client, keys, batcher, registry, wills, gateway), self.routes, spawn, self._broadcast, self.now_ms,
+            Sessions(client, keys, batcher, registry, shares, wills, gateway), shares, self.routes, spawn,
+            self._broadcast, self.now_ms,
         )  # fmt: skip
         self._router = Router(registry, lambda: inboxes.writer)
         self._others = Broadcast(
@@ -194,12 +198,31 @@ class Gateway:
     # -- QoS 0 -----------------------------------------------------------------------------------------------------
 
     def _broadcast(self, message: Published) -> None:
-        self._deliver_locally(message)
-        self._others.send(message)
+        chosen = self._choose(message)
+        self._deliver_locally(message, chosen)
+        self._others.send(message, chosen)
 
-    def _deliver_locally(self, message: Published) -> None:
-        """Pass a message of QoS 0 to the clients that are connected here."""
+    def _choose(self, message: Published) -> dict[str, str]:
+        """The member of each share that gets a message of QoS 0. Only connected ones can."""
         assert self.context is not None
+        registry, chosen = self.context.registry, dict[str, str]()
+        if registry.shares:
+            self._passed_on += 1
+            for _, subscription in registry.tree.match(message.topic):
+                if (share := subscription.filter) in registry.shares:
+                    chosen[share] = choose(str(self._passed_on), registry.shares[share], registry.offline)
+        return chosen
+
+    def _deliver_locally(self, message: Published, chosen: Mapping[str, str]) -> None:
+        """Pass a message of QoS 0 to the clients that are connected here. `chosen`: the member of each share."""
+        assert self.context is not None
+        for share, member in chosen.items():
+            client = self.context.connections.get(member)
+            if client is not None and (subscription := client.subscriptions.get(share)) is not None:
+                client.direct(
+                    message, retain=subscription.retain_as_published and message.retain,
+                    identifiers=(subscription.identifier,) if subscription.identifier else (),
+                )  # fmt: skip
         found = defaultdict[Any, list[Subscription]](list)
         for client, subscription in self.context.local.match(message.topic):
             if not (subscription.no_local and client.client_id == message.client):
@@ -230,6 +253,7 @@ class Gateway:
             turns += 1
             try:
                 await context.sessions.wills.fire()
+                await context.registry.catch_up()
                 if turns % SWEEP_TURNS == 0:
                     await context.sessions.sweep()
             except BrokerError as error:

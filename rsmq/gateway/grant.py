@@ -40,7 +40,6 @@ def grant(request: Connect, options: GatewayOptions, limits: Limits) -> Grant:
         Property.RECEIVE_MAXIMUM: limits.receive_maximum,
         Property.MAXIMUM_PACKET_SIZE: limits.packet_size,
         Property.TOPIC_ALIAS_MAXIMUM: limits.topic_aliases,
-        Property.SHARED_AVAILABLE: 0,
     }
     if not request.client_id:
         answer[Property.ASSIGNED_CLIENT_ID] = client_id

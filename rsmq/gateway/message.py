@@ -48,11 +48,11 @@ class Published(NamedTuple):
         """Its expiry for the server, empty for none."""
         return b"" if self.expiry is None else self.expiry * 1000
 
-    def envelope(self, qos: int, *, retain: bool, identifiers: Iterable[int] = ()) -> bytes:
+    def envelope(self, qos: int, *, retain: bool, identifiers: Iterable[int] = (), share: str = "") -> bytes:
         """The letter for one receiver, without the stamp of the server."""
         flags = qos | (RETAIN if retain else 0) | (0 if self.expiry is None else EXPIRES)
         properties = self.forwarded + identifiers_of(identifiers)
-        return seal_mqtt(flags, self.topic.encode(), properties, self.payload)
+        return seal_mqtt(flags, self.topic.encode(), properties, self.payload, share)
 
 
 def identifiers_of(identifiers: Iterable[int]) -> bytes:

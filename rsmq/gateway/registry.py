@@ -17,10 +17,11 @@ from rsmq.errors import SessionTaken
 from rsmq.gateway.filter_tree import FilterTree
 from rsmq.gateway.packet import Subscription
 from rsmq.gateway.scripts import CLAIM_SUBSCRIPTIONS, SUBSCRIBE_CLIENT
+from rsmq.gateway.topic_filter import SHARE, split_share
 from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
-from rsmq.redis.scripts import OK, STALE_EPOCH
+from rsmq.redis.scripts import STALE_EPOCH
 from rsmq.redis.streams import NOTHING, ask_all
 
 SHARDS: Final = 8
@@ -33,15 +34,16 @@ def shard_of(client: str) -> int:
     return zlib.crc32(client.encode()) % SHARDS
 
 
-def pack(subscriptions: Iterable[Subscription]) -> bytes:
-    """A list of subscriptions for the server; nothing for an empty one."""
-    found = [tuple(each) for each in subscriptions]
-    return to_json(found) if found else b""
+def pack(subscriptions: Iterable[Subscription], *, is_online: bool = True) -> bytes:
+    """A list of subscriptions for the server; nothing for an empty one. That of a client which is away ends with 0."""
+    found: list[Any] = [tuple(each) for each in subscriptions]
+    return to_json(found if is_online else [*found, 0]) if found else b""
 
 
-def unpack(raw: bytes) -> list[Subscription]:
-    """The inverse of `pack`."""
-    return [Subscription(*each) for each in from_json(raw)] if raw else []
+def unpack(raw: bytes) -> tuple[list[Subscription], bool]:
+    """The inverse of `pack`: the list, and whether the client is connected."""
+    found = from_json(raw) if raw else []
+    return [Subscription(*each) for each in found if each != 0], 0 not in found
 
 
 class Registry:
@@ -57,27 +59,39 @@ class Registry:
         self._lock = anyio.Lock()
         self._started = self._finished = 0
         self.tree: FilterTree[str, Subscription] = FilterTree()
+        """A share is in it once, under its own filter; its members are in `shares`."""
+        self.shares: dict[str, dict[str, Subscription]] = {}
+        self.offline: set[str] = set()
+        """Clients with shared subscriptions that are not connected."""
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    async def write(self, client: str, epoch: str, subscriptions: Iterable[Subscription]) -> bool:
+    async def write(
+        self, client: str, epoch: str, subscriptions: Iterable[Subscription], *, is_online: bool = True
+    ) -> bytes:
         """Replace the subscriptions of a client. Raises SessionTaken if a newer connection has.
 
-        Returns whether anything was written: nothing is, if there were none and are to be none.
+        Returns OK, NONE if there were none and are to be none, or SHARED if some of the old ones were shared.
         """
         shard = shard_of(client)
-        args = (client, epoch, pack(subscriptions), KEPT_CHANGES)
+        args = (client, epoch, pack(subscriptions, is_online=is_online), KEPT_CHANGES)
         reply = await self._batcher.submit(SUBSCRIBE_CLIENT, (self._hashes[shard], self._streams[shard]), args)
         if reply == STALE_EPOCH:
             raise SessionTaken(client)
-        return bool(reply == OK)
+        return bytes(reply)
+
+    async def set_offline(self, client: str, epoch: str) -> None:
+        """A client that has shared subscriptions is not connected any more: the other members come first."""
+        value = await self._client.execute_command("HGET", self._hashes[shard_of(client)], client)
+        if value is not None and value.startswith(b"%b|" % epoch.encode()) and b'"$share/' in value:
+            await self.write(client, epoch, unpack(value.partition(b"|")[2])[0], is_online=False)
 
     async def claim(self, client: str, epoch: str) -> list[Subscription]:
         """The subscriptions of a client whose session goes on. Older connections cannot change them any more."""
         reply = await self._batcher.submit(CLAIM_SUBSCRIPTIONS, (self._hashes[shard_of(client)],), (client, epoch))
         if reply == STALE_EPOCH:
             raise SessionTaken(client)
-        return unpack(reply)
+        return unpack(reply)[0]
 
     # -- following -------------------------------------------------------------------------------------------------
 
@@ -107,7 +121,7 @@ class Registry:
                         await self._snapshot()
                         return
                     self._numbers[shard], self._positions[shard] = number, entry_id
-                    self._apply(fields[3].decode(), unpack(fields[5]))
+                    self._apply(fields[3].decode(), *unpack(fields[5]))
 
     async def _changes(self) -> list[tuple[int, list[Any]]]:
         """The next changes of each shard that has some."""
@@ -124,7 +138,7 @@ class Registry:
     async def _snapshot(self) -> None:
         """Read everything. What changes meanwhile comes again with the changes, which is harmless."""
         ends = await ask_all(self._client, [("XREVRANGE", each, "+", "-", "COUNT", 1) for each in self._streams])
-        lists = dict[str, list[Subscription]]()
+        lists = dict[str, tuple[list[Subscription], bool]]()
         for name in self._hashes:
             cursor = b"0"
             while True:
@@ -134,23 +148,42 @@ class Registry:
                 if cursor == b"0":
                     break
         for client in self._lists.keys() - lists.keys():
-            self._apply(client, [])
+            self._apply(client, [], True)
         for client, found in lists.items():
-            self._apply(client, found)
+            self._apply(client, *found)
         self._positions = [end[0][0] if end else NOTHING for end in ends]
         self._numbers = [int(end[0][1][1]) if end else 0 for end in ends]
 
-    def _apply(self, client: str, found: list[Subscription]) -> None:
+    def _apply(self, client: str, found: list[Subscription], is_online: bool) -> None:
         """Replace what the tree has for a client."""
         old = self._lists.pop(client, [])
         wanted = {each.filter for each in found}
         for each in old:
             if each.filter not in wanted:
-                self.tree.remove(each.filter, client)
+                self._remove(client, each)
         for each in found:
-            self.tree.put(each.filter, client, each)
+            if each.filter.startswith(SHARE):
+                self.shares.setdefault(each.filter, {})[client] = each
+                self.tree.put(split_share(each.filter)[1], f"\0{each.filter}", each)
+            else:
+                self.tree.put(each.filter, client, each)
         if found:
             self._lists[client] = found
+        if is_online:
+            self.offline.discard(client)
+        else:
+            self.offline.add(client)
+
+    def _remove(self, client: str, subscription: Subscription) -> None:
+        name = subscription.filter
+        if not name.startswith(SHARE):
+            self.tree.remove(name, client)
+            return
+        members = self.shares[name]
+        del members[client]
+        if not members:
+            del self.shares[name]
+            self.tree.remove(split_share(name)[1], f"\0{name}")
 
     def __repr__(self) -> str:
         return f"<Registry clients={len(self._lists)} {self.tree!r}>"

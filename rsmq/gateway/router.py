@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections import defaultdict
 from collections.abc import Callable
 
 from rsmq.gateway.message import Copy, Published, combine, from_headers
 from rsmq.gateway.packet import Subscription
 from rsmq.gateway.registry import Registry
+from rsmq.gateway.shares import choose
+from rsmq.gateway.topic_filter import SHARE
 from rsmq.handler.handler import Handler, build_handler
 from rsmq.model.message import Message
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
@@ -62,14 +65,19 @@ class Router:
         if published is None:
             return None
         recipients = defaultdict[str, list[Subscription]](list)
+        shares = list[str]()
         for client, subscription in self._registry.tree.match(published.topic):
-            if not (subscription.no_local and client == published.client):
+            if subscription.filter.startswith(SHARE):
+                shares.append(subscription.filter)
+            elif not (subscription.no_local and client == published.client):
                 recipients[client].append(subscription)
-        if not recipients:
+        if not recipients and not shares:
             return None
-        return self._store(message, published, recipients)
+        return self._store(message, published, recipients, shares)
 
-    def _store(self, message: Message, published: Published, recipients: dict[str, list[Subscription]]) -> Receipt:
+    def _store(
+        self, message: Message, published: Published, recipients: dict[str, list[Subscription]], shares: list[str]
+    ) -> Receipt:
         milliseconds, _, number = message.stream_id.partition("-")
         position = f"{milliseconds:0>20}{number:0>20}"
         source = f"source:{message.topic}.{message.partition}/{GROUP}"
@@ -81,7 +89,16 @@ class Router:
             if envelope is None:
                 envelope = sealed[copy] = published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers)
             writer.put(client, source, position, milliseconds, published.ttl_ms, envelope, stored)
-        self.letters += len(recipients)
+        for share in shares:
+            members = self._registry.shares[share]
+            client = choose(position, members, self._registry.offline)
+            copy = combine(published, (members[client],))
+            assert copy is not None, "a member has a subscription"
+            envelope = published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers, share=share)
+            # a client may get the message by a subscription of its own, too: each has its own positions
+            own = f"{source}/{zlib.crc32(share.encode()):08x}"
+            writer.put(client, own, position, milliseconds, published.ttl_ms, envelope, stored)
+        self.letters += len(recipients) + len(shares)
         return stored
 
     def __repr__(self) -> str:

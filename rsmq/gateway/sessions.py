@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Final, NamedTuple
@@ -10,6 +11,7 @@ from typing import Final, NamedTuple
 from rsmq.errors import SessionTaken
 from rsmq.gateway.registry import SHARDS, Registry, shard_of
 from rsmq.gateway.scripts import BEAT_GATEWAY, CLOSE_MQTT_SESSION, END_MQTT_SESSION
+from rsmq.gateway.shares import Shares
 from rsmq.gateway.wills import Wills
 from rsmq.heartbeat.presence import listeners
 from rsmq.model.keys import Keys
@@ -20,6 +22,7 @@ from rsmq.redis.scripts import OK
 log = logging.getLogger("rsmq.gateway")
 
 CHUNK: Final = 1000
+SHARED: Final = b"SHARED"
 PAGE: Final = 100
 SLACK_MS: Final = 60_000
 SILENT_MS: Final = 1_200
@@ -27,12 +30,16 @@ SILENT_MS: Final = 1_200
 
 
 class Ended(NamedTuple):
-    """A connection that has ended. `keeps_will`: its client did not say goodbye."""
+    """A connection that has ended. `keeps_will`: its client did not say goodbye.
+
+    `has_shares`: it has shared subscriptions.
+    """
 
     client: str
     epoch: str
     expiry: int
     keeps_will: bool
+    has_shares: bool
 
 
 class Sessions:
@@ -43,9 +50,11 @@ class Sessions:
     """
 
     def __init__(
-        self, client: Client, keys: Keys, batcher: ScriptBatcher, registry: Registry, wills: Wills, gateway: str
-    ) -> None:
+        self, client: Client, keys: Keys, batcher: ScriptBatcher, registry: Registry, shares: Shares, wills: Wills,
+        gateway: str,
+    ) -> None:  # fmt: skip
         self._client, self._keys, self._batcher, self._registry = client, keys, batcher, registry
+        self._shares = shares
         self.wills, self.gateway = wills, gateway
         self._offset_ms = 0.0
         self._unfinished: list[Ended] = []
@@ -65,7 +74,7 @@ class Sessions:
 
     async def closed(self, ended: Ended, gateway: str | None = None) -> None:
         """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
-        client, epoch, expiry, keeps_will = ended
+        client, epoch, expiry, keeps_will, has_shares = ended
         clients = self._clients if gateway is None else self._keys.gateway_clients(gateway)
         inbox, session, expiries, _ = self._keys.device(client)
         keys = (session, inbox, expiries, self._keys.received(client), self._keys.will(client))
@@ -76,6 +85,8 @@ class Sessions:
         if expiry:
             due = self._keys.mqtt(shard_of(client), "sessions")
             await self._client.execute_command("ZADD", due, self.now_ms + expiry * 1000, f"{epoch}:{client}")
+            if has_shares:
+                await self._set_offline(client, epoch)
         else:
             await self.end(client, epoch)
         # a later connection of the same client may have its own entry by now
@@ -92,7 +103,8 @@ class Sessions:
     async def end(self, client: str, epoch: str) -> None:
         """Remove a session with all that it has, unless its client has connected again."""
         try:
-            await self._registry.write(client, epoch, ())
+            if await self._registry.write(client, epoch, ()) == SHARED:
+                await self._shares.pass_on(client)
         except SessionTaken:
             return
         left = 1
@@ -102,6 +114,10 @@ class Sessions:
             if reply[0] != OK:
                 return
             left = reply[1]
+
+    async def _set_offline(self, client: str, epoch: str) -> None:
+        with contextlib.suppress(SessionTaken):
+            await self._registry.set_offline(client, epoch)
 
     async def sweep(self) -> None:
         """End the sessions that have expired."""
@@ -154,10 +170,10 @@ class Sessions:
         return f"<Sessions of {self.gateway}>"
 
 
-def split_entry(text: str) -> tuple[str, int, bool]:
-    """Epoch, session expiry, and that the will is kept, of a client that was connected to a dead gateway."""
+def split_entry(text: str) -> tuple[str, int, bool, bool]:
+    """What is to be ended for a client that was connected to a dead gateway: its will is kept."""
     epoch, _, expiry = text.partition(":")
-    return epoch, int(expiry), True
+    return epoch, int(expiry), True, True
 
 
 def instance_of(gateway: str) -> str:

@@ -8,7 +8,8 @@ from rsmq.gateway import encode
 from rsmq.gateway.context import Context
 from rsmq.gateway.message import Published, identifiers_of
 from rsmq.gateway.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
-from rsmq.gateway.topic_filter import MOST_LEVELS, levels_of, split_share
+from rsmq.gateway.shares import has_shares
+from rsmq.gateway.topic_filter import MOST_LEVELS, SHARE, levels_of
 from rsmq.persistence.letter import EXPIRES, RETAIN, STAMP, read_mqtt, seal_mqtt
 
 
@@ -49,17 +50,19 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
             return
         client.subscriptions = wanted
         for each, _ in granted:
-            context.local.put(each.filter, client, each)
+            context.subscribe_locally(client, each)
+        if has_shares(each for each, _ in granted):
+            await context.registry.catch_up()  # this gateway chooses a member for messages of QoS 0
     client.send(encode.suback(request.packet_id, reasons, client.level))
     for each, is_new in granted:
+        if each.filter.startswith(SHARE):
+            continue  # no retained messages [MQTT-4.8.2]
         if each.retain_handling == 0 or (each.retain_handling == 1 and is_new):
             await send_retained(context, client, each)
 
 
 def refusal(context: Context, client: Subscriber, each: Subscription, wanted: dict[str, Subscription]) -> Reason | None:
     """Why a subscription is not possible, or None."""
-    if split_share(each.filter)[0]:
-        return Reason.SHARED_NOT_SUPPORTED
     if levels_of(each.filter) > MOST_LEVELS:
         return Reason.TOPIC_FILTER_INVALID
     if not context.gatekeeper.may_subscribe(client.client_id, client.user, each.filter):

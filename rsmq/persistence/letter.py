@@ -5,7 +5,8 @@ u8 length + topic, u8 content type (0 JSON, 1 bytes, 2 text, 255: u8 length + te
 and the raw payload to the end.
 
 A letter for an MQTT client has content type 254 instead, after an empty topic: u8 flags, u16 length + topic name, u16
-length + properties of MQTT 5 as its clients read them, and the raw payload.
+length + properties of MQTT 5 as its clients read them, with flag 16 u16 length + filter of a shared subscription, and
+the raw payload.
 """
 
 from __future__ import annotations
@@ -142,22 +143,30 @@ def read_envelope(envelope: bytes) -> tuple[str, str, bytes, bytes]:
 
 
 class MqttLetter(NamedTuple):
-    """A letter as an MQTT client gets it. `flags`: QoS in the lowest two bits, RETAIN and EXPIRES."""
+    """A letter as an MQTT client gets it. `flags`: QoS in the lowest two bits, RETAIN, EXPIRES and SHARED."""
 
     flags: int
     topic: str
     properties: bytes
     data: bytes
+    share: str = ""
+    """The shared subscription that it came through."""
 
 
 RETAIN: Final = 4
 """The message is sent with the retain flag."""
 EXPIRES: Final = 8
 """Its publisher gave it an expiry: the client gets what is left of it."""
+SHARED: Final = 16
+"""It came through a shared subscription, whose filter stands behind the properties."""
 
 
-def seal_mqtt(flags: int, topic: bytes, properties: bytes, data: bytes) -> bytes:
+def seal_mqtt(flags: int, topic: bytes, properties: bytes, data: bytes, share: str = "") -> bytes:
     """The envelope of a letter for an MQTT client, without its stamp."""
+    if share:
+        flags |= SHARED
+        raw = share.encode()
+        data = len(raw).to_bytes(2, "big") + raw + data
     return b"\0%c%c%b%b%b%b%b" % (
         MQTT_TYPE, flags, len(topic).to_bytes(2, "big"), topic, len(properties).to_bytes(2, "big"), properties, data
     )  # fmt: skip
@@ -173,8 +182,12 @@ def read_mqtt(envelope: bytes) -> MqttLetter:
     end = middle + 2 + int.from_bytes(envelope[middle : middle + 2], "big")
     if end > len(envelope) or len(envelope) < at:
         raise Malformed("the envelope of an MQTT letter is cut off")
-    topic = envelope[at + 2 : middle].decode()
-    return MqttLetter(envelope[STAMP + 2], topic, envelope[middle + 2 : end], envelope[end:])
+    topic, flags, share = envelope[at + 2 : middle].decode(), envelope[STAMP + 2], ""
+    properties = envelope[middle + 2 : end]
+    if flags & SHARED:
+        start, end = end + 2, end + 2 + int.from_bytes(envelope[end : end + 2], "big")
+        share = envelope[start:end].decode()
+    return MqttLetter(flags, topic, properties, envelope[end:], share)
 
 
 def _text(envelope: bytes, at: int) -> tuple[str, int]:
