@@ -6,17 +6,17 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
-from typing import Any, Never, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
 
 from rsmq import dlq, persistence, worker
 from rsmq.broker.connection import Connection, MakeProducer, SharedConnection, connection
 from rsmq.broker.portal import Portal
+from rsmq.broker.publishing import Publishing
 from rsmq.broker.typed_topic import TypedTopic
 from rsmq.errors import ConfigError
 from rsmq.handler.middleware import Middleware
-from rsmq.handler.options import refuse_unknown
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
 from rsmq.model.duration import Duration, checked_duration
@@ -37,7 +37,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound=BeforePublish)
 
 
-class Broker(Router):
+class Broker(Router, Publishing):
     """Publishes messages and runs handlers, on the server that the settings name.
 
     Pass a URL, `Settings`, or settings by name: `Broker("redis://localhost", lease_ttl="10s")`. The environment
@@ -198,55 +198,6 @@ class Broker(Router):
         return self._connection.connector.url
 
     # -- publishing -----------------------------------------------------------------------------------------------
-
-    async def publish(  # written out: passing `**options` on costs 2 % of the CPU of a message
-        self,
-        /,
-        topic: str,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        message_id: str | None = None,
-        wait_replicas: int = 0,
-        **unknown: Never,
-    ) -> MessageRef:
-        """Store one message and return its id, a text that knows where the message is. When this returns, it is stored.
-
-        Calls made at the same time share one write. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (not stored)
-        or PublishUnknown (perhaps stored: publish it again with the `message_id` of the error). Options:
-
-        - `key`: messages with the same key are handled in order (none: a random partition).
-        - `headers`: names and values, both text (none).
-        - `delay`: a timedelta or text such as `5m`, deliver the message that much later (at once).
-        - `at`: an aware datetime, deliver the message then (at once).
-        - `message_id`: the message is stored once, however often this id is published within RSMQ_DEDUP_WINDOW.
-        - `wait_replicas`: return when so many replicas have the message, too (0).
-        """
-        if unknown:
-            refuse_unknown("publish", unknown, PublishOptions.__annotations__)
-        return await self._connection.producer.publish(
-            topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-            wait_replicas=wait_replicas,
-        )  # fmt: skip
-
-    async def publish_many(
-        self,
-        topic: str,
-        items: Iterable[T],
-        *,
-        key: Callable[[T], str | None] | None = None,
-        headers: Mapping[str, str] | None = None,
-        batch: int = 500,
-    ) -> list[str]:
-        """Store many messages and return their ids. Messages of one key are stored in the order of `items`.
-
-        `key` is called with each item. `batch` is the most messages of one partition in one write, 1 to 500. After an
-        error some of the messages may be stored.
-        """
-        return await self._connection.producer.publish_many(topic, items, key=key, headers=headers, batch=batch)
 
     def publish_sync(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop: scripts, Django, Flask. Keeps one connection in a thread.

@@ -133,10 +133,13 @@ class SyncTopic(Generic[T]):
         *,
         key: Callable[[T], str | None] | None = None,
         headers: Mapping[str, str] | None = None,
+        message_id: Callable[[T], str] | None = None,
         batch: int = 500,
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return self._broker.publish_many(self.name, self._topic.checked(items), key=key, headers=headers, batch=batch)
+        return self._broker.publish_many(
+            self.name, self._topic.checked(items), key=key, headers=headers, message_id=message_id, batch=batch
+        )
 
     @overload
     def handler(

@@ -59,6 +59,7 @@ class Publishes(Protocol):
         *,
         key: Callable[[Any], str | None] | None = None,
         headers: Mapping[str, str] | None = None,
+        message_id: Callable[[Any], str] | None = None,
         batch: int = 500,
     ) -> list[str]:
         """Store many messages."""
@@ -97,10 +98,13 @@ class TypedTopic(Generic[T]):
         *,
         key: Callable[[T], str | None] | None = None,
         headers: Mapping[str, str] | None = None,
+        message_id: Callable[[T], str] | None = None,
         batch: int = 500,
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return await self._broker.publish_many(self.name, self.checked(items), key=key, headers=headers, batch=batch)
+        return await self._broker.publish_many(
+            self.name, self.checked(items), key=key, headers=headers, message_id=message_id, batch=batch
+        )
 
     def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop, as `Broker.publish_sync`."""

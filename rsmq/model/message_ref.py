@@ -26,14 +26,27 @@ class Location:
 class MessageRef(str):
     """The id of a message, as text, with its `topic`, `partition` and `key`: `broker.look` and `broker.cancel` take it.
 
-    It can be stored and compared like any text. Text alone has no topic: then pass `topic` (and `key`) again.
+    It can be stored and compared like any text. Text alone has no topic: then pass `topic` (and `key`) again. With a
+    `message_id` of your own it also says whether there was a message of that id: `is_new` and `is_same`.
     """
 
-    __slots__ = ("home", "key")
+    __slots__ = ("home", "is_new", "is_same", "key")
 
     home: Home
     key: str | None
     """The ordering key, or None."""
+    is_new: bool | None
+    """Whether this call has stored it. False: a message of its id was there. None: it is stored, but a reply was lost,
+    so this call or an earlier one may have done it (outputs: it is decided when the message is settled)."""
+    is_same: bool | None
+    """Whether the stored message has this payload and key. False: the id was used for something else, which counts, and
+    this is not stored. None: not known, such as after the other one has been trimmed."""
+
+    def __getattr__(self, name: str) -> bool:
+        """Without an id of the publisher's it is new. Not stored in each ref: that would cost each message."""
+        if name in ("is_new", "is_same"):
+            return True
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @classmethod
     def of(cls, message_id: str, home: Home, key: str | None) -> MessageRef:
@@ -53,4 +66,5 @@ class MessageRef(str):
         return self.home.partition
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MessageRef.of, (str(self), Location(self.topic, self.partition_number), self.key)
+        told = {"is_new": self.is_new, "is_same": self.is_same}
+        return MessageRef.of, (str(self), Location(self.topic, self.partition_number), self.key), (None, told)

@@ -38,6 +38,10 @@ def encode_entry(
     return len(fields) + 1, pack_values((len(fields), *fields))
 
 
+Answer = tuple[bool | None, bool | None]
+"""Whether the message is new, and whether the one that is stored has its payload and key. None: not known."""
+NEW: Final[Answer] = (True, True)
+
 MOST_MESSAGES: Final = 500
 MOST_BYTES: Final = 4 << 20
 
@@ -179,7 +183,7 @@ class Append(Batch):
 class Once(Batch):
     """Messages whose id the caller gave: stored unless one with that id was stored within the dedup window."""
 
-    __slots__ = ("since",)
+    __slots__ = ("_again", "_sent", "answers", "since")
     script = PUBLISH_ONCE
     encode = staticmethod(entry_fields)
     is_repeatable = True
@@ -187,8 +191,15 @@ class Once(Batch):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.since: dict[str, bytes] = {}  # search from here for an attempt that left no dedup key
+        self.answers: list[Answer] = []  # of each message that has left from the front
+        self._sent, self._again = frozenset[str](), frozenset[str]()
+
+    def _note_sent(self) -> None:
+        """A write whose reply was lost may have stored what the next one finds."""
+        self._sent, self._again = frozenset(self.ids), self._sent
 
     def commands(self) -> list[bytes]:
+        self._note_sent()
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):
             since = self.since.get(message_id, b"")
@@ -205,6 +216,10 @@ class Once(Batch):
                 return stored, newest, Full()
             if reply[0] == b"OK":
                 newest = reply[1]
+                self.answers.append(NEW)
+            else:
+                is_new = None if self.ids[stored] in self._again else False
+                self.answers.append((is_new, {1: True, 0: False}.get(reply[2])))
         return len(replies), newest, None
 
     def _dedup(self, message_id: str) -> str:
@@ -222,6 +237,7 @@ class Delay(Once):
         self.due: dict[str, str] = {}  # message id -> ms since 1970, or "+ms" from the server's now
 
     def commands(self) -> list[bytes]:
+        self._note_sent()
         delayed = self.keys.delayed(self.topic.name, self.partition)
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):

@@ -41,7 +41,10 @@ class Output:
     @property
     def ref(self) -> MessageRef:
         """What the handler gets for it."""
-        return MessageRef.of(self.message_id, Location(self.target.name, self.partition), self.key)
+        ref = MessageRef.of(self.message_id, Location(self.target.name, self.partition), self.key)
+        if self.is_once:
+            ref.is_new = ref.is_same = None
+        return ref
 
     @property
     def key(self) -> str | None:

@@ -114,11 +114,14 @@ class Producer:
         if isinstance(batch, Delay):
             batch.due.setdefault(identity, due)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = len(batch.ids)
         batch.add(identity, entry, size)
         batch.waiters.append(waiter)
         await waiter
         ref = MessageRef(identity)
         ref.home, ref.key = batch, key
+        if message_id is not None:
+            note_answer(ref, batch, place)
         return ref
 
     async def output(
@@ -186,16 +189,17 @@ class Producer:
         headers: Mapping[str, str] | Callable[[T], Mapping[str, str] | None] | None = None,
         message_id: Callable[[T], str] | None = None,
         batch: int = MOST_MESSAGES,
-    ) -> list[str]:
+    ) -> list[Any]:
         """Store many messages, in order per key, and return their ids. `batch`: most of one partition in one write.
 
         The next round is encoded while one is on its way. On an error some of the messages may be stored: with
-        `message_id` all of them can be published again, and each is stored once.
+        `message_id` all of them can be published again, and each is stored once; then the ids are refs, which say
+        whether they were there.
         """
         if not 1 <= batch <= MOST_MESSAGES:
             raise ConfigError(f"batch={batch} is not possible: use 1 to {MOST_MESSAGES} messages")
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
-        queue, ids, on_the_way = self._queue(0), list[str](), list[asyncio.Future[None]]()
+        queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once
         encoded = self._encoded(topic, items, key, headers, message_id, kind.encode)
         while True:
@@ -205,8 +209,14 @@ class Producer:
                 queue.open(full)
             await asyncio.gather(*on_the_way)
             if not filled:
-                return ids
+                break
             on_the_way = confirmed
+        if kind is Once:
+            places = Counter[Batch]()
+            for ref in ids:
+                note_answer(ref, ref.home, places[ref.home])
+                places[ref.home] += 1
+        return ids
 
     def _encoded(
         self,
@@ -234,7 +244,7 @@ class Producer:
         queue: SendQueue,
         kind: type[Batch],
         most: int,
-        ids: list[str],
+        ids: list[Any],
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
@@ -245,7 +255,9 @@ class Producer:
                 batch = latest[partition] = queue.new(kind, topic, partition, self._stream(topic, partition))
                 filled.append(batch)
             batch.add(identity, entry, length)
-            ids.append(identity)
+            ids.append(
+                identity if kind is Append else MessageRef.of(identity, batch, None if route is identity else route)
+            )
             size += length
             if size >= MOST_BYTES:
                 break
@@ -308,6 +320,12 @@ class Producer:
     def __repr__(self) -> str:
         state = "running" if self._tasks else "not running"
         return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}>"
+
+
+def note_answer(ref: MessageRef, batch: Batch, place: int) -> None:
+    """Say in a ref what the server has answered about its id."""
+    assert isinstance(batch, Once)
+    ref.is_new, ref.is_same = batch.answers[place]
 
 
 def check_message_id(message_id: str) -> str:

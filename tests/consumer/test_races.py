@@ -24,6 +24,7 @@ from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerUnavailable
 from rsmq.handler.handler import build_handler
+from rsmq.model.clock import ServerClock
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
 from rsmq.redis.raw_connection import RawConnection, pack
@@ -39,6 +40,7 @@ class HeldSettler:
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.asked: list[str] = []
+        self.clock = ServerClock()
 
     def schedule(self, _lane: Lane) -> None:
         """Nothing is settled here."""

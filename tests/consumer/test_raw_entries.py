@@ -20,6 +20,7 @@ from rsmq.handler.first_step import Continuation
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import Reject
+from rsmq.model.clock import ServerClock
 from rsmq.model.message import Message, RawEntry, plain_size
 from tests.consumer.test_queue import make_lane
 
@@ -37,6 +38,7 @@ class Books:
     def __init__(self) -> None:
         self.dirty: list[Lane] = []
         self.buried: list[bytes] = []
+        self.clock = ServerClock()
 
     def add_done(self, lane: Lane, entry_ids: list[bytes]) -> None:
         """Something is done."""

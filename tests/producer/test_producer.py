@@ -215,6 +215,64 @@ async def test_a_given_id_is_stored_once(producer: Producer, client: Client, key
     assert len(await stored(client, keys, "orders")) == 1001
 
 
+async def test_a_given_id_tells_whether_it_was_there(producer: Producer) -> None:
+    """One of the calls has stored the message; the others say so, and whether they meant the same payload and key."""
+    refs = await asyncio.gather(*(producer.publish("orders", 1, message_id="pay-7") for _ in range(20)))
+    assert sorted(ref.is_new is True for ref in refs) == [False] * 19 + [True]
+    assert all(ref.is_same for ref in refs)
+    same, other = [await producer.publish("orders", payload, message_id="pay-7") for payload in (1, 2)]
+    assert [(same.is_new, same.is_same), (other.is_new, other.is_same)] == [(False, True), (False, False)]
+    await producer.publish("orders", 1, key="k", message_id="keyed")
+    assert (await producer.publish("orders", 1, key="k", headers={"a": "b"}, message_id="keyed")).is_same
+    plain = pickle.loads(pickle.dumps(other))
+    assert (plain, plain.is_new, plain.is_same) == ("pay-7", False, False)
+    assert (await producer.publish("orders", 1)).is_new
+
+
+async def test_a_given_id_of_a_delayed_message_tells_whether_it_was_there(producer: Producer) -> None:
+    """Also where the first one has been released meanwhile: then its payload is not known."""
+    options: dict[str, Any] = {"key": "k", "message_id": "a"}
+    found = [await producer.publish("orders", payload, delay=wait, **options) for payload, wait in
+             ((1, "1m"), (1, "9m"), (2, "1m"))]  # fmt: skip
+    assert [(ref.is_new, ref.is_same) for ref in found] == [(True, True), (False, True), (False, False)]
+    assert (await producer.publish("orders", 1, **options)).is_same is None
+
+
+async def test_many_given_ids_tell_which_were_there(producer: Producer) -> None:
+    """Published again after an error, in another order and with more of them."""
+    name = "n{}".format
+    first = await producer.publish_many("orders", range(500), key=str, message_id=name)
+    again = await producer.publish_many("orders", reversed(range(1000)), key=str, message_id=name)
+    assert all(ref.is_new for ref in first)
+    assert {ref for ref in again if ref.is_new} == {name(number) for number in range(500, 1000)}
+    assert [(ref.topic, ref.key) for ref in again[:2]] == [("orders", "999"), ("orders", "998")]
+
+
+async def test_a_given_id_does_not_tell_what_a_lost_reply_has_told(keys: Keys) -> None:
+    """The write is repeated and finds the message: this call may have stored it, or an earlier one."""
+    with Server(tcp=True) as server:
+        async with Proxy(server.port) as proxy:
+            settings = Settings(url=proxy.url, command_timeout=timedelta(seconds=20))
+            async with (
+                Connector(proxy.url, settings).connected() as client,
+                publishing(client, keys, settings) as producer,
+                anyio.create_task_group() as tasks,
+            ):
+                await producer.publish("orders", 0, key="k", message_id="first")
+                refs = list[Any]()
+
+                async def publish() -> None:
+                    refs.append(await producer.publish("orders", 1, key="k", message_id="second"))
+
+                proxy.hold(lambda data: data.startswith(b"*2\r\n$2\r\nOK"))
+                tasks.start_soon(publish)
+                await until(lambda: proxy.is_holding, "the reply is on its way")
+                proxy.reset()
+                proxy.release()
+                await until(lambda: refs, "it is published")
+                assert (refs[0].is_new, refs[0].is_same) == (None, True)
+
+
 async def test_a_delayed_message_waits(producer: Producer, client: Client, keys: Keys) -> None:
     """It is kept with its due time by the server's clock, and stored once under a given id."""
     seconds, _ = await client.execute_command("TIME")

@@ -1,15 +1,38 @@
 -- PURPOSE  Keep a message until it is due.
 -- KEYS     1 delayed zset  2 dedup string of this message id
 -- ARGV     1 due:ms since 1970, or '+ms' from the server's now  2 window_ms:int  3 packed entry
--- RETURNS  {'OK'|'DUPLICATE', due_ms}
+-- RETURNS  {'OK', due_ms} or {'DUPLICATE', due_ms, is_same:1|0|-1 (payload and key; -1: it is not among the first 1 000
+--          that are due then)}
 -- WHY      The server's clock defines "in five seconds". A message that is sent twice is stored once.
 local due = tonumber(ARGV[1])
 if ARGV[1]:sub(1, 1) == '+' then
   local now = redis.call('TIME')
   due = now[1] * 1000 + math.floor(now[2] / 1000) + due
 end
+local function unpacked(packed)
+  local fields, at = {}, 1
+  while at <= #packed do
+    local name, value
+    name, at = struct.unpack('>I4c0', packed, at)
+    value, at = struct.unpack('>I4c0', packed, at)
+    fields[name] = value
+  end
+  return fields
+end
+
 local known = redis.call('GET', KEYS[2])
-if known then return { 'DUPLICATE', known } end
+if known then
+  local mine, is_same = unpacked(ARGV[3]), -1
+  local there = known:find('-', 1, true) and {}
+    or redis.call('ZRANGEBYSCORE', KEYS[1], known, known, 'LIMIT', 0, 1000)
+  for _, packed in ipairs(there) do
+    local ok, fields = pcall(unpacked, packed)
+    if ok and fields.id == mine.id then
+      is_same = fields.data == mine.data and fields.key == mine.key and 1 or 0
+    end
+  end
+  return { 'DUPLICATE', known, is_same }
+end
 redis.call('ZADD', KEYS[1], due, ARGV[3])
 local now = redis.call('TIME')
 local left = math.max(0, due - now[1] * 1000)

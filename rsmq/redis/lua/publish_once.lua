@@ -1,18 +1,34 @@
 -- PURPOSE  Append one message unless a message with its id was appended before.
 -- KEYS     1 stream  2 dedup string of this message id
 -- ARGV     1 max_length:int  2 on_full:reject|trim  3 window_ms:int  4 since:stream id or ''  5 message id  6.. field, value, ...
--- RETURNS  {'OK'|'DUPLICATE', stream id} or {'FULL'}
+-- RETURNS  {'OK', stream id}, {'FULL'} or {'DUPLICATE', stream id or due time of the message that is there,
+--          is_same:1|0|-1 (its payload and key; -1: it is gone, or it is delayed)}
 -- WHY      A reply can be lost after the write. `since` (the newest id known before that write) lets the call find a
 --          first attempt that went through the plain batch script and left no dedup key.
+local function value(fields, first, name)
+  for i = first, #fields, 2 do
+    if fields[i] == name then return fields[i + 1] end
+  end
+end
+
+local function is_same(entry)
+  if not entry then return -1 end
+  for _, name in ipairs({ 'data', 'key' }) do
+    if value(entry[2], 1, name) ~= value(ARGV, 6, name) then return 0 end
+  end
+  return 1
+end
+
 local known = redis.call('GET', KEYS[2])
-if known then return { 'DUPLICATE', known } end
+if known then
+  local entry = known:find('-', 1, true) and redis.call('XRANGE', KEYS[1], known, known)[1]
+  return { 'DUPLICATE', known, is_same(entry) }
+end
 if ARGV[4] ~= '' then
   for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '(' .. ARGV[4], '+', 'COUNT', 10000)) do
-    for i = 1, #entry[2], 2 do
-      if entry[2][i] == 'id' and entry[2][i + 1] == ARGV[5] then
-        redis.call('SET', KEYS[2], entry[1], 'PX', ARGV[3])
-        return { 'DUPLICATE', entry[1] }
-      end
+    if value(entry[2], 1, 'id') == ARGV[5] then
+      redis.call('SET', KEYS[2], entry[1], 'PX', ARGV[3])
+      return { 'DUPLICATE', entry[1], is_same(entry) }
     end
   end
 end

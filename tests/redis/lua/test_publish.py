@@ -101,7 +101,7 @@ async def test_publish_once_called_twice_stores_one_message(partition: Partition
     """The dedup key holds the stream id for the window; the second call returns it."""
     word, entry = await partition.once("a")
     assert word == b"OK"
-    assert await partition.once("a") == [b"DUPLICATE", entry]
+    assert await partition.once("a") == [b"DUPLICATE", entry, 1]
     assert await partition.entries() == [[b"data", b"x", b"id", b"a"]]
     assert await partition.call("GET", partition.dedup("a")) == entry
     assert 0 < await partition.call("PTTL", partition.dedup("a")) <= WINDOW
@@ -113,7 +113,7 @@ async def test_publish_once_finds_a_first_attempt_without_a_dedup_key(partition:
     _, before = await partition.publish(["data", "x", "id", "z"])
     _, entry = await partition.publish(["data", "y", "id", "c"], ["data", "x", "id", "a"])
     for _ in range(2):
-        assert await partition.once("a", since=before.decode()) == [b"DUPLICATE", entry]
+        assert await partition.once("a", since=before.decode()) == [b"DUPLICATE", entry, 1]
     assert await partition.call("GET", partition.dedup("a")) == entry
     assert (await partition.once("z", since=before.decode()))[0] == b"OK"
     assert len(await partition.entries()) == 4
@@ -138,7 +138,7 @@ async def test_delay_message_called_twice_keeps_the_first_due_time(partition: Pa
     word, due = await partition.delay("+5000", "a")
     assert word == b"OK"
     assert 5000 <= int(due) - now < 20_000
-    assert await partition.delay("+90000", "a") == [b"DUPLICATE", due]
+    assert await partition.delay("+90000", "a") == [b"DUPLICATE", due, 1]
     packed = pack_fields(["data", "x", "id", "a"])
     assert await partition.call("ZRANGE", partition.delayed, 0, -1, "WITHSCORES") == [packed, due]
     assert 5000 < await partition.call("PTTL", partition.dedup("a")) <= WINDOW + 6000
