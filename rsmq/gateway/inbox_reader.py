@@ -137,9 +137,12 @@ class InboxReader:
         page.add_done_callback(lambda done: self._paged(done, rings))
 
     def _paged(self, page: asyncio.Future[Any], rings: int) -> None:
-        self._is_paging = False
-        if self._is_ended:
-            return
+        if not self._is_ended:
+            self._read_page(page, rings)
+        self._is_paging = False  # not before: a letter that is acknowledged at once asks for the next page
+        self.turn(is_rung=self._rings != rings)
+
+    def _read_page(self, page: asyncio.Future[Any], rings: int) -> None:
         error = None if page.cancelled() else page.exception()
         if page.cancelled() or error is not None:
             self.end(error if isinstance(error, Exception) else SessionLost(self.client))
@@ -161,7 +164,6 @@ class InboxReader:
             if self._is_ended:
                 return
         self._cursor, self._is_drained = cursor, is_drained
-        self.turn(is_rung=self._rings != rings)
 
     # -- settling --------------------------------------------------------------------------------------------------
 
