@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from types import SimpleNamespace
@@ -11,22 +12,26 @@ from typing import Any, Final
 from tenacity import wait_fixed
 
 from rsmq.consumer.context import ConsumerContext
-from rsmq.consumer.lane import Lane
+from rsmq.consumer.lane import Lane, MessageOutputs
+from rsmq.consumer.outputs import Outputs
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.settler import Settler
-from rsmq.handler.retry import Bury, Reason, RetryPolicy
+from rsmq.handler.retry import Bury, Park, Reason, RetryPolicy
 from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
-from rsmq.redis.scripts import RENEW_LEASE, SETTLE_MESSAGES
+from rsmq.producer.output import Output
+from rsmq.redis.scripts import RENEW_LEASE, SETTLE_MESSAGES, SETTLE_OUTPUTS
 from tests.interleavings.world import Command
 
 KEYS: Final = Keys()
 TOPIC, GROUP = "orders", "billing"
 STREAM: Final = KEYS.stream(TOPIC, 0)
 LEASE, RETRY, DLQ = KEYS.lease(TOPIC, 0, GROUP), KEYS.retry(TOPIC, 0, GROUP), KEYS.dlq(TOPIC, 0, GROUP)
+TARGET: Final[Any] = SimpleNamespace(name="invoices", max_length=0)
+OUT: Final = KEYS.stream(TARGET.name, 0)
 DAY: Final = timedelta(days=1)
 """Leases and retries last so long that none ends by itself: time passes when the search says so."""
 SETTINGS: Final = Settings(lease_ttl=DAY, recovery_batch=2, prefetch=4)
@@ -144,7 +149,7 @@ def _start(command: Command, number: int, attempt: int) -> Wire:
 
 def _park(command: Command, number: int, attempt: int, is_kept: bool) -> Wire:
     lane = _lane(command, number)
-    return sent(_settler(command).park(_message(lane, number, attempt), lane, DAY, keep_pending=is_kept))
+    return sent(_settler(command).park(_message(lane, number, attempt), lane, Park(DAY), keep_pending=is_kept))
 
 
 def _unpark(command: Command) -> Wire:
@@ -162,6 +167,25 @@ def _settle(command: Command, *numbers: int) -> Wire:
     lane = _lane(command, *numbers)
     keys, args = _settler(command)._settling([(lane, [stream_id(number) for number in numbers])])
     return SETTLE_MESSAGES.command(keys, args)
+
+
+def _settle_outputs(command: Command, is_again: bool, *numbers: int) -> Wire:
+    """With one output for each message, which holds its number."""
+    producer: Any = SimpleNamespace(keys=KEYS, topic=lambda _: TARGET)
+    context, lane = replace(_context(command.member), producer=producer), _lane(command, *numbers)
+    outputs: Any = Outputs(context, _unasked, lambda _: None)
+    page = []
+    for number in numbers:
+        entry = MessageOutputs(_message(lane, number, 1))
+        entry.outputs.append(Output(TARGET, 0, f"{number}", ("data", f"{number}"), 1, "", is_once=False))
+        entry.is_sent = is_again
+        page.append((stream_id(number), entry))
+    arguments, args = outputs._command(lane, page)
+    return SETTLE_OUTPUTS.command(arguments.keys, args)
+
+
+async def _unasked(*_: Any) -> Any:
+    raise AssertionError("only the command is made")
 
 
 def _hand_back(command: Command, *items: tuple[int, int]) -> Wire:

@@ -35,11 +35,13 @@ class Rules(NamedTuple):
     """The handler: a key or "" for each message, and how many calls run at once.
 
     `ends_late`: a member that connects again first ends its last connection, so nothing comes late on it.
+    `has_outputs`: each handler publishes one message.
     """
 
     keys: tuple[str, ...]
     concurrency: int = 1
     ends_late: bool = True
+    has_outputs: bool = False
 
     def blocks(self, number: int) -> bool:
         """Whether a message holds back later ones while it waits for its retry."""
@@ -59,7 +61,7 @@ def pump(member: Member, rules: Rules) -> tuple[Member, list[int]]:
         before = member
         member = _fetch(member)
         member = _run(member, rules, started)
-        member = _settle(member)
+        member = _settle(member, rules)
         member = _leave(member)
     return member, started
 
@@ -120,15 +122,20 @@ def _is_blocked(number: int, ahead: Iterable[Item], rules: Rules) -> bool:
     return rules.blocks(number) and bool(waits_for)
 
 
-def _settle(member: Member) -> Member:
+def _settle(member: Member, rules: Rules) -> Member:
     lane = member.lane
     if lane is None or not member.is_free("settle"):
         return member
     done = [item for item in lane.items if item.phase == DONE]
-    if not done:
+    if not done or (rules.has_outputs and not lane.is_held):
         return member
+    is_again = any(item.is_unsure for item in done)
+    if is_again:  # first the same call again
+        done = [item for item in done if item.is_unsure]
     for item in done:
         lane = _with(lane, item._replace(phase=SETTLING))
+    if rules.has_outputs:
+        return _send(member, "settle_outputs", "settle", is_again, *(item.number for item in done), lane=lane)
     return _send(member, "settle", "settle", *(item.number for item in done), lane=lane)
 
 
@@ -197,6 +204,8 @@ def _accepted(
             lane = lane._replace(deferred=(*lane.deferred, *due))
         case "settle":
             lane = _without(lane, *command.args)
+        case "settle_outputs":
+            lane = _without(lane, *command.args[1:])
         case "hand_back":
             lane = lane._replace(leaving=3)
         case "start" | "park" | "bury":
@@ -229,9 +238,11 @@ def unanswered(member: Member, command: Command) -> Member:
             lane = lane._replace(is_missing_retries=True)
         case "hand_back":
             lane = restarted(member)._replace(leaving=0)
-        case "settle":
+        case "settle" | "settle_outputs":
+            is_unsure = command.kind == "settle_outputs"
             for item in lane.items:
-                lane = _with(lane, item._replace(phase=DONE)) if item.phase == SETTLING else lane
+                if item.phase == SETTLING:
+                    lane = _with(lane, item._replace(phase=DONE, is_unsure=is_unsure))
         case "start" | "park" | "bury":
             item = next(item for item in lane.items if item.number == command.args[0])
             lane = _with(lane, item._replace(is_unsure=True))

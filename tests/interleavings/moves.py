@@ -20,6 +20,7 @@ ACTS: Final = {
     "unpark": "call for due retries",
     "bury": "dead letter",
     "settle": "settlement",
+    "settle_outputs": "settlement with outputs",
     "hand_back": "hand-back",
 }
 
@@ -179,6 +180,8 @@ class Moves:
         truth = world.truth
         if command.kind == "settle" and reply[0][0] == OK:
             truth = truth._replace(settled=truth.settled.union(command.args))
+        if command.kind == "settle_outputs" and reply[0] == OK:
+            truth = truth._replace(settled=truth.settled.union(command.args[1:]))
         after = world._replace(server=server, truth=truth)
         if place is None:
             after = after._replace(late=world.late - {command})
@@ -268,9 +271,22 @@ class Moves:
         both = world.truth.settled.intersection(dead)
         if both:
             return f"{_listed(both)} was settled and is a dead letter"
+        if self._rules.has_outputs and (wrong := self._wrong_outputs(server.outputs, world.truth.settled)):
+            return wrong
         there = {each[0] for each in server.pending + server.parked}.union(dead, world.truth.settled)
         lost = [number for number in self._all if number <= server.delivered and number not in there]
         return f"{_listed(lost)} is lost: neither pending nor parked, settled or a dead letter" if lost else ""
+
+    def _wrong_outputs(self, outputs: tuple[int, ...], settled: frozenset[int]) -> str:
+        """Those of each settled message are stored once, of no other, and in the order of their keys."""
+        if len(outputs) != len(set(outputs)):
+            return "an output is stored twice"
+        if settled != set(outputs):
+            return f"settled: {_listed(settled) or 'none'}, with outputs: {_listed(outputs) or 'none'}"
+        for number in outputs:
+            if not set(self._rules.before(number)).isdisjoint(outputs[outputs.index(number) :]):
+                return f"the output of {number} is stored before that of an earlier message of its key"
+        return ""
 
 
 def _alive(world: World) -> frozenset[str]:
@@ -331,6 +347,8 @@ def _described(command: Command) -> str:
             return f"{ACTS[command.kind]} of {command.args[0]}"
         case "settle":
             return f"settlement of {_listed(command.args)}"
+        case "settle_outputs":
+            return f"settlement with outputs of {_listed(command.args[1:])}"
         case "take":
             return "request for the lease"
     return ACTS[command.kind]

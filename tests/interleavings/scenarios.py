@@ -16,6 +16,7 @@ from tests.interleavings.world import Left
 KEYS: Final = Rules(("a", "a", "b"))
 ONE_KEY: Final = Rules(("a", "a"))
 NO_KEYS: Final = Rules(("", ""))
+OUTPUTS: Final = ONE_KEY._replace(has_outputs=True)
 TWO_AT_A_TIME: Final = NO_KEYS._replace(concurrency=2)
 
 
@@ -44,6 +45,12 @@ SCENARIOS: Final = (
     Scenario("2 without keys, 1 failure, 1 lost reply", NO_KEYS, Left(failures=1, lost=1), is_short=True),
     Scenario("2 without keys, 1 failure, 2 lost replies", NO_KEYS, Left(failures=1, lost=2)),
     Scenario("2 without keys, 1 failure, 1 crash, 1 lost reply", NO_KEYS, Left(failures=1, crashes=1, lost=1)),
+    Scenario("2 with outputs, 1 crash, 1 lost reply", OUTPUTS, Left(crashes=1, lost=1), is_short=True),
+    Scenario("2 with outputs, 2 lost replies", OUTPUTS, Left(lost=2), is_short=True),
+    Scenario("2 with outputs, 1 pause, 1 failure", OUTPUTS, Left(pauses=1, failures=1)),
+    Scenario("2 with outputs, 1 handover, 1 lost reply", OUTPUTS, Left(handovers=1, lost=1)),
+    Scenario("2 with outputs, 1 stop, 1 pause, 1 lost reply", OUTPUTS, Left(stops=1, pauses=1, lost=1)),
+    Scenario("3 with outputs, 1 crash, 1 lost reply", KEYS._replace(has_outputs=True), Left(crashes=1, lost=1)),
 )
 
 PAUSE: Final = Scenario("1 pause, 1 failure", ONE_KEY, Left(pauses=1, failures=1))
@@ -56,6 +63,8 @@ STOP: Final = Scenario("1 stop, 1 pause", ONE_KEY, Left(stops=1, pauses=1))
 HANDOVER: Final = Scenario("1 handover, 1 pause", ONE_KEY, Left(handovers=1, pauses=1))
 RETRY: Final = Scenario("no keys, 1 failure, 1 pause", NO_KEYS, Left(failures=1, pauses=1))
 TWICE: Final = Scenario("no keys, 2 failures, 1 lost reply", NO_KEYS, Left(failures=2, lost=1))
+OUTPUTS_PAUSE: Final = Scenario("outputs, 1 pause", OUTPUTS, Left(pauses=1))
+OUTPUTS_LOST: Final = Scenario("outputs, 1 lost reply", OUTPUTS, Left(lost=1))
 LATE: Final = Scenario("no keys, 1 failure, 1 lost reply", NO_KEYS._replace(ends_late=False), Left(failures=1, lost=1))
 LATE_KEY: Final = Scenario(
     "late commands, 1 failure, 1 lost reply", ONE_KEY._replace(ends_late=False), Left(failures=1, lost=1)
@@ -137,5 +146,13 @@ WEAKENINGS: Final = (
     Weakening("bury_message", "does not acknowledge", TWICE, "redis.call('XACK', ", "local _ = tostring("),
     Weakening("bury_message", "writes a second dead letter", TWICE, "or ARGV[7] == '1'", ""),
     Weakening("settle_messages", "acknowledges nothing", CRASH, "for i = first, last, 1000 do", "for i = 1, 0 do"),
+    Weakening("settle_outputs", UNFENCED, OUTPUTS_PAUSE),
+    Weakening(
+        "settle_outputs", "stores outputs whatever was acknowledged", OUTPUTS_LOST, "ARGV[4] == '0' and ", "",
+    ),
+    Weakening(
+        "settle_outputs", "acknowledges nothing", OUTPUTS_LOST,
+        "if redis.call('XACK', KEYS[1], ARGV[3], id) == 1 then return true end", "if true then return true end",
+    ),
     Weakening("", "a member that connects again leaves its last connection open", LATE, "", ""),
 )  # fmt: skip

@@ -10,12 +10,12 @@ import redis
 
 from rsmq.redis.scripts import SCRIPTS
 from rsmq.testing.server import ThrowawayServer
-from tests.interleavings.commands import DLQ, GROUP, KEYS, LEASE, RETRY, STREAM, Wire, number_of, stream_id, wire
+from tests.interleavings.commands import DLQ, GROUP, KEYS, LEASE, OUT, RETRY, STREAM, Wire, number_of, stream_id, wire
 from tests.interleavings.world import Command, Server
 
 LATEST: Final = 10**15
 """The epoch before the first one: later than the clock, so that every grant adds 1, at whatever time it comes."""
-PARTS: Final = (STREAM, LEASE, RETRY, DLQ)
+PARTS: Final = (STREAM, LEASE, RETRY, DLQ, OUT)
 PICTURE: Final = (
     ("TIME",),
     ("HMGET", LEASE, "owner", "epoch", "until_ms", "reader", "before"),
@@ -23,6 +23,7 @@ PICTURE: Final = (
     ("XPENDING", STREAM, GROUP, "-", "+", 100),
     ("ZRANGE", RETRY, 0, -1, "WITHSCORES"),
     ("XRANGE", DLQ, "-", "+"),
+    ("XRANGE", OUT, "-", "+"),
     *(("DUMP", part) for part in PARTS),
 )
 
@@ -109,7 +110,7 @@ def _fields(flat: list[Any]) -> dict[Any, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead: Any) -> Server:
+def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead: Any, out: Any) -> Server:
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     owner, epoch, until, reader, before = ((value or b"").decode() for value in lease)
     letters = [_fields(fields) for _, fields in dead]
@@ -126,6 +127,7 @@ def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead
             for (entry_id, _, attempts), due in ((each.partition(b"|"), due) for each, due in _fields(parked).items())
         ),
         tuple((number_of(letter[b"dlq.origin"]), letter[b"dlq.reason"].decode()) for letter in letters),
+        tuple(int(_fields(fields)[b"data"]) for _, fields in out),
     )
 
 

@@ -109,6 +109,7 @@ class Server(NamedTuple):
     pending: tuple[tuple[int, str, int], ...] = ()
     parked: tuple[tuple[int, int, bool], ...] = ()
     dead: tuple[tuple[int, str], ...] = ()
+    outputs: tuple[int, ...] = ()
 
 
 class Left(NamedTuple):

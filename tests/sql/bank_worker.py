@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session
 from tenacity import wait_random
 
-from rsmq import Broker, Message, RetryPolicy, Settings
+from rsmq import Broker, Retry, RetryPolicy, Settings
 from rsmq.sql import Effects, Outbox
 from rsmq.sql.effects import Transaction
 from rsmq.sql.relay import Relay
@@ -30,6 +30,8 @@ broker = Broker(Settings(url=redis_url, preflight="warn", lease_ttl=timedelta(se
 engine = create_async_engine(database_url, pool_size=20)
 sessions = async_sessionmaker(engine)
 effects, outbox = Effects(sessions), Outbox(engine)
+FAILURES = 0.05
+"""The share of batches of which one message fails."""
 PATIENT = RetryPolicy(max_attempts=1000, wait=wait_random(0.05, 0.2))
 MOVE = text("UPDATE account SET balance = balance + :amount WHERE id = :id")
 
@@ -81,11 +83,14 @@ else:
         await move(session, transfer)
         await outbox.publish(session, "receipts", transfer["id"])
 
-    @broker.handler("receipts", group="mail", retry=PATIENT)
-    async def send(number: int, session: Annotated[AsyncSession, Depends(effects.session)], message: Message) -> None:
-        await session.execute(text("INSERT INTO receipt VALUES (:id)"), {"id": number})
-        if is_time("sleep"):  # longer than the lease: a newer owner takes the message meanwhile
+    @broker.handler("receipts", group="mail", retry=PATIENT, batch=50)
+    async def send(numbers: list[int], session: Annotated[AsyncSession, Depends(effects.session)]) -> list[Any] | None:
+        await session.execute(text("INSERT INTO receipt VALUES (:id)"), [{"id": number} for number in numbers])
+        if is_time("sleep"):  # longer than the lease: a newer owner takes the messages meanwhile
             await asyncio.sleep(5)
+        if random.random() < FAILURES:  # the others are handled again at once, without it
+            return [Retry("not yet") if at == 0 else None for at in range(len(numbers))]
+        return None
 
     commit, remove = Transaction.commit, Relay._remove
 
