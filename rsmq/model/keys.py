@@ -173,6 +173,10 @@ class Keys:
         """Sharded channel: a letter has come into a drained inbox. Messages carry no data."""
         return f"{self.prefix}:{{{encode_device(device)}}}_wake"
 
+    def task(self, task: str) -> str:
+        """String with TTL: a task of Django, with its result. No topic has a `%`."""
+        return f"{self.prefix}:{{%task.{task}}}"
+
     def received(self, device: str) -> str:
         """Hash with TTL: packet id -> topic and token of each QoS 2 message of an MQTT client that is not released."""
         return f"{self.prefix}:{{{encode_device(device)}}}_received"

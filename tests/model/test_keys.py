@@ -31,6 +31,7 @@ EXAMPLE = {
     "work": "<work>",
     "device": "phone-7",
     "seq": "<seq>",
+    "task": "<task id>",
     "shard": "<shard>",
     "bucket": "<bucket>",
     "gateway": "<gateway>",
@@ -97,7 +98,8 @@ def test_no_two_keys_collide() -> None:
     for topic, partition, group, message_id, member in itertools.product(names, (1, 11), groups, ids, ("x", "y:z")):
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
                   "name": "string", "work": "work", "number": partition, "device": f"{topic}.{partition}",
-                  "seq": partition, "shard": partition, "bucket": partition, "gateway": member}  # fmt: skip
+                  "seq": partition, "shard": partition, "bucket": partition, "gateway": member,
+                  "task": message_id}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")
             thing = (method, *used)

@@ -23,7 +23,7 @@ LAYERS = [
     "consumer inspector",
     "worker",
     "broker",
-    "telemetry dashboard pipeline testing asgi gateway",
+    "telemetry dashboard pipeline testing asgi django gateway",
     "cli",
     "__main__ __init__",
 ]

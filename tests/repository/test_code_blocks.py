@@ -28,8 +28,8 @@ from rsmq.model.words import duration
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md", "tutorial.md"}
-"""Their blocks are parts of larger programs, with tests of their own (`test_pages.py`, `test_typed_through.py`)."""
+FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md", "tutorial.md", "django.md"}
+"""Their blocks are parts of larger programs, which `test_pages.py`, `test_typed_through.py` and `tests/django` test."""
 FOREIGN = re.compile(r"^``` \{ \.python \.foreign \}\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

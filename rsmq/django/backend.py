@@ -1,0 +1,138 @@
+"""The task backend: stores a task as a message, and finds the result of one by its id."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.apps import apps
+from django.core import checks
+from django.db import connections, transaction
+from django.utils import timezone
+
+from rsmq.broker.sync_broker import SyncBroker
+from rsmq.django.options import Options, read_options, topic_of
+from rsmq.django.result import aware, checked_id, read_result, set_fields, write_result
+from rsmq.django.tasks import (
+    BaseTaskBackend,
+    Task,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_enqueued,
+)
+from rsmq.errors import ConfigError
+from rsmq.model.clock import to_ms
+from rsmq.model.message import new_message_id
+from rsmq.model.settings import Settings
+
+BROKERS: dict[str, SyncBroker] = {}
+LOCK = threading.Lock()
+
+
+def broker_for(settings: Settings) -> SyncBroker:
+    """One broker, and so one connection, for all threads of the process: Django makes a backend for each of them."""
+    name = repr(settings)
+    with LOCK:
+        if name not in BROKERS:
+            BROKERS[name] = SyncBroker(settings)
+        return BROKERS[name]
+
+
+class RsmqBackend(BaseTaskBackend):
+    """A backend of Django's tasks with priority, `run_after`, results and coroutines.
+
+    Inside a transaction a task is enqueued when it commits. Workers: `manage.py rsmq worker`.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
+        super().__init__(alias, params)
+        self._read: Options | None = None
+
+    @property
+    def configuration(self) -> Options:
+        """The options, read at first use: a mistake is found by `manage.py check`, and does not hinder imports."""
+        if self._read is None:
+            try:
+                self._read = read_options(self.options, self.queues)
+            except ConfigError as error:
+                raise ConfigError(f"TASKS[{self.alias!r}]: {error}") from None
+        return self._read
+
+    @property
+    def broker(self) -> SyncBroker:
+        """The broker that enqueues, connected at its first call."""
+        return broker_for(self.configuration.settings)
+
+    def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
+        """Store a task and return its result, whose id finds it again.
+
+        Inside a transaction it is stored after the commit, unless the option `on_commit` is False.
+        """
+        self.validate_task(task)
+        options = self.configuration
+        result = TaskResult(
+            task=task, id=new_message_id(), status=TaskResultStatus.READY, enqueued_at=None, started_at=None,
+            last_attempted_at=None, finished_at=None, args=args, kwargs=kwargs, backend=self.alias, errors=[],
+            worker_ids=[],
+        )  # fmt: skip
+        store = partial(self._store, result)
+        if options.on_commit and is_in_transaction(options.database):
+            transaction.on_commit(store, using=options.database)
+        else:
+            store()
+        return result
+
+    def _store(self, result: TaskResult) -> None:
+        """The result first: from then on it can be found, and the worker changes it."""
+        options, broker = self.configuration, self.broker
+        set_fields(result, enqueued_at=timezone.now())
+        text, due = write_result(result), aware(result.task.run_after)
+        wait = timedelta(0) if due is None else max(timedelta(0), due - datetime.now(UTC))
+        ttl = to_ms(options.result_ttl + wait)
+        broker.client.execute_command("SET", broker.keys.task(result.id), text, "PX", ttl)
+        topic = topic_of(options, result.task.queue_name, result.task.priority)
+        broker.publish(topic, text, at=due, message_id=result.id)
+        task_enqueued.send(type(self), task_result=result)
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """The task's result as the server has it. Raises TaskResultDoesNotExist."""
+        broker = self.broker
+        text = broker.client.execute_command("GET", broker.keys.task(checked_id(result_id)))
+        if text is None:
+            raise TaskResultDoesNotExist(result_id)
+        return read_result(text)
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        """What `manage.py check` says: it reads the settings, and asks no server."""
+        yield from super().check(**kwargs)
+        try:
+            options = self.configuration
+        except ConfigError as error:
+            yield checks.Error(str(error), hint="See docs/django.md for the options.", id="rsmq.E001")
+            return
+        if options.on_commit and options.database not in connections.databases:
+            yield checks.Error(
+                f"TASKS[{self.alias!r}]: DATABASES has no {options.database!r}",
+                hint="Set the option `database` to the one whose commits tasks wait for, or `on_commit` to False.",
+                id="rsmq.E002",
+            )
+        if not apps.is_installed("rsmq.django"):
+            yield checks.Warning(
+                "INSTALLED_APPS has no 'rsmq.django', so there is no `manage.py rsmq worker`",
+                hint="Add it, or run `rsmq worker rsmq.django.worker:brokers.default`.",
+                id="rsmq.W001",
+            )
+
+
+def is_in_transaction(database: str) -> bool:
+    """Whether this thread is in a transaction of this database. Does not connect."""
+    return database in connections.databases and transaction.get_connection(database).in_atomic_block

@@ -1,0 +1,111 @@
+"""What the server keeps of a task: its arguments, its state and its result, as JSON under the id of the message."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from traceback import format_exception
+from typing import Any, Final
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from rsmq.django.tasks import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+
+TIMES: Final = ("enqueued_at", "started_at", "finished_at", "last_attempted_at")
+ID: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+Record = dict[str, Any]
+
+
+def checked_id(result_id: str) -> str:
+    """An id that a task may have. Raises TaskResultDoesNotExist."""
+    if not isinstance(result_id, str) or not ID.fullmatch(result_id):
+        raise TaskResultDoesNotExist(str(result_id))
+    return result_id
+
+
+def write_result(result: TaskResult) -> str:
+    """A result as JSON. It is also the payload of the message, so that any worker knows the task without the record."""
+    task = result.task
+    record: Record = {
+        "id": result.id,
+        "task": task.module_path,
+        "queue": task.queue_name,
+        "priority": task.priority,
+        "run_after": written(aware(task.run_after)),
+        "backend": result.backend,
+        "args": result.args,
+        "kwargs": result.kwargs,
+        "status": result.status.value,
+        "errors": [[error.exception_class_path, error.traceback] for error in result.errors],
+        "worker_ids": result.worker_ids,
+        "return_value": result._return_value,
+    }
+    record |= {name: written(getattr(result, name)) for name in TIMES}
+    return json.dumps(record)
+
+
+def read_result(text: str | bytes) -> TaskResult:
+    """The inverse. Raises ImportError or AttributeError if this code has no such task any more."""
+    record = json.loads(text)
+    task: Task = import_string(record["task"])
+    if not isinstance(task, Task):
+        raise ImportError(f"{record['task']} is a {type(task).__name__}, not a task: decorate it with @task")
+    result = TaskResult(
+        task=task.using(
+            priority=record["priority"], queue_name=record["queue"], backend=record["backend"],
+            run_after=local(moment(record["run_after"])),
+        ),
+        id=record["id"],
+        status=TaskResultStatus(record["status"]),
+        args=record["args"],
+        kwargs=record["kwargs"],
+        backend=record["backend"],
+        errors=[TaskError(exception_class_path=path, traceback=text) for path, text in record["errors"]],
+        worker_ids=record["worker_ids"],
+        **{name: moment(record[name]) for name in TIMES},
+    )  # fmt: skip
+    set_fields(result, _return_value=record["return_value"])
+    return result
+
+
+def failed(text: str | bytes, error: BaseException) -> str:
+    """A result that cannot be read, as failed."""
+    record = json.loads(text)
+    record["status"] = TaskResultStatus.FAILED.value
+    record["errors"].append(described(error))
+    return json.dumps(record)
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """The path of an error's class, and its traceback."""
+    return f"{type(error).__module__}.{type(error).__qualname__}", "".join(format_exception(error))
+
+
+def set_fields(result: TaskResult, **values: Any) -> None:
+    """Change fields of a result, which is frozen for users."""
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
+
+
+def written(when: datetime | None) -> str | None:
+    """A time as text."""
+    return None if when is None else when.isoformat()
+
+
+def moment(text: str | None) -> datetime | None:
+    """The inverse."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def aware(when: datetime | None) -> datetime | None:
+    """A time with its zone: without USE_TZ Django has none."""
+    return when if when is None or timezone.is_aware(when) else timezone.make_aware(when)
+
+
+def local(when: datetime | None) -> datetime | None:
+    """The inverse: as this project wants times."""
+    return when if when is None or settings.USE_TZ else timezone.make_naive(when)

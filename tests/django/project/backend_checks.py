@@ -1,0 +1,272 @@
+"""Tests inside a Django project, with two workers of `manage.py`. Run by tests/django/test_backend.py."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+import shop
+from django.core import checks
+from django.db import transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from rsmq.django.apps import check_backends
+from rsmq.django.backend import BROKERS, RsmqBackend
+from rsmq.django.tasks import BaseTaskBackend, TaskResultDoesNotExist, TaskResultStatus, task_backends, task_enqueued
+
+HERE = Path(__file__).parent
+DUMMY = f"{BaseTaskBackend.__module__.rpartition('.')[0]}.dummy.DummyBackend"
+backend = task_backends["default"]
+
+
+def wait_until(condition, what):
+    """Block until it is true."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"still not: {what}"
+        time.sleep(0.02)
+
+
+def finished(result):
+    """The result when the task has finished."""
+
+    def is_finished():
+        result.refresh()
+        return result.is_finished
+
+    wait_until(is_finished, f"{result.task.name} has finished: {result}")
+    return result
+
+
+def start(*args):
+    """`manage.py rsmq worker`, from another directory."""
+    command = [sys.executable, str(HERE / "manage.py"), "rsmq", *args]
+    return subprocess.Popen(command, cwd="/")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers():
+    processes = [start("--backend", alias, "worker", "--log-level", "error") for alias in ("default", "retrying")]
+    yield
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in processes] == [0, 0]
+
+
+@pytest.fixture(autouse=True)
+def _no_notes():
+    shop.NOTES.write_text("")
+    shop.RELEASED.unlink(missing_ok=True)
+
+
+def notes():
+    """What the tasks have noted."""
+    return shop.NOTES.read_text().splitlines()
+
+
+def stored():
+    """How many messages the topics of the default backend hold."""
+    broker = backend.broker
+    keys = [broker.keys.stream(f"tasks.{band}.default", n) for band in ("high", "normal", "low") for n in (0, 1)]
+    return sum(broker.client.execute_command("XLEN", key) for key in keys)
+
+
+def test_a_task_gives_its_result():
+    """Also to another process that has only the id, and to a coroutine."""
+    enqueued = []
+    task_enqueued.connect(lambda task_result, **_: enqueued.append(task_result.id), weak=False)
+    result = shop.add.enqueue(1, b=2)
+    assert enqueued == [result.id]
+    assert result.status in (TaskResultStatus.READY, TaskResultStatus.RUNNING)
+    assert not result.is_finished
+    assert finished(result).return_value == 3
+    again = shop.add.get_result(result.id)
+    assert (again.status, again.return_value, again.args, again.kwargs) == ("SUCCESSFUL", 3, [1], {"b": 2})
+    assert again.enqueued_at <= again.started_at <= again.finished_at
+    assert (again.attempts, again.errors, len(again.worker_ids)) == (1, [], 1)
+    assert again.task == shop.add
+
+
+@pytest.mark.anyio
+async def test_a_task_is_enqueued_and_asked_for_by_a_coroutine():
+    """`aenqueue`, `arefresh` and a task that is a coroutine."""
+    result = await shop.add_later.aenqueue(1, 2)
+    while not result.is_finished:
+        await result.arefresh()
+    assert result.return_value == 3
+
+
+def test_an_error_fails_the_task_and_makes_a_dead_letter():
+    """With its class and its traceback; without a retry policy there is one attempt."""
+    result = finished(shop.fail.enqueue())
+    assert result.status == TaskResultStatus.FAILED
+    [error] = result.errors
+    assert error.exception_class is LookupError
+    assert 'raise LookupError("no such customer")' in error.traceback
+    with pytest.raises(ValueError, match="failed"):
+        _ = result.return_value
+    [error] = finished(shop.unserializable.enqueue()).errors
+    assert error.exception_class is TypeError
+    letters = backend.broker.dead_letters
+    topic = backend.broker.topics.existing("tasks.normal.default")
+    wait_until(lambda: letters.count(topic, "workers") == 2, "both are dead letters")
+
+
+def test_a_retry_policy_tries_again():
+    """The errors of all attempts are kept, and each attempt has its worker."""
+    result = finished(shop.count.using(backend="retrying").enqueue(until=3))
+    assert (result.return_value, result.attempts, len(result.errors)) == (3, 3, 2)
+    result = finished(shop.count.using(backend="retrying").enqueue(until=4))
+    assert (result.status, result.attempts, len(result.errors)) == ("FAILED", 3, 3)
+    assert notes() == ["attempt 1", "attempt 2", "attempt 3"] * 2
+
+
+def test_another_queue():
+    """It has topics of its own."""
+    finished(shop.mail.enqueue("ada"))
+    assert notes() == ["mail to ada"]
+
+
+def test_run_after():
+    """Not before that time; without USE_TZ it has no zone."""
+    due = timezone.now() + timedelta(seconds=1)
+    result = finished(shop.add.using(run_after=due).enqueue(1))
+    assert result.started_at >= due - timedelta(milliseconds=1)
+    assert result.task.run_after == due
+
+
+def test_tasks_start_by_priority():
+    """One at a time in this worker: what waits starts in the order of its priority, then of its age."""
+    first = shop.wait.enqueue("first")
+    wait_until(notes, "the first runs")
+    results = [shop.wait.using(priority=p).enqueue(f"{p}") for p in (-50, 0, 100)]
+    broker = backend.broker
+    topics = [broker.topics.existing(f"tasks.{band}.default") for band in ("high", "normal", "low")]
+
+    def fetched():
+        groups = [broker.client.execute_command("XPENDING", broker.keys.stream(topic.name, n), "workers")[0]
+                  for topic in topics for n in range(topic.partitions)]  # fmt: skip
+        return sum(groups) == 4
+
+    wait_until(fetched, "the worker has fetched the others")
+    shop.RELEASED.touch()
+    for result in (first, *results):
+        finished(result)
+    assert notes() == ["first", "100", "0", "-50"]
+
+
+def test_a_transaction_enqueues_at_its_commit():
+    """A rollback enqueues nothing, and the option `on_commit` turns it off."""
+    before = stored()
+    with transaction.atomic():
+        result = shop.add.enqueue(1)
+        assert stored() == before
+        with pytest.raises(TaskResultDoesNotExist):
+            shop.add.get_result(result.id)
+        at_once = shop.add.using(backend="retrying").enqueue(2)
+        assert finished(at_once).return_value == 3
+    assert result.enqueued_at is not None
+    assert finished(result).return_value == 2
+    with transaction.atomic():
+        lost = shop.add.enqueue(1)
+        transaction.set_rollback(True)
+    assert stored() == before + 1
+    with pytest.raises(TaskResultDoesNotExist):
+        lost.refresh()
+
+
+def test_database_connections_are_closed_after_each_task():
+    """The thread of a worker begins each task without one."""
+    seen = [finished(shop.query.enqueue()).return_value for _ in range(2)]
+    assert seen[0][1] == seen[1][1], "it is one thread"
+    assert [had_one for had_one, _ in seen] == [False, False]
+
+
+def test_unknown_results():
+    """An id that never was, and one that is none."""
+    for wrong in ("0", "no id at all", "{x}", "x" * 65):
+        with pytest.raises(TaskResultDoesNotExist):
+            backend.get_result(wrong)
+
+
+def test_a_task_that_the_workers_do_not_have_fails():
+    """Its code was removed before it ran."""
+    key = backend.broker.keys.task("gone")
+    template = shop.add.enqueue(1)
+    finished(template)
+    text = backend.broker.client.execute_command("GET", backend.broker.keys.task(template.id))
+    gone = text.replace(b"shop.add", b"shop.gone").replace(b"SUCCESSFUL", b"READY")
+    backend.broker.client.execute_command("SET", key, gone, "PX", 60_000)
+    backend.broker.publish("tasks.normal.default", gone.decode(), message_id="gone")
+    wait_until(lambda: b"FAILED" in backend.broker.client.execute_command("GET", key), "it has failed")
+    assert b"ImportError" in backend.broker.client.execute_command("GET", key)
+
+
+def test_threads_share_one_connection():
+    """Django makes a backend for each thread."""
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(shop.add.enqueue, range(40)))
+    assert [finished(result).return_value for result in results] == [n + 1 for n in range(40)]
+    assert sum(thread.name == "rsmq-portal" for thread in threading.enumerate()) == len(BROKERS) <= 2
+
+
+def test_a_killed_worker_does_not_lose_its_task():
+    """Another one runs it again, and the result says so."""
+    other = start("--backend", "retrying", "worker", "--log-level", "error")
+    held = [shop.wait.using(backend="retrying").enqueue(str(n)) for n in range(12)]
+    wait_until(lambda: len(set(notes())) == 4, "each of the two runs two of them")
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    shop.RELEASED.touch()
+    results = [finished(result) for result in held]
+    assert [result.return_value for result in results] == [str(n) for n in range(12)]
+    assert sorted(result.attempts for result in results) == [1] * 10 + [2] * 2
+
+
+def test_a_naive_time_is_local():
+    """With USE_TZ off all times are."""
+    with override_settings(USE_TZ=False):
+        due = datetime.now() + timedelta(milliseconds=300)
+        result = shop.add.using(run_after=due).enqueue(1)
+    finished(result)
+    assert result.started_at.timestamp() >= due.timestamp() - 0.001
+
+
+MISTAKES = [
+    ({"OPTIONS": {"concurency": 4}}, "TASKS['x']: unknown option 'concurency' in OPTIONS. Did you mean concurrency?"),
+    ({"OPTIONS": {"result_ttl": 5}}, "result_ttl=5 is not"),
+    ({"OPTIONS": {"result_ttl": "0s"}}, "result_ttl must be longer than 0"),
+    ({"OPTIONS": {"concurrency": 0}}, "concurrency=0 is not a whole number of 1 or more"),
+    ({"OPTIONS": {"retry": 3}}, "retry=3 is not a policy: write RetryPolicy(max_attempts=5)"),
+    ({"OPTIONS": {"lease_ttl": "soon"}}, "RSMQ_LEASE_TTL"),
+    ({"QUEUES": []}, "QUEUES is empty: name the queues that the workers serve"),
+    ({"QUEUES": ["a queue"]}, "'tasks.normal.a queue'"),
+    ({"OPTIONS": {"database": "other"}}, "DATABASES has no 'other'"),
+]
+
+
+@pytest.mark.parametrize(("params", "text"), MISTAKES)
+def test_the_system_check_finds_mistakes(params, text):
+    """Each is one error that says what to write."""
+    [error] = RsmqBackend("x", params).check()
+    assert isinstance(error, checks.Error)
+    assert text in error.msg, error.msg
+
+
+def test_the_system_check_finds_what_is_not_installed():
+    """The application, or the backend."""
+    with override_settings(INSTALLED_APPS=[]):
+        [warning] = RsmqBackend("x", {}).check()
+        assert "there is no `manage.py rsmq worker`" in warning.msg
+    assert check_backends() == []
+    with override_settings(TASKS={"default": {"BACKEND": DUMMY}}):
+        [warning] = check_backends()
+        assert "TASKS has no backend of rsmq" in warning.msg
+    assert [each for each in checks.run_checks() if each.id and each.id.startswith("rsmq")] == []

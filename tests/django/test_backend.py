@@ -1,0 +1,62 @@
+"""The backend of Django's tasks, in a project of its own: Django can be configured only once per process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rsmq import Settings
+
+pytest.importorskip("django")
+
+ROOT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parent / "project"
+
+
+@pytest.fixture
+def environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
+    """What the project's settings read."""
+    return {
+        **os.environ, "PROJECT_DIR": str(tmp_path), "PROJECT_URL": str(settings.url), "PYTHONPATH": str(ROOT),
+        "PROJECT_PREFIX": settings.prefix, "DJANGO_SETTINGS_MODULE": "settings",
+    }  # fmt: skip
+
+
+def run(environment: dict[str, str], *args: str, cwd: Path = PROJECT) -> subprocess.CompletedProcess[str]:
+    """Run Python in the project."""
+    return subprocess.run(
+        [sys.executable, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+def test_tasks_in_a_project(environment: dict[str, str]) -> None:
+    """The tests of backend_checks.py pass."""
+    code = "import django, pytest, sys; django.setup(); sys.exit(pytest.main(sys.argv[1:]))"
+    options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull, "--rootdir", str(PROJECT)]
+    done = run(environment, "-c", code, *options, "backend_checks.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_manage_rsmq_runs_commands_on_the_server_of_the_project(environment: dict[str, str]) -> None:
+    """With its server and its prefix; the errors say what to write."""
+    environment["PROJECT_TASKS"] = "{'default': TASKS['default']}"
+    done = run(environment, str(PROJECT / "manage.py"), "rsmq", "topic", "list", "--json", cwd=Path("/"))
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    done = run(environment, "manage.py", "rsmq", "--backend", "other", "worker")
+    assert (done.returncode, "TASKS has no backend of rsmq with the name 'other'" in done.stderr) == (1, True)
+    environment["PROJECT_TASKS"] = "{'default': {'BACKEND': BACKEND, 'OPTIONS': {'topics': 'x'}}}"
+    done = run(environment, "manage.py", "rsmq", "worker")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "unknown option 'topics' in OPTIONS. Did you mean topic?" in done.stderr
+    done = run(environment, "manage.py", "check")
+    assert (done.returncode, "(rsmq.E001)" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
+def test_rsmq_without_the_extra_does_not_import_django() -> None:
+    """It costs nothing where it is not used."""
+    code = "import sys, rsmq; rsmq.SyncBroker; import rsmq.cli.worker; print('django' in sys.modules)"
+    assert run(dict(os.environ), "-c", code, cwd=ROOT).stdout == "False\n"
