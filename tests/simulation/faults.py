@@ -313,6 +313,7 @@ class Fates:
             return
         if offset > run.network.offset:
             self._end_leases()
+            run.skip_time()
         run.network.offset = offset
         run.world.note(f"the server's clock is off by {run.network.offset:g} s")
 

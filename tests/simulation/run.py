@@ -68,7 +68,7 @@ class Run:
         self.violations: list[str] = []
         self._events: list[Event] = []
         self._stored, self._unknown, self._poison = dict[Name, float](), set[Name](), set[Name]()
-        self._tried, self._perhaps_twice, self._ticks = set[Name](), set[Name](), dict[int, float]()
+        self._tried, self._perhaps_twice, self._ticks = dict[Name, float](), set[Name](), dict[int, float]()
         self._stream_ids = dict[Name, str]()
         self._settings_by_lease = dict[float, Settings]()
         self._is_published = False
@@ -124,8 +124,21 @@ class Run:
         self._stored = {name: at for name, at in self._stored.items() if name not in lost}
         self._has_lost_writes = True
         begun = {(event.key, event.n) for event in self._events if event.at < since}
-        self._perhaps_twice |= self._tried - begun  # stored, or moved into the stream, lost, and again
+        self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
         self.unsure_until = self.world.now + self.plan.lease
+
+    def is_perhaps_twice(self, name: Name) -> bool:
+        """Whether a message may be stored twice: writes were lost, or its publisher had no answer for longer than
+        messages are kept, so that it could not find the first one."""
+        now = self.world.now
+        if self._stored.get(name, now) - self._tried.get(name, now) >= self.plan.retention:
+            self._perhaps_twice.add(name)
+        return name in self._perhaps_twice
+
+    def skip_time(self) -> None:
+        """The server's clock is set forward: retention may remove what a publisher has no answer for."""
+        if self.plan.retention < 60:
+            self._perhaps_twice |= self._tried.keys() - self._stored.keys()
 
     def _wrong_outputs(self, poison: set[Name]) -> list[str]:
         """The outputs of each settled message are stored exactly once, those of others never, per key in order."""
@@ -235,7 +248,7 @@ class Run:
             label = f"m{member.number} {name[0]}/{name[1]} {counts[name]}"
             self._note("start", name, member.number, message.attempt)
             is_moved = self._stream_ids.setdefault(name, message.stream_id) != message.stream_id
-            if is_moved and name not in self._perhaps_twice:
+            if is_moved and not self.is_perhaps_twice(name):
                 self.violate(f"{name} was stored as {self._stream_ids[name]} and as {message.stream_id}")
             if not plan.batch and not message.origin.lease.is_held():
                 self.violate(f"m{member.number} starts {name} after its lease")
@@ -284,7 +297,7 @@ class Run:
             n = round((at.timestamp() - EPOCH) / plan.schedule)
             self._ticks.setdefault(n, self.world.now)
             self._unknown.add(("tick", n))
-            self._tried.add(("tick", n))
+            self._tried.setdefault(("tick", n), self.world.now)
             return {"key": "tick", "n": n}
 
         if plan.schedule:
@@ -318,7 +331,7 @@ class Run:
             options["delay"] = timedelta(seconds=choices.between(0.1, 3, f"delay {name}"))
         if choices.unit(f"poison {name}") < self.plan.poison:
             self._poison.add(name)
-        self._tried.add(name)
+        self._tried[name] = self.world.now
         try:
             await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, key=name[0], **options)
             self._stored[name] = self.world.now
