@@ -22,15 +22,22 @@ from rsmq.gateway import Gateway, GatewayOptions
 
 def gateway(
     target: Annotated[str, typer.Argument(metavar="MODULE:OBJECT", help="A Broker or a Gateway, such as app:broker.")],
-    listen: Annotated[list[str] | None, typer.Option(help="Address, such as mqtt://0.0.0.0:1883; repeatable.")] = None,
+    listen: Annotated[
+        list[str] | None, typer.Option(help="mqtt://, mqtts://, ws:// or wss:// with host and port; repeatable.")
+    ] = None,
     route: Annotated[
         list[str] | None, typer.Option(metavar="FILTER=TOPIC", help="Store what matches in this topic; repeatable.")
     ] = None,
     anonymous: Annotated[bool, typer.Option("--anonymous", help="Clients without credentials may connect.")] = False,
     password_file: Annotated[Path | None, typer.Option(help="Users, as mosquitto_passwd writes them.")] = None,
     acl_file: Annotated[Path | None, typer.Option(help="Rights, in the format of Mosquitto's acl_file.")] = None,
-    certificate: Annotated[Path | None, typer.Option(help="For mqtts://: PEM, with those that signed it.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="For mqtts:// and wss://: PEM, with those that signed it.")
+    ] = None,
     key: Annotated[Path | None, typer.Option(help="Its key, if it is in another file.")] = None,
+    origin: Annotated[
+        list[str] | None, typer.Option(help="Web site whose pages may connect by ws:// and wss://; repeatable.")
+    ] = None,
     log_level: Annotated[Level, typer.Option(help="Lowest level that is logged.")] = "info",
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
@@ -46,12 +53,13 @@ def gateway(
     found = load_object(target)
     if isinstance(found, Broker):
         options = GatewayOptions(
-            anonymous=anonymous, password_file=password_file, acl_file=acl_file, certificate=certificate, key=key
-        )
+            anonymous=anonymous, password_file=password_file, acl_file=acl_file, certificate=certificate, key=key,
+            origins=tuple(origin or ()),
+        )  # fmt: skip
         found = Gateway(found, options=options)
     elif not isinstance(found, Gateway):
         raise ConfigError(f"{target} is a {type(found).__name__}, not a Broker or a Gateway")
-    elif anonymous or password_file or acl_file or certificate or key:
+    elif anonymous or password_file or acl_file or certificate or key or origin:
         raise ConfigError(f"{target} is a Gateway: give it its options in the code")
     if listen:
         found.listen = tuple(listen)

@@ -6,7 +6,7 @@ Without I/O: `packet` (the control packets), `properties`, `decode` and `encode`
 On the server: `registry` (subscriptions), `router` (from topics to inboxes), `retained`, `sessions` (ends of
 connections), `ingest` (into topics), `broadcast` (QoS 0), `scripts`. One connection: `client`, with `publishing`,
 `subscribing`, `delivery` and `inbox_reader`; `message` is what they pass on. One process: `gateway`, with `context`,
-`routes`, `auth`, `options` and `listener`.
+`routes`, `auth`, `options`, `listener` and `web_socket`.
 """
 
 from rsmq.gateway.gateway import Gateway

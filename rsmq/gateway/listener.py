@@ -56,7 +56,11 @@ async def listen(context: Context, address: Address) -> asyncio.Server:
     if address.is_encrypted:
         seconds = context.options.connect_timeout.total_seconds()
         encryption = {"ssl": tls_context(context.options), "ssl_handshake_timeout": seconds}
-    make: Callable[[], MqttProtocol] = lambda: MqttProtocol(context)  # noqa: E731
+    kind: Callable[[Context], asyncio.Protocol] = MqttProtocol
+    if address.is_web:
+        from rsmq.gateway.web_socket import WebSocketProtocol
+
+        kind = WebSocketProtocol
     return await asyncio.get_running_loop().create_server(
-        make, address.host, address.port, backlog=BACKLOG, reuse_port=True, **encryption
+        lambda: kind(context), address.host, address.port, backlog=BACKLOG, reuse_port=True, **encryption
     )

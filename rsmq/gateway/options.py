@@ -5,13 +5,14 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from rsmq.errors import ConfigError
 
-PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 
 
 class Address(NamedTuple):
@@ -20,6 +21,7 @@ class Address(NamedTuple):
     host: str
     port: int
     is_encrypted: bool
+    is_web: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,11 @@ class GatewayOptions:
     acl_file: Path | None = None
     """In the format of Mosquitto's acl_file."""
     certificate: Path | None = None
-    """For mqtts: the certificate and those that signed it, as PEM."""
+    """For mqtts and wss: the certificate and those that signed it, as PEM."""
     key: Path | None = None
     """Its key, if it is not in the same file."""
+    origins: tuple[str, ...] = ()
+    """For ws and wss: the web sites whose pages may connect, such as https://shop.example. Empty: all."""
     receive_maximum: int = 20
     """Messages of a client that are not acknowledged at a time."""
     window: int = 100
@@ -59,21 +63,30 @@ class GatewayOptions:
 
 
 def split_listen(text: str) -> Address:
-    """An address to listen on, such as mqtt://0.0.0.0:1883, or mqtts://0.0.0.0:8883 with TLS."""
+    """An address to listen on, such as mqtt://0.0.0.0:1883 or ws://0.0.0.0:8083, or mqtts:// and wss:// with TLS."""
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
         port, parts = None, urlsplit("")
-    if parts.scheme not in PORTS or not parts.hostname or parts.path not in ("", "/"):
-        raise ConfigError(f"--listen {text!r} is not understood: use mqtt://HOST:PORT, such as mqtt://0.0.0.0:1883")
-    return Address(parts.hostname, PORTS[parts.scheme] if port is None else port, parts.scheme == "mqtts")
+    is_web = parts.scheme.startswith("ws")
+    if parts.scheme not in PORTS or not parts.hostname or (parts.path not in ("", "/") and not is_web):
+        raise ConfigError(
+            f"--listen {text!r} is not understood: use mqtt://HOST:PORT, such as mqtt://0.0.0.0:1883, "
+            "or mqtts://, ws:// or wss://"
+        )
+    if is_web and find_spec("websockets") is None:
+        raise ConfigError(f"--listen {text} needs the extra mqtt: pip install 'rsmq[mqtt]'")
+    port = PORTS[parts.scheme] if port is None else port
+    return Address(parts.hostname, port, parts.scheme in ("mqtts", "wss"), is_web)
 
 
 def tls_context(options: GatewayOptions) -> ssl.SSLContext:
     """The TLS settings of the listeners. Raises ConfigError for a certificate that cannot be used."""
     if options.certificate is None:
-        raise ConfigError("mqtts:// needs --certificate, a file with the certificate and those that signed it")
+        raise ConfigError(
+            "mqtts:// and wss:// need --certificate, a file with the certificate and those that signed it"
+        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

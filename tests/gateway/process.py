@@ -28,19 +28,24 @@ class GatewayProcess:
     def __init__(self, url: str, prefix: str, **options: Any) -> None:
         command = [sys.executable, "-m", "tests.gateway.process", url, prefix, json.dumps(options)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self._port = 0
+        self._ports: list[int] = []
 
     @property
     def port(self) -> int:
         """Where it listens; waits until it does."""
-        if not self._port:
+        return self.ports[0]
+
+    @property
+    def ports(self) -> list[int]:
+        """The port of each listener."""
+        if not self._ports:
             assert self._process.stdout is not None
             line = self._process.stdout.readline()
             if not line.startswith("port "):
                 self._process.kill()
                 raise AssertionError(f"the gateway did not start: {self._process.communicate()}")
-            self._port = int(line.split()[1])
-        return self._port
+            self._ports = [int(each) for each in line.split()[1:]]
+        return self._ports
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -81,13 +86,17 @@ async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
     for name in ("session_expiry", "connect_timeout", "lease", "keep_alive"):
         if name in given:
             given[name] = timedelta(seconds=given[name])
-    scheme = given.pop("scheme", "mqtt")
+    schemes = given.pop("schemes", ["mqtt"])
+    if "origins" in given:
+        given["origins"] = tuple(given["origins"])
     for name in ("password_file", "acl_file", "certificate"):
         if name in given:
             given[name] = Path(given[name])
     broker = Broker(Settings(url=url, prefix=prefix, **settings))
     gateway = Gateway(
-        broker, listen=[f"{scheme}://127.0.0.1:0"], options=GatewayOptions(**{"anonymous": True, **given})
+        broker,
+        listen=[f"{each}://127.0.0.1:0" for each in schemes],
+        options=GatewayOptions(**{"anonymous": True, **given}),
     )
     for pattern, topic in routes.items():
         gateway.route(pattern, topic=topic)
@@ -102,7 +111,7 @@ async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
 
             tasks.start_soon(obey)
             await tasks.start(gateway.run)
-            print("port", gateway.ports[0], flush=True)
+            print("port", *gateway.ports, flush=True)
             while gateway.context is not None and not gateway.is_ended:
                 await anyio.sleep(0.05)
             tasks.cancel_scope.cancel()

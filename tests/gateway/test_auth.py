@@ -85,12 +85,13 @@ def test_a_gateway_that_lets_nobody_in_is_refused(tmp_path: Path) -> None:
         Gatekeeper(GatewayOptions(password_file=tmp_path / "none"))
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:1883", "http://x", "mqtt://", "mqtt://x:99999", "mqtt://x/path", "ws://x"])
+@pytest.mark.parametrize("text", ["127.0.0.1:1883", "http://x", "mqtt://", "mqtt://x:99999", "mqtt://x/path", "wx://x"])
 def test_a_wrong_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not understood"):
         split_listen(text)
-    assert split_listen("mqtt://[::1]:5") == ("::1", 5, False)
-    assert split_listen("mqtts://host") == ("host", 8883, True)
+    assert split_listen("mqtt://[::1]:5") == ("::1", 5, False, False)
+    assert split_listen("mqtts://host") == ("host", 8883, True, False)
+    assert split_listen("wss://host/mqtt") == ("host", 443, True, True)
 
 
 async def test_a_client_connects_with_tls(server: Server, fleet_prefix: str, tmp_path: Path) -> None:
@@ -98,7 +99,9 @@ async def test_a_client_connects_with_tls(server: Server, fleet_prefix: str, tmp
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     got, subscribed = list[bytes](), threading.Event()
-    with GatewayProcess(server.url, fleet_prefix, scheme="mqtts", certificate=str(tmp_path / "server.pem")) as gateway:
+    with GatewayProcess(
+        server.url, fleet_prefix, schemes=["mqtts"], certificate=str(tmp_path / "server.pem")
+    ) as gateway:
         client = paho.Client(paho.CallbackAPIVersion.VERSION2, "secure", protocol=paho.MQTTv5)
         client.tls_set(str(tmp_path / "ca.pem"))
         client.on_connect = lambda *_: client.subscribe("secure/#", 1)
@@ -122,7 +125,7 @@ async def test_a_client_connects_with_tls(server: Server, fleet_prefix: str, tmp
 
 
 def test_a_wrong_certificate_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs --certificate"):
+    with pytest.raises(ConfigError, match="need --certificate"):
         tls_context(GatewayOptions())
     (tmp_path / "bad.pem").write_text("no certificate")
     with pytest.raises(ConfigError, match=r"bad\.pem cannot be used"):
