@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final, cast
 
 from rsmq.gateway.client import ClientConnection
@@ -58,9 +59,7 @@ async def listen(context: Context, address: Address) -> asyncio.Server:
         encryption = {"ssl": tls_context(context.options), "ssl_handshake_timeout": seconds}
     kind: Callable[[Context], asyncio.Protocol] = MqttProtocol
     if address.is_web:
-        from rsmq.gateway.web_socket import WebSocketProtocol
-
-        kind = WebSocketProtocol
+        kind = import_module("rsmq.gateway.web_socket").WebSocketProtocol  # its package is an extra
     return await asyncio.get_running_loop().create_server(
         lambda: kind(context), address.host, address.port, backlog=BACKLOG, reuse_port=True, **encryption
     )
