@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from rsmq.broker.connection import Connection
 from rsmq.handler.options import refuse_unknown
 from rsmq.model.duration import Duration
 from rsmq.model.message_ref import MessageRef
-from rsmq.producer import PublishOptions
+from rsmq.producer import ExpiryOptions, PublishOptions
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Publishing(ABC):
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
-        **unknown: Never,
+        **expiry: Unpack[ExpiryOptions],
     ) -> MessageRef:
         """Store one message and return its id, a text that knows where the message is. When this returns, it is stored.
 
@@ -49,10 +49,17 @@ class Publishing(ABC):
         - `at`: an aware datetime, deliver the message then (at once).
         - `message_id`: the message is stored once, however often this id is published within RSMQ_DEDUP_WINDOW.
           `is_new` of what is returned says whether this call has stored it, `is_same` whether the payload was the same.
+        - `expires`: no attempt of a handler starts after that, also of a message that waits for its retry: a duration
+          from the moment when the server stores it, or an aware datetime (never).
+        - `on_expiry`: "drop", or "dead" for a dead letter with the reason `expired` ("drop").
         - `wait_replicas`: return when so many replicas have the message, too (0).
         """
-        if unknown:
-            refuse_unknown("publish", unknown, PublishOptions.__annotations__)
+        if expiry:
+            refuse_unknown("publish", expiry, PublishOptions.__annotations__)
+            return await self._connection.producer.publish(
+                topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
+                wait_replicas=wait_replicas, **expiry,
+            )  # fmt: skip
         return await self._connection.producer.publish(
             topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
             wait_replicas=wait_replicas,
@@ -67,14 +74,17 @@ class Publishing(ABC):
         headers: Mapping[str, str] | None = None,
         message_id: Callable[[T], str] | None = None,
         batch: int = 500,
+        **expiry: Unpack[ExpiryOptions],
     ) -> list[str]:
         """Store many messages and return their ids. Messages of one key are stored in the order of `items`.
 
         `key` and `message_id` are called with each item. `batch` is the most messages of one partition in one write, 1
         to 500. After an error some of the messages may be stored: with a `message_id` publish all of them again, and
         each is stored once. Then each id is a `MessageRef`, whose `is_new` says whether this call has stored it.
+        `expires` and `on_expiry` hold for each of them, as for `publish`.
         """
+        refuse_unknown("publish_many", expiry, ExpiryOptions.__annotations__)
         ids: list[str] = await self._connection.producer.publish_many(
-            topic, items, key=key, headers=headers, message_id=message_id, batch=batch
+            topic, items, key=key, headers=headers, message_id=message_id, batch=batch, **expiry
         )
         return ids

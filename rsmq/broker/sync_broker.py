@@ -20,7 +20,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Overrides, Settings
-from rsmq.producer import PublishOptions
+from rsmq.producer import ExpiryOptions, PublishOptions
 from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topics
 from rsmq.worker import Worker
@@ -135,10 +135,17 @@ class SyncTopic(Generic[T]):
         headers: Mapping[str, str] | None = None,
         message_id: Callable[[T], str] | None = None,
         batch: int = 500,
+        **expiry: Unpack[ExpiryOptions],
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
         return self._broker.publish_many(
-            self.name, self._topic.checked(items), key=key, headers=headers, message_id=message_id, batch=batch
+            self.name,
+            self._topic.checked(items),
+            key=key,
+            headers=headers,
+            message_id=message_id,
+            batch=batch,
+            **expiry,
         )
 
     @overload

@@ -13,7 +13,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
-from rsmq.producer import PublishOptions
+from rsmq.producer import ExpiryOptions, PublishOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -61,6 +61,7 @@ class Publishes(Protocol):
         headers: Mapping[str, str] | None = None,
         message_id: Callable[[Any], str] | None = None,
         batch: int = 500,
+        **expiry: Unpack[ExpiryOptions],
     ) -> list[str]:
         """Store many messages."""
         ...
@@ -100,10 +101,11 @@ class TypedTopic(Generic[T]):
         headers: Mapping[str, str] | None = None,
         message_id: Callable[[T], str] | None = None,
         batch: int = 500,
+        **expiry: Unpack[ExpiryOptions],
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
         return await self._broker.publish_many(
-            self.name, self.checked(items), key=key, headers=headers, message_id=message_id, batch=batch
+            self.name, self.checked(items), key=key, headers=headers, message_id=message_id, batch=batch, **expiry
         )
 
     def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -23,7 +24,7 @@ from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
-from rsmq.handler.retry import Bury, Decision, Outcome, Park, decide
+from rsmq.handler.retry import Bury, Decision, Outcome, Park, Reason, decide
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
@@ -125,6 +126,7 @@ class Runner(Pool):
                     if rest is None and (
                         now >= lane.lease.deadline
                         or (message.is_redelivered and not await self._charge(task_slot, message, lane))
+                        or (not message.is_plain and message.can_expire and await self._expires(message, lane))
                     ):
                         lane.running -= 1
                         self._drop(message, lane)
@@ -201,6 +203,21 @@ class Runner(Pool):
         task_slot.started = monotonic()
         return is_ours and task_slot.started < lane.lease.deadline
 
+    async def _expires(self, message: Message, lane: Lane) -> bool:
+        """Whether a message has expired: then it is settled, and its handler does not start."""
+        left = message.lifetime(self._settler.clock.now_ms())
+        if left is None or left > 0:
+            return False
+        self._stats["expired"] += 1
+        if message.becomes_dead:
+            decision = Bury(Reason.EXPIRED, f"it expired {pause(timedelta(milliseconds=-left))} ago")
+            log.warning("%s: expired, moved to dead letters: %s", self._name, message)
+            await self._settler.bury(lane, message.entry_id, message.attempt - 1, decision)
+        else:
+            log.debug("%s: expired, dropped: %s", self._name, message)
+            await self._settle(message, lane)
+        return True
+
     async def _settle(self, message: Message, lane: Lane) -> None:
         """A redelivered message is done. A suspect is settled at once: the next one may end this process."""
         if message.is_suspect:
@@ -245,8 +262,13 @@ class Runner(Pool):
             self._made_space()
 
     def _decide(self, message: Message, outcome: Outcome) -> Decision:
-        age = timedelta(milliseconds=self._settler.clock.now_ms() - message.stored_ms)
-        return decide(outcome, message.attempt, self.handler.retry, age)
+        now = self._settler.clock.now_ms()
+        age = timedelta(milliseconds=now - message.stored_ms)
+        decision = decide(outcome, message.attempt, self.handler.retry, age)
+        left = message.lifetime(now)
+        if left is None or not isinstance(decision, Park):
+            return decision
+        return replace(decision, delay=min(decision.delay, timedelta(milliseconds=max(0, left))))
 
     def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
         """What an exception out of a handler's call means. Raises it again if it ends more than this call.

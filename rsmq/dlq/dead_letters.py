@@ -14,6 +14,7 @@ from rsmq.dlq.dead_letter import DeadLetter, split_id
 from rsmq.dlq.selection import Selection
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.expiry import FIELDS
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.connector import Client
@@ -35,6 +36,10 @@ class ReplayRate:
         if self._every > 0:
             await anyio.sleep(max(0.0, self._next - monotonic()))
             self._next += self._every
+
+
+DROPPED: Final = FIELDS | {b"group"}
+"""Fields that a replay does not copy."""
 
 
 class DeadLetters:
@@ -148,7 +153,7 @@ class DeadLetters:
         reply = await REPLAY_DEAD_LETTER(self._client, (stream, dlq), (stream_id, group))
         if reply[0] == b"PACKED":
             flat = unpack_fields(reply[1])
-            pairs = [(name, value) for name, value in zip(flat[::2], flat[1::2], strict=False) if name != b"group"]
+            pairs = [(name, value) for name, value in zip(flat[::2], flat[1::2], strict=False) if name not in DROPPED]
             fields = [part for pair in pairs for part in pair]
             await self._client.execute_command("XADD", stream, "*", *fields, "group", group)
             await self._client.execute_command("XDEL", dlq, stream_id)

@@ -83,6 +83,7 @@ class Reason(StrEnum):
     REJECTED = "rejected"
     MALFORMED = "malformed"
     LOST_BODY = "lost-body"
+    EXPIRED = "expired"
 
 
 def lost_body(group: str, member: str) -> tuple[str | int, ...]:

@@ -65,10 +65,12 @@ class ServerClock:
     Until the first answer it is this machine's.
     """
 
-    __slots__ = ("_ahead",)
+    __slots__ = ("_ahead", "moved")
 
     def __init__(self) -> None:
         self._ahead: float | None = None
+        self.moved = 0.0
+        """Seconds by which a test has moved it."""
 
     def saw(self, now: float, seconds: float) -> None:
         """The server said `seconds` since 1970 when `monotonic` was `now`."""
@@ -76,7 +78,8 @@ class ServerClock:
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
-        return now_ms() if self._ahead is None else int(1000 * (monotonic() + self._ahead))
+        seconds = time.time() if self._ahead is None else monotonic() + self._ahead
+        return int(1000 * (seconds + self.moved))
 
 
 def now_ms() -> int:

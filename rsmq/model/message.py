@@ -6,7 +6,7 @@ is `Malformed`; it does not affect its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,9 @@ from anyio import from_thread
 from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError, Malformed, NotJson, Oversized
-from rsmq.model.clock import from_epoch_ms
+from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
+from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_in
 from rsmq.model.output_options import OutputOptions, refuse_thread
@@ -94,8 +96,8 @@ class Message:
     """
 
     __slots__ = (
-        "_entry", "addressee", "attempt", "data", "entry_id", "is_plain", "is_redelivered", "is_suspect", "origin",
-        "payload", "routing_key",
+        "_entry", "_expires_ms", "addressee", "attempt", "data", "entry_id", "is_plain", "is_redelivered",
+        "is_suspect", "origin", "payload", "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
@@ -135,6 +137,7 @@ class Message:
         self.data = fields[b"data"]
         self.routing_key = fields.get(b"key")
         self.addressee = fields.get(b"group")
+        self._expires_ms = expiry_of(fields, self.stored_ms) if EXPIRES in fields else None
         size = sum(map(len, self._entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
             raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
@@ -179,9 +182,29 @@ class Message:
             return {}
         fields = self._fields
         headers = read_headers(fields[b"h"]) if b"h" in fields else {}
-        for name in fields.keys() - KNOWN_FIELDS:
+        own = KNOWN_FIELDS if self._expires_ms is None else KNOWN_FIELDS | EXPIRY_FIELDS
+        for name in fields.keys() - own:
             headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
         return headers
+
+    @property
+    def expires(self) -> datetime | None:
+        """When it expires: no attempt starts after that. None: never."""
+        return None if self.is_plain or self._expires_ms is None else from_epoch_ms(min(self._expires_ms, LATEST_MS))
+
+    @property
+    def can_expire(self) -> bool:
+        """Whether it has an expiry."""
+        return not self.is_plain and self._expires_ms is not None
+
+    @property
+    def becomes_dead(self) -> bool:
+        """Whether it becomes a dead letter when it expires; otherwise it is dropped."""
+        return self._fields.get(ON_EXPIRY) == b"dead"
+
+    def lifetime(self, now_ms: int) -> int | None:
+        """Milliseconds until it expires, at most 0 if it has. None: it never does."""
+        return self._expires_ms - now_ms if self.can_expire else None  # type: ignore[operator]
 
     @property
     def topic(self) -> str:
@@ -357,8 +380,9 @@ def entry_fields(
     key: str | None = None,
     content_type: str = JSON,
     headers: Mapping[str, str] | None = None,
+    extra: Sequence[bytes | str] = (),
 ) -> list[bytes | str]:
-    """The flat field list of a stream entry, defaults left out."""
+    """The flat field list of a stream entry, defaults left out, with `extra` at its end."""
     fields: list[bytes | str] = ["data", data, "id", message_id]
     if key is not None:
         fields += ("key", key)
@@ -366,4 +390,5 @@ def entry_fields(
         fields += ("type", content_type)
     if headers:
         fields += ("h", write_headers(headers))
+    fields += extra
     return fields

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import TypedDict
 
 from rsmq.errors import ConfigError
+from rsmq.model.duration import Duration
+from rsmq.model.expiry import OnExpiry
 
 
 class OutputOptions(TypedDict, total=False):
@@ -18,6 +20,8 @@ class OutputOptions(TypedDict, total=False):
     delay: timedelta | None
     at: datetime | None
     message_id: str | None
+    expires: Duration | datetime | None
+    on_expiry: OnExpiry | None
 
 
 def refuse_thread(is_async: bool) -> None:

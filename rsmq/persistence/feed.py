@@ -102,9 +102,12 @@ class Feed:
         position = f"{milliseconds:0>20}{number:0>20}"
         source = f"source:{message.topic}.{message.partition}/{self._group}"
         envelope = seal(message.data, message.type, message.topic, message.headers)
-        writer, receipt = self._writer(), Receipt()
+        writer, receipt, ttl = self._writer(), Receipt(), self._ttl
+        left = message.lifetime(message.stored_ms)
+        if left is not None:
+            ttl = max(1, left if ttl == b"" else min(int(ttl), left))
         for device in devices:
-            writer.put(device, source, position, milliseconds, self._ttl, envelope, receipt)
+            writer.put(device, source, position, milliseconds, ttl, envelope, receipt)
         return receipt
 
     def __repr__(self) -> str:

@@ -2,7 +2,7 @@
 `publication` completes its headers or refuses it, `send_queue` holds the batches, `sender` writes those of one node,
 `in_doubt` finds out what a lost reply meant."""
 
-from rsmq.producer.producer import Producer, PublishOptions
+from rsmq.producer.producer import ExpiryOptions, Producer, PublishOptions
 from rsmq.producer.publication import BeforePublish, Publication
 
-__all__ = ["BeforePublish", "Producer", "Publication", "PublishOptions"]
+__all__ = ["BeforePublish", "ExpiryOptions", "Producer", "Publication", "PublishOptions"]

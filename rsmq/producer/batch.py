@@ -20,13 +20,18 @@ Entry = tuple[int, bytes]
 
 
 def encode_entry(
-    data: bytes, message_id: str, key: str | None, content_type: str, headers: Mapping[str, str] | None
+    data: bytes,
+    message_id: str,
+    key: str | None,
+    content_type: str,
+    headers: Mapping[str, str] | None,
+    extra: Sequence[bytes | str] = (),
 ) -> Entry:
     """A message as `pack_messages` packs it.
 
     Nearly all messages have one of two layouts. Formatting such a message at once costs a tenth of packing each field.
     """
-    if content_type == JSON and not headers:
+    if content_type == JSON and not headers and not extra:
         identity, size = message_id.encode(), len(data).to_bytes(4)
         if key is None and len(identity) < 256:
             return 5, b"\x04\xa4data\xdb%b%b\xa2id\xd9%c%b" % (size, data, len(identity), identity)
@@ -34,7 +39,7 @@ def encode_entry(
             return 7, b"\x06\xa4data\xdb%b%b\xa2id\xd9%c%b\xa3key\xd9%c%b" % (
                 size, data, len(identity), identity, len(route), route
             )  # fmt: skip
-    fields = entry_fields(data, message_id, key, content_type, headers)
+    fields = entry_fields(data, message_id, key, content_type, headers, extra)
     return len(fields) + 1, pack_values((len(fields), *fields))
 
 
@@ -46,8 +51,8 @@ MOST_MESSAGES: Final = 500
 MOST_BYTES: Final = 4 << 20
 
 Fields = list[bytes | str]
-Encode = Callable[[bytes, str, str | None, str, Mapping[str, str] | None], Any]
-"""data, message id, key, content type, headers."""
+Encode = Callable[..., Any]
+"""Takes data, message id, key, content type, headers and, if there are any, further fields."""
 
 
 class Waiter(Protocol):
@@ -97,7 +102,12 @@ class Batch(ABC):
     @staticmethod
     @abstractmethod
     def encode(
-        data: bytes, message_id: str, key: str | None, content_type: str, headers: Mapping[str, str] | None
+        data: bytes,
+        message_id: str,
+        key: str | None,
+        content_type: str,
+        headers: Mapping[str, str] | None,
+        extra: Sequence[bytes | str] = (),
     ) -> Any:
         """A message as an entry of this kind of batch."""
 

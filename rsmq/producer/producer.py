@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -17,6 +17,7 @@ from rsmq.errors import ConfigError, TooLarge
 from rsmq.handler.retry import LONGEST_DELAY
 from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields, new_message_id
 from rsmq.model.message_ref import MessageRef
@@ -49,6 +50,15 @@ class PublishOptions(TypedDict, total=False):
     at: datetime | None
     message_id: str | None
     wait_replicas: int
+    expires: Duration | datetime | None
+    on_expiry: OnExpiry | None
+
+
+class ExpiryOptions(TypedDict, total=False):
+    """What any publish takes about the expiry of its messages."""
+
+    expires: Duration | datetime | None
+    on_expiry: OnExpiry | None
 
 
 class Producer:
@@ -95,6 +105,8 @@ class Producer:
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
+        expires: Duration | datetime | None = None,
+        on_expiry: OnExpiry | None = None,
     ) -> MessageRef:
         """Store one message and return its id once the server, and `wait_replicas` replicas, have confirmed it.
 
@@ -107,8 +119,9 @@ class Producer:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
         is_delayed = delay is not None or at is not None
         kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
-        identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id)
         due = due_time(delay, at) if is_delayed else ""
+        extra = () if expires is None and on_expiry is None else expiry_fields(expires, on_expiry, due)
+        identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra)
         partition = partition_for(identity if key is None else key, target.partitions)
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
         if isinstance(batch, Delay):
@@ -134,14 +147,17 @@ class Producer:
         delay: timedelta | None = None,
         at: datetime | None = None,
         message_id: str | None = None,
+        expires: Duration | datetime | None = None,
+        on_expiry: OnExpiry | None = None,
     ) -> Output:
         """One message, checked and encoded, that a settlement stores later. Raises what `publish` raises before it
         writes."""
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
-        identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id)
         due = "" if delay is None and at is None else due_time(delay, at)
+        extra = () if expires is None and on_expiry is None else expiry_fields(expires, on_expiry, due)
+        identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
         partition = partition_for(identity if key is None else key, target.partitions)
         return Output(target, partition, identity, fields, size, due, message_id is not None)
 
@@ -189,6 +205,8 @@ class Producer:
         headers: Mapping[str, str] | Callable[[T], Mapping[str, str] | None] | None = None,
         message_id: Callable[[T], str] | None = None,
         batch: int = MOST_MESSAGES,
+        expires: Duration | datetime | None = None,
+        on_expiry: OnExpiry | None = None,
     ) -> list[Any]:
         """Store many messages, in order per key, and return their ids. `batch`: most of one partition in one write.
 
@@ -201,7 +219,9 @@ class Producer:
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
         queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once
-        encoded = self._encoded(topic, items, key, headers, message_id, kind.encode)
+        extra = () if expires is None and on_expiry is None else expiry_fields(expires, on_expiry)
+        encode: Encode = partial(kind.encode, extra=extra) if extra else kind.encode
+        encoded = self._encoded(topic, items, key, headers, message_id, encode)
         while True:
             filled = self._fill(encoded, target, queue, kind, batch, ids)
             confirmed = [full.promise() for full in filled]
@@ -264,7 +284,13 @@ class Producer:
         return filled
 
     def _encode(
-        self, encode: Encode, payload: Any, key: str | None, headers: Mapping[str, str] | None, message_id: str | None
+        self,
+        encode: Encode,
+        payload: Any,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        message_id: str | None,
+        extra: Sequence[str] = (),
     ) -> tuple[str, Any, int]:
         """The id, the entry and the size of a message. Raises for a key or headers that are not text."""
         data, content_type = encode_payload(payload)
@@ -280,6 +306,8 @@ class Producer:
             size += sum(len(name) + len(value) for name, value in headers.items())
         if size > self._limit:
             raise TooLarge(size, self._limit)
+        if extra:
+            return identity, encode(data, identity, key, content_type, headers, extra), size
         return identity, encode(data, identity, key, content_type, headers), size
 
     def _stream(self, topic: Topic, partition: int) -> str:

@@ -74,6 +74,7 @@ SERVING = Metric("rsmq_worker_serving", "gauge", (), "1 while all handlers are s
 SETTLED = Metric("rsmq_messages_settled_total", "counter", GROUP, "Messages handled and acknowledged.")
 RETRIED = Metric("rsmq_messages_retried_total", "counter", GROUP, "Failed attempts that will be repeated.")
 BURIED = Metric("rsmq_messages_dead_lettered_total", "counter", GROUP, "Messages moved to the dead letters.")
+EXPIRED = Metric("rsmq_messages_expired_total", "counter", GROUP, "Messages that expired before an attempt started.")
 REDELIVERED = Metric(
     "rsmq_messages_redelivered_total", "counter", GROUP, "Messages delivered again, after a takeover or a retry."
 )

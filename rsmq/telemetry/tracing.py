@@ -264,18 +264,19 @@ class TracedProducer(Producer):
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
+        **expiry: Any,
     ) -> Coroutine[Any, Any, MessageRef]:
         """As without traces. Arguments are spelled out, nothing is awaited: an unsampled publish must cost nothing."""
         if random() >= self._share and not get_current():
             return untraced(
                 self, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-                wait_replicas=wait_replicas,
+                wait_replicas=wait_replicas, **expiry,
             )  # fmt: skip
         is_chosen = not get_current() or self._sampling.of_publish()  # outside of any span random() has decided
         chosen = self._publish if is_chosen else super().publish
         return chosen(
             topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-            wait_replicas=wait_replicas,
+            wait_replicas=wait_replicas, **expiry,
         )  # fmt: skip
 
     async def _publish(self, topic: str, payload: Any, *, headers: Headers | None, **options: Any) -> MessageRef:

@@ -219,6 +219,8 @@ class Harness:
         if span < timedelta(0):
             raise ConfigError(f"the clock cannot be moved by {duration(span)}: only forward")
         await self.handle()
+        for consumer in self._consumers:
+            consumer.membership.clock.moved += span.total_seconds()
         await bring_forward(self.broker.client, self.broker.keys, self._consumers, span)
         await self.handle()
 

@@ -95,7 +95,7 @@ Broker(headers={"retries": 3})  # type: ignore[dict-item]  # names and values ar
 
 sync_broker = SyncBroker()
 sync_broker.publish("orders", {}, delay=5)  # type: ignore[arg-type]  # a bare number is no time
-sync_broker.publish("orders", {}, kye="k")  # type: ignore[arg-type]  # there is no such option
+sync_broker.publish("orders", {}, kye="k")  # type: ignore[call-arg]  # there is no such option
 sync_broker.handler("orders")  # type: ignore[call-arg]  # a group is needed
 sync_broker.devices.find(5)  # type: ignore[arg-type]  # an id is text
 sync_orders = sync_broker.topic("orders", Order)

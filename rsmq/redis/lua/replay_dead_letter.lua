@@ -4,7 +4,7 @@
 -- RETURNS  {'OK', stream id}, {'GONE'}, {'ELSEWHERE'} (it has no body here) or {'PACKED', packed fields}
 -- WHY      The right to XDEL is checked first: if it were refused after the XADD, each try would leave another copy.
 --          The field `group` addresses the new entry to the group that failed; the other groups have handled the
---          message.
+--          message. Without its expiry: it was replayed on purpose.
 if not redis.acl_check_cmd('XDEL', KEYS[2], ARGV[1]) then
   return redis.error_reply('NOPERM this user may not replay: it has no right to XDEL')
 end
@@ -15,7 +15,7 @@ for i = 1, #entry[2], 2 do
   local name = entry[2][i]
   if name == 'dlq.packed' then return { 'PACKED', entry[2][i + 1] } end
   if name == 'dlq.body' then return { 'ELSEWHERE' } end
-  if name:sub(1, 4) ~= 'dlq.' and name ~= 'group' then
+  if name:sub(1, 4) ~= 'dlq.' and name ~= 'group' and name ~= 'expires' and name ~= 'on_expiry' then
     fields[#fields + 1] = name
     fields[#fields + 1] = entry[2][i + 1]
   end

@@ -1,0 +1,55 @@
+"""The expiry of a message: two fields of its entry, which old readers take for headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from rsmq.errors import ConfigError
+from rsmq.model.clock import epoch_ms, now_ms, to_ms
+from rsmq.model.duration import Duration, checked_duration
+
+OnExpiry = Literal["drop", "dead"]
+
+EXPIRES: Final = b"expires"
+ON_EXPIRY: Final = b"on_expiry"
+FIELDS: Final = frozenset({EXPIRES, ON_EXPIRY})
+LONGEST: Final = timedelta(days=3650)
+
+
+def expiry_fields(expires: Duration | datetime | None, on_expiry: OnExpiry | None, due: str = "") -> tuple[str, ...]:
+    """The fields of an entry for `expires` and `on_expiry` of a publish, or ConfigError. `due`: see `due_time`.
+
+    A duration counts from the moment when the server stores the message, by its clock. A delayed message is stored when
+    it is due, so its duration becomes a moment here, by the clock of this machine.
+    """
+    if expires is None:
+        raise ConfigError(f"on_expiry={on_expiry!r} needs expires, such as expires='1h'")
+    if on_expiry not in (None, "drop", "dead"):
+        raise ConfigError(f"on_expiry={on_expiry!r} is unknown: use 'drop' or 'dead'")
+    if isinstance(expires, datetime):
+        at, left = epoch_ms(expires), None
+    else:
+        left = checked_duration("expires", expires)
+        if not timedelta(0) < left <= LONGEST:
+            raise ConfigError(
+                f"expires={expires!r} is not possible: use a duration above 0 and up to {LONGEST.days} days"
+            )
+        at = now_ms() + to_ms(left)
+    if due and at <= (now_ms() + int(due) if due.startswith("+") else int(due)):
+        raise ConfigError(
+            f"expires={expires!r} is not after the moment when the message is due: it would never be handled"
+        )
+    moment = str(at) if left is None or due else f"+{to_ms(left)}"
+    return ("expires", moment, "on_expiry", "dead") if on_expiry == "dead" else ("expires", moment)
+
+
+def expiry_of(fields: Mapping[bytes, bytes], stored_ms: int) -> int | None:
+    """When the message of these fields expires, in ms since 1970. None: never. A field that has another form
+    is a header of its publisher."""
+    raw = fields.get(EXPIRES, b"")
+    digits = raw.removeprefix(b"+")
+    if not digits.isdigit() or len(digits) > 15:
+        return None
+    return int(digits) + (stored_ms if raw.startswith(b"+") else 0)
