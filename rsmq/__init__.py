@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TooLarge,
         TopicFull,
     )
+    from rsmq.handler.dead_hook import Burial
     from rsmq.handler.rate_limit import Rate
     from rsmq.handler.retry import Reject, Retry, RetryPolicy
     from rsmq.handler.router import Router
@@ -52,6 +53,7 @@ else:
         "rsmq.model.message_ref": ("MessageRef",),
         "rsmq.persistence": ("Letter", "Session"),
         "rsmq.producer": ("Publication",),
+        "rsmq.handler.dead_hook": ("Burial",),
         "rsmq.handler.rate_limit": ("Rate",),
         "rsmq.handler.retry": ("Reject", "Retry", "RetryPolicy"),
         "rsmq.handler.router": ("Router",),
@@ -74,6 +76,7 @@ __all__ = [
     "Broker",
     "BrokerError",
     "BrokerUnavailable",
+    "Burial",
     "ConfigError",
     "HandlerTimeout",
     "Letter",

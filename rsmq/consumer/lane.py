@@ -29,12 +29,19 @@ LONGEST_LOOK: Final = 10.0
 class MessageOutputs:
     """The outputs of one message, in the order in which its handler has published them.
 
-    `is_sent`: a call that settles them may have been executed.
+    `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes,
+    which is stored like an output.
     """
 
     message: Message
     outputs: list[Output] = field(default_factory=list)
     is_sent: bool = False
+    letter: Output | None = None
+
+    @property
+    def stored(self) -> list[Output]:
+        """All that the settlement stores."""
+        return self.outputs if self.letter is None else [self.letter, *self.outputs]
 
 
 class Lane:

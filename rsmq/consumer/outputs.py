@@ -20,7 +20,7 @@ from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.output_options import OutputOptions
 from rsmq.producer import Producer
-from rsmq.producer.output import Output, OutputArguments
+from rsmq.producer.output import Output, OutputArguments, OwnKey
 from rsmq.redis.scripts import SETTLE_OUTPUTS, STALE_EPOCH, Script, Value
 from rsmq.redis.streams import trim
 
@@ -78,6 +78,13 @@ class Outputs:
         entry.outputs.append(output)
         lane.outputs[message.entry_id] = entry
         return output.ref
+
+    def letter(self, message: Message, key: str, notes: Sequence[Value]) -> Output:
+        """A message as a dead letter: an output with a key of its own, in the slot of its partition."""
+        fields = (*message.entry, *(str(each) if isinstance(each, int) else each for each in notes))
+        own = OwnKey(key, self._settings.dlq_length)
+        size = sum(map(len, fields))
+        return Output(self._context.topic, message.partition, message.id, fields, size, "", is_once=False, own=own)
 
     def _check_bounds(self, entry: MessageOutputs, output: Output) -> None:
         """What could never be settled fails in the handler."""
@@ -171,12 +178,12 @@ class Outputs:
         # on a cluster a first call may come late, after its repetition: its connection is not ended before that
         is_again = int(self._client.is_cluster or any(entry.is_sent for _, entry in page))
         out = self._keys.out(lane.topic, lane.partition, lane.group) if self._client.is_cluster else ""
-        every = [output for _, entry in page for output in entry.outputs]
+        every = [output for _, entry in page for output in entry.stored]
         arguments = OutputArguments(self._producer, every, first=(lane.stream, lane.lease_key), out=out)
         args: list[Value] = [self._member, lane.epoch, lane.group, is_again, *arguments.counts]
         for entry_id, entry in page:
-            args += (entry_id, len(entry.outputs))
-            for output in entry.outputs:
+            args += (entry_id, len(entry.stored))
+            for output in entry.stored:
                 args += arguments.of(output)
         return arguments, args
 
@@ -205,7 +212,8 @@ class Outputs:
             lane.in_flight.discard(entry_id)
             for output in entry.outputs:
                 self._producer.outputs[output.topic] += 1
-        self._stats["settled"] += acknowledged
+        letters = sum(1 for _, entry in page[:done] if entry.letter is not None)
+        self._stats["settled"] += max(0, acknowledged - letters)
         self._stats["not_pending"] += done - acknowledged
         for _, entry in page[done:]:
             entry.is_sent = False

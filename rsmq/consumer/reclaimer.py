@@ -189,7 +189,7 @@ class Reclaimer:
                 "%s moved to dead letters after %s (%s): %s",
                 message, count(attempts, "attempt"), condemned.reason, condemned.error,
             )  # fmt: skip
-            await self._settler.bury(lane, entry_id, attempts, condemned)
+            await self._runner.bury(message, lane, condemned, attempts)
             return None
         message.is_suspect = not is_retry and is_suspect(attempts, self._policy)
         return message

@@ -19,6 +19,7 @@ from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
 from rsmq.consumer.queue import Queue, RawEntries
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError, ConfigError, HandlerTimeout, Malformed
+from rsmq.handler.dead_hook import Burial, call_hook
 from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.first_step import Returned, first_step, raised
@@ -71,6 +72,7 @@ class Runner(Pool):
         self.space = asyncio.Event()
         self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
         self._low = 0
+        self._dying = set[bytes]()  # the messages with which `on_dead` runs
 
     async def collect(
         self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
@@ -78,7 +80,7 @@ class Runner(Pool):
         """Keep an output of a running message until it is settled."""
 
         def check() -> None:
-            if not self.runs(message):
+            if not self.runs(message) and message.entry_id not in self._dying:
                 raise ConfigError(
                     f"the handler of {message} has ended, so nothing can be published with it: await "
                     f"message.publish(...) inside the handler, or use broker.publish"
@@ -212,7 +214,7 @@ class Runner(Pool):
         if message.becomes_dead:
             decision = Bury(Reason.EXPIRED, f"it expired {pause(timedelta(milliseconds=-left))} ago")
             log.warning("%s: expired, moved to dead letters: %s", self._name, message)
-            await self._settler.bury(lane, message.entry_id, message.attempt - 1, decision)
+            await self.bury(message, lane, decision, message.attempt - 1)
         else:
             log.debug("%s: expired, dropped: %s", self._name, message)
             await self._settle(message, lane)
@@ -305,7 +307,24 @@ class Runner(Pool):
             self.handler.retry.max_attempts, decision.reason, decision.error, message,
             exc_info=exc_info(decision.cause),
         )  # fmt: skip
-        await self._settler.bury(lane, message.entry_id, message.attempt, decision)
+        await self.bury(message, lane, decision, message.attempt)
+
+    async def bury(self, message: Message, lane: Lane, decision: Bury, attempts: int) -> None:
+        """Move a message to the dead letters, together with what `on_dead` publishes by it."""
+        hook = self.handler.on_dead
+        if hook is None:
+            await self._settler.bury(lane, message.entry_id, attempts, decision)
+            return
+        self._dying.add(message.entry_id)
+        try:
+            is_done = await call_hook(hook, message, Burial(str(decision.reason), decision.error, attempts))
+        finally:
+            self._dying.discard(message.entry_id)
+        if is_done and message.entry_id in lane.outputs:
+            await self._settler.bury_with_outputs(lane, message, attempts, decision)
+        else:
+            lane.outputs.pop(message.entry_id, None)
+            await self._settler.bury(lane, message.entry_id, attempts, decision)
 
     async def _park(self, message: Message, lane: Lane, decision: Park, error: BaseException) -> None:
         """Park a failed message for its next attempt.

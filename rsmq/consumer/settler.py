@@ -242,18 +242,30 @@ class Settler:
         """Move a message to the dead letters. `was_pending`: if it is not pending any more, it has been moved."""
         self._stats["buried"] += 1
         fields: tuple[Value, ...] = () if decision.is_copied else ("dlq.body", "stream")
-        fields += (
-            "dlq.reason", decision.reason, "dlq.error", decision.error, "dlq.attempts", attempts,
-            "dlq.group", self._group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(), "dlq.member", self._member,
-        )  # fmt: skip
-        if decision.cause is not None and (trace := traceback_of(decision.cause)):
-            fields += ("dlq.traceback", trace)
+        fields += self._notes(entry_id, attempts, decision)
         first, again = (self._fenced(lane, entry_id, attempts, self._dlq_length, flag, *fields) for flag in (0, 1))
         keys, first = (*first[0], lane.dlq_key), again if was_pending else first
         reply = await self._call(BURY_MESSAGE, lane, entry_id, (keys, first[1]), (keys, again[1]))
         lane.in_flight.discard(entry_id)
         if reply is not None and reply[2]:
             self.report_lost(lane, [entry_id])
+
+    def _notes(self, entry_id: bytes, attempts: int, decision: Bury) -> tuple[Value, ...]:
+        """The `dlq.*` fields of a dead letter."""
+        notes: tuple[Value, ...] = (
+            "dlq.reason", decision.reason, "dlq.error", decision.error, "dlq.attempts", attempts,
+            "dlq.group", self._group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(), "dlq.member", self._member,
+        )  # fmt: skip
+        if decision.cause is not None and (trace := traceback_of(decision.cause)):
+            notes += ("dlq.traceback", trace)
+        return notes
+
+    async def bury_with_outputs(self, lane: Lane, message: Message, attempts: int, decision: Bury) -> None:
+        """Move a message to the dead letters and store what was published with it, in one step or not at all."""
+        self._stats["buried"] += 1
+        notes = self._notes(message.entry_id, attempts, decision)
+        lane.outputs[message.entry_id].letter = self.outputs.letter(message, lane.dlq_key, notes)
+        await self.settle(message, lane)
 
     async def _bury_lost(self, lane: Lane, entry_id: bytes, attempts: int, *, is_pending: bool) -> None:
         """The entry is deleted. A claim on its way may be writing its dead letter, which its reply reports then."""

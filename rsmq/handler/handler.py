@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Unpack
 
 from rsmq.errors import ConfigError
+from rsmq.handler.dead_hook import DeadFunction
 from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.options import Distribution, Execution, HandlerOptions, OptionCheck, Ordering
@@ -56,6 +57,7 @@ class Handler:
     invoke_batch: Callable[[Sequence[Message]], Any]
     around: tuple[Middleware, ...] = ()
     services: tuple[Service, ...] = ()
+    on_dead: DeadFunction | None = None
 
     @property
     def is_async(self) -> bool:

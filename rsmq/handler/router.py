@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 from rsmq.errors import ConfigError
+from rsmq.handler.dead_hook import DeadFunction
+from rsmq.handler.dead_hook import check_function as check_dead_function
 from rsmq.handler.error_hook import ErrorFunction, ErrorHook
 from rsmq.handler.handler import Handler, build_handler
 from rsmq.handler.middleware import Middleware
@@ -19,6 +21,7 @@ from rsmq.model.words import count
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=ErrorFunction)
+D = TypeVar("D", bound=DeadFunction)
 
 
 class Router:
@@ -106,6 +109,31 @@ class Router:
         self._refuse_late(f"on_error {getattr(function, '__name__', function)}")
         self._middlewares.append(ErrorHook(function))
         return function
+
+    def on_dead(self, topic: str, *, group: str) -> Callable[[D], D]:
+        """Register `async def (message, burial)` for what becomes a dead letter of this group.
+
+        `burial` has `reason`, `error` and `attempts`. What it publishes with `message.publish` is stored in the step
+        that makes the dead letter, once: so a fallback topic is one line. It may run again if its process dies. If it
+        fails or takes longer than 30 s, that is logged, and the message becomes a dead letter without outputs. Not
+        called for entries that are no message. A plain function runs in a thread. Write it after the handler.
+        """
+
+        def register(function: D) -> D:
+            check_dead_function(function)
+            wanted = (self.prefix + topic, group)
+            for at, handler in enumerate(self.handlers):
+                if (handler.topic, handler.group) == wanted:
+                    self._refuse_late(f"on_dead of {handler.name}")
+                    if handler.on_dead is not None:
+                        raise ConfigError(f"group {group!r} of topic {wanted[0]!r} has an on_dead already")
+                    self.handlers[at] = replace(handler, on_dead=function)
+                    return function
+            raise ConfigError(
+                f"group {group!r} of topic {wanted[0]!r} has no handler here yet: write on_dead after its handler"
+            )
+
+        return register
 
     def include(self, router: Router | Service, *, prefix: str = "") -> None:
         """Take over the handlers and schedules of a router; `prefix` is put before the names of its topics.

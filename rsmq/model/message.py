@@ -147,6 +147,11 @@ class Message:
             read_headers(fields[b"h"])
 
     @property
+    def entry(self) -> Sequence[bytes]:
+        """The fields of its entry, as they are stored."""
+        return self._entry
+
+    @property
     def _fields(self) -> dict[bytes, bytes]:
         pairs = iter(self._entry)
         return dict(zip(pairs, pairs, strict=False))

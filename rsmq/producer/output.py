@@ -20,6 +20,14 @@ OUT_FIELDS: Final = frozenset({b"out.topic", b"out.partition", b"out.due", b"out
 """Fields of an entry of an out-stream beside those of the message."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnKey:
+    """A stream in the slot of the settled partition that takes an output, also on a cluster, and its limit."""
+
+    name: str
+    max_length: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
     """One output, encoded. `due`: empty, or when it is to be delivered (see `due_time`). `is_once`: its id was given,
@@ -32,6 +40,7 @@ class Output:
     size: int
     due: str
     is_once: bool
+    own: OwnKey | None = None
 
     @property
     def topic(self) -> str:
@@ -103,13 +112,17 @@ class OutputArguments:
     def of(self, output: Output) -> list[Value]:
         """The arguments of one output."""
         stored: Sequence[Value] = output.fields
-        if self._out:
+        if output.own is not None:
+            pass
+        elif self._out:
             stored = (*output.fields, *self._destination(output))
         elif output.due:
             stored = (pack_fields(output.fields),)
         return [self._places[self._target(output)], self._rules[output], len(stored), *stored]
 
     def _target(self, output: Output) -> str:
+        if output.own is not None:
+            return output.own.name
         if self._out:
             return self._out
         key = self._limits.keys.delayed if output.due else self._limits.keys.stream
@@ -119,6 +132,8 @@ class OutputArguments:
         return self._limits.keys.dedup(output.topic, output.partition, output.message_id)
 
     def _rule(self, output: Output) -> str:
+        if output.own is not None:
+            return f"{output.own.max_length} trim 0 0 "
         if self._out:
             return f"{OUT_LENGTH} reject 0 0 "
         topic = self._limits.topic(output)
