@@ -29,7 +29,9 @@ def dashboard(
     token_file: Annotated[
         Path | None, typer.Option(help="A file with the token that visitors need.", show_default=False)
     ] = None,
-    allow_changes: Annotated[bool, typer.Option("--allow-changes", help="Allow visitors to replay and purge.")] = False,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Allow changes: replay, pause, purge.")
+    ] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -61,8 +63,10 @@ def load(url: str | None, names: set[str], token: str | None, *, allow_changes: 
         package, server = import_module("rsmq.dashboard"), import_module("uvicorn")
     except ModuleNotFoundError as error:
         raise ConfigError(f"{EXTRA} ({error})") from None
-    rules = package.Rules(hosts=frozenset(names), token=token)
-    return package.create_app(settings_for(url), rules=rules, allow_changes=allow_changes), server
+    roles = import_module("rsmq.dashboard.roles")
+    authorize = roles.everybody(roles.Role.ADMIN if allow_changes else roles.Role.LOOK)
+    rules = package.Rules(hosts=frozenset(names), token=token, authorize=authorize)
+    return package.create_app(settings_for(url), rules=rules), server
 
 
 def token_for(host: str, path: Path | None) -> str | None:

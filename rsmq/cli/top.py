@@ -11,13 +11,15 @@ from typing import Annotated, Any
 
 import anyio
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from rsmq.cli.connection import CommandConnection, connected
+from rsmq.cli.keyboard import keyboard
 from rsmq.cli.output import PIPED_WIDTH, print_json, printable
 from rsmq.cli.parameters import AnyTopic, Json, Url, duration_option
 from rsmq.cli.top_screen import draw
+from rsmq.cli.top_view import View, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, compare
 from rsmq.redis.connector import redact
 
@@ -35,18 +37,22 @@ def top(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Watch topics, groups and members: rates, lag and its trend, owners. Ctrl-C ends it.
+    """Watch topics, groups and members: rates, lag and its trend, owners. The worst come first, idle ones are folded.
 
-    Rates are measured between two refreshes. --json prints an object a line. Without a terminal the tables are printed
-    one below the other. It reads a few numbers of each partition and changes nothing.
+    Keys: q quits, s sorts, / filters, i shows idle groups, arrows choose, Enter opens a group, Esc goes back. Rates are
+    measured between two refreshes. --json prints an object a line. With --once, or without a terminal, all tables are
+    printed. It reads a few numbers of each partition and changes nothing.
     """
     if every < LEAST:
         raise typer.BadParameter(f"use {LEAST.total_seconds():g} s or more", param_hint="--every")
 
     async def act() -> None:
         async with connected(url) as connection:
-            with screen(as_json=as_json, is_live=not once) as show:
-                title = f"rsmq top  {printable(redact(connection.client.url))}  prefix {connection.keys.prefix}"
+            title = f"rsmq top  {printable(redact(connection.client.url))}  prefix {connection.keys.prefix}"
+            if not (as_json or once) and sys.stdin.isatty() and sys.stdout.isatty():
+                await Screen(title).run(boards(connection, topic, every))
+                return
+            with printer(as_json=as_json) as show:
                 async for board in boards(connection, topic, every):
                     show(board, title)
                     if once:
@@ -70,17 +76,44 @@ async def boards(connection: CommandConnection, topic: str | None, every: timede
 
 
 @contextlib.contextmanager
-def screen(*, as_json: bool, is_live: bool) -> Iterator[Show]:
-    """How boards are shown: on the whole terminal, one below the other, or as JSON lines."""
+def printer(*, as_json: bool) -> Iterator[Show]:
+    """How boards are printed: one below the other, or as JSON lines."""
     if as_json:
         yield lambda board, title: print_json(as_object(board), is_line=True)
         return
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
-    if not (is_live and console.is_terminal):
-        yield lambda board, title: console.print(draw(board, title, with_partitions=has_room(board)))
-        return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda board, title: live.update(draw(board, title, with_partitions=has_room(board)), refresh=True)
+    yield lambda board, title: console.print(draw(board, title, with_partitions=has_room(board)))
+
+
+class Screen:
+    """The whole terminal, with keys. It is drawn again for each board and after each key."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._view = title, View()
+        self._board = Board(None, (), ())
+        self._console = Console(highlight=False)
+
+    async def run(self, found: AsyncIterator[Board]) -> None:
+        """Until a key ends it."""
+        with Live(console=self._console, screen=True, auto_refresh=False) as live:
+            async with anyio.create_task_group() as tasks:
+
+                def on_key(key: str) -> None:
+                    room = room_of(self._console.height)
+                    self._view = settled(press(self._view, key, self._board, room), self._board, room)
+                    self._draw(live)
+                    if self._view.is_done:
+                        tasks.cancel_scope.cancel()
+
+                with keyboard(on_key):
+                    self._draw(live)
+                    async for self._board in found:
+                        self._view = settled(self._view, self._board, room_of(self._console.height))
+                        self._draw(live)
+
+    def _draw(self, live: Live) -> None:
+        width, height = self._console.size
+        live.update(Group(*picture(self._board, self._view, self._title, width, height)), refresh=True)
 
 
 def as_object(board: Board) -> dict[str, Any]:

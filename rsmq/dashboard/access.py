@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rsmq.dashboard.login_limit import LoginLimit
+from rsmq.dashboard.roles import Authorize, Role, everybody
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 COOKIE: Final = "rsmq_dashboard"
@@ -27,22 +28,34 @@ LONGEST_FORM: Final = 4096
 SAFE_METHODS: Final = ("GET", "HEAD")
 HEADERS: Final = (
     (b"x-frame-options", b"DENY"),
-    (b"content-security-policy", b"frame-ancestors 'none'; base-uri 'self'; form-action 'self'; object-src 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'; object-src 'none'",
+    ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),  # no-referrer would send our own form with the origin `null`
 )
-FORM: Final = """<!doctype html><html lang="en"><title>rsmq dashboard</title>
-<body style="font-family: sans-serif; margin: 4rem auto; max-width: 24rem"><h1>rsmq dashboard</h1>
-<form method="post" action="{action}"><label>Token <input type="password" name="token" autofocus></label>
-<button>Enter</button></form><p>{text}</p></body></html>"""
+STATIC: Final = "/static/"
+"""Style and script: the same for everybody, so the form of the token may use them."""
+FORM: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>rsmq dashboard</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="stylesheet" href="{root}/static/style.css">
+</head><body class="login"><h1>rsmq dashboard</h1><form method="post" action="{root}/login" class="bar">
+<label>Token <input type="password" name="token" autofocus></label><button>Enter</button></form>
+<p>{text}</p></body></html>
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`hosts` are the accepted host names; without a `token` every visitor who can reach the port is let in."""
+    """`hosts` are the accepted host names; without a `token` every visitor who can reach the port is let in.
+
+    `authorize` says who sends a request and what they may do, in which topic; by default everybody may look.
+    """
 
     hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
     token: str | None = field(default=None, repr=False)
+    authorize: Authorize = field(default_factory=lambda: everybody(Role.LOOK))
 
     def pass_word(self) -> str:
         """The value of the cookie: a hash from which the token cannot be computed. It takes a while to make one on
@@ -83,8 +96,11 @@ class AccessControl:
             return PlainTextResponse("this request comes from another site", 403)
         if self._rules.token is None:
             return None
-        if scope["type"] == "http" and str(scope["path"]).removeprefix(scope.get("root_path", "")) == LOGIN:
+        path = str(scope["path"]).removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
+        if path == LOGIN:
             return await self._login(Request(scope, receive))
+        if path.startswith(STATIC) and ".." not in path:
+            return None
         if self._has_cookie(headers.get("cookie", "")):
             return None
         return form(scope, "") if scope["type"] == "http" else PlainTextResponse("", 401)
@@ -146,7 +162,7 @@ def netloc_of(origin: str) -> str | None:
 
 def form(scope: Scope, text: str, status: int = 401, headers: Mapping[str, str] | None = None) -> Response:
     """The page that asks for the token."""
-    return HTMLResponse(FORM.format(action=f"{scope.get('root_path', '')}{LOGIN}", text=text), status, headers)
+    return HTMLResponse(FORM.format(root=scope.get("root_path", ""), text=text), status, headers)
 
 
 def guarded(send: Send) -> Send:

@@ -2,143 +2,257 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl
+from uuid import uuid4
 
-import nicegui
-from fastapi import FastAPI, Request
-from nicegui import ui
+import anyio
+import anyio.abc
+from starlette.applications import Starlette
+from starlette.datastructures import FormData
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from rsmq.dashboard import overview
+from rsmq.dashboard import dead_letter, device, message, overview
 from rsmq.dashboard.access import AccessControl, Rules
-from rsmq.dashboard.dead_letter import DeadLetterTable, dead_letter_tables
-from rsmq.dashboard.device import DeviceTable
-from rsmq.dashboard.layout import page_layout
-from rsmq.dashboard.message import Browser
-from rsmq.dashboard.queries import Queries, Refused
-from rsmq.errors import ConfigError
+from rsmq.dashboard.actions import Action, Wanted, prepare
+from rsmq.dashboard.audit import Audit
+from rsmq.dashboard.history import History
+from rsmq.dashboard.html import Html, Live, button, hidden, tag
+from rsmq.dashboard.page import Context, Page, Room, failure, frame
+from rsmq.dashboard.queries import EVERY, NotFound, Queries, Refused
+from rsmq.dashboard.waiting import WaitingMessages
+from rsmq.errors import BrokerError, ConfigError, RsmqError
+from rsmq.inspector.inspector import Inspector
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Connector
 from rsmq.redis.embedded.server import server_for
 
+log = logging.getLogger("rsmq.dashboard")
 
-class DashboardState:
-    """What the pages share while the application runs: their queries."""
+STATIC: Final = Path(__file__).parent / "static"
+MOST_NOTES: Final = 200
+LONGEST_FORM: Final = 1 << 18
 
-    def __init__(self, settings: Settings, *, allow_changes: bool) -> None:
-        self._settings, self._allow_changes = settings, allow_changes
-        self._queries: Queries | None = None
+Build = Callable[..., Awaitable[Page]]
 
-    @property
-    def queries(self) -> Queries:
-        """Raises ConfigError while the application is not running."""
-        if self._queries is None:
-            raise ConfigError(
-                "the dashboard is not running: it starts with the lifespan of the application it is mounted into"
-            )
-        return self._queries
+PAGES: Final[dict[str, Build]] = {
+    "/": overview.overview,
+    "/members": overview.members,
+    "/topic/{name}": overview.topic,
+    "/group/{name}/{group}": overview.group,
+    "/messages/{topic}": message.messages,
+    "/delayed/{topic}": message.delayed,
+    "/parked/{topic}/{group}": message.parked,
+    "/dead-letters": dead_letter.dead_letter_groups,
+    "/dead-letters/{topic}/{group}": dead_letter.dead_letters,
+    "/dead-letter/{topic}/{group}/{letter:path}": dead_letter.dead_letter,
+    "/devices": device.devices,
+    "/device/{name:path}": device.device,
+    "/audit": device.audit,
+}
+
+
+class Dashboard:
+    """The pages of one server. They ask it only while the application runs."""
+
+    def __init__(self, settings: Settings, rules: Rules) -> None:
+        self._settings, self._rules = settings, rules
+        self._room: Room | None = None
+        self._inspector: Inspector | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._notes: OrderedDict[str, str] = OrderedDict()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Connect, and poll the server while pages are open."""
+        """Connect, poll the server while pages are open, and keep the history."""
         settings = self._settings
         async with server_for(settings.url) as url, Connector(url, settings).connected() as client:
-            queries = Queries(client, Keys(settings.prefix), settings, allow_changes=self._allow_changes)
-            async with own_tasks() as tasks:
-                await tasks.start(queries.poller.run)
-                self._queries = queries
+            keys = Keys(settings.prefix)
+            self._inspector = Inspector(client, keys, settings)
+            queries, history = Queries(client, keys, settings), History(client, keys, self._inspector)
+            async with own_tasks() as self._tasks:
+                await self._tasks.start(queries.poller.run)
+                await self._tasks.start(history.run)
+                self._room = Room(queries, WaitingMessages(client, keys), history, Audit(client, keys))
                 yield
-                self._queries = None
-                tasks.cancel_scope.cancel()
+                self._room = None
+                self._tasks.cancel_scope.cancel()
+
+    def routes(self) -> list[Route | Mount]:
+        """The pages, the actions and the files."""
+        routes: list[Route | Mount] = [Route(path, self._page(build)) for path, build in PAGES.items()]
+        routes.append(Route("/do/{action}", self._answering(self._act), methods=["POST"]))
+        routes.append(Mount("/static", StaticFiles(directory=STATIC)))
+        routes.append(Route("/{rest:path}", self._answering(self._nothing)))
+        return routes
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    def _page(self, build: Build) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(context: Context) -> Response:
+            page = await build(context, **context.request.path_params)
+            made = frame(context, page, self._notes.get(context.given("note"), ""))
+            if "live" in context.request.query_params and page.is_live:
+                return StreamingResponse(self._changes(context, build), media_type="text/event-stream",
+                                         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})  # fmt: skip
+            return HTMLResponse(made)
+
+        return self._answering(answer)
+
+    async def _changes(self, context: Context, build: Build) -> AsyncIterator[str]:
+        """What has changed on a page, each second, until its browser leaves. The first event is all of it."""
+        before = Live()
+        while True:
+            context.live = Live()
+            try:
+                frame(context, await build(context, **context.request.path_params))
+            except RsmqError as error:
+                context.live.part("trouble", str(error), role="alert", class_="trouble")
+            after = context.live
+            changed = after.changes(before)
+            yield f"data: {json.dumps(changed)}\n\n" if changed else ": nothing\n\n"
+            before = after
+            await anyio.sleep(EVERY)
+
+    async def _nothing(self, context: Context) -> Response:
+        raise NotFound(f"there is no page {context.path}")
+
+    def _answering(self, answer: Callable[[Context], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """Errors as pages with their status."""
+
+        async def respond(request: Request) -> Response:
+            context: Context | None = None
+            try:
+                context = await self._context(request)
+                return await answer(context)
+            except NotFound as error:
+                return HTMLResponse(failure(context, "Not found", str(error)), 404)
+            except Refused as error:
+                return HTMLResponse(failure(context, "Not allowed", str(error)), 403)
+            except BrokerError as error:
+                return HTMLResponse(failure(context, "The server does not answer", str(error)), 503)
+            except (ConfigError, RsmqError) as error:
+                return HTMLResponse(failure(context, "That does not work", str(error)), 400)
+
+        return respond
+
+    async def _context(self, request: Request) -> Context:
+        """Who asks. Raises Refused and ConfigError."""
+        if self._room is None:
+            raise ConfigError(
+                "the dashboard is not running: it starts with the lifespan of the application it is mounted into"
+            )
+        found: Any = self._rules.authorize(request)
+        visitor = await found if isawaitable(found) else found
+        if visitor is None:
+            raise Refused("you may not see this dashboard")
+        prefix = request.headers.get("X-Forwarded-Prefix", "").rstrip("/") + request.scope.get("root_path", "")
+        return Context(request, self._room, visitor, prefix if prefix.startswith("/") else "")
+
+    # -- actions --------------------------------------------------------------------------------------------------
+
+    async def _act(self, context: Context) -> Response:
+        """Ask first; with the answer, do it and go back to the page."""
+        assert self._inspector is not None
+        form = await read_form(context.request)
+        name = str(context.request.path_params["action"])
+        back = str(form.get("back") or "")
+        if not back.startswith(f"{context.prefix}/") or back.startswith("//") or "\\" in back:
+            back = context.url()
+        action, wanted = await prepare(name, context, self._inspector, form)
+        if form.get("confirmed") != "yes":
+            return HTMLResponse(frame(context, question(context, action, wanted, name, back)))
+
+        async def do() -> str:
+            place = (wanted.topic or wanted.value("device"), wanted.group)
+            return await context.room.audit.record(context.visitor.name, name, place, wanted.state, action.act)
+
+        note = await self._later(do) if action.is_long else await do()
+        token = uuid4().hex
+        self._notes[token] = note
+        while len(self._notes) > MOST_NOTES:
+            self._notes.popitem(last=False)
+        return RedirectResponse(f"{back}{'&' if '?' in back else '?'}note={token}", 303)
+
+    async def _later(self, do: Callable[[], Awaitable[str]]) -> str:
+        """Do something slow while the dashboard runs; the audit page shows its end."""
+        assert self._tasks is not None
+
+        async def run() -> None:
+            try:
+                await do()
+            except RsmqError as error:
+                log.warning("an action of the dashboard failed: %s", error)
+
+        self._tasks.start_soon(run)
+        return "it has begun, and goes on in the background: the audit page shows its end"
 
 
-def create_app(settings: Settings | None = None, *, rules: Rules | None = None, allow_changes: bool = False) -> FastAPI:
+async def read_form(request: Request) -> FormData:
+    """The fields of a form. Raises ConfigError for one that is too long, or incomplete."""
+    body = b""
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > LONGEST_FORM:
+                raise ConfigError("the form is too long")
+    except ClientDisconnect:
+        raise ConfigError("the form is incomplete") from None
+    values = parse_qsl(body.decode(errors="replace"), keep_blank_values=True, errors="replace")
+    return FormData([(name, value) for name, value in values])
+
+
+def question(context: Context, action: Action, wanted: Wanted, name: str, back: str) -> Page:
+    """The page that asks before something is changed. It sends the same form again."""
+    values = [(key, value) for key, value in wanted.form.multi_items() if isinstance(value, str) and key != "confirmed"]
+    fields = hidden([*values, ("confirmed", "yes")])
+    made: list[Html] = [fields, button(action.word, danger=action.is_danger), tag("a", "cancel", href=back)]
+    form = tag("form", made, method="post", action=context.url("do", name), class_="bar")
+    return Page("Are you sure?", [tag("p", action.question, class_="question"), form])
+
+
+def create_app(settings: Settings | None = None, *, rules: Rules | None = None) -> Starlette:
     """An application that serves only the dashboard."""
-    app = FastAPI(openapi_url=None)
-    mount(app, "/", settings, rules=rules, allow_changes=allow_changes)
+    found = Rules() if rules is None else rules
+    dashboard = Dashboard(Settings() if settings is None else settings, found)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with dashboard.open():
+            yield
+
+    app = Starlette(routes=dashboard.routes(), lifespan=lifespan)
+    app.add_middleware(AccessControl, rules=found)
     return app
 
 
-def mount(
-    app: FastAPI,
-    path: str = "/rsmq",
-    settings: Settings | None = None,
-    *,
-    rules: Rules | None = None,
-    allow_changes: bool = False,
-) -> None:
-    """Add the dashboard to an application; a process can have one. It runs with the application's lifespan.
+def mount(app: Starlette, path: str = "/rsmq", settings: Settings | None = None, *, rules: Rules | None = None) -> None:
+    """Add the dashboard to an application of Starlette or FastAPI. It runs with the application's lifespan.
 
-    By default it serves this machine only (`Rules` names the hosts and the token), and it is read-only.
+    By default it serves this machine only, and every visitor may only look (`Rules`).
     """
-    global _is_mounted
-    if _is_mounted:
-        raise ConfigError("this process already has a dashboard: mount it once")
-    _is_mounted = True
-    state = DashboardState(Settings() if settings is None else settings, allow_changes=allow_changes)
-    add_pages(state)
-    nicegui.app.add_middleware(AccessControl, rules=Rules() if rules is None else rules)
+    found = Rules() if rules is None else rules
+    dashboard = Dashboard(Settings() if settings is None else settings, found)
     inner = app.router.lifespan_context
 
     @asynccontextmanager
-    async def lifespan(parent: FastAPI) -> AsyncIterator[Any]:
-        async with state.open(), inner(parent) as given:
+    async def lifespan(parent: Any) -> AsyncIterator[Any]:
+        async with dashboard.open(), inner(parent) as given:
             yield given
 
     app.router.lifespan_context = lifespan
-    ui.run_with(app, mount_path=path, title="rsmq", favicon="📬", show_welcome_message=False, reconnect_timeout=10.0)
-
-
-_is_mounted = False
-
-
-def add_pages(state: DashboardState) -> None:
-    """Register the pages."""
-
-    @ui.page("/")
-    def _(request: Request) -> None:
-        with page_layout(state.queries, request, "Overview") as layout:
-            overview.overview(layout)
-
-    @ui.page("/members")
-    def _(request: Request) -> None:
-        with page_layout(state.queries, request, "Members") as layout:
-            overview.members(layout)
-
-    @ui.page("/topic/{topic}")
-    def _(request: Request, topic: str) -> None:
-        with page_layout(state.queries, request, f"Topic {topic}") as layout:
-            overview.topic(layout, topic)
-
-    @ui.page("/group/{topic}/{group}")
-    def _(request: Request, topic: str, group: str) -> None:
-        with page_layout(state.queries, request, f"Group {group} of {topic}") as layout:
-            overview.group(layout, topic, group)
-
-    @ui.page("/messages/{topic}")
-    async def _(request: Request, topic: str) -> None:
-        with page_layout(state.queries, request, f"Messages of {topic}") as layout:
-            try:
-                found = await layout.queries.topic(topic)
-            except (Refused, ConfigError) as error:
-                ui.label(str(error))
-                return
-            await Browser(layout, found.name, found.partitions).load()
-
-    @ui.page("/dead-letters")
-    def _(request: Request) -> None:
-        with page_layout(state.queries, request, "Dead letters") as layout:
-            dead_letter_tables(layout)
-
-    @ui.page("/dead-letters/{topic}/{group}")
-    async def _(request: Request, topic: str, group: str) -> None:
-        with page_layout(state.queries, request, f"Dead letters of {group} of {topic}") as layout:
-            await DeadLetterTable(layout, topic, group).load()
-
-    @ui.page("/devices")
-    async def _(request: Request) -> None:
-        with page_layout(state.queries, request, "Devices") as layout:
-            await DeviceTable(layout).load()
+    pages = Starlette(routes=dashboard.routes())
+    pages.add_middleware(AccessControl, rules=found)
+    app.mount(path, pages)

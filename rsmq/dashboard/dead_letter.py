@@ -1,135 +1,139 @@
-"""The pages of dead letters: filter them, read one, and if changes are allowed replay or purge. None can be edited."""
+"""The pages of dead letters: by group, by error, one by one. None can be edited."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections import defaultdict
+from collections.abc import Sequence
 
-from nicegui import ui
-from nicegui.events import GenericEventArguments
-
-from rsmq.dashboard.layout import PageLayout, Row, clicked, confirmed, fill, notified, table
-from rsmq.dashboard.message import block, moment_input, moment_of, payload, values
+from rsmq.dashboard.actions import selection_of
+from rsmq.dashboard.html import Content, Html, Row, about, block, hidden, link, table, tag, text_field
+from rsmq.dashboard.message import box, select_all
+from rsmq.dashboard.page import Context, Page
 from rsmq.dashboard.queries import MOST_LETTERS, PREVIEW, as_text
-from rsmq.dlq import DeadLetter, Selection, read_fields
-from rsmq.errors import RsmqError
-from rsmq.model.words import count
+from rsmq.dashboard.roles import Role
+from rsmq.dlq import DeadLetter
+from rsmq.model.words import count, number
+
+FIELDS = ("reason", "error", "key", "where", "since", "until")
 
 
-def dead_letter_tables(layout: PageLayout) -> None:
+async def dead_letter_groups(context: Context) -> Page:
     """The number of dead letters of each group."""
-    found = table(["group", "topic", "#dead letters"], link="group")
-
-    def rows() -> list[Row]:
-        return [
-            {"group": group.name, "topic": group.topic, "dead letters": group.dead_letters,
-             "url": layout.url("dead-letters", group.topic, group.name)}
-            for group in layout.queries.poller.board.groups
-            if group.dead_letters
-        ]  # fmt: skip
-
-    layout.live(lambda: fill(found, rows()))
+    board = await context.board()
+    rows = [
+        Row(f"{each.topic}/{each.name}", (
+            link(each.name, context.url("dead-letters", each.topic, each.name)), each.topic, number(each.dead_letters)))
+        for each in sorted(board.groups, key=lambda each: -each.dead_letters)
+        if each.dead_letters
+    ]  # fmt: skip
+    columns = ("group", "topic", "#dead letters")
+    return Page("Dead letters", [context.live.table("dead", columns, rows, "there are no dead letters")], is_live=True)
 
 
-class DeadLetterTable:
-    """The dead letters of one group that match the filter fields."""
-
-    def __init__(self, layout: PageLayout, topic: str, group: str) -> None:
-        self._layout, self._topic, self._group = layout, topic, group
-        with ui.row().classes("items-end"):
-            self._reason = ui.input("reason").classes("w-32")
-            self._error = ui.input("error contains")
-            self._key = ui.input("key").classes("w-32")
-            self._field = ui.input("payload field", placeholder="shop=7")
-            self._since, self._until = moment_input("died since (UTC)"), moment_input("died before (UTC)")
-            ui.button("show", on_click=self.load).props("flat")
-        if layout.queries.allow_changes:
-            with ui.row().classes("items-end"):
-                self._rate = ui.number("replay at most a second", min=0, placeholder="no limit").classes("w-48")
-                ui.button("replay all of these", on_click=self._replay_selected)
-                ui.button("purge the group's", on_click=self._purge, color="negative")
-        self._count = ui.label()
-        self._table = table(["id", "at", "reason", "#attempts", "key", "error"])
-        self._table.on("rowClick", self._open)
-
-    async def load(self) -> None:
-        """Read and show those that match."""
-        with notified():
-            letters, is_more = await self._layout.queries.dead_letters(self._topic, self._group, self._wanted())
-            more = f", the oldest {MOST_LETTERS} are shown" if is_more else ""
-            self._count.text = f"{count(len(letters), 'dead letter')}{more}"
-            fill(self._table, [row_of(letter) for letter in letters])
-
-    def _wanted(self) -> Selection:
-        return Selection(
-            reasons=tuple((self._reason.value or "").split()),
-            error=self._error.value or None,
-            since=moment_of(self._since),
-            until=moment_of(self._until),
-            key=self._key.value or None,
-            where=read_fields([self._field.value] if self._field.value else []),
-        )
-
-    async def _open(self, event: GenericEventArguments) -> None:
-        letter = await self._layout.queries.dead_letter(self._topic, self._group, clicked(event))
-        if letter is None:
-            ui.notify("this dead letter does not exist any more")
-            return
-        with ui.dialog(value=True) as dialog, ui.card().classes("max-w-3xl"):
-            values(
-                {
-                    "id": letter.id, "reason": letter.reason, "error": letter.error,
-                    "attempts": str(letter.attempts), "origin": letter.origin, "member": letter.member,
-                    "message id": letter.message_id, "key": letter.key or "",
-                    "headers": "\n".join(f"{name}: {value}" for name, value in letter.headers.items()),
-                }
-            )  # fmt: skip
-            if letter.traceback:
-                block(letter.traceback).props("data-traceback")
-            payload(as_text(letter.data))
-            with ui.row():
-                ui.button("close", on_click=dialog.close).props("flat")
-                if self._layout.queries.allow_changes:
-
-                    async def replay() -> None:
-                        dialog.close()
-                        await self._do(
-                            lambda: self._layout.queries.replay(self._topic, self._group, [letter.id]), "replayed"
-                        )
-
-                    ui.button("replay", on_click=replay)
-
-    async def _replay_selected(self) -> None:
-        with notified():
-            wanted, rate, queries = self._wanted(), self._rate.value or 0, self._layout.queries
-            every = timedelta(seconds=1 / rate if rate > 0 else 0)
-            pace = f", at most {rate:g} a second: it goes on after this page is closed" if every else ""
-            which = "all dead letters" if wanted.is_all else "all dead letters that match the fields above"
-            question = f"Replay {which} of {self._group} of {self._topic}, to this group only{pace}?"
-            if await confirmed(question, "replay"):
-                await self._do(lambda: queries.replay_selected(self._topic, self._group, wanted, every), "replayed")
-
-    async def _purge(self) -> None:
-        text = (
-            f"Delete all dead letters of {self._group} of {self._topic} for good, including those that are not shown?"
-        )
-        if await confirmed(text, "delete"):
-            await self._do(lambda: self._layout.queries.purge(self._topic, self._group), "deleted")
-
-    async def _do(self, act: Callable[[], Awaitable[int]], word: str) -> None:
-        failed = False
-        try:
-            text = f"{word} {count(await act(), 'dead letter')}"
-        except RsmqError as error:
-            text, failed = str(error), True
-        if self._table.client.has_socket_connection:  # a slow replay may outlast the page
-            ui.notify(text, type="negative" if failed else None)
-            await self.load()
+async def dead_letters(context: Context, topic: str, group: str) -> Page:
+    """Those of one group that match the fields, and how many there are of each error."""
+    context.check(topic)
+    await context.queries.group(topic, group)
+    letters, is_more = await context.queries.dead_letters(topic, group, selection_of(context.given))
+    more = f", the oldest {MOST_LETTERS} are shown" if is_more else ""
+    given = {name: context.given(name) for name in FIELDS if context.given(name)}
+    return Page(
+        f"Dead letters of {group} of {topic}",
+        [
+            filters(context), tag("p", f"{count(len(letters), 'dead letter')}{more}"),
+            errors(context, topic, group, letters, given), rows_of(context, topic, group, letters, given),
+        ],
+        crumbs=[("Dead letters", context.url("dead-letters")), (f"group {group}", context.url("group", topic, group))],
+    )  # fmt: skip
 
 
-def row_of(letter: DeadLetter) -> Row:
-    """A row of the table."""
-    return {
-        "id": letter.id, "at": letter.at.strftime("%Y-%m-%d %H:%M:%S"), "reason": letter.reason,
-        "attempts": letter.attempts, "key": (letter.key or "")[:PREVIEW], "error": letter.error[:PREVIEW],
+def filters(context: Context) -> Html:
+    """The fields; Enter applies them."""
+    return tag(
+        "form", text_field("reason", "reason", context.given("reason")),
+        text_field("error", "error contains", context.given("error")),
+        text_field("key", "key", context.given("key")),
+        text_field("where", "payload field", context.given("where"), placeholder="shop=7"),
+        text_field("since", "died since (UTC)", context.given("since"), type="datetime-local", step=1),
+        text_field("until", "died before (UTC)", context.given("until"), type="datetime-local", step=1),
+        tag("button", "show"), class_="bar",
+    )  # fmt: skip
+
+
+def errors(context: Context, topic: str, group: str, letters: Sequence[DeadLetter], given: dict[str, str]) -> Content:
+    """The letters that are shown by their error, the most frequent one first, each with one traceback."""
+    found: dict[tuple[str, str], list[DeadLetter]] = defaultdict(list)
+    for letter in letters:
+        found[letter.reason, kind_of(letter.error)].append(letter)
+    if len(letters) < 2:
+        return None
+    made = []
+    for (reason, kind), same in sorted(found.items(), key=lambda each: -len(each[1])):
+        only = context.url("dead-letters", topic, group, **{**given, "reason": reason, "error": kind})
+        head = tag("summary", f"{count(len(same), 'dead letter')} · {reason} · {kind[:PREVIEW]}")
+        times = f"from {same[0].at:%Y-%m-%d %H:%M:%S} to {same[-1].at:%Y-%m-%d %H:%M:%S} UTC"
+        trace = block(same[-1].traceback, "traceback") if same[-1].traceback else None
+        made.append(tag("details", head, tag("p", times, " · ", link("only these", only)), trace))
+    return tag("section", tag("h2", "By error"), made)
+
+
+def kind_of(error: str) -> str:
+    """What letters of the same cause have in common: the type of the error and the words before the first value."""
+    text = error.partition("\n")[0]
+    for at, char in enumerate(text):
+        if char.isdigit() or char in "'\"<{[":
+            return text[:at].rstrip(" #:(") or text
+    return text
+
+
+def rows_of(context: Context, topic: str, group: str, letters: Sequence[DeadLetter], given: dict[str, str]) -> Content:
+    """The table, with ticks and buttons for those who may act."""
+    may_act = context.visitor.may(Role.ACT, topic)
+    columns = ("id", "died (UTC)", "reason", "#attempts", "key", "error")
+    rows = [
+        Row(each.id, (
+            *((box(each.id),) if may_act else ()), link(each.id, context.url("dead-letter", topic, group, each.id)),
+            f"{each.at:%Y-%m-%d %H:%M:%S}", each.reason, each.attempts, (each.key or "")[:PREVIEW],
+            tag("code", each.error[:PREVIEW])))
+        for each in letters
+    ]  # fmt: skip
+    shown = table(("", *columns) if may_act else columns, rows, "there are no dead letters that match")
+    if not may_act:
+        return shown
+    place = {"topic": topic, "group": group}
+    bar = tag(
+        "div", select_all(), tag("button", "replay the ticked"),
+        text_field("rate", "at most a second", type="number", min=0, step="any", placeholder="no limit"), class_="bar",
+    )  # fmt: skip
+    url = context.url("do", "replay")
+    ticked = tag("form", hidden({**place, "back": context.back()}.items()), bar, shown, method="post", action=url)
+    ids = hidden(("id", each.id) for each in letters)
+    others = [
+        context.action("replay", f"replay all {len(letters)} shown", Role.ACT, topic, place, ids) if letters else None,
+        context.action("replay-matching", "replay all that match", Role.ACT, topic, {**place, **given}),
+        context.action("purge", "purge the group's", Role.ADMIN, topic, place, danger=True),
+    ]
+    return [tag("div", others, class_="bar"), ticked] if letters else [shown, tag("div", others[2:], class_="bar")]
+
+
+async def dead_letter(context: Context, topic: str, group: str, letter: str) -> Page:
+    """All of one."""
+    context.check(topic)
+    found = await context.queries.dead_letter(topic, group, letter)
+    headers = "\n".join(f"{name}: {value}" for name, value in found.headers.items())
+    values = {
+        "reason": found.reason, "error": found.error, "attempts": str(found.attempts),
+        "died": f"{found.at:%Y-%m-%d %H:%M:%S} UTC", "origin": found.origin, "member": found.member,
+        "message id": found.message_id, "key": found.key or "", "headers": tag("pre", headers) if headers else "",
     }  # fmt: skip
+    back = context.url("dead-letters", topic, group)
+    place = {"topic": topic, "group": group, "id": found.id}
+    return Page(
+        f"Dead letter {found.id}",
+        [
+            context.action("replay", "replay", Role.ACT, topic, place), about(values),
+            [tag("h2", "Traceback"), block(found.traceback, "traceback")] if found.traceback else None,
+            tag("h2", "Payload"), block(as_text(found.data), "payload"),
+        ],
+        crumbs=[("Dead letters", context.url("dead-letters")), (f"{group} of {topic}", back)],
+    )  # fmt: skip

@@ -1,90 +1,74 @@
-"""The page of devices: backlog, last seen, dropped letters, and the letters of one inbox."""
+"""The pages of devices, and the audit stream."""
 
 from __future__ import annotations
 
-from nicegui import ui
-from nicegui.events import GenericEventArguments
-
-from rsmq.dashboard.layout import PageLayout, Row, clicked, confirmed, fill, notified, table
-from rsmq.dashboard.message import payload, values
-from rsmq.dashboard.queries import MOST_DEVICES, as_text
-from rsmq.errors import Malformed, RsmqError
+from rsmq.dashboard.audit import SHOWN, AuditEntry
+from rsmq.dashboard.html import Row, about, block, link, table, tag, text_field
+from rsmq.dashboard.page import Context, Page
+from rsmq.dashboard.queries import MOST_DEVICES, NotFound, as_text
+from rsmq.dashboard.roles import Role
+from rsmq.errors import Malformed
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, number
 from rsmq.persistence import Device, Letter
 
 
-class DeviceTable:
+async def devices(context: Context) -> Page:
     """Some devices, or the one that was asked for: there may be millions."""
-
-    def __init__(self, layout: PageLayout) -> None:
-        self._layout = layout
-        with ui.row().classes("items-end"):
-            self._name = ui.input("device id")
-            self._waiting = ui.checkbox("only with letters", value=False)
-            ui.button("show", on_click=self.load).props("flat")
-        self._count = ui.label()
-        self._table = table(["device", "#backlog", "connected", "seen", "#dropped", "#expired", "#late"])
-        self._table.on("rowClick", self._open)
-        ui.label("Click a device to see its letters. This delivers nothing.").classes("text-sm opacity-70")
-
-    async def load(self) -> None:
-        """Read and show them."""
-        with notified():
-            devices, is_more = await self._found()
-            self._count.text = count(len(devices), "device") + (
-                f", there are more than {MOST_DEVICES}" if is_more else ""
-            )
-            fill(self._table, [row_of(device) for device in devices])
-
-    async def _found(self) -> tuple[list[Device], bool]:
-        if not self._name.value:
-            return await self._layout.queries.devices(only_waiting=bool(self._waiting.value))
-        device = await self._layout.queries.device(self._name.value)
-        return ([] if device is None else [device]), False
-
-    async def _open(self, event: GenericEventArguments) -> None:
-        """Show the oldest letters of one device, with a button that deletes all of them."""
-        queries, client_id = self._layout.queries, clicked(event)
-        try:
-            device, letters = await queries.device(client_id), await queries.letters(client_id)
-        except RsmqError as error:
-            ui.notify(str(error), type="negative")
-            return
-        with ui.dialog(value=True) as dialog, ui.card().classes("max-w-3xl"):
-            values({"device": client_id, "backlog": "" if device is None else number(device.backlog)})
-            for letter in letters:
-                ui.label(about(letter)).classes("text-sm opacity-70")
-                payload(text_of(letter))
-            with ui.row():
-                ui.button("close", on_click=dialog.close).props("flat")
-                if queries.allow_changes and device is not None:
-
-                    async def purge() -> None:
-                        dialog.close()
-                        await self._purge(client_id)
-
-                    ui.button("purge the inbox", on_click=purge, color="negative")
-
-    async def _purge(self, client_id: str) -> None:
-        if not await confirmed(f"Delete all letters that wait for device {client_id!r} for good?", "delete"):
-            return
-        with notified():
-            ui.notify(f"deleted {count(await self._layout.queries.purge_device(client_id), 'letter')}")
-        await self.load()
+    context.check_devices()
+    name, only_waiting = context.given("device"), bool(context.given("waiting"))
+    if name:
+        one = await context.queries.device(name)
+        found, is_more = ([] if one is None else [one]), False
+    else:
+        found, is_more = await context.queries.devices(only_waiting=only_waiting)
+    rows = [row_of(context, each) for each in found]
+    columns = ("device", "#backlog", "connected", "seen", "#dropped", "#expired", "#late")
+    tick = tag("input", type="checkbox", name="waiting", value="1", checked=only_waiting)
+    return Page(
+        "Devices",
+        [
+            tag("form", text_field("device", "device id", name), tag("label", tick, "only with letters", class_="tick"),
+                tag("button", "show"), class_="bar"),
+            tag("p", count(len(found), "device") + (f", there are more than {MOST_DEVICES}" if is_more else "")),
+            table(columns, rows, "no device matches"),
+        ],
+    )  # fmt: skip
 
 
-def row_of(device: Device) -> Row:
+def row_of(context: Context, device: Device) -> Row:
     """A row of the table."""
-    return {
-        "id": device.client_id, "device": device.client_id, "backlog": number(device.backlog),
-        "connected": f"{timestamp(device.connected_at)} by {device.gateway}" if device.gateway else "no",
-        "seen": timestamp(device.seen_at) or "never", "dropped": number(device.dropped),
-        "expired": number(device.expired), "late": number(device.late),
+    connected = f"{timestamp(device.connected_at)} by {device.gateway}" if device.gateway else "no"
+    return Row(device.client_id, (
+        link(device.client_id, context.url("device", device.client_id)), number(device.backlog), connected,
+        timestamp(device.seen_at) or "never", number(device.dropped), number(device.expired), number(device.late)),
+    )  # fmt: skip
+
+
+async def device(context: Context, name: str) -> Page:
+    """One device with its oldest letters. This delivers nothing."""
+    context.check_devices()
+    found = await context.queries.device(name)
+    if found is None:
+        raise NotFound(f"there is no device {name!r}: it never got a letter, or its state has expired")
+    letters = await context.queries.letters(name)
+    values = {
+        "backlog": count(found.backlog, "letter"), "seen": timestamp(found.seen_at) or "never",
+        "connected": f"{timestamp(found.connected_at)} by {found.gateway}" if found.gateway else "no",
+        "dropped": number(found.dropped), "expired": number(found.expired),
     }  # fmt: skip
+    shown = [(tag("p", about_letter(each), class_="dim"), block(text_of(each), "payload")) for each in letters]
+    return Page(
+        f"Device {name}",
+        [
+            context.action("purge-device", "purge the inbox", Role.ADMIN, None, {"device": name}, danger=True),
+            about(values), tag("h2", "Inbox"), shown or tag("p", "no letter waits", class_="nothing"),
+        ],
+        crumbs=[("Devices", context.url("devices"))],
+    )  # fmt: skip
 
 
-def about(letter: Letter) -> str:
+def about_letter(letter: Letter) -> str:
     """A letter's number, time and topic; only the number if it cannot be read."""
     try:
         at = "received" if letter.is_received else timestamp(letter.timestamp)
@@ -99,3 +83,19 @@ def text_of(letter: Letter) -> str:
         return as_text(letter.data)
     except Malformed as error:
         return f"(unreadable: {error})"
+
+
+async def audit(context: Context) -> Page:
+    """Who did what, newest first, in the topics that the visitor sees."""
+    entries = [each for each in await context.room.audit.newest() if context.visitor.sees(each.topic or None)]
+    rows = [Row(each.id, (
+        timestamp(each.at), each.who, each.what, where(each), each.before, each.after, each.result or "not ended"))
+        for each in entries[:SHOWN]
+    ]  # fmt: skip
+    columns = ("at", "who", "what", "where", "before", "after", "result")
+    return Page("Audit", [table(columns, rows, "nothing was changed with the dashboard yet")])
+
+
+def where(entry: AuditEntry) -> str:
+    """Group and topic, or nothing."""
+    return f"{entry.group} of {entry.topic}" if entry.group else entry.topic

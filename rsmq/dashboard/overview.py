@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from datetime import timedelta
+from typing import Final
 
-from nicegui import ui
-
-from rsmq.dashboard.layout import PageLayout, Row, fill, table
-from rsmq.dashboard.queries import TimedBoard
-from rsmq.inspector.state import GroupPartition, MemberState
-from rsmq.inspector.text import age, rate, state, trend
+from rsmq.dashboard.chart import Point, chart
+from rsmq.dashboard.history import GAP
+from rsmq.dashboard.html import Content, Html, Row, link, table, tag, text_field
+from rsmq.dashboard.page import Context, Page, joined
+from rsmq.dashboard.queries import EVERY, Running
+from rsmq.dashboard.roles import Role
+from rsmq.inspector.schedules import look_up
+from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
+from rsmq.inspector.text import age, rate, state, timestamp, trend
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
+from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import duration, number
 
 Measure = Callable[[Board], float | None]
 
-
-class LiveChart:
-    """A few measures of the boards over time. Where one is unknown, its line has a gap."""
-
-    def __init__(self, title: str, measures: Mapping[str, Measure]) -> None:
-        self._measures = measures
-        self._drawn: object = None
-        self._chart = ui.echart(options(title, measures), renderer="svg").classes("w-full h-56")
-
-    def draw(self, history: Iterable[TimedBoard]) -> None:
-        """Show these boards."""
-        shown = list(history)
-        newest = shown[-1].at if shown else None
-        if newest == self._drawn:
-            return
-        self._drawn = newest
-        for series, measure in zip(self._chart.options["series"], self._measures.values(), strict=True):
-            series["data"] = [[each.at.isoformat(), measure(each.board)] for each in shown]
-        self._chart.update()
-
-
-def options(title: str, names: Iterable[str]) -> dict[str, Any]:
-    """The options for ECharts. The tooltip is drawn as SVG, so no name can be markup."""
-    return {
-        "title": {"text": title, "left": 8, "textStyle": {"fontSize": 13, "fontWeight": "normal"}},
-        "animation": False,
-        "grid": {"left": 8, "right": 16, "top": 36, "bottom": 8, "containLabel": True},
-        "legend": {"right": 8, "top": 0},
-        "tooltip": {"trigger": "axis", "renderMode": "richText"},
-        "xAxis": {"type": "time", "axisLabel": {"hideOverlap": True}},
-        "yAxis": {"type": "value", "min": 0, "minInterval": 1},
-        "series": [{"name": name, "type": "line", "showSymbol": False, "data": []} for name in names],
-    }
+RANGES: Final = {"": ("3 minutes", 0), "1h": ("1 hour", 1), "6h": ("6 hours", 6), "24h": ("24 hours", 24)}
 
 
 def summed(parts: Iterable[float | None]) -> float | None:
-    """The sum of the known parts, None if there is none."""
-    known = [part for part in parts if part is not None]
-    return round(sum(known), 1) if known else None
+    """The sum of the known parts; None if there are some and none is known."""
+    found = list(parts)
+    known = [part for part in found if part is not None]
+    return round(sum(known), 1) if known or not found else None
 
 
 FLOW: Final[dict[str, Measure]] = {
@@ -70,164 +43,271 @@ WAITING: Final[dict[str, Measure]] = {
 DEAD: Final[dict[str, Measure]] = {"dead letters": lambda board: summed(group.dead_letters for group in board.groups)}
 
 
-def overview(layout: PageLayout) -> None:
-    """Totals and charts, all topics, all groups."""
-    poller = layout.queries.poller
-    measures = FLOW | WAITING | DEAD
-    totals = tiles(measures)
-    flow, waiting = charts()
-    topics, groups = topic_table(), group_table()
-
-    def draw() -> None:
-        for name, label in totals.items():
-            value = measures[name](poller.board)
-            label.text = rate(value) if name in FLOW else number(None if value is None else int(value))
-        flow.draw(poller.history)
-        waiting.draw(poller.history)
-        fill(topics, topic_rows(layout, poller.board.topics))
-        fill(groups, group_rows(layout, poller.board.groups))
-
-    layout.live(draw)
-
-
-def tiles(measures: Mapping[str, Measure]) -> dict[str, ui.label]:
-    """A card with name and number for each measure."""
-    found = {}
-    with ui.row().classes("w-full gap-4"):
-        for name in measures:
-            with ui.card().classes("px-4 py-2 gap-0"):
-                ui.label("in/s" if name == "in" else "settled/s" if name == "settled" else name).classes("text-xs")
-                found[name] = ui.label("–").classes("text-xl").mark(f"total {name}").props(f'data-total="{name}"')
-    return found
+async def overview(context: Context) -> Page:
+    """Totals and charts, all topics, all groups; the worst groups first."""
+    board = await context.board()
+    wanted = context.given("q").casefold()
+    topics = [each for each in board.topics if wanted in each.name.casefold()]
+    groups = [each for each in board.groups if wanted in f"{each.topic}/{each.name}".casefold()]
+    search = tag(
+        "form", text_field("q", "name contains", context.given("q"), type="search"), tag("button", "show"), class_="bar"
+    )
+    return Page(
+        "Overview",
+        [
+            tiles(context, board), ranges(context), charts(context, {each.name for each in board.topics}), search,
+            tag("h2", "Groups"), group_table(context, sorted(groups, key=worst_first)),
+            tag("h2", "Topics"), topic_table(context, topics),
+        ],
+        is_live=True,
+    )  # fmt: skip
 
 
-def charts() -> tuple[LiveChart, LiveChart]:
-    """Two charts, side by side where there is room."""
-    with ui.grid().classes("w-full grid-cols-1 md:grid-cols-2"):
-        return LiveChart("messages a second", FLOW), LiveChart("waiting", WAITING)
-
-
-def members(layout: PageLayout) -> None:
+async def members(context: Context) -> Page:
     """All members."""
-    found = member_table()
-    layout.live(lambda: fill(found, member_rows(layout, layout.queries.poller.board.members)))
+    board = await context.board()
+    return Page("Members", [member_table(context, board.members)], is_live=True)
 
 
-def topic(layout: PageLayout, name: str) -> None:
-    """One topic: its charts, its groups, and a link to its messages."""
-    poller = layout.queries.poller
-    ui.link("messages", layout.path("messages", name))
-    flow, waiting = charts()
-    topics, groups = topic_table(), group_table()
+async def topic(context: Context, name: str) -> Page:
+    """One topic: its charts, groups, partitions, and what waits for a time."""
+    context.check(name)
+    found, board = await context.queries.topic(name), only(await context.board(), name)
+    links = [link("messages", context.url("messages", name)), link("delayed", context.url("delayed", name))]
+    keys, queries = context.queries.keys, context.queries
+    schedules = await look_up(queries.client, keys, queries.topics, name)
+    rows = [Row(each.name, (each.name, timestamp(each.next) or "–", timestamp(each.last) or "never",
+                            each.leader or "none")) for each in schedules]  # fmt: skip
+    state_of = context.queries.poller.topic_state(name)
+    return Page(
+        f"Topic {found.name}",
+        [
+            tag("p", joined(links)), ranges(context), charts(context, {name}),
+            tag("h2", "Groups"), group_table(context, board.groups), topic_table(context, board.topics),
+            tag("h2", "Partitions"), partitions_of_topic(context, state_of.partitions if state_of else ()),
+            [tag("h2", "Schedules"), table(("schedule", "next", "last", "leader"), rows, "")] if rows else None,
+        ],
+        is_live=True,
+        crumbs=[("Overview", context.url())],
+    )  # fmt: skip
 
-    def draw() -> None:
-        board = only(poller.board, name)
-        flow.draw(each._replace(board=only(each.board, name)) for each in poller.history)
-        waiting.draw(each._replace(board=only(each.board, name)) for each in poller.history)
-        fill(topics, topic_rows(layout, board.topics))
-        fill(groups, group_rows(layout, board.groups))
 
-    layout.live(draw)
-
-
-def group(layout: PageLayout, topic: str, name: str) -> None:
-    """One group: its partitions with their owners, and its members."""
-    poller = layout.queries.poller
-    with ui.row():
-        ui.link(f"topic {topic}", layout.path("topic", topic))
-        ui.link("dead letters", layout.path("dead-letters", topic, name))
-    groups, partitions, members_ = group_table(), partition_table(), member_table()
-
-    def draw() -> None:
-        board = only(poller.board, topic, name)
-        fill(groups, group_rows(layout, board.groups))
-        fill(partitions, partition_rows([share for group in board.groups for share in group.shares]))
-        fill(members_, member_rows(layout, board.members))
-
-    layout.live(draw)
+async def group(context: Context, name: str, group: str) -> Page:
+    """One group: its partitions with their owners, its members and what they run, and what may be done to it."""
+    context.check(name)
+    board = only(await context.board(), name, group)
+    if not board.groups:
+        await context.queries.group(name, group)  # it may be newer than the board
+    shown = next(iter(board.groups), None)
+    running = await context.queries.running(name, group)
+    links = [
+        link("dead letters", context.url("dead-letters", name, group)),
+        link("parked", context.url("parked", name, group)),
+    ]
+    place = {"topic": name, "group": group}
+    is_paused = shown is not None and shown.is_paused
+    switch = ("resume", "resume") if is_paused else ("pause", "pause")
+    actions = [
+        context.live.part("switch", context.action(*switch, Role.ACT, name, place)),
+        context.action(
+            "reset", "reset", Role.ADMIN, name, place,
+            tag("label", "to", tag("select", [tag("option", each) for each in ("earliest", "latest")], name="to")),
+            text_field("at", "or to a time (UTC)", type="datetime-local", step=1), danger=True,
+        ),
+    ]  # fmt: skip
+    return Page(
+        f"Group {group} of {name}",
+        [
+            tag("p", joined(links)), group_table(context, board.groups), tag("div", actions, class_="bar"),
+            ranges(context), charts(context, {name}, group),
+            tag("h2", "Members"), member_table(context, board.members, running),
+            tag("h2", "In flight"), running_table(context, name, running),
+            tag("h2", "Partitions"), share_table(context, shown.shares if shown else ()),
+        ],
+        is_live=True,
+        crumbs=[("Overview", context.url()), (f"topic {name}", context.url("topic", name))],
+    )  # fmt: skip
 
 
 def only(board: Board, topic: str, group: str | None = None) -> Board:
     """A board of one topic, or of one group of it."""
-    return replace(
-        board,
-        topics=tuple(each for each in board.topics if each.name == topic),
-        groups=tuple(each for each in board.groups if each.topic == topic and group in (None, each.name)),
+    return Board(
+        board.span,
+        tuple(each for each in board.topics if each.name == topic),
+        tuple(each for each in board.groups if each.topic == topic and group in (None, each.name)),
+    )
+
+
+def worst_first(group: GroupTrend) -> tuple[bool, bool, int, str, str]:
+    """Groups that need a look come first: with work and without members, then by backlog."""
+    backlog = (group.lag or 0) + group.in_flight + group.parked
+    return (not (group.is_unserved and backlog), not group.dead_letters, -backlog, group.topic, group.name)
+
+
+# -- totals and charts ------------------------------------------------------------------------------------------------
+
+
+def tiles(context: Context, board: Board) -> Html:
+    """A number for each measure."""
+    made = []
+    for name, measure in (FLOW | WAITING | DEAD).items():
+        value = measure(board)
+        text = rate(value) if name in FLOW else number(None if value is None else int(value))
+        label = f"{name} a second" if name in FLOW else name
+        made.append(context.live.part(f"total-{name.replace(' ', '-')}", tag("span", label), tag("b", text),
+                                      class_="tile", data_total=name))  # fmt: skip
+    return tag("div", made, class_="tiles")
+
+
+def ranges(context: Context) -> Html:
+    """Links to other times."""
+    wanted = context.given("range")
+    base = context.back().partition("?")[0]
+    made = [
+        tag(
+            "a", text, href=f"{base}{f'?range={name}' if name else ''}", aria_current="true" if name == wanted else None
+        )
+        for name, (text, _) in RANGES.items()
+    ]
+    return tag("p", tag("span", "last ", class_="dim"), joined(made), class_="ranges")
+
+
+def charts(context: Context, seen: set[str], group: str | None = None) -> Html:
+    """Two charts, side by side where there is room."""
+    name = context.given("range")
+    gap = GAP if RANGES.get(name, ("", 0))[1] else timedelta(seconds=3 * EVERY)
+    made = []
+    for at, (title, measures) in enumerate((("messages a second", FLOW), ("waiting", WAITING))):
+        if group is not None:
+            measures = {each: measure for each, measure in measures.items() if each != "in"}
+        made.append(chart(context.live, f"chart-{at}", title, series(context, measures, seen, group), gap))
+    return tag("div", made, class_="charts")
+
+
+def series(
+    context: Context, measures: Mapping[str, Measure], seen: set[str], group: str | None
+) -> dict[str, list[Point]]:
+    """The lines of a chart: of the last minutes from the poller, of hours from the history."""
+    hours = RANGES.get(context.given("range"), ("", 0))[1]
+    if hours:
+        samples = context.room.history.samples
+        since = from_epoch_ms(0) if not samples else samples[-1].at - timedelta(hours=hours)
+        shown = [each for each in samples if each.at >= since]
+        return {name: [(each.at, each.total(name, seen, group)) for each in shown] for name in measures}
+    boards = [(each.at, narrowed(each.board, seen, group)) for each in context.queries.poller.history]
+    return {name: [(at, measure(board)) for at, board in boards] for name, measure in measures.items()}
+
+
+def narrowed(board: Board, seen: set[str], group: str | None) -> Board:
+    """What is drawn of a board."""
+    return Board(
+        board.span,
+        tuple(each for each in board.topics if each.name in seen),
+        tuple(each for each in board.groups if each.topic in seen and group in (None, each.name)),
     )
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def topic_table() -> ui.table:
-    """The topic table, without rows."""
-    return table(["topic", "#partitions", "#messages", "#delayed", "#in/s", "#groups"], link="topic", title="Topics")
-
-
-def topic_rows(layout: PageLayout, topics: Sequence[TopicTrend]) -> list[Row]:
-    """A row for each topic."""
-    return [
-        {
-            "topic": topic.name, "partitions": topic.partitions, "messages": number(topic.messages),
-            "delayed": number(topic.delayed), "in/s": rate(topic.rate_in), "groups": topic.groups,
-            "url": layout.url("topic", topic.name),
-        }
-        for topic in topics
+def topic_table(context: Context, topics: Sequence[TopicTrend]) -> Html:
+    """Topics."""
+    columns = ("topic", "#partitions", "#messages", "#delayed", "#in/s", "#groups")
+    rows = [
+        Row(each.name, (link(each.name, context.url("topic", each.name)), each.partitions, number(each.messages),
+                        number(each.delayed), rate(each.rate_in), each.groups))
+        for each in topics
     ]  # fmt: skip
+    return context.live.table("topics", columns, rows, "there are no topics")
 
 
-def group_table() -> ui.table:
-    """The group table, without rows."""
-    columns = ["group", "topic", "state", "#settled/s", "#lag", "trend", "#oldest", "#in flight", "#parked", "#dead"]
-    return table([*columns, "owned"], link="group", title="Groups")
-
-
-def group_rows(layout: PageLayout, groups: Sequence[GroupTrend]) -> list[Row]:
-    """A row for each group."""
-    return [
-        {
-            "group": group.name, "topic": group.topic, "state": state(group), "settled/s": rate(group.rate_out),
-            "lag": number(group.lag), "trend": trend(group), "oldest": age(group.oldest),
-            "in flight": number(group.in_flight), "parked": number(group.parked), "dead": number(group.dead_letters),
-            "owned": f"{group.owned}/{len(group.shares)}", "url": layout.url("group", group.topic, group.name),
-        }
-        for group in groups
+def group_table(context: Context, groups: Sequence[GroupTrend]) -> Html:
+    """Groups."""
+    columns = ("group", "topic", "state", "#settled/s", "#lag", "trend", "#oldest", "#in flight", "#parked", "#dead",
+               "owned")  # fmt: skip
+    rows = [
+        Row(
+            f"{each.topic}/{each.name}",
+            (
+                link(each.name, context.url("group", each.topic, each.name)),
+                link(each.topic, context.url("topic", each.topic)), tag("span", state(each), class_=state(each)),
+                rate(each.rate_out), number(each.lag), trend(each), age(each.oldest), number(each.in_flight),
+                linked(each.parked, context.url("parked", each.topic, each.name)),
+                linked(each.dead_letters, context.url("dead-letters", each.topic, each.name)),
+                f"{each.owned}/{len(each.shares)}",
+            ),
+        )
+        for each in groups
     ]  # fmt: skip
+    return context.live.table("groups", columns, rows, "there are no groups")
 
 
-def partition_table() -> ui.table:
-    """The partition table, without rows."""
-    columns = ["#partition", "owner", "#epoch", "#lag", "#oldest", "#in flight", "#parked", "#dead"]
-    return table(columns, title="Partitions")
+def linked(value: int, url: str) -> Content:
+    """A number that leads to what it counts."""
+    return link(number(value), url) if value else number(value)
 
 
-def partition_rows(shares: Sequence[GroupPartition]) -> list[Row]:
-    """A row for each partition."""
-    return [
-        {
-            "partition": share.partition, "owner": share.owner if share.is_owned else "none", "epoch": share.epoch,
-            "lag": number(share.lag if share.is_lag_exact else None), "oldest": age(share.oldest),
-            "in flight": share.pending, "parked": share.parked, "dead": share.dead_letters,
-        }
-        for share in shares
+def partitions_of_topic(context: Context, partitions: Sequence[PartitionState]) -> Html:
+    """The partitions of a topic."""
+    rows = [
+        Row(str(each.partition), (each.partition, number(each.length), number(each.delayed), number(each.added),
+                                  moment(each.first_id), moment(each.last_id)))
+        for each in partitions
     ]  # fmt: skip
+    columns = ("#partition", "#messages", "#delayed", "#ever added", "oldest", "newest")
+    return context.live.table("partitions", columns, rows, "not read yet")
 
 
-def member_table() -> ui.table:
-    """The member table, without rows."""
-    columns = ["member", "serves", "handler", "heard of", "loop lag", "#in flight", "#concurrency", "partitions"]
-    return table(columns, link="serves", title="Members")
+def moment(stream_id: str | None) -> str:
+    """The time of a stream id."""
+    return "–" if stream_id is None else timestamp(from_epoch_ms(int(stream_id.partition("-")[0])))
 
 
-def member_rows(layout: PageLayout, members: Sequence[MemberState]) -> list[Row]:
-    """A row for each member."""
-    return [
-        {
-            "member": member.id, "serves": f"{member.topic}/{member.group}", "handler": member.handler,
-            "heard of": "dead" if member.heard_ago is None else f"{duration(member.heard_ago)} ago",
-            "loop lag": age(member.loop_lag), "in flight": member.in_flight, "concurrency": member.concurrency,
-            "partitions": " ".join(map(str, member.partitions)) or "–",
-            "url": layout.url("group", member.topic, member.group),
-        }
-        for member in members
+def share_table(context: Context, shares: Sequence[GroupPartition]) -> Html:
+    """The partitions of a group."""
+    columns = ("#partition", "owner", "#epoch", "#lag", "#oldest", "#in flight", "#parked", "#dead")
+    rows = [
+        Row(str(each.partition), (
+            each.partition, each.owner if each.is_owned else "none", each.epoch,
+            number(each.lag if each.is_lag_exact else None), age(each.oldest), each.pending, each.parked,
+            each.dead_letters))
+        for each in shares
     ]  # fmt: skip
+    return context.live.table("partitions", columns, rows, "not read yet")
+
+
+def member_table(context: Context, members: Sequence[MemberState], running: Sequence[Running] = ()) -> Html:
+    """Members, with the message that each has had for longest."""
+    columns = ("member", "serves", "handler", "heard of", "#loop lag", "#in flight", "longest", "partitions")
+    longest = {each.member: each for each in reversed(running)}
+    rows = [
+        Row(
+            f"{each.id}/{each.topic}/{each.group}",
+            (
+                each.id, link(f"{each.topic}/{each.group}", context.url("group", each.topic, each.group)), each.handler,
+                tag("span", "dead", class_="unserved") if each.heard_ago is None else f"{spoken(each.heard_ago)} ago",
+                age(each.loop_lag), f"{each.in_flight} of {each.concurrency}",
+                f"for {spoken(longest[each.id].since)}" if each.id in longest else "–",
+                " ".join(map(str, each.partitions)) or "–",
+            ),
+        )
+        for each in members
+    ]  # fmt: skip
+    return context.live.table("members", columns, rows, "there are no members")
+
+
+def running_table(context: Context, topic: str, running: Sequence[Running]) -> Html:
+    """The messages that members have now, longest first."""
+    rows = [
+        Row(each.id, (link(each.id, context.url("messages", topic, partition=str(each.partition), id=each.id)),
+                      each.partition, each.member, f"for {spoken(each.since)}", each.attempt))
+        for each in running[:50]
+    ]  # fmt: skip
+    return context.live.table("running", ("message", "#partition", "member", "since", "#delivery"), rows,
+                              "nothing is in flight")  # fmt: skip
+
+
+def spoken(span: timedelta) -> str:
+    """A duration, in whole seconds where it is longer than one."""
+    seconds = span.total_seconds()
+    return duration(timedelta(seconds=round(seconds)) if seconds >= 1 else span)

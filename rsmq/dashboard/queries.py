@@ -1,29 +1,33 @@
-"""The questions of the pages, each with a bounded answer, the few changes that they can make, and the poller."""
+"""The questions of the pages, each with a bounded answer, and the poller."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 import anyio.abc
 
 from rsmq.dlq import DeadLetter, DeadLetters, Selection
-from rsmq.errors import BrokerError, Malformed, RsmqError
+from rsmq.dlq.selection import FieldCondition
+from rsmq.errors import BrokerError, ConfigError, Malformed, RsmqError
 from rsmq.inspector.observer import Observer
-from rsmq.inspector.state import Snapshot
+from rsmq.inspector.state import Snapshot, TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.clock import from_epoch_ms, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
+from rsmq.model.stream_id import parse_stream_id
 from rsmq.persistence import Device, Devices, Letter
 from rsmq.redis.connector import Client
+from rsmq.redis.streams import ask_all, group_names
 from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.dashboard")
@@ -39,6 +43,7 @@ MOST_SCANNED: Final = 20_000
 SCANNED: Final = 500
 MOST_DEVICES: Final = 100
 MOST_WAITING: Final = 10
+MOST_RUNNING: Final = 20
 PREVIEW: Final = 200
 LONGEST: Final = 20_000
 """Characters of a payload that a page shows."""
@@ -58,7 +63,7 @@ class Poller:
         self._observer = observer
         self._before: Snapshot | None = None
         self._seen_at = 0.0
-        self._wanted = anyio.Event()
+        self._wanted, self._polling = anyio.Event(), anyio.Lock()
         self.history: deque[TimedBoard] = deque(maxlen=KEPT)
         self.trouble = ""
 
@@ -66,6 +71,11 @@ class Poller:
     def board(self) -> Board:
         """The newest."""
         return self.history[-1].board if self.history else Board(None, (), ())
+
+    def topic_state(self, name: str) -> TopicState | None:
+        """A topic as the newest snapshot has it."""
+        topics = () if self._before is None else self._before.topics
+        return next((each for each in topics if each.topic.name == name), None)
 
     def touch(self) -> None:
         """A page is open."""
@@ -90,8 +100,19 @@ class Poller:
                 self.trouble = f"{type(error).__name__}: {error}"
             await anyio.sleep(EVERY)
 
+    async def fresh(self) -> Board:
+        """The newest board, or a new one if that is old: for a page that opens. Raises BrokerError."""
+        self.touch()
+        if self._before is None or monotonic() - self._before.at > 2 * EVERY:
+            await self.poll()
+        return self.board
+
     async def poll(self) -> None:
         """Take one snapshot and compare it with the one before."""
+        async with self._polling:
+            await self._poll()
+
+    async def _poll(self) -> None:
         after = await self._observer.snapshot()
         self.history.append(TimedBoard(datetime.now(UTC), compare(self._before, after)))
         self._before, self.trouble = after, ""
@@ -100,66 +121,143 @@ class Poller:
         return f"<Poller boards={len(self.history)}>"
 
 
+class NotFound(RsmqError):
+    """What an address names does not exist, or not for this visitor."""
+
+
 class Refused(RsmqError):
-    """The dashboard is read-only, or the topic does not exist."""
+    """The visitor has no right to do it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One message as the message browser shows it; `text` is its payload, or why it cannot be read."""
 
+    partition: int
     id: str
     at: str
     key: str
+    message_id: str
     headers: str
     text: str
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which messages are wanted. `id` is a message id or a stream id, `where` a field of a JSON payload."""
+
+    partition: int | None = None
+    before: str = "+"
+    key: str = ""
+    id: str = ""
+    where: tuple[FieldCondition, ...] = ()
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether messages have to be looked through."""
+        return bool(self.key or self.id or self.where)
+
+    def matches(self, entry: Entry) -> bool:
+        """Whether all conditions hold."""
+        return (
+            self.key in ("", entry.key)
+            and self.id in ("", entry.id, entry.message_id)
+            and (not self.where or has_fields(entry.data, self.where))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A message that a member has now."""
+
+    member: str
+    partition: int
+    id: str
+    since: timedelta
+    attempt: int
 
 
 class Queries:
     """Asks the server for all pages of a process. Each answer has an upper bound."""
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings, *, allow_changes: bool) -> None:
-        self._client, self._keys = client, keys
-        self._topics = Topics(client, keys, settings)
-        self._letters = DeadLetters(client, keys)
-        self._devices = Devices(client, keys)
-        self.allow_changes = allow_changes
-        self.prefix = keys.prefix
+    def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
+        self.client, self.keys = client, keys
+        self.topics = Topics(client, keys, settings)
+        self.dlq, self.all_devices = DeadLetters(client, keys), Devices(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
 
     async def topic(self, name: str) -> Topic:
-        """Raises Refused."""
-        found = await self._topics.find(name)
+        """Raises NotFound."""
+        try:
+            found = await self.topics.find(name)
+        except ConfigError:  # no topic can have this name
+            found = None
         if found is None:
-            raise Refused(f"there is no topic {name!r}")
+            raise NotFound(f"there is no topic {name!r}")
         return found
 
-    async def messages(self, topic: str, partition: int, before: str = "+", key: str = "") -> list[Entry]:
-        """The newest of a partition before an id, newest first, at most MOST_MESSAGES. Consumes nothing.
+    async def group(self, topic: str, group: str) -> Topic:
+        """The topic of a group that exists. Raises NotFound."""
+        found = await self.topic(topic)
+        for partition in range(found.partitions):
+            if group in await group_names(self.client, self.keys, topic, partition):
+                return found
+        raise NotFound(f"topic {topic!r} has no group {group!r}")
 
-        With a key only its messages, among the MOST_SCANNED newest.
+    async def messages(self, topic: str, wanted: Search) -> tuple[list[Entry], bool]:
+        """The newest that match, newest first, at most MOST_MESSAGES, and whether there are older ones.
+
+        Consumes nothing. With conditions, those among the MOST_SCANNED newest of the partitions that may have them.
         """
-        stream = self._keys.stream((await self.topic(topic)).name, partition)
-        origin, entries = MessageOrigin(topic, partition, ""), list[Entry]()
-        for _ in range(MOST_SCANNED // SCANNED if key else 1):
-            end = before if before == "+" else f"({before}"
-            count = SCANNED if key else MOST_MESSAGES
-            found = await self._client.execute_command("XREVRANGE", stream, end, "-", "COUNT", count)
-            entries += [each for row in found if (each := read_entry(origin, *row)) and key in ("", each.key)]
-            if len(found) < count or len(entries) >= MOST_MESSAGES:
-                break
-            before = found[-1][0].decode()
-        return entries[:MOST_MESSAGES]
+        found, partitions = await self.topic(topic), range(0)
+        if wanted.partition is not None:
+            partitions = range(wanted.partition, wanted.partition + 1)
+        elif wanted.key:
+            at = partition_for(wanted.key, found.partitions)
+            partitions = range(at, at + 1)
+        else:
+            partitions = range(found.partitions)
+        most = MOST_SCANNED // len(partitions) if wanted.is_filter else MOST_MESSAGES + 1
+        entries = [entry for each in partitions for entry in await self._newest(topic, each, wanted, most)]
+        entries.sort(key=lambda entry: parse_stream_id(entry.id.encode()), reverse=True)
+        return entries[:MOST_MESSAGES], len(entries) > MOST_MESSAGES
 
-    async def partition_of(self, topic: str, key: str) -> int:
-        """The partition of a key."""
-        return partition_for(key, (await self.topic(topic)).partitions)
+    async def _newest(self, topic: str, partition: int, wanted: Search, most: int) -> list[Entry]:
+        stream, entries, before, scanned = self.keys.stream(topic, partition), list[Entry](), wanted.before, 0
+        while scanned < most and len(entries) <= MOST_MESSAGES:
+            end, count = before if before == "+" else f"({before}", min(SCANNED, most - scanned)
+            rows = await self.client.execute_command("XREVRANGE", stream, end, "-", "COUNT", count)
+            read = (read_entry(MessageOrigin(topic, partition, ""), *row) for row in rows)
+            entries += [each for each in read if wanted.matches(each)]
+            scanned += len(rows)
+            if len(rows) < count:
+                break
+            before = rows[-1][0].decode()
+        return entries
+
+    async def running(self, topic: str, group: str) -> list[Running]:
+        """What the members of a group have now, longest first: at most MOST_RUNNING of each partition."""
+        found = await self.topic(topic)
+        replies = await ask_all(
+            self.client,
+            [
+                ("XPENDING", self.keys.stream(topic, number), group, "-", "+", MOST_RUNNING)
+                for number in range(found.partitions)
+            ],
+        )
+        rows = [
+            Running(member.decode(errors="replace"), number, entry_id.decode(), timedelta(milliseconds=idle), count)
+            for number, reply in enumerate(replies)
+            for entry_id, member, idle, count in reply or ()
+        ]
+        return sorted(rows, key=lambda each: each.since, reverse=True)
 
     async def dead_letters(self, topic: str, group: str, wanted: Selection) -> tuple[list[DeadLetter], bool]:
         """The oldest that match, at most MOST_LETTERS, and whether there may be more."""
         letters: list[DeadLetter] = []
         scanned = 0
-        async for letter in self._letters.iterate(await self.topic(topic), group):
+        async for letter in self.dlq.iterate(await self.topic(topic), group):
             scanned += 1
             if wanted.matches(letter):
                 letters.append(letter)
@@ -167,14 +265,29 @@ class Queries:
                 return letters, True
         return letters, False
 
-    async def dead_letter(self, topic: str, group: str, letter: str) -> DeadLetter | None:
-        """One dead letter, or None."""
-        return await self._letters.get(await self.topic(topic), group, letter)
+    async def count_dead_letters(self, topic: str, group: str, wanted: Selection) -> int:
+        """How many match, also those that are not shown."""
+        if wanted.is_all:
+            return await self.dlq.count(await self.topic(topic), group)
+        count = 0
+        async for letter in self.dlq.iterate(await self.topic(topic), group):
+            count += wanted.matches(letter)
+        return count
+
+    async def dead_letter(self, topic: str, group: str, letter: str) -> DeadLetter:
+        """One dead letter. Raises NotFound."""
+        try:
+            found = await self.dlq.get(await self.group(topic, group), group, letter)
+        except ConfigError:
+            found = None
+        if found is None:
+            raise NotFound(f"{group} of {topic} has no dead letter {letter!r}: it may have been replayed")
+        return found
 
     async def devices(self, *, only_waiting: bool) -> tuple[list[Device], bool]:
         """Some devices, in no order, at most MOST_DEVICES, and whether there are more."""
         found: list[Device] = []
-        async for device in self._devices.iterate():
+        async for device in self.all_devices.iterate():
             if device.backlog or not only_waiting:
                 if len(found) == MOST_DEVICES:
                     return found, True
@@ -183,52 +296,44 @@ class Queries:
 
     async def device(self, client_id: str) -> Device | None:
         """One device, or None."""
-        return await self._devices.find(client_id)
+        try:
+            return await self.all_devices.find(client_id)
+        except ConfigError:
+            return None
 
     async def letters(self, client_id: str) -> list[Letter]:
         """The oldest that wait in an inbox, at most MOST_WAITING."""
-        return await self._devices.peek(client_id, count=MOST_WAITING)
-
-    # -- changes --------------------------------------------------------------------------------------------------
-
-    async def replay(self, topic: str, group: str, ids: Sequence[str]) -> int:
-        """Replay these dead letters, to their group only."""
-        self._check_changes()
-        return await self._letters.replay(await self.topic(topic), group, ids)
-
-    async def replay_selected(self, topic: str, group: str, wanted: Selection, every: timedelta) -> int:
-        """Replay all that match, also those that are not shown, at most one in `every`."""
-        self._check_changes()
-        return await self._letters.replay_selected(await self.topic(topic), group, wanted, every=every)
-
-    async def purge(self, topic: str, group: str) -> int:
-        """Delete all dead letters of a group for good."""
-        self._check_changes()
-        return await self._letters.purge(await self.topic(topic), group)
-
-    async def purge_device(self, client_id: str) -> int:
-        """Delete all letters of an inbox for good."""
-        self._check_changes()
-        return await self._devices.purge(client_id)
-
-    def _check_changes(self) -> None:
-        """Raises Refused if the dashboard is read-only."""
-        if not self.allow_changes:
-            raise Refused("this dashboard is read-only: start it with --allow-changes to replay and purge")
+        return await self.all_devices.peek(client_id, count=MOST_WAITING)
 
     def __repr__(self) -> str:
-        return f"<Queries of {self.prefix}{' with changes' if self.allow_changes else ''}>"
+        return f"<Queries of {self.keys.prefix}>"
 
 
 def read_entry(origin: MessageOrigin, entry_id: bytes, fields: list[bytes]) -> Entry:
     """A stream entry for a page; one that cannot be read says why."""
-    at = from_epoch_ms(int(entry_id.partition(b"-")[0])).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    at, stream_id = moment(int(entry_id.partition(b"-")[0])), entry_id.decode()
     try:
         message = Message(origin, entry_id, fields)
         headers = "\n".join(f"{name}: {value}" for name, value in message.headers.items())
-        return Entry(entry_id.decode(), at, message.key or "", headers, as_text(message.data))
+        return Entry(
+            origin.partition, stream_id, at, message.key or "", message.id, headers, as_text(message.data), message.data
+        )
     except Malformed as error:
-        return Entry(entry_id.decode(), at, "", "", f"(unreadable: {error})")
+        return Entry(origin.partition, stream_id, at, "", "", "", f"(unreadable: {error})", None)
+
+
+def moment(ms: int) -> str:
+    """A time in UTC."""
+    return from_epoch_ms(ms).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def has_fields(data: bytes | None, where: Iterable[FieldCondition]) -> bool:
+    """Whether a payload is JSON in which all conditions hold."""
+    try:
+        payload: Any = json.loads(data or b"")
+    except (ValueError, RecursionError):
+        return False
+    return all(each.matches(payload) for each in where)
 
 
 def as_text(data: bytes | None) -> str:

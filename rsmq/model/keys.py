@@ -216,6 +216,16 @@ class Keys:
         """Hash: client -> epoch and session expiry of each client that is connected to a gateway."""
         return f"{self.prefix}:{{%mqtt.g.{gateway}}}:clients"
 
+    @property
+    def history(self) -> str:
+        """Stream of the dashboard: the figures of a minute."""
+        return f"{self.prefix}:{{%dashboard}}:history"
+
+    @property
+    def audit(self) -> str:
+        """Stream of the dashboard: who did what, with the state before and after."""
+        return f"{self.prefix}:{{%dashboard}}:audit"
+
     def scratch(self, name: str, number: int = 0) -> str:
         """A temporary key of the preflight. No name contains `%`, so it cannot collide with another key.
 

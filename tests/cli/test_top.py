@@ -6,21 +6,28 @@ import io
 import json
 import os
 import pty
+import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from rsmq.cli.keyboard import keys_of
 from rsmq.cli.top_screen import draw
+from rsmq.cli.top_view import View, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from tests.cli.conftest import Cli, Running
 from tests.inspector.states import MEMBER, PART
-from tests.servers import wait_until
+from tests.servers import Server, wait_until
 
 Start = Callable[..., Running]
 FAST = ("--every", "PT0.1S")
@@ -60,28 +67,118 @@ def test_top_json_prints_lines_until_interrupted(cli: Cli, start: Start) -> None
     assert all(json.loads(line)["topics"][0]["name"] == "orders" for line in lines)
 
 
-def test_top_on_a_terminal_draws_again_and_again(cli: Cli) -> None:
-    """It takes over the screen, draws again and again, and gives the screen back at Ctrl-C."""
+class Window:
+    """`rsmq top` in a pseudo-terminal of 80 x 24, and what it shows now."""
+
+    def __init__(self, cli: Cli) -> None:
+        self._leader, follower = pty.openpty()
+        termios.tcsetwinsize(follower, (24, 80))
+        environment = {**cli.environment, "TERM": "xterm"} | {"COLUMNS": "80", "LINES": "24"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rsmq", "top", *FAST], cwd=cli.directory, stdin=follower, stdout=follower,
+            stderr=follower, env=environment, start_new_session=True,
+        )  # fmt: skip
+        self.before = termios.tcgetattr(follower)
+        self.follower = follower
+        self.sent = ""
+
+    def screen(self) -> list[str]:
+        """The lines of the newest picture: each begins at the top left corner."""
+        if select.select([self._leader], [], [], 0.2)[0]:
+            self.sent += os.read(self._leader, 65536).decode(errors="replace")
+        pictures = re.split(r"\x1b\[H", self.sent)
+        newest = pictures[-1] if pictures[-1].count("\n") >= 23 else pictures[-2] if len(pictures) > 1 else ""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", newest).replace("\r", "").split("\n")
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._leader, keys.encode())
+
+    def shows(self, text: str, *, is_there: bool = True) -> list[str]:
+        """Wait until the screen shows a text, or does not, and return it."""
+        wait_until(lambda: any(text in line for line in self.screen()) is is_there, f"{text!r} in {self.screen()}")
+        return self.screen()
+
+    def end(self) -> None:
+        """The screen and the settings of the terminal are as before."""
+        wait_until(lambda: bool(self.screen()) and "\x1b[?1049l" in self.sent, "the screen is given back")
+        assert self.process.wait(60) == 0
+        assert termios.tcgetattr(self.follower)[3] == self.before[3]
+        os.close(self._leader)
+        os.close(self.follower)
+
+
+def test_top_on_a_terminal_obeys_keys(cli: Cli, server: Server) -> None:
+    """200 topics on 80 x 24: the worst first, idle ones folded; sort, filter, scroll, open and go back; q ends it."""
+    prefix = cli.environment["RSMQ_PREFIX"]
+    with server.client() as redis:
+        pipe = redis.pipeline()
+        for n in range(200):
+            stream = f"{prefix}:{{topic-{n:03}.0}}"
+            pipe.sadd(f"{prefix}:topics", f"topic-{n:03}")
+            pipe.hset(f"{prefix}:topic:{{topic-{n:03}}}", mapping={"partitions": 1, "created_ms": 1})
+            pipe.xgroup_create(stream, "work", "0", mkstream=True)
+            for _ in range(max(0, n - 150)):
+                pipe.xadd(stream, {"data": "1"})
+        pipe.execute()
+    window = Window(cli)
+    lines = window.shows("topic-199/work")
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 80
+    assert lines[3].startswith("topic-199/work")
+    assert lines[3].split()[1:4] == ["unserved", "0", "49"]
+    assert any("151 idle groups are folded" in line for line in lines)
+    window.press("\x1b[6~")
+    window.shows("topic-175/work")
+    window.press("/topic-00")
+    window.shows("/topic-00")
+    window.press("\r")
+    assert sum("/work" in line for line in window.shows("topic-009/work")) == 10
+    window.press("\x1b")
+    window.shows("topic-199/work")
+    window.press("\r")
+    assert any("owner" in line for line in window.shows("members"))
+    window.press("\x1b")
+    window.shows("idle groups are folded")
+    window.press("sssssi")
+    assert window.shows("topic-000/work")[3].startswith("topic-000/work")
+    window.press("q")
+    window.end()
+
+
+def test_top_on_a_terminal_gives_it_back_at_ctrl_c(cli: Cli) -> None:
+    """As a key, before the event loop can be interrupted in the middle."""
     cli.ok("publish", "orders", "1")
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rsmq", "top", *FAST], cwd=cli.directory, stdin=follower, stdout=follower,
-        stderr=follower, env=cli.environment | {"TERM": "xterm", "LINES": "40"}, start_new_session=True,
-    )  # fmt: skip
-    os.close(follower)
-    shown = bytearray()
+    window = Window(cli)
+    window.shows("1 topic")
+    window.press("\x03")
+    window.end()
 
-    def sees(mark: bytes, count: int) -> bool:
-        shown.extend(os.read(leader, 65536))
-        return shown.count(mark) >= count
 
-    wait_until(lambda: sees(b"rsmq top", 3), "three screens")
-    process.send_signal(signal.SIGINT)
-    wait_until(lambda: sees(b"\x1b[?1049l", 1), "the screen is given back")
-    assert process.wait(60) == 0
-    os.close(leader)
-    assert b"\x1b[?1049h" in shown
-    assert b"orders" in shown
+BOARD = Board(timedelta(seconds=1), (), tuple(
+    GroupTrend(f"t{n:02}", "g" * 200, "hash", False, float(n), 10**n, None, None, None, 0, 0, 0, 0, 0, (), ())
+    for n in range(10)
+))  # fmt: skip
+KEYS = ["up", "down", "page up", "page down", "home", "end", "enter", "esc", "s", "i", "/", "t", "0", "backspace", "é"]
+
+
+@given(st.lists(st.sampled_from(KEYS)), st.integers(1, 300), st.integers(1, 100))
+def test_picture_fits_into_any_window_after_any_keys(keys: list[str], width: int, height: int) -> None:
+    """Never more lines than the window has, and none wider; the cursor is on a line."""
+    view = View()
+    for key in keys:
+        view = settled(press(view, key, BOARD, room_of(height)), BOARD, room_of(height))
+        lines = picture(BOARD, view, "title " * 50, width, height)
+        assert len(lines) == height
+        assert max(line.cell_len for line in lines) <= width
+        assert view.cursor >= 0
+    assert press(View(), "q", BOARD, 1).is_done
+
+
+def test_keys_of_a_terminal_are_read_one_by_one() -> None:
+    """Also several at once, and sequences that are not known."""
+    assert keys_of("a\x1b[A\x1b[6~\x1bOB\r\x1b") == ["a", "up", "page down", "down", "enter", "esc"]
+    assert keys_of("\x1b[1;5Cq") == ["q"]
 
 
 def drawn(board: Board) -> str:

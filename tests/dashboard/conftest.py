@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server
 
-pytest.importorskip("nicegui", reason="needs the extra `dashboard`")
+pytest.importorskip("starlette", reason="needs the extra `dashboard`")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -22,7 +22,7 @@ SCREENSHOTS = os.environ.get("SCREENSHOTS", "")
 """A directory: where the pictures of the documentation are made."""
 MODULE = """
 from pathlib import Path
-from rsmq import Broker, Reject
+from rsmq import Broker, Reject, Retry
 
 broker = Broker()
 
@@ -32,6 +32,8 @@ async def bill(order: dict) -> None:
         raise Reject(f"cannot bill {order['bad']}")
     if order.get("bad"):
         print("billed at last", flush=True)
+    if order.get("later") and not Path("mended").exists():
+        raise Retry("not yet", after="1h")
 """
 
 Start = Callable[..., Running]

@@ -13,10 +13,6 @@ from tests.cli.conftest import Cli
 from tests.servers import wait_until
 
 TOKEN = "a-token-of-thirty-two-characters"
-HANDSHAKE = {
-    "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +37,11 @@ def test_token_opens_the_dashboard(url: str, page: Page, scene: Cli) -> None:
     (cookie,) = page.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert TOKEN not in cookie["value"]
-    page.goto(f"{url}dead-letters/orders/billing")
-    expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
-    assert page.get_by_role("button", name="purge").count() == 0
-    assert page.get_by_role("button", name="replay").count() == 0
+    page.goto(f"{url}delayed/orders")
+    expect(page.get_by_text("0 delayed messages", exact=True)).to_be_visible()
+    assert page.get_by_role("button").count() == 0
+    refused = page.request.post(f"{url}do/purge", form={"topic": "orders"})
+    assert (refused.status, "it takes the role admin" in refused.text()) == (403, True)
 
 
 @pytest.fixture
@@ -55,25 +52,25 @@ def visitor(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_sockets_and_files_need_the_token(url: str, visitor: httpx.Client) -> None:
-    """They are refused without it."""
-    sid = visitor.get("/_nicegui_ws/socket.io/", params={"EIO": "4", "transport": "polling"})
-    assert sid.status_code == 200
+def test_pages_events_and_actions_need_the_token(url: str, visitor: httpx.Client) -> None:
+    """They are refused without it; style and script are the same for everybody."""
+    assert visitor.get("/").status_code == 200
     with httpx.Client(base_url=url) as stranger:
-        polling = stranger.get("/_nicegui_ws/socket.io/", params={"EIO": "4", "transport": "polling"})
-        socket = stranger.get("/_nicegui_ws/socket.io/?EIO=4&transport=websocket", headers=HANDSHAKE)
-        assert (polling.status_code, socket.status_code) == (401, 403)
+        answers = [stranger.get("/"), stranger.get("/?live=1"), stranger.post("/do/purge", data={"topic": "orders"})]
+        assert [each.status_code for each in answers] == [401] * 3
+        assert stranger.get("/static/style.css").status_code == 200
+        assert stranger.get("/static/%2e%2e/app.py").status_code in (401, 404)
 
 
 def test_request_of_another_site_is_refused(visitor: httpx.Client) -> None:
     """A page of another site may have the visitor's cookie: it is refused by host and origin."""
     foreign = {"Origin": "http://evil.example"}
-    path = "/_nicegui_ws/socket.io/?EIO=4&transport="
-    assert visitor.get(f"{path}websocket", headers=HANDSHAKE | foreign).status_code == 403
-    assert visitor.post(f"{path}polling", headers=foreign).status_code == 403
+    assert visitor.post("/do/purge", headers=foreign, data={"topic": "orders"}).status_code == 403
+    assert visitor.get("/?live=1", headers=foreign).status_code == 403
     assert visitor.get("/", headers={"Host": "evil.example"}).status_code == 421
     named = visitor.get("/", headers={"Host": "queue.example.com"})
     assert (named.status_code, named.headers["x-frame-options"]) == (200, "DENY")
+    assert "default-src 'self'" in named.headers["content-security-policy"]
 
 
 def test_right_token_is_not_limited(url: str) -> None:

@@ -1,30 +1,33 @@
-"""The pages in a browser: live charts, messages, dead letters and their replay, devices."""
+"""The pages over HTTP: what they show, what they refuse, and what their actions do. No browser."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from html import unescape
 
+import httpx
 import pytest
-from playwright.sync_api import Page, expect
 
+from rsmq.dashboard.chart import chart, unbroken
+from rsmq.dashboard.dead_letter import kind_of
+from rsmq.dashboard.html import Live, Row, tag
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
 
-Screenshot = Callable[[str], None]
-HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{ window.hacked=1 }}'
-PAGES = {
-    "": "Overview",
-    "members": "Members",
-    "dead-letters": "Dead letters",
-    "dead-letters/orders/billing": "Dead letters of billing of orders",
-    "devices": "Devices",
-    "topic/orders": "Topic orders",
-    "group/orders/billing": "Group billing of orders",
-    "messages/orders": "Messages of orders",
-}
+HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+PAGES = [
+    "", "members", "topic/orders", "group/orders/billing", "messages/orders", "delayed/orders",
+    "parked/orders/billing", "dead-letters", "dead-letters/orders/billing", "devices", "audit", "?range=6h",
+]  # fmt: skip
+MISSING = [
+    "topic/nothing", "topic/%00", "topic/..%2f", "group/orders/nothing", "group/nothing/billing", "messages/nothing",
+    "delayed/nothing", "parked/orders/nothing", "dead-letters/orders/nothing", "dead-letter/orders/billing/0/1-1",
+    "dead-letter/orders/billing/x", "device/nothing", "nothing", "messages/orders/x",
+]  # fmt: skip
+HIDDEN = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
 
 
 @pytest.fixture(scope="module")
@@ -36,198 +39,243 @@ def worker(start: Callable[..., Running]) -> Running:
 
 
 @pytest.fixture(scope="module")
-def url(open_dashboard: Callable[..., str], worker: Running) -> str:
-    """The address of a dashboard that may change things."""
-    return open_dashboard("--allow-changes")
+def web(open_dashboard: Callable[..., str], worker: Running) -> Iterator[httpx.Client]:
+    """A visitor of a dashboard that may change things."""
+    with httpx.Client(base_url=open_dashboard("--allow-changes"), timeout=60) as client:
+        yield client
 
 
-def row(page: Page, text: str) -> Any:
-    """The line of a table with a text."""
-    return page.locator("tbody tr", has_text=text).first
+def ask(web: httpx.Client, action: str, **fields: str | list[str]) -> str:
+    """The question that an action asks first."""
+    answer = web.post(f"do/{action}", data=fields)
+    assert answer.status_code == 200, answer.text
+    return unescape(answer.text)
+
+
+def do(web: httpx.Client, action: str, **fields: str | list[str]) -> str:
+    """Send the form of the question, and return the page that follows."""
+    question = web.post(f"do/{action}", data=fields)
+    sent: dict[str, list[str]] = {}
+    for name, value in HIDDEN.findall(question.text):
+        sent.setdefault(unescape(name), []).append(unescape(value))
+    answer = web.post(f"do/{action}", data=sent, follow_redirects=True)
+    assert answer.status_code == 200, answer.text
+    return unescape(answer.text)
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_page_has_title_and_live_socket(url: str, page: Page, path: str) -> None:
-    """Every page has its title, and its socket lives."""
-    with page.expect_websocket():
-        page.goto(url + path)
-    expect(page.get_by_text(PAGES[path], exact=True).first).to_be_visible()
-    assert page.title() == f"{PAGES[path]} · rsmq"
+def test_every_page_answers(web: httpx.Client, path: str) -> None:
+    """With its title, and without any script in it."""
+    answer = web.get(path)
+    assert answer.status_code == 200
+    assert "<h1>" in answer.text
+    assert "<script>" not in answer.text
 
 
-def test_charts_change_while_messages_are_published(
-    url: str, page: Page, feed: Callable[..., None], screenshot: Screenshot
-) -> None:
-    """Publishing changes the rate, the chart and the row of the topic, without a reload."""
-    page.goto(url)
-    line = page.locator(".nicegui-echart svg").first
-    expect(row(page, "billing")).to_contain_text("running")
-    before = line.inner_html()
-    total = page.locator('[data-total="in"]')
-    seen: set[str] = set()
-
-    def moves() -> bool:
-        feed("orders", [json.dumps({"n": n}) for n in range(20)])
-        page.wait_for_timeout(100)  # lets the browser work
-        seen.add(total.inner_text())
-        return len(seen - {"–", "0"}) > 2
-
-    wait_until(moves, "the rate is shown, and changes")
-    assert line.inner_html() != before
-    expect(row(page, "orders")).to_contain_text(re.compile(r"\d+[02468]0"))
-    screenshot("overview")
-    row(page, "orders").get_by_role("link", name="orders").click()
-    expect(page.get_by_text("Topic orders", exact=True)).to_be_visible()
-    row(page, "billing").get_by_role("link", name="billing").click()
-    expect(page.get_by_text("Partitions", exact=True)).to_be_visible()
-    expect(page.locator("tbody tr", has_text="4/4")).to_be_visible()
-    screenshot("group")
+@pytest.mark.parametrize("path", MISSING)
+def test_unknown_name_answers_404(web: httpx.Client, path: str) -> None:
+    """And the page says what does not exist."""
+    answer = web.get(path)
+    assert (answer.status_code, "Not found" in answer.text) == (404, True), answer.text
 
 
-def test_message_with_markup_is_shown_as_text(
-    url: str, page: Page, scene: Cli, feed: Callable[..., None], screenshot: Screenshot
-) -> None:
-    """Newest first, a page at a time; a payload, key and header with markup stay text."""
-    scene.ok("topic", "set", "pages", "--partitions", "1")
-    feed("pages", [json.dumps({"n": n}) for n in range(60)])
-    feed("pages", [HACK], key=HACK, h=json.dumps({"h": HACK}))
-    page.goto(f"{url}messages/pages")
-    expect(row(page, "onerror")).to_be_visible()
-    row(page, "onerror").click()
-    dialog = page.locator("[data-payload]")
-    expect(dialog).to_have_text(HACK)
-    screenshot("message")
-    page.get_by_role("button", name="close").click()
-    page.get_by_role("button", name="older").click()
-    expect(row(page, '{"n": 35}')).to_be_visible()
-    page.get_by_role("button", name="older").click()
-    expect(row(page, '{"n": 10}')).to_be_visible()
-    expect(page.get_by_role("button", name="older")).to_be_disabled()
-    page.get_by_role("button", name="newer").click()
-    expect(row(page, '{"n": 35}')).to_be_visible()
-    assert page.evaluate("window.hacked") is None
-    assert page.locator("img[src=x]").count() == 0
-    assert len(scene.ok("tail", "pages", "-n", "100").splitlines()) == 61
+@pytest.mark.parametrize("query", ["until=x", "where=x", "partition=9", "partition=-1", "before=x"])
+def test_field_that_cannot_be_read_answers_400(web: httpx.Client, query: str) -> None:
+    """With a sentence."""
+    answer = web.get(f"messages/orders?{query}")
+    assert (answer.status_code, "That does not work" in answer.text) == (400, True)
 
 
-def test_dead_letter_is_replayed_by_a_click(
-    url: str, page: Page, scene: Cli, feed: Callable[..., None], worker: Running, screenshot: Screenshot
-) -> None:
-    """It is found by its error, read as text, replayed, handled, and gone; its neighbour stays."""
-    feed("orders", [json.dumps({"bad": HACK})], key="k-1")
-    feed("orders", [json.dumps({"bad": "the other"})], key="k-2")
-    page.goto(f"{url}dead-letters")
-    expect(row(page, "billing")).to_contain_text("2")
-    row(page, "billing").get_by_role("link", name="billing").click()
-    expect(page.get_by_text("2 dead letters", exact=True)).to_be_visible()
-    screenshot("dead-letters")
-    page.get_by_label("died before (UTC)").fill("2020-01-01T00:00:00")
-    page.get_by_role("button", name="show").click()
-    expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
-    page.get_by_label("died before (UTC)").fill("")
-    page.get_by_label("died since (UTC)").fill("2020-01-01T00:00:00")
-    page.get_by_label("error contains").fill("ONERROR")
-    page.get_by_role("button", name="show").click()
-    expect(page.get_by_text("1 dead letter", exact=True)).to_be_visible()
-    row(page, "onerror").click()
-    expect(page.locator("[data-payload]")).to_contain_text("<img src=x onerror=")
-    expect(page.locator("[data-traceback]")).to_contain_text("in bill")
-    expect(page.locator("[data-traceback]")).to_contain_text("Reject: cannot bill <img src=x onerror=")
-    assert page.evaluate("window.hacked") is None
-    screenshot("dead-letter")
+def test_messages_are_found_by_key_id_and_field(web: httpx.Client, scene: Cli) -> None:
+    """Newest first; markup in a payload, key or header stays text; paging goes on to the oldest."""
+    scene.ok("topic", "set", "pages", "--partitions", "3")
+    lines = "".join(f'{{"n": {n}, "shop": {n % 7}}}\n' for n in range(60))
+    scene.ok("publish", "pages", "-", stdin=lines)
+    mine = scene.ok("publish", "pages", "--text", HACK, "--key", HACK, "--header", f"h={HACK}").strip()
+    first = web.get("messages/pages").text
+    assert (first.count('data-label="stored"'), HACK in first, HACK in unescape(first)) == (25, False, True)
+    older = re.search(r'<a href="([^"]*before=[^"]*)">older', first)
+    assert older is not None
+    second = web.get(unescape(older[1])).text
+    assert second.count('data-label="stored"') == 25
+    for fields in ({"key": HACK}, {"id": mine}):
+        assert HACK in unescape(web.get("messages/pages", params=fields).text)
+    by_field = web.get("messages/pages", params={"where": "shop=3"}).text
+    assert by_field.count('data-label="stored"') == len([n for n in range(60) if n % 7 == 3])
+    whole = web.get("messages/pages", params={"id": mine}).text
+    assert f"<pre data-payload>{tag('x', HACK)[3:-4]}</pre>" in whole
+    assert "no message matches" in web.get("messages/pages", params={"until": "2020-01-01T00:00"}).text
+    assert len(scene.ok("tail", "pages", "-n", "100").splitlines()) == 61, "nothing is consumed"
+
+
+def test_delayed_messages_are_run_now_and_moved(web: httpx.Client, scene: Cli) -> None:
+    """What is ticked changes, with its number in the question; the rest waits on."""
+    for n in range(3):
+        scene.ok("publish", "orders", f'{{"n": {n}}}', "--delay", "2h")
+    refs = re.findall(r'name="id" value="([^"]+)"', web.get("delayed/orders").text)
+    assert len(refs) == 3
+    question = ask(web, "move-delayed", topic="orders", id=refs[:1], when="now")
+    assert "Make 1 delayed message of orders due now?" in question
+    assert len(re.findall(r'name="id" value="', web.get("delayed/orders").text)) == 3, "it was only asked"
+    assert "1 delayed message due now" in do(web, "move-delayed", topic="orders", id=refs[:1], when="now")
+    wait_until(lambda: "2 delayed messages" in web.get("delayed/orders").text, "the first has left")
+    moved = do(web, "move-delayed", topic="orders", id=refs, when="at", at="2099-01-01T00:00")
+    assert "2 delayed messages of 3: the others are gone due at 2099-01-01" in moved
+    assert web.get("delayed/orders").text.count("2099-01-01 00:00:00Z") == 2
+    wrong = web.post("do/move-delayed", data={"topic": "orders", "id": refs, "when": "at", "at": ""})
+    assert (wrong.status_code, "give the time" in wrong.text) == (400, True)
+    nothing = web.post("do/move-delayed", data={"topic": "orders", "when": "now"})
+    assert (nothing.status_code, "nothing is chosen" in nothing.text) == (400, True)
+
+
+def test_parked_message_is_run_now_and_one_that_holds_its_key_is_not(web: httpx.Client, scene: Cli) -> None:
+    """A parked message without a key runs at the next look; one with a key has its timer in the member."""
+    (scene.directory / "mended").unlink(missing_ok=True)
+    scene.ok("publish", "orders", '{"later": true}')
+    scene.ok("publish", "orders", '{"later": true}', "--key", "held")
+    wait_until(lambda: scene.json("group", "show", "orders", "billing")["parked"] == 2, "both are parked")
+    page = web.get("parked/orders/billing").text
+    (ref,) = re.findall(r'name="id" value="([^"]+)"', page)
+    assert page.count("keeps its key") == 2  # in the row, and in the text below
     (scene.directory / "mended").touch()
-    page.get_by_role("button", name="replay", exact=True).click()
-    expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
-    worker.expect("billed at last")
-    (left,) = scene.json("dlq", "list", "orders", "billing")
-    assert left["key"] == "k-2"
+    assert "1 parked message due now" in do(web, "move-parked", topic="orders", group="billing", id=[ref], when="now")
+    wait_until(lambda: scene.json("group", "show", "orders", "billing")["parked"] == 1, "it has run")
 
 
-def test_filtered_dead_letters_are_replayed_at_a_rate(
-    url: str, page: Page, scene: Cli, feed: Callable[..., None], worker: Running
-) -> None:
-    """Only the letters of the key, not faster than the rate; the question says so."""
+def test_dead_letters_are_grouped_and_replayed(web: httpx.Client, scene: Cli, worker: Running) -> None:
+    """By error with one traceback; one, the ticked ones, all shown, all that match; always with the number."""
     (scene.directory / "mended").unlink(missing_ok=True)
     scene.ok("dlq", "purge", "orders", "billing", "--yes")
-    feed("orders", [json.dumps({"bad": "slow"})] * 2, key="paced")
-    wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 2, "they are dead")
+    for n in range(5):
+        scene.ok("publish", "orders", json.dumps({"bad": f"'{HACK}' {n}", "shop": n}), "--key", f"k-{n}")
+    scene.ok("publish", "orders", "--text", "no json")
+    wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 6, "they are dead")
+    place = {"topic": "orders", "group": "billing"}
+    page = web.get("dead-letters/orders/billing").text
+    assert "<summary>5 dead letters · rejected · cannot bill</summary>" in page
+    assert "<summary>1 dead letter · malformed ·" in page
+    assert "in bill" in page
+    assert "replay all 6 shown" in page
+    assert HACK not in page
+    some = web.get("dead-letters/orders/billing", params={"where": "shop=2"}).text
+    assert "<p>1 dead letter</p>" in some
+    ids = sorted(each["id"] for each in scene.json("dlq", "list", "orders", "billing") if each["key"])
+    whole = web.get(f"dead-letter/orders/billing/{ids[0]}").text
+    assert (HACK in unescape(whole), HACK in whole, "data-traceback" in whole) == (True, False, True)
     (scene.directory / "mended").touch()
-    page.goto(f"{url}dead-letters/orders/billing")
-    page.get_by_label("key").fill("paced")
-    page.get_by_label("replay at most a second").fill("20")
-    page.get_by_role("button", name="replay all of these").click()
-    expect(page.get_by_text("at most 20 a second")).to_be_visible()
-    page.get_by_role("button", name="replay", exact=True).click()
-    expect(page.get_by_text("replayed 2 dead letters")).to_be_visible()
-    assert scene.json("dlq", "list", "orders", "billing") == []
+    assert "Replay 2 dead letters of billing of orders, to this group only?" in ask(web, "replay", **place, id=ids[:2])
+    assert "replayed 2 dead letters" in do(web, "replay", **place, id=ids[:2])
+    assert "replayed 1 dead letter of 2: the others are gone" in do(web, "replay", **place, id=ids[1:3])
+    worker.expect("billed at last", 3)
+    question = ask(web, "replay-matching", **place, reason="rejected")
+    assert "Replay all that match the fields: 2 dead letters" in question
+    paced = do(web, "replay-matching", **place, reason="rejected", rate="50")
+    assert "goes on in the background" in paced
+    worker.expect("billed at last", 5)
+    (left,) = scene.json("dlq", "list", "orders", "billing")
+    assert left["reason"] == "malformed"
+    assert "Delete all 1 dead letter of billing of orders for good" in ask(web, "purge", **place)
+    assert "deleted 1 dead letter" in do(web, "purge", **place)
 
 
-def test_purge_of_dead_letters_is_confirmed(url: str, page: Page, scene: Cli, feed: Callable[..., None]) -> None:
-    """Cancelled it deletes nothing, confirmed all of the group."""
-    (scene.directory / "mended").unlink(missing_ok=True)
-    feed("orders", [json.dumps({"bad": "one"})])
-    wait_until(lambda: scene.json("dlq", "list"), "it is dead")
-    page.goto(f"{url}dead-letters/orders/billing")
-    expect(page.locator("tbody tr").first).to_contain_text("rejected")
-    page.get_by_role("button", name="purge the group's").click()
-    page.get_by_role("button", name="cancel").click()
-    expect(page.get_by_role("button", name="cancel")).to_be_hidden()
-    assert scene.json("dlq", "list")
-    page.get_by_role("button", name="purge the group's").click()
-    page.get_by_role("button", name="delete", exact=True).click()
-    expect(page.get_by_text("0 dead letters", exact=True)).to_be_visible()
-    assert scene.json("dlq", "list") == []
+def test_group_is_paused_resumed_and_reset(web: httpx.Client, scene: Cli) -> None:
+    """The question says what is dropped; the audit has the state before and after."""
+    place = {"topic": "orders", "group": "billing"}
+    assert "orders/billing is paused" in do(web, "pause", **place)
+    assert scene.json("group", "show", "orders", "billing")["is_paused"]
+    wait_until(lambda: "resume" in web.get("group/orders/billing").text, "the page has the other button")
+    assert "orders/billing is running" in do(web, "resume", **place)
+    scene.ok("topic", "set", "others", "--partitions", "1")
+    scene.ok("publish", "others", "1")
+    assert web.post("do/reset", data={"topic": "others", "group": "x", "to": "latest"}).status_code == 404
+    assert "drops" in ask(web, "reset", **place, to="latest")
+    assert web.post("do/reset", data={**place, "to": "nonsense", "confirmed": "yes"}).status_code == 400
+    audit = unescape(web.get("audit").text)
+    assert 'data-label="what">pause</td>' in audit
+    assert '"paused": false' in audit
+    assert '"paused": true' in audit
+    assert "failed: ConfigError" in audit
 
 
-def test_device_page_shows_and_purges_an_inbox(url: str, page: Page, scene: Cli, screenshot: Screenshot) -> None:
-    """Backlog and name are shown as text; one device can be searched, and its inbox purged."""
+def test_inbox_is_shown_and_purged(web: httpx.Client, scene: Cli) -> None:
+    """A device is found by its name; its letters are text; the question has their number."""
     scene.ok("device", "send", "phone-1", "hello")
-    scene.ok("device", "send", HACK, "hello")
-    page.goto(f"{url}devices")
-    expect(page.get_by_text("2 devices", exact=True)).to_be_visible()
-    expect(row(page, "onerror")).to_be_visible()
-    page.get_by_label("device id").fill("phone-1")
-    page.get_by_role("button", name="show").click()
-    expect(page.get_by_text("1 device", exact=True)).to_be_visible()
-    row(page, "phone-1").click()
-    expect(page.locator("[data-payload]")).to_have_text("hello")
-    assert page.evaluate("window.hacked") is None
-    screenshot("devices")
-    page.get_by_role("button", name="purge the inbox").click()
-    page.get_by_role("button", name="cancel").click()
-    expect(page.get_by_role("button", name="cancel")).to_be_hidden()
-    assert scene.json("device", "show", "phone-1")["backlog"] == 1
-    row(page, "phone-1").click()
-    page.get_by_role("button", name="purge the inbox").click()
-    expect(page.get_by_text("all letters that wait for device 'phone-1' for good")).to_be_visible()
-    page.get_by_role("button", name="delete", exact=True).click()
-    expect(page.get_by_text("deleted 1")).to_be_visible()  # for some seconds only
-    expect(row(page, "phone-1")).to_contain_text("0")
-    assert scene.json("device", "show", "phone-1")["backlog"] == 0
+    scene.ok("device", "send", HACK, HACK)
+    page = unescape(web.get("devices").text)
+    assert "phone-1" in page
+    assert "1 device</p>" in web.get("devices", params={"device": "phone-1"}).text
+    shown = web.get("devices", params={"device": HACK}).text
+    address = re.search(r'href="(/device/[^"]+)"', shown)
+    assert address is not None
+    letters = web.get(unescape(address[1])).text
+    assert (HACK in unescape(letters), HACK in letters) == (True, False)
+    assert "Delete all 1 letter that wait for device 'phone-1'" in ask(web, "purge-device", device="phone-1")
+    assert "deleted 1 letter" in do(web, "purge-device", device="phone-1")
 
 
-def test_messages_are_filtered_by_key_and_time(url: str, page: Page, scene: Cli) -> None:
-    """A key selects its partition and its messages; a time selects older messages."""
-    scene.ok("topic", "set", "keyed", "--partitions", "4")
-    scene.ok("publish", "keyed", "-", "--key", "c-42", stdin="mine\n")
-    scene.ok("publish", "keyed", "-", "--key", "other", stdin="theirs\n" * 3)
-    page.goto(f"{url}messages/keyed")
-    page.get_by_label("key").fill("c-42")
-    page.get_by_role("button", name="show").click()
-    expect(row(page, "mine")).to_be_visible()
-    expect(page.locator("tbody tr", has_text="theirs")).to_have_count(0)
-    page.get_by_label("stored before (UTC)").fill("2020-01-01T00:00:00")
-    page.get_by_role("button", name="show").click()
-    expect(page.get_by_text("No data available")).to_be_visible()
-    page.get_by_label("stored before (UTC)").fill("2999-01-01T00:00:00")
-    page.get_by_role("button", name="show").click()
-    expect(row(page, "mine")).to_be_visible()
+def test_live_page_sends_only_what_has_changed(web: httpx.Client, scene: Cli) -> None:
+    """First all parts; then, after a publish, the row of the topic, and no row that is as before."""
+    scene.ok("topic", "set", "still", "--partitions", "1")
+    with web.stream("GET", "?live=1") as events:
+        lines = events.iter_lines()
+
+        def following() -> dict[str, str]:
+            return json.loads(next(line for line in lines if line.startswith("data: ")).removeprefix("data: "))
+
+        first = following()
+        assert {"topics", "groups", "total-in", "chart-0", "trouble"} <= first.keys()
+        scene.ok("publish", "orders", '{"n": 1}')
+        changed = following()
+        while "topics:orders" not in changed or "topics:still" in changed:  # a new topic has no rate at first
+            assert "topics" not in changed
+            scene.ok("publish", "orders", '{"n": 1}')
+            changed = following()
 
 
-def test_missing_topic_is_a_sentence(url: str, page: Page) -> None:
-    """The page of a missing topic says so."""
-    page.goto(f"{url}messages/nothing")
-    expect(page.get_by_text("there is no topic 'nothing'")).to_be_visible()
-    page.goto(f"{url}messages/%3Cimg%20src=x%20onerror=hack()%3E")
-    expect(page.get_by_text("is not allowed")).to_be_visible()
-    assert page.locator("img[src=x]").count() == 0
+def test_back_address_stays_on_this_site(web: httpx.Client) -> None:
+    """A form may name any address to go back to."""
+    for back in ("//evil.example/", "https://evil.example/", "/\\evil.example"):
+        answer = web.post("do/pause", data={"topic": "orders", "group": "billing", "back": back, "confirmed": "yes"})
+        assert answer.headers["location"].startswith("/?note=")
+        do(web, "resume", topic="orders", group="billing")
+
+
+# -- without a server -------------------------------------------------------------------------------------------------
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_line_is_broken_at_a_gap_and_at_an_unknown_value() -> None:
+    """A gap is a gap: nothing is drawn over it."""
+    line = [(AT + timedelta(seconds=n), value) for n, value in ((0, 1.0), (1, 2.0), (2, None), (3, 3.0), (60, 4.0))]
+    assert [len(part) for part in unbroken(line, timedelta(seconds=3))] == [2, 1, 1]
+    drawn = chart(Live(), "c", HACK, {HACK: line}, timedelta(seconds=3))
+    assert (drawn.count("<polyline"), drawn.count("<circle"), HACK in drawn) == (3, 2, False)
+    assert "no data yet" in chart(Live(), "c", "t", {"in": []}, timedelta(seconds=3))
+
+
+def test_changes_are_rows_or_the_whole_table() -> None:
+    """A row that changes is sent alone; when rows come, go or move, their table is sent once."""
+
+    def table(*cells: str) -> Live:
+        live = Live()
+        live.table("t", ("a",), [Row(cell[0], (cell,)) for cell in cells], "none")
+        return live
+
+    assert table("a1", "b1").changes(table("a1", "b1")) == {}
+    assert list(table("a1", "b2").changes(table("a1", "b1"))) == ["t:b"]
+    assert list(table("b1", "a1").changes(table("a1", "b1"))) == ["t"]
+    assert list(table("a1").changes(table("a1", "b1"))) == ["t"]
+    assert list(table().changes(table("a1"))) == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("KeyError: 's-7'", "KeyError"), ("TimeoutError: no answer after 5 s", "TimeoutError: no answer after"),
+        ("ValueError: no", "ValueError: no"), ("7 wrong", "7 wrong"), ("", ""), ("a\nb", "a"),
+    ],
+)  # fmt: skip
+def test_errors_of_one_cause_are_one_kind(error: str, kind: str) -> None:
+    """Without the values in them."""
+    assert kind_of(error) == kind

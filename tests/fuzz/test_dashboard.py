@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.cli.conftest import Running
 
-pytest.importorskip("nicegui", reason="needs the extra `dashboard`")
+pytest.importorskip("starlette", reason="needs the extra `dashboard`")
 
 from tests.dashboard.conftest import Start, open_dashboard, scene, start  # noqa: F401
 
@@ -27,8 +27,8 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 TOKEN = b"a-token-of-thirty-two-characters"
 PAGES = [
     b"/", b"/members", b"/topic/", b"/group/orders/", b"/messages/", b"/messages/orders", b"/dead-letters",
-    b"/dead-letters/orders/", b"/devices", b"/login", b"/_nicegui_ws/socket.io/", b"/_nicegui/", b"/favicon.ico", b"//",
-    b"/..",
+    b"/dead-letters/orders/", b"/devices", b"/login", b"/static/", b"/do/replay", b"/do/", b"/device/", b"/delayed/",
+    b"/parked/orders/", b"/dead-letter/orders/billing/", b"/audit", b"/favicon.ico", b"//", b"/..",
 ]  # fmt: skip
 METHODS = [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH", b"TRACE", b"CONNECT", b"WEIRD"]
 NAMES = [
@@ -43,10 +43,11 @@ VALUES = st.sampled_from([
     b"multipart/form-data", b"application/json", b"gzip;q=x", b"127.0.0.1, x", b"x" * 5000,
 ]) | SOME_BYTES.filter(lambda raw: not set(raw) & set(b"\0\r\n"))  # fmt: skip
 QUERIES = st.sampled_from([
-    b"", b"?", b"?EIO=4&transport=polling", b"?EIO=x&transport=websocket", b"?client_id=x", b"?%", b"?a[]=1",
+    b"", b"?", b"?range=1h", b"?before=x", b"?until=x", b"?where=x", b"?partition=99", b"?id=%00", b"?%", b"?a[]=1",
 ])  # fmt: skip
 BODIES = SOME_BYTES | st.sampled_from([
-    b"", b"token=" + TOKEN, b"token=%ff&token=", b"x" * 5000, b"token", b"{}", b"40", b"\xff\xfe",
+    b"", b"token=" + TOKEN, b"token=%ff&token=", b"x" * 5000, b"token", b"{}",
+    b"topic=orders&group=billing&id=1/2&confirmed=yes", b"topic=%ff", b"\xff\xfe",
 ])  # fmt: skip
 
 

@@ -15,7 +15,9 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings, TopicFull
-from rsmq.dashboard.queries import Queries
+from rsmq.dashboard.history import History
+from rsmq.dashboard.queries import Queries, Search
+from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.dlq import DeadLetters, Selection
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.inspector import Inspector
@@ -255,13 +257,24 @@ async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, to
     """The poller behind the live pages, and every query of the others."""
     await served.send(f"phone-{topic}", {"n": 1})
     async with as_("dashboard", guarded) as client:
-        queries = Queries(client, Keys(PREFIX), Settings(prefix=PREFIX), allow_changes=False)
+        queries = Queries(client, Keys(PREFIX), Settings(prefix=PREFIX))
         await queries.poller.poll()
         assert queries.poller.trouble == ""
         (group,) = [each for each in queries.poller.board.groups if each.topic == topic]
         assert (group.name, group.is_unserved, group.owned) == ("g", False, 1)
         assert (await queries.topic(topic)).partitions == 1
-        assert len(await queries.messages(topic, 0)) == 3
+        messages, _ = await queries.messages(topic, Search(partition=0))
+        assert len(messages) == 3
+        assert (await queries.group(topic, "g")).name == topic
+        assert len(await queries.running(topic, "g")) <= 3
+        waiting = WaitingMessages(client, Keys(PREFIX))
+        assert await waiting.delayed(await queries.topic(topic)) == []
+        assert await waiting.parked(await queries.topic(topic), "g") == []
+        history = History(client, Keys(PREFIX), Inspector(client, Keys(PREFIX), Settings(prefix=PREFIX)))
+        await history.load()
+        await history.take()
+        await history.take()
+        assert len(history.samples) == 1, "kept in memory: this user may not write it"
         assert await queries.dead_letters(topic, "g", Selection()) == ([], False)
         devices, _ = await queries.devices(only_waiting=True)
         assert f"phone-{topic}" in [device.client_id for device in devices]

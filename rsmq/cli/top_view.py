@@ -1,0 +1,230 @@
+"""The screen of `rsmq top`, without a terminal: what keys change, and what fits into the window. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from rich.text import Text
+
+from rsmq.cli.output import printable
+from rsmq.inspector import text
+from rsmq.inspector.state import GroupPartition, MemberState
+from rsmq.inspector.trend import Board, GroupTrend
+from rsmq.model.words import count, duration, number
+
+HELP: Final = "q quit  s sort  / filter  i idle  ↑↓ choose  ⏎ open  esc back"
+OPENED: Final = "q quit  ↑↓ scroll  esc back"
+NUMBERS: Final = 7
+"""Width of a column with numbers."""
+STATES: Final = {"paused": "yellow", "unserved": "red", "running": "green"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the user has chosen. `opened` is topic and name of a group; `cursor` a line of the list, or of the page."""
+
+    sort: int = 0
+    wanted: str = ""
+    is_typing: bool = False
+    shows_idle: bool = False
+    cursor: int = 0
+    opened: tuple[str, str] | None = None
+    is_done: bool = False
+
+
+def backlog(group: GroupTrend) -> int:
+    """Everything that a group has not settled; unknown counts as none."""
+    return (group.lag or 0) + group.in_flight + group.parked
+
+
+def is_idle(group: GroupTrend) -> bool:
+    """Whether nothing happens there that somebody should see."""
+    return not (backlog(group) or group.rate_out or group.dead_letters or group.is_paused)
+
+
+SORTS: Final[tuple[tuple[str, Callable[[GroupTrend], object]], ...]] = (
+    ("worst first", lambda group: (not (group.is_unserved and backlog(group)), -group.new_dead_letters,
+                                   -backlog(group), -group.dead_letters)),
+    ("lag", lambda group: -(group.lag or 0)),
+    ("oldest", lambda group: -(group.oldest or timedelta(0))),
+    ("out/s", lambda group: -(group.rate_out or 0)),
+    ("dead", lambda group: -group.dead_letters),
+    ("name", lambda group: 0),
+)  # fmt: skip
+
+
+def chosen(board: Board, view: View) -> tuple[list[GroupTrend], int]:
+    """The groups that are listed, in order, and how many idle ones are folded away."""
+    wanted = view.wanted.casefold()
+    found = [group for group in board.groups if wanted in f"{group.topic}/{group.name}".casefold()]
+    shown = [group for group in found if view.shows_idle or wanted or not is_idle(group)]
+    order = SORTS[view.sort][1]
+    shown.sort(key=lambda group: (order(group), group.topic, group.name))
+    return shown, len(found) - len(shown)
+
+
+def press(view: View, key: str, board: Board, room: int) -> View:
+    """The view after a key. `room` is how many lines the list has."""
+    if key == "ctrl-c":
+        return replace(view, is_done=True)
+    if view.is_typing:
+        return typed(view, key)
+    steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -room, "page down": room, "home": -(10**9), "end": 10**9}
+    if key in steps:
+        return replace(view, cursor=view.cursor + steps[key])
+    groups, _ = chosen(board, view)
+    match key:
+        case "q":
+            return replace(view, is_done=True)
+        case "esc" if view.opened is not None:
+            return replace(view, opened=None, cursor=0)
+        case "esc":
+            return replace(view, wanted="", cursor=0)
+        case "enter" if view.opened is None and groups:
+            group = groups[min(max(view.cursor, 0), len(groups) - 1)]
+            return replace(view, opened=(group.topic, group.name), cursor=0)
+        case "s" if view.opened is None:
+            return replace(view, sort=(view.sort + 1) % len(SORTS), cursor=0)
+        case "i" if view.opened is None:
+            return replace(view, shows_idle=not view.shows_idle, cursor=0)
+        case "/" if view.opened is None:
+            return replace(view, is_typing=True, wanted="", cursor=0)
+    return view
+
+
+def typed(view: View, key: str) -> View:
+    """A key while the filter is written."""
+    if key == "enter":
+        return replace(view, is_typing=False)
+    if key == "esc":
+        return replace(view, is_typing=False, wanted="")
+    if key == "backspace":
+        return replace(view, wanted=view.wanted[:-1])
+    return replace(view, wanted=view.wanted + key) if len(key) == 1 and key.isprintable() else view
+
+
+def settled(view: View, board: Board, room: int) -> View:
+    """The same with a cursor that is on a line: groups come and go."""
+    lines = len(chosen(board, view)[0]) - 1 if view.opened is None else len(page_of(board, view.opened)) - room
+    return replace(view, cursor=min(max(view.cursor, 0), max(lines, 0)))
+
+
+def picture(board: Board, view: View, title: str, width: int, height: int) -> list[Text]:
+    """The lines of the window: never more, and none wider, than it has room for."""
+    lines = [Text(title, style="bold"), totals(board)]
+    room = max(height - 5, 1)
+    if view.opened is not None:
+        page = page_of(board, view.opened)
+        lines += [Text(), *page[view.cursor : view.cursor + room + 1]]
+        last = Text(OPENED, style="dim")
+    else:
+        groups, idle = chosen(board, view)
+        first = max(0, min(view.cursor - room // 2, len(groups) - room))
+        lines.append(heading(width))
+        for at, group in enumerate(groups[first : first + room], first):
+            line = row(group, width)
+            if at == view.cursor:
+                line.stylize("reverse")
+            lines.append(line)
+        lines.append(folded(groups, idle, view))
+        last = Text(f"/{view.wanted}▏" if view.is_typing else HELP, style="" if view.is_typing else "dim")
+    lines = lines[: height - 1]
+    lines += [Text()] * (height - 1 - len(lines)) + [last]
+    for line in lines:
+        line.truncate(width)
+    return lines
+
+
+def room_of(height: int) -> int:
+    """How many groups a window of this height lists."""
+    return max(height - 5, 1)
+
+
+def totals(board: Board) -> Text:
+    """All topics and groups in one line."""
+    incoming = sum(topic.rate_in or 0 for topic in board.topics)
+    out = sum(group.rate_out or 0 for group in board.groups)
+    dead = sum(group.dead_letters for group in board.groups)
+    parts = [count(len(board.topics), "topic"), count(len(board.groups), "group"),
+             f"in {text.rate(incoming)}/s", f"out {text.rate(out)}/s",
+             f"waiting {number(sum(map(backlog, board.groups)))}", f"dead {number(dead)}"]  # fmt: skip
+    return Text(" · ".join(parts), style="dim")
+
+
+def folded(groups: Sequence[GroupTrend], idle: int, view: View) -> Text:
+    """What is not listed, and how the rest is sorted."""
+    parts = [f"{SORTS[view.sort][0]}" if groups else "no group matches" if view.wanted else "nothing to show"]
+    if idle:
+        parts.append(count(idle, "idle group is", "idle groups are") + " folded")
+    if view.wanted:
+        parts.append(f"filter {printable(view.wanted)!r}")
+    return Text(" · ".join(parts), style="dim")
+
+
+def heading(width: int) -> Text:
+    """The names of the columns."""
+    names = ("out/s", "lag", "oldest", "flight", "parked", "dead")
+    return Text(f"{'group':<{name_width(width)}} {'state':<8}" + "".join(f" {each:>{NUMBERS}}" for each in names),
+                style="bold")  # fmt: skip
+
+
+def name_width(width: int) -> int:
+    """What the numbers leave for the name."""
+    return max(10, min(60, width - 9 - 6 * (NUMBERS + 1)))
+
+
+def row(group: GroupTrend, width: int) -> Text:
+    """A group in one line."""
+    room, name, state = name_width(width), printable(f"{group.topic}/{group.name}"), text.state(group)
+    line = Text(f"{name if len(name) <= room else name[: room - 1] + '…':<{room}} ")
+    line.append(f"{state:<8}", style=STATES[state])
+    cells = [text.rate(group.rate_out), short(group.lag), text.age(group.oldest), short(group.in_flight),
+             short(group.parked)]  # fmt: skip
+    line.append("".join(f" {cell:>{NUMBERS}}" for cell in cells))
+    line.append(f" {short(group.dead_letters):>{NUMBERS}}", style="red" if group.new_dead_letters else "")
+    return line
+
+
+def short(value: int | None) -> str:
+    """A count in at most seven characters."""
+    if value is None or value < 1_000_000:
+        return number(value)
+    return f"{value / 1e6:.1f}M" if value < 1_000_000_000 else f"{value / 1e9:.1f}G"
+
+
+def page_of(board: Board, opened: tuple[str, str]) -> list[Text]:
+    """All of one group: what it does, its members, its partitions."""
+    found = next((group for group in board.groups if (group.topic, group.name) == opened), None)
+    name = printable("/".join(opened))
+    if found is None:
+        return [Text(f"{name} does not exist any more")]
+    lines = [
+        Text(f"{name}  {text.state(found)}  {text.rate(found.rate_out)}/s out", style="bold"),
+        Text(f"lag {number(found.lag)}  {text.trend(found)}  oldest {text.age(found.oldest)}  in flight "
+             f"{number(found.in_flight)}  parked {number(found.parked)}  dead {number(found.dead_letters)}"),
+        Text(), Text("members", style="bold"),
+    ]  # fmt: skip
+    lines += [member(each) for each in found.members] or [Text("none", style="red")]
+    lines += [Text(), Text(f"{'part.':>5} {'owner':<28} {'lag':>7} {'oldest':>7} {'flight':>7} {'parked':>7} "
+                           f"{'dead':>7}", style="bold")]  # fmt: skip
+    return lines + [share(each) for each in found.shares]
+
+
+def member(each: MemberState) -> Text:
+    """A member in one line."""
+    if each.heard_ago is None:
+        return Text(f"{printable(each.id)}  dead", style="red")
+    lag = f"  loop lag {duration(each.loop_lag)}" if each.loop_lag is not None else ""
+    parts = " ".join(map(str, each.partitions)) or "none"
+    return Text(f"{printable(each.id)}  {each.in_flight} of {each.concurrency} in flight{lag}  partitions {parts}")
+
+
+def share(each: GroupPartition) -> Text:
+    """A partition in one line."""
+    owner = printable(each.owner)[:28] if each.is_owned else "none"
+    cells = (short(each.lag if each.is_lag_exact else None), text.age(each.oldest), short(each.pending),
+             short(each.parked), short(each.dead_letters))  # fmt: skip
+    return Text(f"{each.partition:>5} {owner:<28}" + "".join(f" {cell:>7}" for cell in cells))

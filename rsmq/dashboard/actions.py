@@ -1,0 +1,273 @@
+"""What visitors may change. Each action is asked about first, with the number of what it changes, and is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from starlette.datastructures import FormData
+
+from rsmq.dashboard.audit import State
+from rsmq.dashboard.page import Context, time_given
+from rsmq.dashboard.queries import MOST_LETTERS, NotFound, Refused
+from rsmq.dashboard.roles import Role
+from rsmq.dlq import Selection, read_fields
+from rsmq.errors import ConfigError
+from rsmq.inspector.inspector import Inspector
+from rsmq.model.clock import epoch_ms
+from rsmq.model.words import count
+from rsmq.redis.streams import reset_group, set_paused
+
+MOST_CHOSEN: Final = max(MOST_LETTERS, 500)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One change that a visitor wants. `is_long`: it may outlast the page, so it runs on without it."""
+
+    question: str
+    word: str
+    act: Callable[[], Awaitable[str]]
+    is_danger: bool = False
+    is_long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The form of an action."""
+
+    context: Context
+    inspector: Inspector
+    form: FormData
+    topic: str
+    group: str
+
+    def value(self, name: str) -> str:
+        """One value; empty without it."""
+        found = self.form.get(name, "")
+        return found.strip() if isinstance(found, str) else ""
+
+    def chosen(self, name: str = "id") -> list[str]:
+        """The rows that were chosen, or that the page shows. Raises ConfigError without any."""
+        found = [each for each in self.form.getlist(name) if isinstance(each, str)]
+        if not found:
+            raise ConfigError("nothing is chosen: tick some rows first")
+        return found[:MOST_CHOSEN]
+
+    @property
+    def place(self) -> str:
+        """Group and topic as text."""
+        return f"{self.group} of {self.topic}"
+
+    async def state(self) -> State:
+        """What the audit notes before and after: the state of the group, topic or device."""
+        if device := self.value("device"):
+            found = await self.context.queries.device(device)
+            return {"device": device, "letters": 0 if found is None else found.backlog}
+        if self.group:
+            group = await self.inspector.group(self.topic, self.group)
+            if group is None:
+                return {}
+            return {
+                "paused": group.is_paused, "lag": group.lag, "pending": group.pending, "parked": group.parked,
+                "dead_letters": group.dead_letters,
+            }  # fmt: skip
+        topic = await self.inspector.topic(self.topic)
+        return {} if topic is None else {"messages": topic.length, "delayed": topic.delayed}
+
+
+Prepare = Callable[[Wanted], Awaitable[Action]]
+
+
+async def replay(wanted: Wanted) -> Action:
+    """Replay the rows that were chosen, or all that are shown."""
+    ids, queries = wanted.chosen(), wanted.context.queries
+    topic, every = await queries.topic(wanted.topic), every_of(wanted.value("rate"))
+
+    async def act() -> str:
+        done = await queries.dlq.replay(topic, wanted.group, ids, every=every)
+        return f"replayed {of(done, ids, 'dead letter')}"
+
+    question = f"Replay {count(len(ids), 'dead letter')} of {wanted.place}, to this group only{pace(every)}?"
+    return Action(question, "replay", act, is_long=bool(every))
+
+
+async def replay_matching(wanted: Wanted) -> Action:
+    """Replay all that match the filters, also those that are not shown."""
+    queries, selection = wanted.context.queries, selection_of(wanted.value)
+    topic, every = await queries.topic(wanted.topic), every_of(wanted.value("rate"))
+    number = await queries.count_dead_letters(wanted.topic, wanted.group, selection)
+
+    async def act() -> str:
+        done = await queries.dlq.replay_selected(topic, wanted.group, selection, every=every)
+        return f"replayed {count(done, 'dead letter')}"
+
+    which = "all" if selection.is_all else "all that match the fields:"
+    question = f"Replay {which} {count(number, 'dead letter')} of {wanted.place}, to this group only{pace(every)}?"
+    return Action(question, "replay", act, is_long=bool(every))
+
+
+async def purge(wanted: Wanted) -> Action:
+    """Delete all dead letters of a group."""
+    queries, topic = wanted.context.queries, await wanted.context.queries.topic(wanted.topic)
+    number = await queries.count_dead_letters(wanted.topic, wanted.group, Selection())
+
+    async def act() -> str:
+        return f"deleted {count(await queries.dlq.purge(topic, wanted.group), 'dead letter')}"
+
+    question = f"Delete all {count(number, 'dead letter')} of {wanted.place} for good, also those that are not shown?"
+    return Action(question, "delete", act, is_danger=True)
+
+
+async def pause(wanted: Wanted) -> Action:
+    """Deliver nothing new to a group."""
+    return switch(wanted, "Pause", "Its members finish what they have, and get nothing new.", is_paused=True)
+
+
+async def resume(wanted: Wanted) -> Action:
+    """Deliver to a group again."""
+    return switch(wanted, "Resume", "Its members get messages again.", is_paused=False)
+
+
+def switch(wanted: Wanted, word: str, text: str, *, is_paused: bool) -> Action:
+    """Pause or resume."""
+    queries = wanted.context.queries
+
+    async def act() -> str:
+        await set_paused(queries.client, queries.keys, wanted.topic, wanted.group, paused=is_paused)
+        return f"{wanted.topic}/{wanted.group} is {'paused' if is_paused else 'running'}"
+
+    return Action(f"{word} {wanted.place}? {text}", word.lower(), act)
+
+
+async def reset(wanted: Wanted) -> Action:
+    """Let a group handle its topic again from a start."""
+    queries, text = wanted.context.queries, wanted.value("to")
+    start: str | datetime = text or "earliest"
+    if wanted.value("at"):
+        start = time_given(wanted.value("at")) or start
+    state, topic = await wanted.inspector.group(wanted.topic, wanted.group), await queries.topic(wanted.topic)
+    if state is None:
+        raise NotFound(f"topic {wanted.topic!r} has no group {wanted.group!r}")
+
+    async def act() -> str:
+        await reset_group(queries.client, queries.keys, topic, wanted.group, start)
+        return f"{wanted.topic}/{wanted.group} starts at {start}"
+
+    dropped = f"{state.pending} pending and {count(state.parked, 'parked message')}"
+    return Action(f"Reset {wanted.place} to {start}? This drops {dropped}.", "reset", act, is_danger=True)
+
+
+async def move_delayed(wanted: Wanted) -> Action:
+    """Make delayed messages due now, or at another time."""
+    refs, topic = wanted.chosen(), await wanted.context.queries.topic(wanted.topic)
+    due, when = due_of(wanted)
+
+    async def act() -> str:
+        done = await wanted.context.room.waiting.move_delayed(topic, refs, due)
+        return f"{of(done, refs, 'delayed message')} due {when}"
+
+    question = f"Make {count(len(refs), 'delayed message')} of {wanted.topic} due {when}?"
+    return Action(question, "run now" if due is None else "move", act)
+
+
+async def move_parked(wanted: Wanted) -> Action:
+    """Make parked messages due now, or at another time."""
+    refs, topic = wanted.chosen(), await wanted.context.queries.topic(wanted.topic)
+    due, when = due_of(wanted)
+
+    async def act() -> str:
+        done = await wanted.context.room.waiting.move_parked(topic, wanted.group, refs, due)
+        return f"{of(done, refs, 'parked message')} due {when}"
+
+    question = f"Make {count(len(refs), 'parked message')} of {wanted.place} due {when}?"
+    return Action(question, "run now" if due is None else "move", act)
+
+
+async def purge_device(wanted: Wanted) -> Action:
+    """Delete the letters of a device."""
+    name, queries = wanted.value("device"), wanted.context.queries
+    device = await queries.device(name)
+    if device is None:
+        raise NotFound(f"there is no device {name!r}")
+
+    async def act() -> str:
+        return f"deleted {count(await queries.all_devices.purge(name), 'letter')}"
+
+    question = f"Delete all {count(device.backlog, 'letter')} that wait for device {name!r} for good?"
+    return Action(question, "delete", act, is_danger=True)
+
+
+ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
+    "replay": (Role.ACT, replay),
+    "replay-matching": (Role.ACT, replay_matching),
+    "purge": (Role.ADMIN, purge),
+    "pause": (Role.ACT, pause),
+    "resume": (Role.ACT, resume),
+    "reset": (Role.ADMIN, reset),
+    "move-delayed": (Role.ACT, move_delayed),
+    "move-parked": (Role.ACT, move_parked),
+    "purge-device": (Role.ADMIN, purge_device),
+}
+
+
+async def prepare(name: str, context: Context, inspector: Inspector, form: FormData) -> tuple[Action, Wanted]:
+    """The action that a form asks for. Raises NotFound, Refused or ConfigError."""
+    if name not in ACTIONS:
+        raise NotFound(f"there is no action {name!r}")
+    role, made = ACTIONS[name]
+    wanted = Wanted(context, inspector, form, str(form.get("topic") or ""), str(form.get("group") or ""))
+    topic = None if name == "purge-device" else wanted.topic
+    if topic is not None:
+        context.check(topic)
+    if not context.visitor.may(role, topic):
+        raise Refused(f"your role may not do this: it takes the role {role.name.lower()}")
+    if wanted.group:
+        await context.queries.group(wanted.topic, wanted.group)
+    return await made(wanted), wanted
+
+
+def selection_of(value: Callable[[str], str]) -> Selection:
+    """The filters of a page of dead letters. Raises ConfigError."""
+    return Selection(
+        reasons=tuple(value("reason").split()),
+        error=value("error") or None,
+        since=time_given(value("since")),
+        until=time_given(value("until")),
+        key=value("key") or None,
+        where=read_fields([value("where")] if value("where") else []),
+    )
+
+
+def due_of(wanted: Wanted) -> tuple[int | None, str]:
+    """The new due time in ms, None for now, and as text."""
+    if wanted.value("when") != "at":
+        return None, "now"
+    at = time_given(wanted.value("at"))
+    if at is None:
+        raise ConfigError("give the time that the messages are due at")
+    return epoch_ms(at), f"at {at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def every_of(rate: str) -> timedelta:
+    """The time between two replays. Raises ConfigError."""
+    try:
+        number = float(rate or 0)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e6:
+        raise ConfigError(f"{rate[:40]!r} is not a rate: give a number of messages a second")
+    return timedelta(seconds=1 / number if number else 0)
+
+
+def pace(every: timedelta) -> str:
+    """A rate in a question."""
+    return f", at most {1 / every.total_seconds():g} a second: it goes on after this page is closed" if every else ""
+
+
+def of(done: int, wanted: Sequence[str], what: str) -> str:
+    """How many of them: some may be gone."""
+    gone = f" of {len(wanted)}: the others are gone" if done < len(wanted) else ""
+    return f"{count(done, what)}{gone}"

@@ -1,0 +1,134 @@
+"""The history of hours: a sample a minute, in a stream of the server, so that a restart does not lose it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from rsmq.errors import RsmqError
+from rsmq.inspector.inspector import Inspector
+from rsmq.inspector.state import Snapshot
+from rsmq.inspector.trend import Board, compare
+from rsmq.model.clock import from_epoch_ms, now_ms
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+
+log = logging.getLogger("rsmq.dashboard")
+
+EVERY: Final = 60
+"""Seconds between two samples."""
+KEPT: Final = 24 * 60
+GAP: Final = timedelta(seconds=2.5 * EVERY)
+"""Between two samples of one unbroken line."""
+
+GROUP_FIELDS: Final = ("settled", "lag", "in flight", "parked", "dead letters")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One minute: the rate of each topic, and of each group GROUP_FIELDS. What has nothing to say is left out."""
+
+    at: datetime
+    topics: dict[str, float | None]
+    groups: dict[str, list[float | None]]
+
+    def total(self, name: str, seen: Collection[str], group: str | None = None) -> float | None:
+        """The sum of a field over the topics that a visitor sees, or of one group."""
+        if name == "in":
+            return total(value for topic, value in self.topics.items() if topic in seen)
+        at = GROUP_FIELDS.index(name)
+        return total(
+            values[at]
+            for each, values in self.groups.items()
+            if each.partition("/")[0] in seen and group in (None, each.partition("/")[2])
+        )
+
+
+def total(values: Any) -> float | None:
+    """The sum of the known ones; None if none of some is known."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if known or not found else None
+
+
+def sample_of(at: datetime, board: Board) -> Sample:
+    """What is kept of a board."""
+    groups: dict[str, list[float | None]] = {}
+    for each in board.groups:
+        out = None if each.rate_out is None else round(each.rate_out, 2)
+        values: list[float | None] = [out, each.lag, each.in_flight, each.parked, each.dead_letters]
+        if any(value != 0 for value in values):
+            groups[f"{each.topic}/{each.name}"] = values
+    rates = {each.name: None if each.rate_in is None else round(each.rate_in, 2) for each in board.topics}
+    return Sample(at, {name: value for name, value in rates.items() if value != 0}, groups)
+
+
+class History:
+    """Takes a sample a minute. Of several dashboards the first one stores the minute."""
+
+    def __init__(self, client: Client, keys: Keys, inspector: Inspector) -> None:
+        self._client, self._key, self._inspector = client, keys.history, inspector
+        self._before: Snapshot | None = None
+        self._is_stored = True
+        self.samples: deque[Sample] = deque(maxlen=KEPT)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Read what is stored, then sample until cancelled."""
+        task_status.started()
+        is_read = False
+        while True:
+            try:
+                if not is_read:
+                    await self.load()
+                    is_read = True
+                await self.take()
+            except RsmqError as error:
+                self._before = None
+                log.debug("no history: %s", error)
+            except Exception:
+                log.exception("unexpected error in the history")
+            await anyio.sleep(EVERY - now_ms() / 1000 % EVERY)
+
+    async def load(self) -> None:
+        """Read the samples of other dashboards, and of this one before its restart."""
+        rows = await self._client.execute_command("XREVRANGE", self._key, "+", "-", "COUNT", KEPT)
+        self.samples = deque((read(*row) for row in reversed(rows)), maxlen=KEPT)
+
+    async def take(self) -> None:
+        """One sample. The first snapshot has no rates, so it makes none."""
+        after = await self._inspector.snapshot()
+        before, self._before = self._before, after
+        if before is not None:
+            minute = now_ms() // (EVERY * 1000) * EVERY * 1000
+            found = sample_of(from_epoch_ms(minute), compare(before, after))
+            self.samples.append(found)
+            await self._store(minute, found)
+
+    async def _store(self, minute: int, found: Sample) -> None:
+        packed = zlib.compress(json.dumps([found.topics, found.groups]).encode())
+        try:
+            await self._client.execute_command("XADD", self._key, "MAXLEN", KEPT, f"{minute}-0", "z", packed)
+        except RsmqError as error:
+            is_stored = "equal or smaller" in str(error)  # another dashboard was faster
+            if self._is_stored and not is_stored:
+                log.warning("the history is kept in memory only: %s", error)
+            self._is_stored = is_stored
+
+
+def read(entry_id: bytes, fields: list[bytes]) -> Sample:
+    """A stored sample; one that cannot be read is empty."""
+    at = from_epoch_ms(int(entry_id.partition(b"-")[0]))
+    try:
+        topics, groups = json.loads(zlib.decompress(fields[1]))
+    except (ValueError, zlib.error, IndexError):
+        return Sample(at, {}, {})
+    return Sample(at, topics, groups)

@@ -1,0 +1,174 @@
+"""What all pages share: the request, the frame with its navigation, notes, and forms for actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+
+from rsmq.dashboard.audit import Audit
+from rsmq.dashboard.history import History
+from rsmq.dashboard.html import Content, Html, Live, escaped, hidden, link, tag
+from rsmq.dashboard.queries import NotFound, Queries, Refused
+from rsmq.dashboard.roles import Role, Visitor
+from rsmq.dashboard.waiting import WaitingMessages
+from rsmq.errors import ConfigError
+from rsmq.inspector.trend import Board
+
+PAGES: Final = (
+    ("Overview", ""), ("Members", "members"), ("Dead letters", "dead-letters"), ("Devices", "devices"),
+    ("Audit", "audit"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the pages ask, while the application runs."""
+
+    queries: Queries
+    waiting: WaitingMessages
+    history: History
+    audit: Audit
+
+
+@dataclass(slots=True)
+class Context:
+    """One request of one visitor. `prefix` is the path that the dashboard is mounted at."""
+
+    request: Request
+    room: Room
+    visitor: Visitor
+    prefix: str
+    live: Live = field(default_factory=Live)
+
+    @property
+    def queries(self) -> Queries:
+        """The questions to the server."""
+        return self.room.queries
+
+    def url(self, *parts: str, **query: str) -> str:
+        """The address of a page. Names are escaped: other programs may have chosen them."""
+        path = f"{self.prefix}/{'/'.join(quote(part, safe='') for part in parts)}"
+        return f"{path}?{urlencode(query)}" if query else path
+
+    def given(self, name: str) -> str:
+        """A value of the address."""
+        return self.request.query_params.get(name, "").strip()
+
+    def check(self, topic: str) -> None:
+        """Raises NotFound for a topic that does not exist for this visitor."""
+        if not self.visitor.sees(topic):
+            raise NotFound(f"there is no topic {topic!r}")
+
+    def check_devices(self) -> None:
+        """Raises Refused if the visitor sees only single topics."""
+        if not self.visitor.sees(None):
+            raise Refused("your role does not show this page")
+
+    async def board(self) -> Board:
+        """The newest board, with what the visitor sees."""
+        return self.visible(await self.queries.poller.fresh())
+
+    def visible(self, board: Board) -> Board:
+        """What the visitor sees of a board."""
+        if self.visitor.sees(None) and not self.visitor.topics:
+            return board
+        return Board(
+            board.span,
+            tuple(each for each in board.topics if self.visitor.sees(each.name)),
+            tuple(each for each in board.groups if self.visitor.sees(each.topic)),
+        )
+
+    def action(
+        self, name: str, text: str, role: Role, topic: str | None, values: Mapping[str, str], *content: Content,
+        danger: bool = False, form: str | None = None,
+    ) -> Html:  # fmt: skip
+        """A form with one button, if the visitor may do it. Its question comes on a page of its own."""
+        if not self.visitor.may(role, topic):
+            return Html("")
+        kind = "danger" if danger else None
+        made = tag("button", text, class_=kind)
+        fields = hidden({**values, "back": self.back()}.items())
+        return tag("form", fields, content, made, method="post", action=self.url("do", name), id=form, class_="action")
+
+    def back(self) -> str:
+        """The address of this page, without the note of an earlier action."""
+        rest = urlencode([(n, v) for n, v in self.request.query_params.multi_items() if n not in ("note", "live")])
+        return f"{self.prefix}{self.path}{f'?{rest}' if rest else ''}"
+
+    @property
+    def path(self) -> str:
+        """The path below the prefix, as the browser has sent it."""
+        raw = self.request.scope.get("raw_path") or self.request.url.path.encode()
+        path = raw.decode("latin-1").partition("?")[0]
+        root = self.request.scope.get("root_path", "")
+        return path.removeprefix(root) if root else path
+
+
+@dataclass(slots=True)
+class Page:
+    """What a page shows. `is_live`: it is sent again each second, as far as it has changed."""
+
+    title: str
+    body: list[Content]
+    is_live: bool = False
+    crumbs: list[tuple[str, str]] = field(default_factory=list)
+
+
+def frame(context: Context, page: Page, note: str = "") -> Html:
+    """A whole page."""
+    queries, visitor = context.queries, context.visitor
+    links = [
+        tag("a", text, href=context.url(*([path] if path else [])), aria_current="page" if page.title == text else None)
+        for text, path in PAGES
+    ]
+    nav = tag(
+        "header", tag("strong", "rsmq"), tag("nav", links),
+        tag("span", f"prefix {queries.keys.prefix}", class_="dim"),
+        tag("span", word_for(visitor), class_="dim"),
+    )  # fmt: skip
+    trouble = queries.poller.trouble
+    banner = context.live.part("trouble", trouble, role="alert", class_="trouble" if trouble else "none")
+    crumbs = [(link(text, url), " / ") for text, url in page.crumbs]
+    said = tag("p", note, class_="note", role="status") if note else None
+    main = tag("main", banner, said, tag("p", crumbs, class_="crumbs") if crumbs else None, tag("h1", page.title),
+               page.body, data_live=page.is_live or None)  # fmt: skip
+    static = context.url("static")
+    head = [
+        tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"), tag("title", f"{page.title} · rsmq"),
+        tag("link", rel="stylesheet", href=f"{static}/style.css"), tag("link", rel="icon", href=f"{static}/icon.svg"),
+        tag("script", "", src=f"{static}/dashboard.js", defer=True),
+    ]  # fmt: skip
+    return Html("<!doctype html>" + tag("html", tag("head", head), tag("body", nav, main), lang="en"))
+
+
+def word_for(visitor: Visitor) -> str:
+    """Who is here, and what they may do."""
+    words = {Role.NONE: "some topics", Role.LOOK: "read-only", Role.ACT: "may act", Role.ADMIN: "admin"}
+    return f"{visitor.name}: {words[visitor.role]}"
+
+
+def failure(context: Context | None, title: str, text: str) -> Html:
+    """A page that says what is wrong."""
+    body = [tag("p", text)]
+    if context is None:
+        return Html("<!doctype html>" + tag("html", tag("title", title), tag("body", tag("h1", title), body)))
+    return frame(context, Page(title, body))
+
+
+def time_given(text: str) -> datetime | None:
+    """A time in UTC from a form; a browser may send anything. Raises ConfigError."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC) if text else None
+    except ValueError:
+        raise ConfigError(f"{text[:40]!r} is not a valid time") from None
+
+
+def joined(parts: Iterable[Content]) -> Html:
+    """Parts with a space between them."""
+    return Html(" ".join(made for part in parts if (made := escaped(part))))

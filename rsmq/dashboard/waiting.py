@@ -1,0 +1,135 @@
+"""Messages that wait for a time: delayed ones of a topic, parked ones of a group. They can be run now, or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from typing import Final
+
+from rsmq.dashboard.queries import Entry, read_entry
+from rsmq.errors import Malformed
+from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.keys import Keys
+from rsmq.model.message import MessageOrigin
+from rsmq.model.packing import unpack_fields
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import ask_all
+from rsmq.redis.topics import Topic
+
+MOST: Final = 100
+"""Messages of a topic, or of a group, that a page shows: those that are due next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One message and when it is due. `holds_key`: it keeps its key, and its member has the timer."""
+
+    ref: str
+    due: datetime
+    entry: Entry
+    attempts: int = 0
+    holds_key: bool = False
+
+
+class WaitingMessages:
+    """Reads and moves them. A change names each by its partition, its due time and a hash of its content."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client, self._keys = client, keys
+
+    async def delayed(self, topic: Topic) -> list[Waiting]:
+        """Those of a topic that are due next."""
+        found = []
+        for number, member, due in await self._next([self._keys.delayed(topic.name, n) for n in partitions(topic)]):
+            try:
+                fields = unpack_fields(member)
+            except Malformed:
+                fields = []
+            entry = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields)
+            found.append(Waiting(ref_of(number, due, member), from_epoch_ms(due), entry))
+        return found
+
+    async def parked(self, topic: Topic, group: str) -> list[Waiting]:
+        """Those of a group that are due next."""
+        rows = await self._next([self._keys.retry(topic.name, n, group) for n in partitions(topic)])
+        ids = [(number, *member.partition(b"|")[::2]) for number, member, _ in rows]
+        questions: list[tuple[str | bytes | int, ...]] = []
+        for number, entry_id, _ in ids:
+            stream = self._keys.stream(topic.name, number)
+            questions += [("XRANGE", stream, entry_id, entry_id), ("XPENDING", stream, group, entry_id, entry_id, 1)]
+        replies = await ask_all(self._client, questions)
+        found = []
+        for (number, member, due), (_, entry_id, attempts), bodies, pending in zip(
+            rows, ids, replies[::2], replies[1::2], strict=True
+        ):
+            fields = bodies[0][1] if bodies else []
+            entry = read_entry(MessageOrigin(topic.name, number, ""), entry_id, fields)
+            count = int(attempts) if attempts.isdigit() else 0
+            found.append(Waiting(ref_of(number, due, member), from_epoch_ms(due), entry, count, bool(pending)))
+        return found
+
+    async def move_delayed(self, topic: Topic, refs: Sequence[str], due_ms: int | None) -> int:
+        """Make delayed messages due at a time, or now; returns how many still waited."""
+        return await self._move([self._keys.delayed(topic.name, number) for number in partitions(topic)], refs, due_ms)
+
+    async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:
+        """The same for parked ones. Those that hold their key stay: the member that has it would not see it."""
+        return await self._move(
+            [self._keys.retry(topic.name, number, group) for number in partitions(topic)], refs, due_ms
+        )
+
+    async def _next(self, keys: Sequence[str]) -> list[tuple[int, bytes, int]]:
+        """Partition, member and due time of those that are due next, over all partitions."""
+        replies = await ask_all(
+            self._client, [("ZRANGEBYSCORE", key, "-inf", "+inf", "WITHSCORES", "LIMIT", 0, MOST) for key in keys]
+        )
+        rows = []
+        for number, reply in enumerate(replies):
+            flat = [part for pair in reply for part in pair] if reply and isinstance(reply[0], list) else reply or []
+            rows += [(number, member, as_ms(due)) for member, due in zip(flat[::2], flat[1::2], strict=True)]
+        return sorted(rows, key=lambda row: row[2])[:MOST]
+
+    async def _move(self, keys: Sequence[str], refs: Sequence[str], due_ms: int | None) -> int:
+        moved = 0
+        for ref in refs:
+            number, due, _ = split_ref(ref)
+            if number >= len(keys):
+                continue
+            members = await self._client.execute_command("ZRANGEBYSCORE", keys[number], due, due)
+            for member in members:
+                if ref_of(number, due, member) == ref:
+                    when = due_ms if due_ms is not None else await self._now()
+                    # XX: what has become due meanwhile does not come back
+                    changed = await self._client.execute_command("ZADD", keys[number], "XX", "CH", when, member)
+                    moved += int(changed)
+        return moved
+
+    async def _now(self) -> int:
+        seconds, micros = await self._client.execute_command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+
+def partitions(topic: Topic) -> range:
+    """Their numbers."""
+    return range(topic.partitions)
+
+
+def as_ms(score: bytes | float) -> int:
+    """A due time, at most the year 9999."""
+    return max(0, min(int(float(score)), LATEST_MS))
+
+
+def ref_of(partition: int, due: int, member: bytes) -> str:
+    """What a form sends back for a message."""
+    return f"{partition}-{due}-{blake2b(member, digest_size=8).hexdigest()}"
+
+
+def split_ref(ref: str) -> tuple[int, int, str]:
+    """Partition, due time and hash. A browser may send anything: then nothing is found."""
+    partition, _, rest = ref.partition("-")
+    due, _, digest = rest.partition("-")
+    if not (partition.isdecimal() and due.isdecimal() and len(partition) < 6 and len(due) < 16):
+        return 1 << 20, 0, ""
+    return int(partition), int(due), digest

@@ -1,0 +1,100 @@
+"""Roles by a callback, and the history: the application in this process, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from rsmq import Broker, Settings
+from rsmq.dashboard import Role, Rules, Visitor, create_app
+from rsmq.dashboard.history import History
+from rsmq.inspector.inspector import Inspector
+from rsmq.model.keys import Keys
+
+VISITORS = {
+    "ada": Visitor("ada", Role.LOOK, {"secret": Role.NONE, "orders": Role.ACT}),
+    "root": Visitor("root", Role.ADMIN),
+    "guest": Visitor("guest", Role.NONE, {"orders": Role.LOOK}),
+}
+
+
+@pytest.fixture
+async def web(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """The dashboard with two topics that each have a group; the header says who asks."""
+    broker = Broker(settings.model_copy(update={"preflight": "off"}))
+    for topic in ("orders", "secret"):
+
+        @broker.handler(topic, group="billing", partitions=1)
+        async def bill(order: dict[str, int]) -> None: ...
+
+    async with broker.running():
+        for topic in ("orders", "secret"):
+            await broker.publish(topic, {"n": 1})
+            await broker.publish(topic, {"n": 1}, delay=timedelta(hours=1))
+        app = create_app(settings, rules=Rules(authorize=lambda request: VISITORS.get(request.headers.get("who", ""))))
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                yield client
+        broker.stop(timedelta(0))
+
+
+async def statuses(web: httpx.AsyncClient, who: str) -> dict[str, int]:
+    """What each page and action answers to somebody."""
+    pages = ["/", "/topic/orders", "/topic/secret", "/messages/secret", "/devices", "/group/secret/billing",
+             "/delayed/secret", "/dead-letters/secret/billing", "/parked/secret/billing"]  # fmt: skip
+    found = {page: (await web.get(page, headers={"who": who})).status_code for page in pages}
+    for action in ("pause", "purge"):
+        for topic in ("orders", "secret"):
+            form = {"topic": topic, "group": "billing"}
+            found[f"{action} {topic}"] = (await web.post(f"/do/{action}", data=form, headers={"who": who})).status_code
+    return found
+
+
+async def test_role_of_a_topic_says_what_is_seen_and_done(web: httpx.AsyncClient) -> None:
+    """NONE hides a topic as if it did not exist, LOOK shows, ACT pauses, ADMIN purges; a stranger gets nothing."""
+    ada, root = await statuses(web, "ada"), await statuses(web, "root")
+    guest, stranger = await statuses(web, "guest"), await statuses(web, "stranger")
+    assert {page: status for page, status in ada.items() if status != 200} == {
+        page: 404 for page in ada if "secret" in page
+    } | {"purge orders": 403}
+    assert set(root.values()) == {200}
+    assert (guest["/"], guest["/topic/orders"], guest["/topic/secret"], guest["/devices"]) == (200, 200, 404, 403)
+    assert (guest["pause orders"], guest["pause secret"]) == (403, 404)
+    assert set(stranger.values()) == {403}
+    page = (await web.get("/", headers={"who": "ada"})).text
+    assert ("orders" in page, "secret" in page) == (True, False)
+
+
+async def test_audit_names_the_visitor_and_hides_other_topics(web: httpx.AsyncClient) -> None:
+    """Before and after of each action, for those who see the topic."""
+    for topic in ("orders", "secret"):
+        form = {"topic": topic, "group": "billing", "confirmed": "yes"}
+        done = await web.post("/do/pause", data=form, headers={"who": "root"})
+        assert done.status_code == 303
+    text = (await web.get("/audit", headers={"who": "ada"})).text
+    assert ("root" in text, "billing of orders" in text, "secret" in text) == (True, True, False)
+    assert "billing of secret" in (await web.get("/audit", headers={"who": "root"})).text
+
+
+async def test_history_survives_a_restart_and_is_stored_once(settings: Settings) -> None:
+    """A second dashboard reads what the first has stored; of two samples of a minute the server keeps one."""
+    async with Broker(settings.model_copy(update={"preflight": "off"})) as broker:
+        await broker.publish("orders", {"n": 1})
+        keys = Keys(settings.prefix)
+        first, second = (History(broker.client, keys, Inspector(broker.client, keys, settings)) for _ in range(2))
+        for _ in range(2):
+            await first.take()
+            await second.take()
+        assert (len(first.samples), len(second.samples)) == (1, 1)
+        after = History(broker.client, keys, Inspector(broker.client, keys, settings))
+        await after.load()
+        assert list(after.samples)[:1] == list(first.samples)
+        minutes = {sample.at for each in (first, second) for sample in each.samples}
+        assert await broker.client.execute_command("XLEN", keys.history) == len(minutes)
+        await broker.client.execute_command("XADD", keys.history, "*", "z", "broken")
+        await after.load()
+        assert after.samples[-1].topics == {}
