@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-
-class Home(Protocol):
-    """What a message was published with: it knows the topic and the partition."""
-
-    @property
-    def topic_name(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
+from functools import lru_cache
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A home as a value, for a ref that leaves its process."""
+    """Topic and partition of a message. All refs of a partition share one: a program may keep very many refs."""
 
     topic_name: str
     partition: int
+
+
+location = lru_cache(maxsize=4096)(Location)
+"""The location that is shared."""
 
 
 class MessageRef(str):
@@ -32,7 +28,7 @@ class MessageRef(str):
 
     __slots__ = ("home", "is_new", "is_same", "key")
 
-    home: Home
+    home: Location
     key: str | None
     """The ordering key, or None."""
     is_new: bool | None
@@ -49,7 +45,7 @@ class MessageRef(str):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @classmethod
-    def of(cls, message_id: str, home: Home, key: str | None) -> MessageRef:
+    def of(cls, message_id: str, home: Location, key: str | None) -> MessageRef:
         """A ref. `Producer.publish` writes this out, because it runs for each message."""
         ref = cls(message_id)
         ref.home, ref.key = home, key
@@ -67,4 +63,4 @@ class MessageRef(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         told = {"is_new": self.is_new, "is_same": self.is_same}
-        return MessageRef.of, (str(self), Location(self.topic, self.partition_number), self.key), (None, told)
+        return MessageRef.of, (str(self), self.home, self.key), (None, told)

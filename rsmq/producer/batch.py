@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, entry_fields
+from rsmq.model.message_ref import location
 from rsmq.model.packing import pack_array, pack_fields, pack_values
 from rsmq.producer.in_doubt import InDoubt
 from rsmq.redis.raw_connection import pack
@@ -80,14 +81,15 @@ class Batch(ABC):
     """Whether the script itself recognises a message that was stored before."""
 
     __slots__ = (
-        "deadline", "entries", "has_made_room", "ids", "in_doubt", "is_closed", "keys", "newest", "partition", "size",
-        "stream", "topic", "waiters", "whole", "window_ms",
+        "deadline", "entries", "has_made_room", "home", "ids", "in_doubt", "is_closed", "keys", "newest", "partition",
+        "size", "stream", "topic", "waiters", "whole", "window_ms",
     )  # fmt: skip
 
     def __init__(
         self, keys: Keys, topic: Topic, partition: int, stream: str, *, deadline: float, window_ms: int
     ) -> None:
         self.keys, self.topic, self.partition, self.stream = keys, topic, partition, stream
+        self.home = location(topic.name, partition)
         self.deadline, self.window_ms = deadline, window_ms
         self.ids: list[str] = []
         self.entries: list[Any] = []
@@ -110,11 +112,6 @@ class Batch(ABC):
         extra: Sequence[bytes | str] = (),
     ) -> Any:
         """A message as an entry of this kind of batch."""
-
-    @property
-    def topic_name(self) -> str:
-        """The topic's name."""
-        return self.topic.name
 
     @property
     def is_full(self) -> bool:

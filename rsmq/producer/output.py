@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from rsmq.handler.payload import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, MessageOrigin
-from rsmq.model.message_ref import Location, MessageRef
+from rsmq.model.message_ref import MessageRef, location
 from rsmq.model.packing import pack_fields
 from rsmq.redis.scripts import Value
 from rsmq.redis.topics import Topic
@@ -50,7 +50,7 @@ class Output:
     @property
     def ref(self) -> MessageRef:
         """What the handler gets for it."""
-        ref = MessageRef.of(self.message_id, Location(self.target.name, self.partition), self.key)
+        ref = MessageRef.of(self.message_id, location(self.target.name, self.partition), self.key)
         if self.is_once:
             ref.is_new = ref.is_same = None
         return ref

@@ -132,7 +132,7 @@ class Producer:
         batch.waiters.append(waiter)
         await waiter
         ref = MessageRef(identity)
-        ref.home, ref.key = batch, key
+        ref.home, ref.key = batch.home, key
         if message_id is not None:
             note_answer(ref, batch, place)
         return ref
@@ -219,11 +219,12 @@ class Producer:
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
         queue, ids, on_the_way = self._queue(0), list[Any](), list[asyncio.Future[None]]()
         kind: type[Batch] = Append if message_id is None else Once
+        batches = list[Batch]()  # of each id, if it was given
         extra = () if expires is None and on_expiry is None else expiry_fields(expires, on_expiry)
         encode: Encode = partial(kind.encode, extra=extra) if extra else kind.encode
         encoded = self._encoded(topic, items, key, headers, message_id, encode)
         while True:
-            filled = self._fill(encoded, target, queue, kind, batch, ids)
+            filled = self._fill(encoded, target, queue, kind, batch, ids, batches)
             confirmed = [full.promise() for full in filled]
             for full in filled:
                 queue.open(full)
@@ -233,9 +234,9 @@ class Producer:
             on_the_way = confirmed
         if kind is Once:
             places = Counter[Batch]()
-            for ref in ids:
-                note_answer(ref, ref.home, places[ref.home])
-                places[ref.home] += 1
+            for ref, of in zip(ids, batches, strict=True):
+                note_answer(ref, of, places[of])
+                places[of] += 1
         return ids
 
     def _encoded(
@@ -265,6 +266,7 @@ class Producer:
         kind: type[Batch],
         most: int,
         ids: list[Any],
+        batches: list[Batch],
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
@@ -275,9 +277,11 @@ class Producer:
                 batch = latest[partition] = queue.new(kind, topic, partition, self._stream(topic, partition))
                 filled.append(batch)
             batch.add(identity, entry, length)
-            ids.append(
-                identity if kind is Append else MessageRef.of(identity, batch, None if route is identity else route)
-            )
+            if kind is Append:
+                ids.append(identity)
+            else:
+                ids.append(MessageRef.of(identity, batch.home, None if route is identity else route))
+                batches.append(batch)
             size += length
             if size >= MOST_BYTES:
                 break

@@ -98,6 +98,8 @@ async def test_ref_knows_where_its_message_is(producer: Producer, client: Client
         assert (ref.topic, ref.partition_number) == ("orders", partition_for(ref.key or ref, 8))
         assert json.dumps([ref]) == f'["{ref}"]'
     assert (plain.key, keyed.key, pickle.loads(pickle.dumps(keyed)).key) == (None, "ada", "ada")
+    again = await producer.publish("orders", 3, key="ada")
+    assert again.home is keyed.home  # a program that keeps its refs keeps nothing else
     where = keys.stream("orders", plain.partition_number)
     assert [fields[3].decode() for _, fields in await client.execute_command("XRANGE", where, "-", "+")] == [plain]
 
