@@ -152,6 +152,28 @@ class NotJson(MessageError):
         self.where = where
 
 
+class RequestTimeout(RsmqError, TimeoutError):
+    """No answer to a request came in time. Its message, if it was stored, is handled all the same."""
+
+    def __init__(self, topic: str, message_id: str, seconds: float) -> None:
+        stored = f"message {message_id} to {topic!r} is stored and" if message_id else f"a message to {topic!r}"
+        super().__init__(
+            f"no answer within {seconds:g} s: {stored} {'will be handled' if message_id else 'may be stored'}. Answers "
+            f"come from a handler with replies=True, in a worker that runs"
+        )
+        self.topic, self.message_id, self.seconds = topic, message_id, seconds
+
+
+class RequestFailed(RsmqError):
+    """The handler of a request has failed for the last time: its message is a dead letter, with this `reason`."""
+
+    def __init__(self, topic: str, message_id: str, reason: str, error: str) -> None:
+        super().__init__(
+            f"message {message_id} to {topic!r} became a dead letter ({reason}): {error}. See `rsmq dlq list {topic}`"
+        )
+        self.topic, self.message_id, self.reason, self.error = topic, message_id, reason, error
+
+
 class HandlerTimeout(RsmqError):
     """A handler ran longer than its `timeout`. Counts as a failed attempt."""
 

@@ -14,8 +14,10 @@ from rsmq import dlq, persistence, worker
 from rsmq.broker.connection import Connection, MakeProducer, SharedConnection, connection
 from rsmq.broker.portal import Portal
 from rsmq.broker.publishing import Publishing
+from rsmq.broker.requests import Requesting, replying
 from rsmq.broker.typed_topic import TypedTopic
 from rsmq.errors import ConfigError
+from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
@@ -37,7 +39,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound=BeforePublish)
 
 
-class Broker(Router, Publishing):
+class Broker(Router, Publishing, Requesting):
     """Publishes messages and runs handlers, on the server that the settings name.
 
     Pass a URL, `Settings`, or settings by name: `Broker("redis://localhost", lease_ttl="10s")`. The environment
@@ -127,6 +129,9 @@ class Broker(Router, Publishing):
         self._refuse_connected(f"register before_publish {getattr(function, '__name__', function)}")
         self._before_publish.append(function)
         return function
+
+    def _add(self, handler: Handler) -> None:
+        super()._add(replying(self, handler) if handler.replies else handler)
 
     def _refuse_connected(self, what: str) -> None:
         if self._shared.users or self._portal.is_open:

@@ -218,6 +218,44 @@ class SyncBroker(Blocking):
 
     publish = blocking(Broker.publish)
     publish_sync = passed_on(Broker.publish_sync)
+
+    @overload
+    def request(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        timeout: Duration,
+        returns: type[T],
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T: ...
+    @overload
+    def request(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        timeout: Duration,
+        returns: Any = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any: ...
+    def request(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        timeout: Duration,
+        returns: Any = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Publish a message and wait for the answer, as `Broker.request` does."""
+        return self._call(
+            lambda broker: broker.request(topic, payload, timeout=timeout, returns=returns, key=key, headers=headers)
+        )
+
     publish_many = blocking(Broker.publish_many)
     send = blocking(Broker.send)
     send_many = blocking(Broker.send_many)

@@ -51,6 +51,7 @@ class Handler:
     rate: Rate | None
     group_concurrency: int | None
     output: str | None
+    replies: bool
     signature: Signature
     decode: Decoder
     invoke: Callable[[Message], Any]

@@ -40,6 +40,7 @@ class SingleOptions(TypedDict, total=False):
     rate: Rate | None
     group_concurrency: int | None
     output: str | None
+    replies: bool
 
 
 class HandlerOptions(SingleOptions, total=False):
@@ -50,7 +51,7 @@ class HandlerOptions(SingleOptions, total=False):
 
 
 DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(HandlerOptions.__annotations__) | {
-    "concurrency": 64, "distribution": "hash", "start": "earliest"
+    "concurrency": 64, "distribution": "hash", "start": "earliest", "replies": False
 }  # fmt: skip
 
 
@@ -87,7 +88,16 @@ class OptionCheck:
             "rate": self._rate(),
             "group_concurrency": self._group_concurrency(),
             "output": None if self._options["output"] is None else check_name("topic", self._options["output"]),
+            "replies": self._replies(),
         }
+
+    def _replies(self) -> bool:
+        value = self._options["replies"]
+        if not isinstance(value, bool):
+            raise self._wrong(f"replies={value!r}: write replies=True to answer requests")
+        if value and self.is_batch:
+            raise self._wrong("replies=True answers one message at a time: leave batch out")
+        return value
 
     def _wrong(self, text: str) -> ConfigError:
         return ConfigError(f"handler {self._title}: {text}")

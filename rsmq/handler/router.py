@@ -60,6 +60,7 @@ class Router:
         - `partitions`: 1 to 1024, for a topic that does not exist yet (RSMQ_PARTITIONS).
         - `output`: a topic; what the function returns is published there when the message is settled, with the key of
           the message, and None publishes nothing. With `batch` it returns a list, an error for an item that failed.
+        - `replies`: what the function returns answers `broker.request` (False).
         - `execution`: "inline" in the event loop, "thread" or "process" ("inline" for `async def`, else "thread").
         """
 

@@ -177,6 +177,10 @@ class Keys:
         """String with TTL: a task of Django, with its result. No topic has a `%`."""
         return f"{self.prefix}:{{%task.{task}}}"
 
+    def reply(self, request: str) -> str:
+        """String with TTL, and sharded channel: the answer to a request. No topic has a `%`."""
+        return f"{self.prefix}:{{%reply.{request}}}"
+
     def received(self, device: str) -> str:
         """Hash with TTL: packet id -> topic and token of each QoS 2 message of an MQTT client that is not released."""
         return f"{self.prefix}:{{{encode_device(device)}}}_received"

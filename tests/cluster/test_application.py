@@ -6,9 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 import anyio.to_thread
+import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, RetryPolicy
+from rsmq.broker import requests
 from rsmq.testing import Harness
 from rsmq.testing.server import remove_keys
 from tests.cluster.cluster import Cluster
@@ -64,3 +66,19 @@ async def test_cleaning_of_a_cluster_removes_only_keys_of_the_prefix(
         assert await anyio.to_thread.run_sync(remove_keys, cluster.url, prefix) > 8
         assert await broker.topics.names() == []
         assert await broker.client.execute_command("DEL", f"{prefix}x:y") == 1
+
+
+async def test_requests_on_all_nodes_get_their_answers(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key and the channel of a request are in one slot; the rings alone bring the answers."""
+    monkeypatch.setattr(requests, "POLL", 3600)
+
+    @broker.handler("quotes", group="pricing", replies=True)
+    async def price(number: int) -> int:
+        return number + 1
+
+    async with broker.running():
+        for number in range(30):
+            assert await broker.request("quotes", number, timeout="60s") == number + 1
+        for node in broker.client.nodes:
+            await node.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert await broker.request("quotes", 1, timeout="60s") == 2

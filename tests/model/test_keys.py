@@ -32,6 +32,7 @@ EXAMPLE = {
     "device": "phone-7",
     "seq": "<seq>",
     "task": "<task id>",
+    "request": "<request id>",
     "shard": "<shard>",
     "bucket": "<bucket>",
     "gateway": "<gateway>",
@@ -99,7 +100,7 @@ def test_no_two_keys_collide() -> None:
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,
                   "name": "string", "work": "work", "number": partition, "device": f"{topic}.{partition}",
                   "seq": partition, "shard": partition, "bucket": partition, "gateway": member,
-                  "task": message_id}  # fmt: skip
+                  "task": message_id, "request": message_id}  # fmt: skip
         for method in methods():
             used = tuple(values[name] for name in inspect.signature(getattr(Keys, method)).parameters if name != "self")
             thing = (method, *used)

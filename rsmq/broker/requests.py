@@ -1,0 +1,203 @@
+"""Requests: a message whose handler answers by its return value.
+
+The caller waits for a key of its request, and the worker sets it, with a time to live. So nothing is left behind when
+one of them dies. A ring of the doorbell says that the key is there; it is also looked for every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final, Protocol, TypeVar, overload
+
+import anyio
+
+from rsmq.broker.connection import Connection
+from rsmq.errors import BrokerUnavailable, ConfigError, RequestFailed, RequestTimeout
+from rsmq.handler.error_hook import ErrorHook
+from rsmq.handler.failure import describe
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Call
+from rsmq.handler.payload import decode_json, decoder_for
+from rsmq.handler.retry import Bury, decide
+from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.keys import Keys
+from rsmq.model.message import JSON, Message, encode_payload, new_message_id
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client, retrying
+
+log = logging.getLogger("rsmq.request")
+
+T = TypeVar("T")
+
+REPLY_TO: Final = "reply-to"
+REPLY_TTL: Final = "reply-ttl"
+POLL: Final = 1.0
+LONGEST_TTL: Final = to_ms(timedelta(days=1))
+
+
+class Requesting:
+    """The part of a broker that sends requests."""
+
+    keys: Keys
+
+    @property
+    def _connection(self) -> Connection:
+        raise NotImplementedError
+
+    @overload
+    async def request(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        timeout: Duration,
+        returns: type[T],
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T: ...
+    @overload
+    async def request(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        timeout: Duration,
+        returns: Any = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any: ...
+    async def request(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        timeout: Duration,
+        returns: Any = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Publish a message and wait for the answer: what a handler with `replies=True` returns.
+
+        Raises RequestTimeout after `timeout`; the message is handled all the same. Raises RequestFailed when it becomes
+        a dead letter: its retries count in the timeout. `returns` is the type of the answer, such as a pydantic model;
+        without it JSON and text are decoded. The answer comes once, or not at all if its worker dies after it handled
+        the message.
+        """
+        span = checked_duration("timeout", timeout)
+        if span <= timedelta(0) or to_ms(span) > LONGEST_TTL:
+            raise ConfigError(f"timeout={timeout!r} is not possible: use more than 0 and at most 1 day, such as '5s'")
+        decode = None if returns is None else decoder_for(returns)
+        connection, identity, rung = self._connection, new_message_id(), asyncio.Event()
+        place, doorbell = self.keys.reply(identity), connection.inboxes.doorbell
+        marks = {**(headers or {}), REPLY_TO: identity, REPLY_TTL: str(to_ms(span))}
+        doorbell.listen(place, rung.set)
+        published = ""
+        try:
+            with anyio.fail_after(span.total_seconds()):
+                published = await connection.producer.publish(topic, payload, key=key, headers=marks)
+                raw = await answer_at(connection.client, place, rung)
+        except TimeoutError:
+            raise RequestTimeout(topic, published, span.total_seconds()) from None
+        finally:
+            doorbell.forget(place, rung.set)
+        return read_reply(raw, topic, published, decode)
+
+
+async def answer_at(client: Client, place: str, rung: asyncio.Event) -> bytes:
+    """Wait for the value of a key and delete it. Goes on while the server is away."""
+    while True:
+        rung.clear()
+        try:
+            raw = await client.execute_command("GET", place)
+            if raw is not None:
+                with contextlib.suppress(BrokerUnavailable):  # then it expires
+                    await client.execute_command("UNLINK", place)
+                return bytes(raw)
+        except BrokerUnavailable as error:
+            log.info("the answer cannot be asked for, trying again: %s", error)
+        with anyio.move_on_after(POLL):
+            await rung.wait()
+
+
+def read_reply(raw: bytes, topic: str, message_id: str, decode: Callable[[bytes], Any] | None) -> Any:
+    """The answer, decoded. Raises RequestFailed for an error, and Malformed for another type."""
+    head, _, data = raw.partition(b"\n")
+    about = json.loads(head)
+    if "reason" in about:
+        raise RequestFailed(topic, message_id, about["reason"], about["error"])
+    if decode is not None:
+        return decode(data)
+    if about["type"] == JSON:
+        return decode_json(data)
+    return data.decode() if about["type"].startswith("text/") else data
+
+
+class Answers(Protocol):
+    """What answering needs of its broker."""
+
+    keys: Keys
+    settings: Settings
+
+    @property
+    def client(self) -> Client: ...
+
+
+class Replying:
+    """Answers the requests of one handler: a middleware for results, and an error hook for failures."""
+
+    def __init__(self, broker: Answers, handler: Handler) -> None:
+        self._broker, self._policy = broker, handler.retry
+
+    async def answer(self, message: Message, call_next: Call) -> Any:
+        """Send the result. What cannot be encoded fails the handler."""
+        result = await call_next(message)
+        if (request := request_of(message)) is not None:
+            data, kind = encode_payload(result)
+            await self._send(*request, {"type": kind}, data)
+        return result
+
+    async def refuse(self, message: Message, error: BaseException) -> None:
+        """Send the error, if it is the last."""
+        request = request_of(message)
+        if request is None:
+            return
+        decision = decide(error, message.attempt, self._policy, timedelta(milliseconds=now_ms() - message.stored_ms))
+        if isinstance(decision, Bury):
+            await self._send(*request, {"reason": decision.reason.value, "error": describe(error)}, b"")
+
+    async def _send(self, identity: str, ttl_ms: int, about: dict[str, str], data: bytes) -> None:
+        """The key first, then the ring. Repeated if the connection breaks."""
+        place = self._broker.keys.reply(identity)
+        commands = [
+            ("SET", place, json.dumps(about).encode() + b"\n" + data, "PX", ttl_ms),
+            ("SPUBLISH", place, ""),
+        ]
+        async for attempt in retrying(self._broker.settings):
+            with attempt:
+                for reply in await self._broker.client.pipelined(commands):
+                    if isinstance(reply, Exception):
+                        raise reply
+
+
+def request_of(message: Message) -> tuple[str, int] | None:
+    """The id of the request and the time for which its answer is kept, in ms; None for any other message."""
+    if message.is_plain:
+        return None
+    headers = message.headers
+    identity, ttl = headers.get(REPLY_TO, ""), headers.get(REPLY_TTL, "")
+    if not identity or len(identity) > 64 or not identity.replace("-", "").isalnum() or not ttl.isascii():
+        return None
+    return (identity, min(int(ttl), LONGEST_TTL)) if ttl.isdecimal() and int(ttl) > 0 else None
+
+
+def replying(broker: Answers, handler: Handler) -> Handler:
+    """A handler that answers requests."""
+    role = Replying(broker, handler)
+    return replace(handler, around=(role.answer, ErrorHook(role.refuse), *handler.around))
