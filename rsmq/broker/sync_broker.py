@@ -188,6 +188,7 @@ class SyncBroker(Blocking):
     every = passed_on(Broker.every)
     middleware = passed_on(Broker.middleware)
     on_error = passed_on(Broker.on_error)
+    on_dead = passed_on(Broker.on_dead)
     include = passed_on(Broker.include)
     deliver = passed_on(Broker.deliver)
     lifespan = passed_on(Broker.lifespan)
