@@ -16,7 +16,7 @@ from rsmq.consumer.execution import build_runner
 from rsmq.consumer.fetchers import Fetchers
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.lane_lifecycle import LaneLifecycle
-from rsmq.consumer.limits import ConcurrencyLimit, RateLimit, call_quotas
+from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit, call_quotas
 from rsmq.consumer.pool import Pool, TaskSlot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.rebalancer import Rebalancer
@@ -30,6 +30,7 @@ from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Ask, Membership, refuse_mixed_ordering
 from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.message import Message
 
 log = logging.getLogger("rsmq.consumer")
 
@@ -53,7 +54,9 @@ class Consumer:
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
-        if handler.rate is not None:
+        if handler.rate is not None and handler.rate.by == "key":
+            self.queue.key_rate = KeyRate(handler.rate, context.clock, self._let_go)
+        elif handler.rate is not None:
             self.queue.rate_limit = RateLimit(handler.rate, lambda: len(self.membership.live), self._runner.wake_soon)
         if handler.group_concurrency is not None:
             self.queue.group_limit = ConcurrencyLimit(lambda: self.max_calls)
@@ -66,6 +69,10 @@ class Consumer:
 
     def _drop(self, lane: Lane) -> None:
         self.lifecycle.drop(lane)
+
+    def _let_go(self, message: Message, lane: Lane) -> None:
+        self.queue.let_go(message, lane)
+        self._runner.wake_soon()
 
     def _distribution(self) -> Rebalancer | SharedDistribution:
         """The role that decides which lanes are ours."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rsmq.errors import ConfigError
+from rsmq.handler.rate_limit import Window
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
@@ -49,7 +50,8 @@ class Lane:
 
     Messages: `in_flight` are the ids that were fetched and whose settlement is not confirmed; `done` those that were
     handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for
-    every key that is being handled, with the messages behind it in order. A key in `parked` waits for its retry.
+    every key that is being handled, with the messages behind it in order. A key in `parked` waits for its retry, one in
+    `held` for its rate, and `windows` has the last starts of each key that has a rate.
     `asking` are the ids that a script of their own starts, parks, buries or settles, until its reply. `raw_entries`
     counts the lane's `RawEntries` in the queue; there are some only while no key is being handled. `undelivered` are
     those in flight that the server does not know as delivered: it has lost writes, and may use their ids again.
@@ -64,10 +66,10 @@ class Lane:
     """
 
     __slots__ = (
-        "asking", "claims", "collect", "cursor", "dlq_key", "done", "group", "idle_cursor", "in_flight", "is_full",
-        "is_publishing", "is_quiet", "is_unsure_of_retries", "lease", "lease_key", "max_attempts", "newest_held",
-        "outgoing", "outputs", "parked", "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running",
-        "settling", "stream", "topic", "undelivered", "waiting",
+        "asking", "claims", "collect", "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "in_flight",
+        "is_full", "is_publishing", "is_quiet", "is_unsure_of_retries", "lease", "lease_key", "max_attempts",
+        "newest_held", "outgoing", "outputs", "parked", "partition", "raw_entries", "recoveries", "retry_at",
+        "retry_key", "running", "settling", "stream", "topic", "undelivered", "waiting", "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -81,6 +83,8 @@ class Lane:
         self.done: list[bytes] = []
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
+        self.held: dict[bytes, Message] = {}
+        self.windows: dict[bytes, Window] = {}
         self.asking: set[bytes] = set()
         self.claims = 0  # claims and unparkings on their way
         self.running = 0

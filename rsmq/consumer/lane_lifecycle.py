@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.fetchers import Fetchers
@@ -17,7 +18,7 @@ from rsmq.heartbeat.lease import Leases
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.words import count
-from rsmq.redis.scripts import REMOVE_CONSUMER
+from rsmq.redis.scripts import KEEP_STARTS, REMOVE_CONSUMER
 
 log = logging.getLogger("rsmq.consumer")
 
@@ -56,6 +57,26 @@ class LaneLifecycle:
         self._lanes[lane.partition] = lane
         lane.collect, lane.max_attempts = self._runner.collect, self._runner.handler.retry.max_attempts
         self._settler.outputs.relay.wake(lane)
+
+    async def restore_rate(self, lane: Lane) -> None:
+        """Before `open`: take over when the last owner has started messages of the lane's keys, if they have a rate."""
+        limit = self._queue.key_rate
+        if limit is None:
+            return
+        try:
+            found = await self._client.execute_command("HGET", lane.lease_key, "starts")
+            if found:
+                limit.unpack(lane, found)
+        except BrokerError as error:
+            log.warning("the rate of the keys in %s.%d begins anew: %s", lane.topic, lane.partition, error)
+
+    async def leave_rate(self, lane: Lane) -> None:
+        """Before the lease of a drained lane is given back: leave to the next owner when messages have started."""
+        limit = self._queue.key_rate
+        if limit is None:
+            return
+        with suppress(BrokerError):  # then the next owner begins anew
+            await KEEP_STARTS(self._client, (lane.lease_key,), (self._member, lane.epoch, limit.pack(lane)))
 
     async def resume(self, lane: Lane) -> None:
         """Cancel a handover: what was handed back is taken over again."""
@@ -130,6 +151,7 @@ class LaneLifecycle:
                 self.drop(lane)
                 self._heartbeat.forget(lane.lease)
                 if lane.epoch:
+                    await self.leave_rate(lane)
                     await self._leases.release(lane.lease, self._fetchers.late_reader(lane.partition))
                 else:
                     await REMOVE_CONSUMER(self._client, (lane.stream,), (lane.group, self._member))

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from rsmq.consumer.lane import Lane
 from rsmq.handler.rate_limit import Rate, Window
 from rsmq.heartbeat.assignment import quotas
-from rsmq.model.clock import monotonic
+from rsmq.model.clock import ServerClock, monotonic
+from rsmq.model.message import Message
 
 SHORTEST_PAUSE: Final = 0.001
 LONGEST_PAUSE: Final = 1.0
 """Seconds: when members leave, the share of the others grows before the window opens."""
+
+FEWEST_KEYS: Final = 1000
+"""Keys of a lane whose times are kept before the first look for those that are over."""
+MOST_CARRIED: Final = 10_000
+"""Keys that a handover takes along."""
+CLOCK_MARGIN: Final = 0.02
+"""Seconds by which the clocks of two members may differ."""
 
 
 @lru_cache(maxsize=64)  # asked for each message, changed by a join or leave
@@ -46,12 +56,72 @@ class RateLimit:
         self._timer = None
         self._on_open()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether messages wait for it. May be called from any thread."""
+        return self._timer is not None
+
     def start(self) -> None:
         """A message starts now."""
         self._window.note(monotonic())
 
     def __repr__(self) -> str:
         return f"<RateLimit {self._window!r}>"
+
+
+class KeyRate:
+    """The rate of each key: the last starts of the keys of a lane are in the lane, because it has their only owner."""
+
+    def __init__(self, rate: Rate, clock: ServerClock, on_open: Callable[[Message, Lane], Any]) -> None:
+        self._limit, self._seconds, self._clock, self._on_open = rate.limit, rate.per.total_seconds(), clock, on_open
+        self._most = FEWEST_KEYS
+
+    def starts(self, message: Message, lane: Lane) -> bool:
+        """Whether a message may start now, which counts it. If not, `on_open` is called when it may be tried again."""
+        key = message.routing_key
+        if key is None:
+            return True
+        now, window = monotonic(), lane.windows.get(key)
+        if window is None:
+            if len(lane.windows) >= self._most:
+                self._forget(lane, now)
+            window = lane.windows[key] = Window()
+        wait = window.wait(now, self._limit, self._seconds)
+        if wait > 0:
+            asyncio.get_running_loop().call_later(max(SHORTEST_PAUSE, wait), self._on_open, message, lane)
+            return False
+        window.note(now)
+        return True
+
+    def _forget(self, lane: Lane, now: float) -> None:
+        """Forget the keys whose last start is over: what is kept grows with the keys of one time `per` only."""
+        open_ones = {key: each for key, each in lane.windows.items() if self._is_open(each, now)}
+        lane.windows = open_ones
+        self._most = max(FEWEST_KEYS, 2 * len(open_ones))
+
+    def _is_open(self, window: Window, now: float) -> bool:
+        return window.room(now, self._limit, self._seconds) < self._limit
+
+    def pack(self, lane: Lane) -> str:
+        """The starts that still count, by the server's clock, for the next owner; empty for none."""
+        now, ahead = monotonic(), self._clock.now_ms()
+        open_ones = {key: each for key, each in lane.windows.items() if self._is_open(each, now)}
+        starts = {
+            key.decode("latin-1"): [ahead + round(1000 * (at - now)) for at in window.starts]
+            for key, window in list(open_ones.items())[-MOST_CARRIED:]
+        }
+        return json.dumps(starts) if starts else ""
+
+    def unpack(self, lane: Lane, text: bytes) -> None:
+        """Take over what the last owner has packed. Its clock may have been behind ours by the time of a reply."""
+        now, ahead = monotonic(), self._clock.now_ms()
+        for key, starts in json.loads(text).items():
+            window = lane.windows[key.encode("latin-1")] = Window()
+            for at in starts:
+                window.note(min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN))
+
+    def __repr__(self) -> str:
+        return f"<KeyRate {self._limit} in {self._seconds:g} s>"
 
 
 class ConcurrencyLimit:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.limits import ConcurrencyLimit, RateLimit
+from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit
 from rsmq.model.message import Message, RawEntry
 
 NONE: Final = deque[Message](maxlen=0)
@@ -50,8 +50,8 @@ class Queue:
     """Messages between fetching and handling.
 
     `in_flight` counts what is ready, waiting behind a running message, or running: the prefetch bound applies to it.
-    `blocked` counts what waits behind a key that waits for its retry. It has a bound of its own, so one stuck key does
-    not stop the others.
+    `blocked` counts what waits behind a key that waits for its retry, or for its rate (`held` counts these). It has a
+    bound of its own, so one stuck key does not stop the others.
     """
 
     def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
@@ -61,6 +61,8 @@ class Queue:
         self.takes_raw = False  # whether the runner takes RawEntries
         self.rate_limit: RateLimit | None = None
         self.group_limit: ConcurrencyLimit | None = None
+        self.key_rate: KeyRate | None = None
+        self.held = 0
         self.in_flight = 0
         self.blocked = 0
         self._suspects: deque[Message] = deque()
@@ -89,6 +91,8 @@ class Queue:
                     behind.append(message)
                     if key in lane.parked:
                         self._block(1)
+                    elif key in lane.held:
+                        self._hold(1)
                     continue
                 waiting[key] = NONE
             if message.is_suspect:
@@ -124,7 +128,13 @@ class Queue:
     @property
     def is_limited(self) -> bool:
         """Whether ready messages must be taken with `take`. Otherwise `ready.popleft` is the same, and faster."""
-        return self.rate_limit is not None or self.group_limit is not None
+        return self.rate_limit is not None or self.group_limit is not None or self.key_rate is not None
+
+    @property
+    def limited(self) -> int:
+        """How many messages only wait for a rate. May be called from any thread."""
+        is_closed = self.rate_limit is not None and self.rate_limit.is_closed
+        return self.held + (len(self.ready) if is_closed else 0)
 
     def can_take(self) -> bool:
         """Whether the calling task may start a ready message now."""
@@ -136,14 +146,36 @@ class Queue:
 
     def take(self) -> Message | None:
         """The next ready message, which the calling task starts now. None: there is none, or a limit is reached."""
-        if not self.can_take():
-            return None
-        if self.rate_limit is not None:
-            self.rate_limit.start()
-        if self.group_limit is not None:
-            self.group_limit.enter()
-        message: Message = self.ready.popleft()
-        return message
+        while self.can_take():
+            message: Message = self.ready.popleft()
+            if self.key_rate is not None:
+                lane: Any = message.origin
+                if not self.key_rate.starts(message, lane):
+                    self.hold(message, lane)
+                    continue
+            if self.rate_limit is not None:
+                self.rate_limit.start()
+            if self.group_limit is not None:
+                self.group_limit.enter()
+            return message
+        return None
+
+    def hold(self, message: Message, lane: Lane) -> None:
+        """The key of a ready message has used up its rate: it and what is behind it wait for `let_go`."""
+        key = message.routing_key
+        assert key is not None, "a message without a key has no rate of its own"
+        if message.is_suspect:
+            self._next_suspect(message)
+        lane.held[key] = message
+        self._hold(1 + len(lane.waiting[key]))
+
+    def let_go(self, message: Message, lane: Lane) -> None:
+        """The rate of its key has room again."""
+        key = message.routing_key
+        if key is not None and lane.held.get(key) is message:  # else the lane was dropped meanwhile
+            del lane.held[key]
+            self._hold(-1 - len(lane.waiting[key]))
+            self._admit(message)
 
     def startable(self) -> int:
         """How many ready messages other tasks may start now."""
@@ -287,18 +319,23 @@ class Queue:
         if self._suspect in heads:
             self._next_suspect(self._suspect)
         self.in_flight -= len(heads)
-        withdrawn = list(heads)
+        withdrawn = [*heads, *lane.held.values()]
         for key, behind in lane.waiting.items():
             if key in lane.parked:
                 self.blocked -= 1 + len(behind)
+            elif key in lane.held:
+                self.blocked -= 1 + len(behind)
+                self.held -= 1 + len(behind)
             else:
                 self.in_flight -= len(behind)
             withdrawn.extend(behind)
             behind.clear()
-        for free in {head.routing_key for head in heads if head.routing_key is not None} | lane.parked.keys():
+        taken = {head.routing_key for head in heads if head.routing_key is not None}
+        for free in taken | lane.parked.keys() | lane.held.keys():
             lane.waiting.pop(free, None)  # the keys that are left belong to running messages
         lane.in_flight.difference_update(message.entry_id for message in lane.parked.values())
         lane.parked.clear()
+        lane.held.clear()
         return withdrawn
 
     def remove(self, lane: Lane, ids: Collection[bytes]) -> None:
@@ -327,6 +364,10 @@ class Queue:
         self._suspect = None
         if self._suspects:
             self._admit(self._suspects.popleft())
+
+    def _hold(self, count: int) -> None:
+        self.held += count
+        self._block(count)
 
     def _block(self, count: int) -> None:
         self.blocked += count

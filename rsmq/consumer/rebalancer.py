@@ -132,9 +132,11 @@ class Rebalancer:
             return False
         self._unsure.add(partition)
         lease = await self._leases.take(topic, partition, group, reader=reader, absent=self._membership.absent)
-        self._unsure.discard(partition)
         if lease is not None:
             lane = Lane(self._context.keys, topic, partition, group, lease)
+            await self._lifecycle.restore_rate(lane)
+        self._unsure.discard(partition)
+        if lease is not None:
             self._heartbeat.renew(lease, lambda _: self._lifecycle.drop(lane))
             if self._heartbeat.absences > absences:  # it may have been taken away: ask for it again
                 self._unsure.add(partition)
@@ -146,6 +148,7 @@ class Rebalancer:
     async def _hand_over(self, lane: Lane) -> None:
         try:
             if await self._lifecycle.quiesce(lane, self._settings.lease_ttl.total_seconds()):
+                await self._lifecycle.leave_rate(lane)
                 await self._release(lane)
                 await announce(self._context.client, self._context.keys, self._topic.name, self._group)
             elif lane.lease.is_held():

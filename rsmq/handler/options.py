@@ -192,6 +192,10 @@ class OptionCheck:
             raise self._wrong(f"rate={value!r} is not a Rate: write rate=Rate(100, per=timedelta(seconds=1))")
         if self.is_batch:
             raise self._wrong("rate counts single messages: leave batch out, or use concurrency")
+        if value.by == "key" and self._ordering() != "key":
+            raise self._wrong(
+                "a rate by='key' needs the owner of a key: use ordering='key', and leave distribution='shared' out"
+            )
         return value
 
     def _group_concurrency(self) -> int | None:

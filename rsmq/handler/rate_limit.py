@@ -12,6 +12,7 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.words import duration
 
 Over = Literal["group", "member"]
+By = Literal["key"]
 
 MOST: Final = 100_000
 
@@ -20,6 +21,10 @@ MOST: Final = 100_000
 class Rate:
     """At most `limit` messages start in any time of length `per`, `over` the whole "group" or each "member".
 
+    With `by="key"` that holds for each key by itself, such as a customer or a recipient. A key has one owner, so that
+    is exact and needs no command; a handover takes the times along. If an owner dies, its times are lost with it: then
+    the next owner may start up to `limit` more within `per`. Messages without a key are not limited.
+
     Over the group each live member has an equal share, computed from the members it knows, without a call per message.
     A share that one member does not use is not given to others; while members join, the group may exceed the limit.
     """
@@ -27,11 +32,15 @@ class Rate:
     limit: int
     per: timedelta
     over: Over
+    by: By | None
 
-    def __init__(self, limit: int, per: Duration = timedelta(seconds=1), over: Over = "group") -> None:
+    def __init__(
+        self, limit: int, per: Duration = timedelta(seconds=1), over: Over = "group", *, by: By | None = None
+    ) -> None:
         object.__setattr__(self, "limit", limit)
         object.__setattr__(self, "per", checked_duration("per", per))
         object.__setattr__(self, "over", over)
+        object.__setattr__(self, "by", by)
         is_number = isinstance(self.limit, int) and not isinstance(self.limit, bool)
         if not is_number or not 1 <= self.limit <= MOST:
             raise ConfigError(f"a rate of {self.limit!r} is not possible: use 1 to {MOST}, and choose `per`")
@@ -39,6 +48,10 @@ class Rate:
             raise ConfigError(f"a rate per {duration(self.per)} is not possible: write per='1s', at most a day")
         if self.over not in ("group", "member"):
             raise ConfigError(f"a rate over {self.over!r} is unknown: use 'group' or 'member'")
+        if self.by not in (None, "key"):
+            raise ConfigError(f"a rate by {self.by!r} is unknown: use by='key', or leave it out for one rate over all")
+        if self.by is not None and self.over != "group":
+            raise ConfigError("a key has one owner, so over='member' says nothing with by='key': leave it out")
 
     def share(self, members: int) -> tuple[int, float]:
         """The share of one of `members`, as a limit and seconds. All shares together never exceed the rate."""
@@ -72,6 +85,11 @@ class Window:
     def note(self, now: float) -> None:
         """Record that a message starts."""
         self._starts.append(now)
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """The recorded times, oldest first."""
+        return tuple(self._starts)
 
     def __repr__(self) -> str:
         return f"<Window {len(self._starts)} starts>"

@@ -96,6 +96,7 @@ LEASE_MOVES = Metric("rsmq_lease_moves_total", "counter", (*GROUP, "move"), "Lea
 OWNED = Metric("rsmq_partitions_owned", "gauge", GROUP, "Partitions that this process reads.")
 IN_FLIGHT = Metric("rsmq_messages_in_hand", "gauge", GROUP, "Messages fetched and not finished.")
 BLOCKED_MESSAGES = Metric("rsmq_messages_shelved", "gauge", GROUP, "Messages in memory whose key waits for a retry.")
+LIMITED = Metric("rsmq_messages_limited", "gauge", GROUP, "Messages in memory that only wait for a rate.")
 BUSY = Metric("rsmq_handlers_busy", "gauge", GROUP, "Handler calls running now.")
 LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Highest number of concurrent handler calls.")
 LONGEST = Metric("rsmq_handler_longest_seconds", "gauge", GROUP, "How long the oldest running handler call has run.")

@@ -62,6 +62,7 @@ def of_consumer(consumer: Consumer) -> Iterator[Sample]:
     yield Sample(metric.OWNED, labels, len(consumer.lanes))
     yield Sample(metric.IN_FLIGHT, labels, consumer.queue.in_flight)
     yield Sample(metric.BLOCKED_MESSAGES, labels, consumer.queue.blocked)
+    yield Sample(metric.LIMITED, labels, consumer.queue.limited)
     yield Sample(metric.BUSY, labels, len(started))
     yield Sample(metric.LIMIT, labels, consumer.max_calls)
     yield Sample(metric.LONGEST, labels, now - min(started, default=now))

@@ -21,7 +21,7 @@ from rsmq.redis.topics import Topic
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["offer", "start", "finish", "park", "resume", "withdraw"]),
+        st.sampled_from(["offer", "start", "finish", "park", "resume", "hold", "let_go", "withdraw"]),
         st.integers(0, 3),
         st.booleans(),
     ),
@@ -61,6 +61,7 @@ class History:
         self.queue, self.lane = Queue(is_ordered=True), make_lane()
         self.running: list[Message] = []
         self.parked: list[Message] = []
+        self.held: list[Message] = []
         self.offered: dict[bytes, list[Message]] = defaultdict(list)
         self.number = 0
 
@@ -106,6 +107,18 @@ class History:
             message = self.parked.pop(choice % len(self.parked))
             self.queue.resume(message, self.lane, message)
 
+    def hold(self, _: int) -> None:
+        """The key of the next one has used up its rate."""
+        if self.queue.ready and self.queue.ready[0].routing_key is not None:
+            message = self.queue.ready.popleft()
+            self.held.append(message)
+            self.queue.hold(message, self.lane)
+
+    def let_go(self, choice: int) -> None:
+        """Its rate has room again."""
+        if self.held:
+            self.queue.let_go(self.held.pop(choice % len(self.held)), self.lane)
+
     def withdraw(self) -> None:
         """The lane is handed over: only what runs remains."""
         for message in self.queue.withdraw(self.lane):
@@ -113,6 +126,9 @@ class History:
         for message in self.parked:
             self._gone(message)
         self.parked.clear()
+        for message in self.held:
+            self.queue.let_go(message, self.lane)  # a timer that comes late changes nothing
+        self.held.clear()
 
     def _gone(self, message: Message) -> None:
         if message.routing_key is not None:
@@ -122,8 +138,10 @@ class History:
         """What is counted is what is there."""
         behind = {key: len(messages) for key, messages in self.lane.waiting.items()}
         blocked = sum(count for key, count in behind.items() if key in self.lane.parked) + len(self.lane.parked)
-        waiting = sum(count for key, count in behind.items() if key not in self.lane.parked)
-        assert self.queue.blocked == blocked
+        held = sum(count for key, count in behind.items() if key in self.lane.held) + len(self.lane.held)
+        waiting = sum(behind.values()) - (blocked - len(self.lane.parked)) - (held - len(self.lane.held))
+        assert self.queue.held == self.queue.limited == held
+        assert self.queue.blocked == blocked + held
         suspects = len(self.queue._suspects)
         assert self.queue.in_flight == len(self.running) + len(self.queue.ready) + waiting + suspects
 
@@ -141,8 +159,9 @@ def test_queue_keeps_order_and_counts_in_any_history(steps: list[tuple[str, int,
         else:
             getattr(history, step)(choice)
         history.check()
-    while history.parked or history.running or history.queue.ready:
+    while history.parked or history.held or history.running or history.queue.ready:
         history.resume(0)
+        history.let_go(0)
         history.start()
         history.finish(0)
         history.check()

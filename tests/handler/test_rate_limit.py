@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from rsmq import Broker, ConfigError, Rate, Settings
 from rsmq.consumer import limits
-from rsmq.consumer.limits import RateLimit
+from rsmq.consumer.limits import FEWEST_KEYS, KeyRate, RateLimit
 from rsmq.consumer.queue import Queue
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Window
+from rsmq.model.clock import ServerClock, monotonic
+from tests.consumer.test_queue import make_lane, make_message
 from tests.contract.witness import Witness, settled
 from tests.patience import until
 
@@ -167,9 +169,77 @@ async def test_rate_is_shared_by_the_members(make: Callable[..., Broker]) -> Non
         assert len(one.seen) == len(other.seen) == 4
 
 
+async def test_rate_by_key_holds_for_each_key_and_through_a_handover(make: Callable[..., Broker]) -> None:
+    """No key starts more, also where its partition changes its owner. Keys do not hold up each other, and the worker
+    counts what waits. Without the limit the rest is handled, in order."""
+    witnesses = Witness(), Witness(), Witness()
+    one, other = (make(witness, Rate(2, per=HOUR, by="key")) for witness in witnesses[:2])
+
+    def handled() -> list[tuple[str, int]]:
+        return [each for witness in witnesses for each in witness.seen]
+
+    async with one, one.running():
+        expected = await publish(one, keys=20, each=5)
+        await witnesses[0].sees((key, n) for key, n in expected if n < 2)
+        (consumer,) = one.worker.consumers if one.worker is not None else ()
+        await until(lambda: consumer.queue.limited == 60, "the rest is counted as limited")
+        assert consumer.queue.in_flight == 0, "what is limited does not fill the prefetch"
+        async with other.running():
+            (second,) = other.worker.consumers if other.worker is not None else ()
+            await until(lambda: len(second.lanes) == 4, "half of the partitions are handed over")
+            await until(lambda: consumer.queue.limited + second.queue.limited == 60, "the new owner holds them back")
+            await other.publish("t", {"key": "new", "n": 0}, key="new")
+            await until(lambda: ("new", 0) in handled(), "another key is handled")
+        assert len(handled()) == 41
+    async with make(witnesses[2], None).running():
+        await witnesses[2].sees((key, n) for key, n in expected if n >= 2)
+        async with one:
+            await settled(one, "t")
+    by_key = defaultdict(list)
+    for key, n in handled():
+        by_key[key].append(n)
+    assert by_key.pop("new") == [0]
+    assert all(numbers == [0, 1, 2, 3, 4] for numbers in by_key.values())
+
+
+async def test_rate_by_key_opens_again(make: Callable[..., Broker]) -> None:
+    """Each held message starts when the window of its key has room, in order."""
+    witness = Witness()
+    broker = make(witness, Rate(2, per=timedelta(milliseconds=60), by="key"))
+    async with broker, broker.running():
+        expected = await publish(broker, keys=3, each=9)
+        await witness.sees(expected)
+        await settled(broker, "t")
+    assert [n for key, n in witness.seen if key == "k1"] == list(range(9))
+
+
+async def test_starts_of_keys_are_packed_for_the_next_owner() -> None:
+    """Only those that still count, by the server's clock; keys of any bytes."""
+    clock, lane, next_lane = ServerClock(), make_lane(0), make_lane(0)
+    rate = KeyRate(Rate(2, per=HOUR, by="key"), clock, lambda *_: None)
+    for number in range(2500):
+        assert rate.starts(make_message(lane, number + 1, 1 + number // 2), lane)
+    assert len(lane.windows) == 1250
+    lane.windows[b"\xff"] = Window()
+    lane.windows[b"\xff"].note(monotonic())
+    lane.windows[b"old"] = Window()
+    lane.windows[b"old"].note(monotonic() - 2 * HOUR.total_seconds())
+    other = KeyRate(Rate(2, per=HOUR, by="key"), clock, lambda *_: None)
+    other.unpack(next_lane, rate.pack(lane).encode())
+    assert len(next_lane.windows) == 1251
+    assert len(next_lane.windows[b"\xff"].starts) == 1
+    assert not other.starts(make_message(next_lane, 1, 7), next_lane)
+    quick = KeyRate(Rate(1, per=timedelta(microseconds=1), by="key"), clock, lambda *_: None)
+    for number in range(5000):
+        assert quick.starts(make_message(next_lane, number + 1, number + 1), next_lane)
+    assert len(next_lane.windows) <= 2 * FEWEST_KEYS, "keys whose time is over are forgotten"
+
+
 @pytest.mark.parametrize(
     ("rate", "options", "problem"),
     [
+        (Rate(1, by="key"), {"ordering": "none"}, "needs the owner of a key"),
+        (Rate(1, by="key"), {"distribution": "shared"}, "needs the owner of a key"),
         (100, {}, "rate=100 is not a Rate: write rate=Rate"),
         (Rate(1), {"batch": 5}, "rate counts single messages: leave batch out"),
     ],
@@ -183,8 +253,11 @@ def test_handler_with_an_impossible_rate_is_refused(rate: Any, options: dict[str
         build_handler(handle, "t", group="g", rate=rate, **options)
 
 
-@pytest.mark.parametrize("wrong", [{"limit": 0}, {"limit": 1.5}, {"limit": 1, "per": 1}, {"limit": 1, "over": "all"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"limit": 0}, {"limit": 1.5}, {"limit": 1, "per": 1}, {"limit": 1, "over": "all"}, {"limit": 1, "by": "topic"}],
+)
 def test_impossible_rate_is_refused(wrong: dict[str, Any]) -> None:
     """A number without a unit, or out of range."""
-    with pytest.raises(ConfigError, match=r"a rate (of|per|over) .* (not possible|unknown)|per=1 is not a duration"):
+    with pytest.raises(ConfigError, match=r"a rate (of|per|over|by) .* (not possible|unknown)|per=1 is not a duration"):
         Rate(**wrong)

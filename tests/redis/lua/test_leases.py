@@ -10,6 +10,7 @@ from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import (
     CLAIM_PENDING,
+    KEEP_STARTS,
     OK,
     RELEASE_LEASE,
     RENEW_LEASE,
@@ -235,6 +236,20 @@ async def test_release_lease_keeps_the_epoch(client: Client, lease: str) -> None
     assert await release(client, lease, "a", nth(1)) == OK
     assert await release(client, lease, "a", nth(1)) == STALE_EPOCH
     assert (await take(client, lease, "b"))[:2] == [OK, nth(2)]
+
+
+async def test_keep_starts_leaves_a_text_that_only_the_owner_changes(client: Client, lease: str) -> None:
+    """It outlives the release, called twice it changes nothing more, and an empty one removes it."""
+    await take(client, lease, "a")
+    for _ in range(2):
+        assert await KEEP_STARTS(client, (lease,), ("a", nth(1), "{}")) == OK
+    assert await KEEP_STARTS(client, (lease,), ("a", nth(2), "x")) == STALE_EPOCH
+    assert await KEEP_STARTS(client, (lease,), ("b", nth(1), "")) == STALE_EPOCH
+    await release(client, lease, "a", nth(1))
+    await take(client, lease, "b")
+    assert await field(client, lease, "starts") == b"{}"
+    assert await KEEP_STARTS(client, (lease,), ("b", nth(2), "")) == OK
+    assert await field(client, lease, "starts") is None
 
 
 async def test_release_lease_with_a_stale_epoch_is_refused(client: Client, lease: str) -> None:
