@@ -106,6 +106,7 @@ class MemberState:
     `heard_ago` is None when its heartbeat has expired, `loop_lag` when the member does not report it. `partitions` are
     its leases. `is_present`: its process holds its presence connection; None in a snapshot, which does not ask.
     `gc_every`: new objects between two runs of its garbage collector, 0 if that is off, None if it does not say.
+    `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say.
     """
 
     topic: str
@@ -119,6 +120,7 @@ class MemberState:
     partitions: tuple[int, ...]
     is_present: bool | None = None
     gc_every: int | None = None
+    lease_ttl: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     name, info, left_ms, vitals = row
     member, about, lag_ms = name.decode(errors="replace"), read_info(info), read_info(vitals).get("loop_lag_ms", -1)
     gc_every = about.get("gc_every")
+    lease_ms = about.get("lease_ttl_ms")
     concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
     return MemberState(
         topic=group.topic,
@@ -234,4 +237,5 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         in_flight=sum(share.in_flight.get(member, 0) for share in group.shares),
         partitions=tuple(share.partition for share in group.shares if share.owner == member),
         gc_every=gc_every if isinstance(gc_every, int) else None,
+        lease_ttl=timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None,
     )

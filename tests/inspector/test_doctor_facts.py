@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from rsmq import Broker
 from rsmq.inspector.doctor import gather, judge
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
@@ -63,3 +64,26 @@ async def test_hot_key_is_named(client: Client, keys: Keys, settings: Settings, 
 async def test_server_settings_are_read(client: Client, keys: Keys, settings: Settings) -> None:
     """Those about idle connections."""
     assert set((await gather(client, keys, settings, NOW)).config) == {"timeout", "tcp-keepalive"}
+
+
+async def test_topic_without_ids_and_members_with_different_leases_are_named(
+    client: Client, keys: Keys, settings: Settings, stream: str
+) -> None:
+    """Messages of another program, and two workers with different settings; messages of rsmq have ids."""
+    await client.execute_command("XADD", stream, "*", "data", "x")
+    leases = [timedelta(seconds=seconds) for seconds in (5, 9)]
+    one, two = (Broker(settings.model_copy(update={"preflight": "off", "lease_ttl": each})) for each in leases)
+    for broker in (one, two):
+
+        @broker.handler("orders", group="billing")
+        async def bill(order: str) -> None: ...
+
+    async with one.running(), two.running():
+        await one.publish("others", "x")
+        found = await gather(client, keys, settings, NOW)
+        assert found.without_ids == ["orders"]
+        texts = " ".join(map(str, judge(found)))
+        assert "the newest messages of orders have no id" in texts
+        assert "the members of group billing of orders have different leases, from 5 s" in texts
+        for broker in (one, two):
+            broker.stop(NOW)

@@ -55,6 +55,20 @@ CASES = {
         facts(replace(GROUP, members=(MEMBER, replace(MEMBER, id="w2")))),
         "2 members and 1 partition: 1 member is idle",
     ),
+    "different leases": (
+        facts(
+            replace(
+                GROUP,
+                shares=(PART, PART),
+                members=(
+                    replace(MEMBER, lease_ttl=timedelta(seconds=6)),
+                    replace(MEMBER, id="w2", lease_ttl=timedelta(seconds=2)),
+                ),
+            )
+        ),
+        "have different leases, from 2 s (w2) to 6 s: give all of them the same RSMQ_LEASE_TTL",
+    ),
+    "no ids": (facts(without_ids=["orders"]), "the newest messages of orders have no id"),
     "late loop": (
         facts(replace(GROUP, members=(replace(MEMBER, loop_lag=timedelta(seconds=3)),))),
         "the event loop of w1 is 3 s late: its handler bill blocks it",
@@ -109,6 +123,17 @@ QUIET = {
         replace(GROUP, rate_out=900.0, members=(replace(MEMBER, gc_every=10_000),))
     ),
     "a garbage collector that is off": facts(replace(GROUP, rate_out=900.0, members=(replace(MEMBER, gc_every=0),))),
+    "a dead member had another lease, and one does not say": facts(
+        replace(
+            GROUP,
+            shares=(PART, PART, PART),
+            members=(
+                replace(MEMBER, lease_ttl=timedelta(seconds=6)),
+                replace(DEAD, lease_ttl=timedelta(seconds=2)),
+                MEMBER,
+            ),
+        )
+    ),
     "a live consumer": facts(consumers=[ConsumerState(*PARTITION, "w1", 5, HOUR)]),
     "a dead consumer with nothing": facts(consumers=[ConsumerState(*PARTITION, "gone", 0, HOUR)]),
     "one that died just now": facts(consumers=[ConsumerState(*PARTITION, "gone", 5, timedelta(seconds=7))]),

@@ -12,6 +12,7 @@ import anyio
 
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.inspector.observer import Observer
+from rsmq.inspector.state import TopicState
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
@@ -22,6 +23,8 @@ from rsmq.redis.topics import Topic
 
 SAMPLE: Final = 50
 """Newest messages of a partition that are searched for a hot key."""
+NEWEST: Final = 3
+"""Newest messages of a topic that are searched for an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class QueueFacts:
     common_keys: Mapping[tuple[str, int], tuple[str, float]]
     """Topic and partition -> the most frequent key among its newest messages, and its part of them."""
     outputs: Sequence[WaitingOutputs] = ()
+    without_ids: Sequence[str] = ()
+    """Topics whose newest messages have no id of a publisher."""
 
 
 async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta) -> QueueFacts:
@@ -92,6 +97,7 @@ async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta
         config=await config_of(client),
         common_keys=await most_common(client, keys, crowded(board)),
         outputs=await waiting_outputs(client, keys, partitions) if client.is_cluster else (),
+        without_ids=await topics_without_ids(client, keys, after.topics),
     )
 
 
@@ -136,6 +142,18 @@ async def waiting_outputs(
         WaitingOutputs(*each, length, timedelta(seconds=seconds - parse_stream_id(entries[0][0])[0] / 1000))
         for each, length, entries in zip(partitions, lengths, oldest, strict=True)
         if length and entries
+    ]
+
+
+async def topics_without_ids(client: Client, keys: Keys, topics: Sequence[TopicState]) -> list[str]:
+    """Topics in which none of the newest messages of a partition has an id, found by one read for each topic."""
+    named = {topic.topic.name: next((each for each in topic.partitions if each.length), None) for topic in topics}
+    asked = [(name, partition.partition) for name, partition in named.items() if partition is not None]
+    replies = await ask_all(client, [("XREVRANGE", keys.stream(*each), "+", "-", "COUNT", NEWEST) for each in asked])
+    return [
+        name
+        for (name, _), entries in zip(asked, replies, strict=True)
+        if entries and not any(b"id" in fields[::2] for _, fields in entries if fields)
     ]
 
 

@@ -100,6 +100,28 @@ def check_members(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_leases(facts: QueueFacts) -> Iterator[str]:
+    """All members of a group have the same lease: a member with a shorter one judges the others by its own."""
+    for group in facts.board.groups:
+        live = [member for member in group.members if member.heard_ago is not None and member.lease_ttl is not None]
+        leases = sorted({member.lease_ttl for member in live if member.lease_ttl is not None})
+        if len(leases) > 1:
+            some = next(member.id for member in live if member.lease_ttl == leases[0])
+            yield (
+                f"the members of {title(group)} have different leases, from {duration(leases[0])} ({some}) to "
+                f"{duration(leases[-1])}: give all of them the same RSMQ_LEASE_TTL"
+            )
+
+
+def check_ids(facts: QueueFacts) -> Iterator[str]:
+    """Messages have an id of their publisher."""
+    for name in facts.without_ids:
+        yield (
+            f"the newest messages of {name} have no id: a publisher that repeats one after a lost reply makes two "
+            f"messages. Publish with rsmq, or add the field `id` and use the script of the wire format"
+        )
+
+
 def check_loops(facts: QueueFacts) -> Iterator[str]:
     """The event loop of every live member runs."""
     for member in facts.board.members:
@@ -209,7 +231,8 @@ def check_outputs(facts: QueueFacts) -> Iterator[str]:
 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "lag",
-    check_members: "partitions", check_loops: "loop", check_collectors: "garbage collector",
+    check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
+    check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
     check_dead_letters: "dead letters", check_outputs: "outputs",
 }  # fmt: skip
