@@ -15,6 +15,7 @@ from rsmq.cli.parameters import Url
 from rsmq.inspector.observer import Observer
 from rsmq.telemetry.exporter import Exporter, group_samples
 from rsmq.telemetry.listener import Address
+from rsmq.telemetry.scaler import Scaler
 
 
 def exporter(
@@ -22,7 +23,10 @@ def exporter(
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print and log JSON.")] = False,
 ) -> None:
-    """Serve metrics of all topics and groups to Prometheus. It only reads. One exporter is enough for all workers."""
+    """Serve metrics of all topics and groups to Prometheus. It only reads. One exporter is enough for all workers.
+
+    /scale?topic=orders&group=billing answers how many workers a group needs, for an autoscaler.
+    """
     log_to_stderr("info", as_json=as_json)
     with contextlib.suppress(KeyboardInterrupt):
         anyio.run(run, Address.parse(listen), url, as_json)
@@ -32,7 +36,7 @@ async def run(address: Address, url: str | None, as_json: bool) -> None:
     """Serve until interrupted."""
     async with connected(url) as connection:
         observer = Observer(connection.client, connection.keys, connection.settings)
-        async with Exporter(partial(group_samples, observer)).serving(address) as served:
+        async with Exporter(partial(group_samples, observer), Scaler(observer)).serving(address) as served:
             text = f"http://{served}/metrics"
             print_result({"url": text}, text, as_json=as_json)
             await anyio.sleep_forever()

@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final
+from urllib.parse import parse_qsl
 
-from rsmq.errors import RsmqError
+from pydantic_core import to_json
+
+from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import GroupState, MemberState, TopicState
 from rsmq.inspector.trend import members_of
@@ -18,6 +21,7 @@ from rsmq.telemetry import metric
 from rsmq.telemetry.endpoint import page_of
 from rsmq.telemetry.listener import Address, Answer, Listener
 from rsmq.telemetry.metric import Sample
+from rsmq.telemetry.scaler import NotKnown, Scaler
 
 log = logging.getLogger("rsmq.exporter")
 
@@ -33,8 +37,8 @@ class Exporter:
     When the server does not answer, the page has `rsmq_up 0` and no other metric of rsmq: no value is ever stale.
     """
 
-    def __init__(self, take: Callable[[], Awaitable[Sequence[Sample]]]) -> None:
-        self._take = take
+    def __init__(self, take: Callable[[], Awaitable[Sequence[Sample]]], scaler: Scaler | None = None) -> None:
+        self._take, self._scaler = take, scaler
         self._page = page_of(self._read)
         self._lock = asyncio.Lock()
         self._seen: Sequence[Sample] = ()
@@ -46,7 +50,8 @@ class Exporter:
     async def serving(self, address: Address) -> AsyncIterator[Address]:
         """Answer for the length of the block; gives the address, with its port."""
         self._loop = asyncio.get_running_loop()
-        listener = Listener(address, {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})
+        routes = {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz}
+        listener = Listener(address, routes, {} if self._scaler is None else {"/scale": self._scale})
         try:
             yield listener.address
         finally:
@@ -70,6 +75,21 @@ class Exporter:
                     self._seen, is_up = (), False
                 self._is_up, self._seen_at = is_up, monotonic()
             return [Sample(metric.UP, (), self._is_up), *self._seen]
+
+    def _scale(self, query: str) -> Answer:
+        """`/scale?topic=orders&group=billing`: the number of workers that the group needs."""
+        loop, scaler = self._loop, self._scaler
+        if loop is None or scaler is None:
+            return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"stopping\n"
+        try:
+            asked = asyncio.run_coroutine_threadsafe(scaler.answer(dict(parse_qsl(query))), loop)
+            return HTTPStatus.OK, "application/json", to_json(asked.result(PATIENCE + 1)) + b"\n"
+        except NotKnown as error:
+            return HTTPStatus.NOT_FOUND, "text/plain", f"{error}\n".encode()
+        except (ConfigError, ValueError) as error:
+            return HTTPStatus.BAD_REQUEST, "text/plain", f"{error}\n".encode()
+        except (RsmqError, TimeoutError) as error:  # an autoscaler keeps what it has while it gets no answer
+            return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n".encode()
 
     def _metrics(self, accept: str) -> Answer:
         return (HTTPStatus.OK, *self._page(accept))

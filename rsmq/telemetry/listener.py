@@ -123,12 +123,13 @@ class Requests(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer one request."""
         self.server.connections.expect(self.connection, None)
-        route = self._routes.get(self.path.partition("?")[0])
+        path, _, query = self.path.partition("?")
+        route = self._routes.get(path)
         if route is None:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", f"not found: try {' '.join(self._routes)}\n".encode())
             return
         try:
-            answer = route(self.headers.get("Accept", ""))
+            answer = route(query if path in self.server.asked else self.headers.get("Accept", ""))
         except Exception as error:  # the boundary of this thread: the next scrape may succeed
             log.exception("%s cannot be answered", self.path)
             answer = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{type(error).__name__}\n".encode()
@@ -154,18 +155,20 @@ class Listener(ThreadingHTTPServer):
     """Listens in a thread of its own. Raises ConfigError if it cannot listen at the address.
 
     A thread serves one connection, and a connection one request. Clients that send nothing, send or read slowly, or are
-    too many, are dropped: a new client, such as a probe, always gets through.
+    too many, are dropped: a new client, such as a probe, always gets through. The routes in `asked` get the query
+    instead of the `Accept` header.
     """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = BACKLOG
 
-    def __init__(self, address: Address, routes: Mapping[str, Route]) -> None:
+    def __init__(self, address: Address, routes: Mapping[str, Route], asked: Mapping[str, Route] | None = None) -> None:
+        self.asked = asked or {}
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.connections = Connections()
         try:
-            super().__init__((address.host, address.port), partial(Requests, routes))
+            super().__init__((address.host, address.port), partial(Requests, {**routes, **self.asked}))
         except OSError as error:
             raise ConfigError(f"cannot listen at {address}: {error.strerror or error}") from None
         self.address = Address(address.host, self.server_address[1])

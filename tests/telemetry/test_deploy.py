@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 import typer.main
@@ -18,6 +19,8 @@ import yaml
 from rsmq import Settings
 from rsmq.cli import app
 from rsmq.cli.serve import SLACK
+from rsmq.telemetry.metric import GROUPS
+from rsmq.telemetry.scaler import OPTIONS, goal_of
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
 from tests.telemetry.conftest import Endpoint
@@ -26,6 +29,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd" / "rsmq-worker.service").read_text()
 CONTAINER = (DEPLOY / "container" / "Containerfile").read_text()
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text()))
+SCALING = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "autoscaling.yaml").read_text()))
 LONGEST_STOP = Settings.model_fields["stop_grace"].default + Settings.model_fields["lease_ttl"].default
 
 
@@ -83,7 +87,41 @@ def test_probes_use_the_port_of_the_endpoint() -> None:
     assert "cpu" not in worker["resources"].get("limits", {})
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: each["metadata"]["name"])
+def test_every_container_has_no_right_that_it_does_not_need() -> None:
+    """Not root, no capability, no writable file system, no token of the cluster."""
+    for pod in (each["spec"]["template"]["spec"] for each in MANIFESTS if each["kind"] == "Deployment"):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            rights = container["securityContext"]
+            assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (False, True)
+            assert rights["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_autoscalers_ask_what_the_exporter_answers() -> None:
+    """The path, the options and the place of the number exist; both scale the worker, up to the same number."""
+    keda, hpa, service = SCALING
+    (trigger,) = keda["spec"]["triggers"]
+    address = urlsplit(trigger["metadata"]["url"])
+    query = dict(parse_qsl(address.query))
+    assert (address.path, address.hostname) == ("/scale", service["metadata"]["name"])
+    assert set(query) <= set(OPTIONS)
+    assert goal_of(query).most == keda["spec"]["maxReplicaCount"] == hpa["spec"]["maxReplicas"]
+    assert trigger["metadata"]["valueLocation"] == "workers"
+    (worker,) = [
+        each for each in MANIFESTS if each["metadata"]["name"] == "billing-worker" and "replicas" in each["spec"]
+    ]
+    names = {each["spec"]["scaleTargetRef"]["name"] for each in (keda, hpa)}
+    assert names == {worker["metadata"]["name"]}
+    (metric,) = hpa["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] in {each.name for each in GROUPS}
+
+
+@pytest.mark.parametrize(
+    "manifest", [*MANIFESTS, *SCALING[1:]], ids=lambda each: each["kind"] + each["metadata"]["name"]
+)
 def test_kubernetes_accepts_the_manifests(manifest: dict[str, Any]) -> None:
     """Each manifest fits the schemas of an old and of the newest version, with no field that they do not know."""
     kubernetes = pytest.importorskip("kubernetes_validate")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+import httpx
 
 from rsmq import Broker, Reject, Settings
 from rsmq.inspector.observer import Observer
@@ -17,7 +20,7 @@ from rsmq.telemetry.metric import GROUPS, Sample
 from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
 from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.servers import Server, wait_until
 from tests.telemetry.conftest import Endpoint
 
 
@@ -95,3 +98,30 @@ def test_exporter_without_server_shows_no_stale_value(cli: Cli, start: Callable[
         assert seen["rsmq_up"] == 0
         server.start()
         endpoint.expect("/readyz", 200)
+
+
+def test_scale_answers_how_many_workers_a_group_needs(cli: Cli, start: Callable[..., Running]) -> None:
+    """One while something waits, none without anything; an unknown group, option or number has its own status."""
+    (cli.directory / "app.py").write_text(
+        "from rsmq import Broker\nbroker = Broker()\n"
+        "@broker.handler('orders', group='billing', partitions=2)\nasync def bill(order: dict) -> None: ...\n"
+    )
+    worker = start("worker", "app:broker")
+    worker.expect("reads 2 of 2 partitions")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == 0
+    endpoint = Endpoint(free_port())
+    start("exporter", "--listen", endpoint.address)
+    endpoint.expect("/readyz", 200)
+
+    def scale(**query: str) -> tuple[int, str]:
+        answer = httpx.get(f"http://{endpoint.address}/scale", params={"topic": "orders", "group": "billing"} | query)
+        return answer.status_code, answer.text
+
+    code, text = scale()
+    assert (code, json.loads(text)["workers"], json.loads(text)["partitions"]) == (200, 0, 2)
+    cli.ok("publish", "orders", "{}", "--delay", "1h")
+    wait_until(lambda: json.loads(scale()[1])["workers"] == 1, "a delayed message needs a worker")
+    assert json.loads(scale(max="0", min="2")[1])["workers"] == 2
+    for query, status in (({"group": "x"}, 404), ({"drain": "soon"}, 400), ({"max": "-1"}, 400), ({"mxa": "1"}, 400)):
+        assert scale(**query)[0] == status, query
