@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli import device, dlq, group, member, outbox, pipeline, schedule, sql, topic
+from rsmq.cli import client, device, dlq, group, member, outbox, pipeline, retained, schedule, sql, topic
 from rsmq.cli.bench.command import bench
 from rsmq.cli.dashboard import dashboard
 from rsmq.cli.doctor import doctor
@@ -56,7 +56,7 @@ for command, example in COMMANDS.items():
     app.command(epilog=f"Example: {example}")(command)
 NOUNS = {
     "topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "schedule": schedule,
-    "pipeline": pipeline, "sql": sql, "outbox": outbox,
+    "pipeline": pipeline, "sql": sql, "outbox": outbox, "client": client, "retained": retained,
 }  # fmt: skip
 for name, noun in NOUNS.items():
     app.add_typer(noun.app, name=name)

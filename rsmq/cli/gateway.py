@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterable
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from threading import Thread
+from typing import Annotated, Any
 
 import anyio
+import anyio.abc
 import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.load_broker import load_object
-from rsmq.cli.output import Level, log_to_stderr, print_error
-from rsmq.cli.parameters import Url
-from rsmq.errors import ConfigError
+from rsmq.cli.output import Level, exit_code, log_to_stderr, print_error
+from rsmq.cli.parameters import Url, duration_option
+from rsmq.cli.serve import STDIN
+from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
+from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Supervisor
 
 
 def gateway(
@@ -38,6 +46,14 @@ def gateway(
     origin: Annotated[
         list[str] | None, typer.Option(help="Web site whose pages may connect by ws:// and wss://; repeatable.")
     ] = None,
+    keep_alive: Annotated[
+        timedelta | None, duration_option("Longest keep-alive of version 5, such as 60s. Default: 20m.")
+    ] = None,
+    session_expiry: Annotated[
+        timedelta | None, duration_option("Longest time that a session is kept without its client. Default: 7d.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, max=1024, help="How many; they share the ports.")] = 1,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     log_level: Annotated[Level, typer.Option(help="Lowest level that is logged.")] = "info",
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
@@ -45,37 +61,72 @@ def gateway(
     """Connect MQTT clients to topics and inboxes.
 
     What they publish goes to topics, where handlers take it; what is meant for them waits in their inbox. SIGTERM or
-    Ctrl-C closes the connections: their sessions go on at another gateway. SIGHUP reads the files again.
+    Ctrl-C closes the connections: their sessions go on at another gateway. SIGHUP reads the files again (with
+    --processes: send it to each child).
     """
     log_to_stderr(log_level, as_json=as_json)
     if url is not None:
-        os.environ["RSMQ_URL"] = url  # the module creates its broker itself
+        os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
+    if processes > 1 and not child:
+        command = [sys.executable, "-m", "rsmq", *sys.argv[1:], "--child"]
+        raise typer.Exit(anyio.run(Supervisor(command, processes).run))
     found = load_object(target)
+    given = {"keep_alive": keep_alive, "session_expiry": session_expiry}
+    limits: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
     if isinstance(found, Broker):
         options = GatewayOptions(
             anonymous=anonymous, password_file=password_file, acl_file=acl_file, certificate=certificate, key=key,
-            origins=tuple(origin or ()),
+            origins=tuple(origin or ()), **limits,
         )  # fmt: skip
         found = Gateway(found, options=options)
     elif not isinstance(found, Gateway):
         raise ConfigError(f"{target} is a {type(found).__name__}, not a Broker or a Gateway")
-    elif anonymous or password_file or acl_file or certificate or key or origin:
+    elif anonymous or password_file or acl_file or certificate or key or origin or limits:
         raise ConfigError(f"{target} is a Gateway: give it its options in the code")
     if listen:
         found.listen = tuple(listen)
     for each in route or ():
         pattern, _, topic = each.rpartition("=")
         found.route(pattern, topic=topic)
-    anyio.run(serve, found, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+    try:
+        anyio.run(serve, found, child, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+    except (RsmqError, BaseExceptionGroup) as error:
+        if child and exit_code(error) == CONFIG_ERROR:
+            tell_parent(MISCONFIGURED)
+        raise
 
 
-async def serve(gateway: Gateway) -> None:
-    """Run until a signal."""
+async def serve(gateway: Gateway, is_child: bool) -> None:
+    """Run until a signal. A child process stops when its parent has ended."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
         async with anyio.create_task_group() as tasks:
+
+            async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+                await gateway.run(task_status=task_status)
+                tasks.cancel_scope.cancel()
+
             tasks.start_soon(obey, gateway, received)
-            await gateway.run()
-            tasks.cancel_scope.cancel()
+            await tasks.start(run)
+            if is_child:
+                tell_parent(READY)
+                loop = asyncio.get_running_loop()
+                # a daemon: the process may end while this thread still reads
+                Thread(target=watch_parent, args=(loop, gateway), name="rsmq-parent", daemon=True).start()
+
+
+def tell_parent(word: bytes) -> None:
+    """Tell the parent process, which may have ended."""
+    with contextlib.suppress(OSError):
+        os.write(STDIN, word + b"\n")
+
+
+def watch_parent(loop: asyncio.AbstractEventLoop, gateway: Gateway) -> None:
+    """Stop when the parent process has ended, however it did."""
+    with contextlib.suppress(OSError):
+        while os.read(STDIN, 4096):
+            pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends, too
+        loop.call_soon_threadsafe(gateway.stop)
 
 
 async def obey(gateway: Gateway, received: AsyncIterable[int]) -> None:

@@ -24,24 +24,34 @@ log = logging.getLogger("rsmq.gateway")
 
 SHARES: Final = "mqtt-shares"
 """The header with the chosen member of each share."""
+KICK: Final = "mqtt-kick"
+"""The header of a request to end the connection of a client."""
 MOST_WAITING: Final = 1_000
 """Messages that wait for their write; more are dropped, as QoS 0 allows, and counted."""
 
 
+def kick_frame(client: str) -> bytes:
+    """A request to all gateways: the one that has this client ends its connection."""
+    headers = write_headers({KICK: client})
+    return b"\0%b%b" % (len(headers).to_bytes(2, "big"), headers)
+
+
 class Broadcast:
     """Passes messages on to all other gateways. `received` gets theirs; `dropped` is called for each that is lost.
+    `kicked` gets the client ids whose connections an operator ends.
 
     Its connection also listens on the channel `alive`, so that the others notice at once when this process has died.
     """
 
     def __init__(
         self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
-        received: Callable[[Published, Mapping[str, str]], None], dropped: Callable[[], None],
+        received: Callable[[Published, Mapping[str, str]], None], kicked: Callable[[str], None],
+        dropped: Callable[[], None],
     ) -> None:  # fmt: skip
         self._client, self._channel, self._batcher = client, channel, batcher
         self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
         self._own = bytes((len(gateway),)) + gateway.encode()
-        self._received, self._dropped = received, dropped
+        self._received, self._kicked, self._dropped = received, kicked, dropped
         self._waiting: list[bytes] = []
         self._in_flight = 0
 
@@ -113,6 +123,9 @@ class Broadcast:
         end = at + 2 + int.from_bytes(data[at : at + 2], "big")
         try:
             headers = read_headers(data[at + 2 : end])
+            if KICK in headers:
+                self._kicked(headers[KICK])
+                return
             message, chosen = from_headers(headers, data[end:]), from_json(headers.get(SHARES, "{}"))
         except (Malformed, ValueError):
             message = None

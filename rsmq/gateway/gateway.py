@@ -157,7 +157,7 @@ class Gateway:
         )  # fmt: skip
         self._router = Router(registry, lambda: inboxes.writer)
         self._others = Broadcast(
-            client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally,
+            client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally, self._kick,
             lambda: context.counts.update({"dropped: other gateways, QoS 0": 1}),
         )  # fmt: skip
         tasks.start_soon(self._others.run)
@@ -231,6 +231,14 @@ class Gateway:
             copy = combine(message, subscriptions)
             assert copy is not None, "a subscriber has a subscription"
             client.direct(message, retain=copy.retain, identifiers=copy.identifiers)
+
+    def _kick(self, client_id: str) -> None:
+        """An operator ends the connection of a client."""
+        assert self.context is not None
+        client = self.context.connections.get(client_id)
+        if client is not None:
+            self.context.counts["kicked"] += 1
+            client.close(Reason.ADMINISTRATIVE_ACTION, "an operator has ended the connection")
 
     # -- upkeep ----------------------------------------------------------------------------------------------------
 

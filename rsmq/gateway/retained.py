@@ -10,7 +10,7 @@ from rsmq.gateway.message import Published
 from rsmq.gateway.scripts import RETAIN_MESSAGE
 from rsmq.gateway.topic_filter import matches
 from rsmq.model.keys import Keys
-from rsmq.persistence.letter import STAMP
+from rsmq.persistence.letter import STAMP, read_mqtt
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import Value
@@ -24,7 +24,7 @@ REMEMBERED_MS: Final = 600_000
 class Retained:
     """The retained messages of the whole fleet, on the server."""
 
-    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, limit: int) -> None:
+    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher | None, limit: int) -> None:
         self._client, self._batcher, self._limit = client, batcher, limit
         self._keys = [
             tuple(keys.retained(bucket, name) for name in ("messages", "names", "expiries"))
@@ -36,6 +36,7 @@ class Retained:
         envelope = message.envelope(message.qos, retain=True) if message.payload else b""
         ttl: Value = message.ttl_ms if message.payload else b""
         args = (message.topic, stamp, envelope, ttl, REMEMBERED_MS, max(1, self._limit // BUCKETS))
+        assert self._batcher is not None, "only a gateway keeps messages"
         reply: bytes = await self._batcher.submit(RETAIN_MESSAGE, self._bucket(message.topic), args)
         return reply
 
@@ -64,6 +65,23 @@ class Retained:
                 if len(page) < PAGE:
                     break
                 low = b"(" + page[-1]
+
+    async def purge(self, pattern: str) -> int:
+        """Remove the messages that a filter matches, a page at a time. Returns how many."""
+        number = 0
+        while True:
+            found = [each async for each in self.find(pattern, PAGE)]
+            for envelope in found:
+                topic = read_mqtt(envelope).topic
+                newest = f"{await self._now_ms():0>20}{'9' * 40}"  # above every message that is stored by now
+                await RETAIN_MESSAGE(self._client, self._bucket(topic), (topic, newest, b"", b"", REMEMBERED_MS, 1))
+            number += len(found)
+            if len(found) < PAGE:
+                return number
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self._client.execute_command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def __repr__(self) -> str:
         return f"<Retained limit={self._limit}>"

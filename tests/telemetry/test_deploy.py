@@ -127,12 +127,13 @@ def test_kubernetes_accepts_the_manifests(manifest: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-@pytest.mark.parametrize("is_spoilt", [False, True])
-def test_systemd_accepts_the_units(tmp_path: Path, is_spoilt: bool) -> None:
+@pytest.mark.parametrize(("name", "is_spoilt"), [("worker", False), ("worker", True), ("gateway", False)])
+def test_systemd_accepts_the_units(tmp_path: Path, name: str, is_spoilt: bool) -> None:
     """systemd's own check of the unit finds nothing, but for the path of the user's command; it finds a typo."""
-    text = UNIT.replace("/srv/app/.venv/bin/rsmq", "/bin/true")
-    assert text != UNIT
-    unit = tmp_path / "rsmq-worker.service"
+    given = (DEPLOY / "systemd" / f"rsmq-{name}.service").read_text()
+    text = given.replace("/srv/app/.venv/bin/rsmq", "/bin/true")
+    assert text != given
+    unit = tmp_path / f"rsmq-{name}.service"
     unit.write_text(text.replace("KillMode=mixed", "KillMode=mixt") if is_spoilt else text)
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout + done.stderr != "") is is_spoilt, done.stdout + done.stderr

@@ -1,0 +1,85 @@
+"""`rsmq retained`: the retained messages of MQTT."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rsmq.broker import Broker
+from rsmq.cli.connection import ask_broker
+from rsmq.cli.output import as_data, confirm, print_line, print_result, print_rows, printable
+from rsmq.cli.parameters import Json, Url, Yes, noun
+from rsmq.errors import ConfigError
+from rsmq.gateway.retained import Retained
+from rsmq.gateway.topic_filter import is_valid_filter
+from rsmq.inspector.text import timestamp
+from rsmq.model.clock import from_epoch_ms
+from rsmq.model.words import count
+from rsmq.persistence.letter import EXPIRES, read_mqtt
+
+LONGEST = 60
+"""Characters of a payload shown to people; --json shows all."""
+
+app = noun("Retained messages of MQTT: list, purge.")
+
+Filter = Annotated[str, typer.Argument(metavar="FILTER", help="A topic filter, such as 'house/#'.")]
+
+
+def messages(broker: Broker, pattern: str) -> Retained:
+    """The retained messages of a server, for a filter that exists."""
+    if not is_valid_filter(pattern):
+        raise ConfigError(f"{pattern!r} is no topic filter: use text such as 'house/+/temperature' or '#'")
+    return Retained(broker.client, broker.keys, None, 0)
+
+
+@app.command("list", epilog="Example: rsmq retained list 'house/#'")
+def list_(
+    pattern: Filter = "#",
+    most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Retained messages that a filter matches."""
+
+    async def read(broker: Broker) -> list[bytes]:
+        return [each async for each in messages(broker, pattern).find(pattern, most + 1)]
+
+    found = [as_object(each) for each in ask_broker(url, read)]
+    rows = (
+        (each["topic"], each["qos"], timestamp(each["published_at"]), timestamp(each["expires_at"]), short(each))
+        for each in found[:most]
+    )
+    columns = ("topic", "#qos", "published", "expires", "payload")
+    print_rows(found[:most], columns, rows, "there are no retained messages", as_json=as_json)
+    if len(found) > most and not as_json:
+        print_line(f"there are more: rsmq retained list {printable(pattern)} -n {most * 10}")
+
+
+@app.command("purge", epilog="Example: rsmq retained purge 'house/#' --yes")
+def purge(
+    pattern: Annotated[str, typer.Argument(metavar="FILTER", help="A topic filter; '#' is all.", show_default=False)],
+    yes: Yes = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Remove the retained messages that a filter matches. Clients that have got them are not told."""
+    confirm(f"Remove the retained messages of {printable(pattern)}?", is_agreed=yes)
+    removed = ask_broker(url, lambda broker: messages(broker, pattern).purge(pattern))
+    text = f"removed {count(removed, 'retained message')}"
+    print_result({"filter": pattern, "purged": removed}, text, as_json=as_json)
+
+
+def as_object(envelope: bytes) -> dict[str, Any]:
+    """A message as JSON."""
+    letter = read_mqtt(envelope)
+    expires = from_epoch_ms(int.from_bytes(envelope[7:13], "big")) if letter.flags & EXPIRES else None
+    published = from_epoch_ms(int.from_bytes(envelope[1:7], "big"))
+    about = {"topic": letter.topic, "qos": letter.flags & 3, "published_at": published, "expires_at": expires}
+    return about | as_data(letter.data)
+
+
+def short(found: dict[str, Any]) -> str:
+    """A payload for people."""
+    text = printable(str(found.get("data", found.get("data_base64", ""))))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,0 +1,127 @@
+"""What an operator does: look at clients, end connections, look at retained messages, several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from rsmq.cli import app
+from rsmq.cli.output import exit_code
+from rsmq.errors import RsmqError
+from tests.gateway.process import ROOT, GatewayProcess
+from tests.gateway.raw_client import RawClient
+from tests.servers import Server, wait_until
+
+Make = Callable[..., RawClient]
+
+
+async def run(server: Server, prefix: str, *words: str) -> tuple[int, str, str]:
+    """One command of rsmq: exit code, output, error. In a thread: a process of its own would take a second."""
+    environment = {"RSMQ_URL": server.url, "RSMQ_PREFIX": prefix}
+    result = await asyncio.to_thread(CliRunner().invoke, app, list(words), env=environment)
+    if isinstance(result.exception, RsmqError):
+        return exit_code(result.exception), result.stdout, str(result.exception)
+    assert result.exception is None, result.exception
+    return result.exit_code, result.stdout, ""
+
+
+async def test_clients_are_listed_shown_and_kicked(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
+) -> None:
+    one = await client(5).connect(
+        name, clean=False, raw_props=b"\x11\0\0\0\x3c", will=(f"{name}/will", b"gone", 1, False)
+    )
+    await one.subscribe((f"{name}/+", 1 | 8), raw_props=b"\x0b\x07")
+    code, out, _ = await run(server, fleet_prefix, "client", "list", "-n", "1000", "--json")
+    assert code == 0
+    assert name in {each["client"] for each in json.loads(out)}
+    code, out, _ = await run(server, fleet_prefix, "client", "show", name, "--json")
+    found: dict[str, Any] = json.loads(out)
+    assert (found["client_id"], found["expiry"], found["has_will"], found["waiting"]) == (name, 60, True, 0)
+    assert [(each["filter"], each["retain_as_published"], each["identifier"]) for each in found["subscriptions"]] == [
+        (f"{name}/+", True, 7)
+    ]
+    code, out, _ = await run(server, fleet_prefix, "client", "kick", name)
+    assert (code, out) == (0, f"ended the connection of {name}\n")
+    last = await one.ended()
+    assert last is not None
+    assert last.reason == 0x98
+    again = await client(5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+    assert again.connack is not None
+    assert again.connack.session_present
+    assert (await again.message()).payload == b"gone"  # its will: it did not say goodbye
+    await again.disconnect()
+    code, out, _ = await run(server, fleet_prefix, "client", "show", name)
+    assert f"subscription: {name}/+ QoS 1, retain as published, id 7" in out
+    for words in (("kick", name), ("kick", "unknown"), ("show", "unknown")):
+        code, _, err = await run(server, fleet_prefix, "client", *words)
+        assert (code, "not connected" in err) == (1, True), words
+
+
+async def test_retained_messages_are_listed_and_purged(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
+) -> None:
+    one = await client().connect(name)
+    for number in range(3):
+        await one.publish(f"{name}/{number}", b"%d" % number, 1, retain=True)
+    code, out, _ = await run(server, fleet_prefix, "retained", "list", f"{name}/#", "--json")
+    assert code == 0
+    assert sorted((each["topic"], each["data"], each["qos"]) for each in json.loads(out)) == [
+        (f"{name}/{number}", str(number), 1) for number in range(3)
+    ]
+    code, out, _ = await run(server, fleet_prefix, "retained", "purge", f"{name}/+", "--yes")
+    assert (code, out) == (0, "removed 3 retained messages\n")
+    await one.subscribe((f"{name}/#", 1))
+    assert await one.is_silent()
+    await one.publish(f"{name}/1", b"new", 1, retain=True)
+    assert (await one.message()).payload == b"new"
+    code, out, _ = await run(server, fleet_prefix, "retained", "list", f"{name}/#")
+    assert "new" in out
+    code, _, err = await run(server, fleet_prefix, "retained", "purge", "a#", "--yes")
+    assert (code, "no topic filter" in err) == (2, True)
+
+
+async def test_processes_share_a_port_and_one_that_dies_is_replaced(
+    server: Server, fleet_prefix: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text("from rsmq import Broker\n\nbroker = Broker()\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = os.environ | {"RSMQ_URL": server.url, "RSMQ_PREFIX": f"{fleet_prefix}-p", "PYTHONPATH": str(ROOT)}
+    log = tmp_path / "log"
+    with log.open("w") as writing:
+        parent = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-m", "rsmq", "gateway", "app:broker", "--listen", f"mqtt://127.0.0.1:{port}",
+             "--anonymous", "--processes", "2", "--keep-alive", "60s", "--session-expiry", "1h"],
+            cwd=tmp_path, env=environment, stderr=writing,
+        )  # fmt: skip
+    try:
+        await asyncio.to_thread(wait_until, lambda: log.read_text().count("listens on") == 2, "both listen")
+        made = [await RawClient(port, 5).connect(f"{name}-{n}", keep_alive=120, clean=False) for n in range(20)]
+        assert all(each.connack is not None and each.connack.properties[19] == [60] for each in made)
+        await made[0].subscribe((f"{name}/#", 1))
+        for number, each in enumerate(made):  # whichever process has the publisher and the subscriber
+            await each.publish(f"{name}/x", b"%d" % number)
+            if number == 0:
+                assert (await made[0].message()).payload == b"0"
+        pid = int(log.read_text().partition("has pid ")[2].split()[0])
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: log.read_text().count("listens on") == 3, "another one listens")
+        fresh = await RawClient(port, 5).connect(f"{name}-fresh")
+        assert await fresh.publish("x", b"x") == 0
+        for each in (*made, fresh):
+            each.abort()
+    finally:
+        parent.terminate()
+    assert await asyncio.to_thread(parent.wait, 30) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
