@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, cast
 
 import matplotlib as mpl
@@ -13,8 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+SHORTEST: Final = timedelta(seconds=1)
+"""The shortest step of a report."""
 INK: Final = "#7a8290"
 COLOURS: Final = ("#4c8dff", "#f2a33c", "#3fb68b", "#e0647c", "#9b7bea", "#3bb3d0", "#c9b037", "#8a94a6")
 STYLE: Final[dict[str, Any]] = {
@@ -65,7 +68,9 @@ def chart(name: str, height: float = 2.9) -> Iterator[Chart]:
 
 
 def stacked(name: str, times: Sequence[Any], series: Series, unit: str) -> str:
-    """Stacked areas over time."""
+    """Stacked areas over time. A single time is drawn as long as the shortest step, else it has no area."""
+    if len(times) == 1:
+        times, series = [times[0], times[0] + SHORTEST], [(label, [*values, *values]) for label, values in series]
     with chart(name) as drawing:
         axes = drawing.axes
         axes.stackplot(
@@ -84,8 +89,13 @@ def lines(name: str, times: Sequence[Any], series: Series, unit: str) -> str:
         for (label, values), colour in zip(series, COLOURS, strict=False):
             drawing.axes.plot(times, [max(value, 0.5) for value in values], label=label, color=colour, marker=".")
         format_axes(drawing.axes, unit)
+        if len(times) == 1:  # or the axis shows years
+            drawing.axes.set_xlim(times[0] - SHORTEST, times[0] + SHORTEST)
         drawing.axes.set_yscale("log")
         drawing.axes.yaxis.set_major_formatter(FuncFormatter(short))
+        lowest, highest = drawing.axes.get_ylim()
+        is_narrow = highest < 10 * lowest  # then there may be no power of ten, so the ticks between them get numbers
+        drawing.axes.yaxis.set_minor_formatter(FuncFormatter(short) if is_narrow else NullFormatter())
         drawing.axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
     return drawing.svg
 
