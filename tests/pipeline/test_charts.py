@@ -33,10 +33,3 @@ def test_labels_are_plain_and_of_the_right_time(draw: Callable[..., str], times:
     assert "$b$" in found
     assert not {"2024", "2025", "2027"} & set(found), found
     assert [label for label in found if re.fullmatch(r"[0-9.]+( [kMG])?", label)], found
-
-
-def test_single_time_has_an_area() -> None:
-    """It was a line without width, so the chart was empty."""
-    shape = re.findall(r'<path d="([^"]*)"[^>]*clip-path', stacked("x", [AT], [("a", [5.0])], "m"))
-    places = {x for path in shape for x in re.findall(r"[ML] ([-0-9.]+) [-0-9.]+", path)}
-    assert len(places) > 1, shape
