@@ -59,6 +59,7 @@ class Broker(Router, Publishing, Requesting):
         self._headers, self._before_publish = checked_headers(headers), list[BeforePublish]()
         self.settings = chosen_settings(settings, overrides)
         self.keys = Keys(self.settings.prefix)
+        self._typed_topics: dict[str, Any] = {}
         self._lifespans: list[worker.Lifespan] = []
         self._shared = SharedConnection(self._make_connection)
         self._open: Connection | None = None
@@ -82,7 +83,9 @@ class Broker(Router, Publishing, Requesting):
         Then `await orders.publish(order)` and `@orders.handler(group="billing")` are checked by mypy and pyright. For a
         union write `orders: TypedTopic[Order | Refund] = broker.topic("orders", Order | Refund)`.
         """
-        return TypedTopic(self, self._add, name, payload)
+        topic: TypedTopic[Any] = TypedTopic(self, self._add, name, payload)
+        self._typed_topics[name] = payload
+        return topic
 
     def deliver(
         self,

@@ -19,6 +19,7 @@ import typer
 from rsmq.cli import client, device, dlq, group, member, outbox, pipeline, retained, schedule, sql, topic
 from rsmq.cli.bench.command import bench
 from rsmq.cli.dashboard import dashboard
+from rsmq.cli.docs import docs
 from rsmq.cli.doctor import doctor
 from rsmq.cli.exporter import exporter
 from rsmq.cli.gateway import gateway
@@ -49,6 +50,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     top: "rsmq top orders --every 500ms",
     dashboard: "rsmq dashboard --port 8642",
     doctor: "rsmq doctor --url redis://localhost:6379/0",
+    docs: "rsmq docs app:broker --check asyncapi.json",
     exporter: "rsmq exporter --listen 127.0.0.1:9101",
     bench: "rsmq bench --messages 20000 --payload 1000",
 }

@@ -64,7 +64,14 @@ def test_every_command_has_an_example_and_its_options() -> None:
         assert f"Example: {words}" in (command.epilog or ""), words  # type: ignore[attr-defined]
         options = {option for parameter in command.params for option in parameter.opts}  # type: ignore[attr-defined]
         assert words == "rsmq demo" or "--json" in options, words
-        has_none = ("rsmq server", "rsmq demo", "rsmq pipeline compact", "rsmq sql init", "rsmq outbox status")
+        has_none = (
+            "rsmq server",
+            "rsmq demo",
+            "rsmq pipeline compact",
+            "rsmq sql init",
+            "rsmq outbox status",
+            "rsmq docs",
+        )
         assert words in has_none or "--url" in options, words  # those of the database take its URL as their argument
 
 
