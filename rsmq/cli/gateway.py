@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterable
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +20,14 @@ import anyio.abc
 import typer
 
 from rsmq.broker import Broker
+from rsmq.cli.gateway_metrics import serving
 from rsmq.cli.load_broker import load_object
 from rsmq.cli.output import Level, exit_code, log_to_stderr, print_error
 from rsmq.cli.parameters import Url, duration_option
 from rsmq.cli.serve import STDIN
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
+from rsmq.telemetry.listener import Address
 from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Supervisor
 
 
@@ -53,6 +56,13 @@ def gateway(
         timedelta | None, duration_option("Longest time that a session is kept without its client. Default: 7d.")
     ] = None,
     processes: Annotated[int, typer.Option(min=1, max=1024, help="How many; they share the ports.")] = 1,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve /metrics, /livez, /readyz here; each further process uses the next port."
+        ),
+    ] = None,
+    slot: Annotated[int, typer.Option(hidden=True)] = 1,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     log_level: Annotated[Level, typer.Option(help="Lowest level that is logged.")] = "info",
     url: Url = None,
@@ -69,7 +79,8 @@ def gateway(
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
     if processes > 1 and not child:
         command = [sys.executable, "-m", "rsmq", *sys.argv[1:], "--child"]
-        raise typer.Exit(anyio.run(Supervisor(command, processes).run))
+        supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)))
+        raise typer.Exit(anyio.run(supervisor.run))
     found = load_object(target)
     given = {"keep_alive": keep_alive, "session_expiry": session_expiry}
     limits: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
@@ -88,8 +99,10 @@ def gateway(
     for each in route or ():
         pattern, _, topic = each.rpartition("=")
         found.route(pattern, topic=topic)
+    address = None if metrics is None else Address.parse(metrics).of_slot(slot)
     try:
-        anyio.run(serve, found, child, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+        with nullcontext() if address is None else serving(found, address):
+            anyio.run(serve, found, child, backend_options={"use_uvloop": find_spec("uvloop") is not None})
     except (RsmqError, BaseExceptionGroup) as error:
         if child and exit_code(error) == CONFIG_ERROR:
             tell_parent(MISCONFIGURED)

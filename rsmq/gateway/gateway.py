@@ -79,6 +79,7 @@ class Gateway:
         self.ports: list[int] = []
         """The ports it listens on, once it runs."""
         self.is_ended = False
+        self.router: Router | None = None
         self._stopping = anyio.Event()
         self._passed_on = 0
 
@@ -155,7 +156,7 @@ class Gateway:
             Sessions(client, keys, batcher, registry, shares, wills, gateway), shares, self.routes, spawn,
             self._broadcast, self.now_ms,
         )  # fmt: skip
-        self._router = Router(registry, lambda: inboxes.writer)
+        self.router = Router(registry, lambda: inboxes.writer)
         self._others = Broadcast(
             client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally, self._kick,
             lambda: context.counts.update({"dropped: other gateways, QoS 0": 1}),
@@ -167,7 +168,8 @@ class Gateway:
     async def _routing(self, opened: Connection, context: Context) -> AsyncIterator[None]:
         """A worker whose handlers are routers, beside the listeners."""
         topics = self.routes.topics()
-        handlers = [self._router.handler(topic) for topic in topics]
+        assert self.router is not None
+        handlers = [self.router.handler(topic) for topic in topics]
         worker = Worker(opened.connector, opened.client, self._broker.keys, handlers, (), ())
         async with own_tasks() as tasks:
             await tasks.start(worker.run)

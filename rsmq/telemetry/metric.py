@@ -150,3 +150,27 @@ PAUSED = Metric("rsmq_group_paused", "gauge", GROUP, "1 while the group is pause
 GROUPS = (
     UP, ASKING, STORED, DELAYED, LAG, LAG_EXACT, OLDEST, PENDING, PARKED, DEAD, MEMBERS, SILENT, UNOWNED, PAUSED,
 )  # fmt: skip
+
+# -- of one gateway process, from its own counters
+
+MQTT_CONNECTIONS = Metric("rsmq_mqtt_connections", "gauge", (), "MQTT clients that are connected to this process.")
+MQTT_CONNECTS = Metric("rsmq_mqtt_connects_total", "counter", (), "CONNECTs that were accepted.")
+MQTT_DISCONNECTS = Metric(
+    "rsmq_mqtt_disconnects_total", "counter", (), "Connections that have ended, also refused ones."
+)
+MQTT_BYTES = Metric("rsmq_mqtt_bytes_total", "counter", ("direction",), "Bytes received from clients and sent to them.")
+MQTT_MESSAGES = Metric("rsmq_mqtt_messages_total", "counter", (), "PUBLISH packets of clients.")
+MQTT_UNCONFIRMED = Metric(
+    "rsmq_mqtt_unconfirmed_messages", "gauge", (), "Messages of clients that wait for the server to store them."
+)
+MQTT_ROUTED = Metric("rsmq_mqtt_routed_messages_total", "counter", (), "Messages that this process has routed.")
+MQTT_LETTERS = Metric("rsmq_mqtt_letters_total", "counter", (), "Letters that this process has stored in inboxes.")
+MQTT_WILLS = Metric("rsmq_mqtt_wills_total", "counter", (), "Wills that this process has published.")
+MQTT_DROPPED = Metric("rsmq_mqtt_dropped_total", "counter", ("reason",), "Messages that a client did not get.")
+MQTT_REFUSED = Metric("rsmq_mqtt_refused_total", "counter", ("reason",), "Packets and requests that were refused.")
+MQTT_FAILED = Metric("rsmq_mqtt_failed_total", "counter", ("reason",), "Connections that ended by a failure here.")
+
+GATEWAY = (
+    MQTT_CONNECTIONS, MQTT_CONNECTS, MQTT_DISCONNECTS, MQTT_BYTES, MQTT_MESSAGES, MQTT_UNCONFIRMED, MQTT_ROUTED,
+    MQTT_LETTERS, MQTT_WILLS, MQTT_DROPPED, MQTT_REFUSED, MQTT_FAILED,
+)  # fmt: skip

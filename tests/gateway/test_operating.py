@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from typer.testing import CliRunner
 
 from rsmq.cli import app
 from rsmq.cli.output import exit_code
 from rsmq.errors import RsmqError
+from rsmq.telemetry.metric import GATEWAY
 from tests.gateway.process import ROOT, GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.servers import Server, wait_until
@@ -91,6 +93,21 @@ async def test_retained_messages_are_listed_and_purged(
     assert (code, "no topic filter" in err) == (2, True)
 
 
+def scrape(port: int) -> dict[str, float]:
+    """The values of a page of metrics."""
+    with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+        assert answer.status == 200
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith("rsmq_"))}
+
+
+def test_the_page_has_every_metric_of_a_gateway() -> None:
+    page = (ROOT / "docs" / "telemetry.md").read_text("utf-8")
+    for each in GATEWAY:
+        assert f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.text} |" in page
+
+
 async def test_processes_share_a_port_and_one_that_dies_is_replaced(
     server: Server, fleet_prefix: str, name: str, tmp_path: Path
 ) -> None:
@@ -102,7 +119,8 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
     with log.open("w") as writing:
         parent = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", "rsmq", "gateway", "app:broker", "--listen", f"mqtt://127.0.0.1:{port}",
-             "--anonymous", "--processes", "2", "--keep-alive", "60s", "--session-expiry", "1h"],
+             "--anonymous", "--processes", "2", "--keep-alive", "60s",
+             "--session-expiry", "1h", "--metrics", f"127.0.0.1:{port + 1}"],
             cwd=tmp_path, env=environment, stderr=writing,
         )  # fmt: skip
     try:
@@ -114,6 +132,12 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
             await each.publish(f"{name}/x", b"%d" % number)
             if number == 0:
                 assert (await made[0].message()).payload == b"0"
+        assert await made[1].publish("$SYS/x", b"no") == 0x87
+        pages = [await asyncio.to_thread(scrape, port + 1 + slot) for slot in range(2)]
+        assert sum(page["rsmq_mqtt_connections"] for page in pages) == 20
+        assert sum(page["rsmq_mqtt_messages_total"] for page in pages) == 21
+        assert sum(page.get('rsmq_mqtt_refused_total{reason="not_authorized"}', 0) for page in pages) == 1
+        assert sum(page["rsmq_mqtt_letters_total"] for page in pages) == 20
         pid = int(log.read_text().partition("has pid ")[2].split()[0])
         os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(wait_until, lambda: log.read_text().count("listens on") == 3, "another one listens")
