@@ -67,6 +67,7 @@ class Broker(Router, Publishing, Requesting):
         """The running worker, or None."""
         self.failure: Exception | None = None
         """The error that ended the last worker, or None."""
+        self._is_stopped_early = False
         self._portal = Portal(self._publisher)
         self.declared: Callable[[str], int | None] = self.partitions_of
         self.make_producer: MakeProducer = Producer
@@ -304,7 +305,7 @@ class Broker(Router, Publishing, Requesting):
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Connect and run the handlers in this process until `stop` or cancellation."""
-        self.failure = None
+        self.failure, self._is_stopped_early = None, False
         try:
             await self._run(task_status)
         except Exception as error:
@@ -313,6 +314,9 @@ class Broker(Router, Publishing, Requesting):
 
     async def _run(self, task_status: anyio.abc.TaskStatus[None]) -> None:
         async with self:
+            if self._is_stopped_early:
+                task_status.started()
+                return
             self.worker = running = worker.Worker(
                 self._connection.connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
                 self.schedules, self.services,
@@ -351,7 +355,11 @@ class Broker(Router, Publishing, Requesting):
             self.worker.quiet()
 
     def stop(self, grace: Duration | None = None) -> None:
-        """Stop fetching; cancel handlers that still run after `grace` (RSMQ_STOP_GRACE), their messages go back."""
+        """Stop fetching; cancel handlers that still run after `grace` (RSMQ_STOP_GRACE), their messages go back.
+
+        While `run` connects, it ends `run` before a handler starts.
+        """
+        self._is_stopped_early = True
         if self.worker is not None:
             self.worker.stop(None if grace is None else checked_duration("grace", grace).total_seconds())
 

@@ -7,6 +7,7 @@ import sys
 from datetime import timedelta
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from rsmq import Broker, BrokerUnavailable, ConfigError, Settings
@@ -142,3 +143,27 @@ def test_loop_ends_although_a_user_has_not_left(server: Server, prefix: str) -> 
         return await broker.publish("t", {})
 
     assert asyncio.run(enter())
+
+
+async def test_stop_while_run_connects_ends_it_before_a_handler_starts(server_url: str, prefix: str) -> None:
+    """As when a service ends in the moment in which it starts."""
+    broker, handled = Broker(Settings(url=server_url, prefix=prefix, preflight="warn")), list[int]()
+
+    @broker.handler("orders", group="billing")
+    async def bill(number: int) -> None:
+        handled.append(number)
+
+    await publish_one(server_url, prefix)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(broker.run)
+            await anyio.lowlevel.checkpoint()
+            assert broker.worker is None
+            broker.stop()
+    assert handled == []
+
+
+async def publish_one(url: str, prefix: str) -> None:
+    """A message that waits."""
+    async with Broker(Settings(url=url, prefix=prefix, preflight="warn")) as other:
+        await other.publish("orders", 1)
