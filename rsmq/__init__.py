@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rsmq.broker import Broker, TypedTopic
     from rsmq.broker.sync_broker import SyncBroker
+    from rsmq.control import Cancelled, Running, Settled, Unknown
     from rsmq.errors import (
         BrokerError,
         BrokerUnavailable,
@@ -47,6 +48,7 @@ else:
     _HOMES = {
         "rsmq.broker": ("Broker", "TypedTopic"),
         "rsmq.broker.sync_broker": ("SyncBroker",),
+        "rsmq.control": ("Cancelled", "Running", "Settled", "Unknown"),
         "rsmq.errors": (
             "BrokerError", "BrokerUnavailable", "ConfigError", "HandlerTimeout", "Malformed", "NotJson",
             "PublishUnknown", "RequestFailed", "RequestTimeout", "RsmqError", "SessionLost", "SessionTaken",
@@ -80,6 +82,7 @@ __all__ = [
     "BrokerError",
     "BrokerUnavailable",
     "Burial",
+    "Cancelled",
     "ConfigError",
     "HandlerTimeout",
     "Letter",
@@ -97,13 +100,16 @@ __all__ = [
     "RetryPolicy",
     "Router",
     "RsmqError",
+    "Running",
     "Session",
     "SessionLost",
     "SessionTaken",
     "Settings",
+    "Settled",
     "SyncBroker",
     "TooLarge",
     "TopicFull",
     "TypedTopic",
+    "Unknown",
     "tune_garbage_collector",
 ]

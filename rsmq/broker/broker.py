@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from datetime import datetime
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
 
 from rsmq import dlq, persistence, worker
+from rsmq.broker.commands import Commands
 from rsmq.broker.connection import Connection, MakeProducer, SharedConnection, connection
 from rsmq.broker.portal import Portal
 from rsmq.broker.publishing import Publishing
@@ -30,7 +30,6 @@ from rsmq.model.words import count
 from rsmq.producer import BeforePublish, Producer, PublishOptions
 from rsmq.producer.publication import check_function, checked_headers, preparation
 from rsmq.redis.connector import Client
-from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topics
 
 log = logging.getLogger("rsmq")
@@ -39,7 +38,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound=BeforePublish)
 
 
-class Broker(Router, Publishing, Requesting):
+class Broker(Router, Publishing, Requesting, Commands):
     """Publishes messages and runs handlers, on the server that the settings name.
 
     Pass a URL, `Settings`, or settings by name: `Broker("redis://localhost", lease_ttl="10s")`. The environment
@@ -285,21 +284,6 @@ class Broker(Router, Publishing, Requesting):
     def dead_letters(self) -> dlq.DeadLetters:
         """The dead letters of all groups: list, replay, purge."""
         return dlq.DeadLetters(self.client, self.keys)
-
-    async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
-        """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or an aware datetime.
-
-        Works while its workers run. Messages that were pending or waited for a retry are dropped from the group.
-        """
-        await reset_group(self.client, self.keys, await self.topics.existing(topic), group, to)
-
-    async def pause_group(self, topic: str, group: str) -> None:
-        """Stop delivery to a group, in all its workers, until `resume_group`."""
-        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=True)
-
-    async def resume_group(self, topic: str, group: str) -> None:
-        """Deliver to a paused group again."""
-        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=False)
 
     # -- running --------------------------------------------------------------------------------------------------
 

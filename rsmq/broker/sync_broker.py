@@ -267,6 +267,11 @@ class SyncBroker(Blocking):
             self._portal, lambda broker: broker.connect(client_id, clean=clean, window=window, auto_ack=auto_ack)
         )
 
+    # -- one message ---
+
+    look = blocking(Broker.look)
+    cancel = blocking(Broker.cancel)
+
     # -- administration -------------------------------------------------------------------------------------------
 
     reset_group = blocking(Broker.reset_group)

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli import client, device, dlq, group, member, outbox, pipeline, retained, schedule, sql, topic
+from rsmq.cli import client, device, dlq, group, member, message, outbox, pipeline, retained, schedule, sql, topic
 from rsmq.cli.bench.command import bench
 from rsmq.cli.dashboard import dashboard
 from rsmq.cli.docs import docs
@@ -47,6 +47,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     server: "rsmq server",
     publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay 5s""",
     tail: "rsmq tail orders -n 20 --follow",
+    message.trace: "rsmq trace 01980000-0000-7000-8000-000000000000 --topic orders --key c-42",
     top: "rsmq top orders --every 500ms",
     dashboard: "rsmq dashboard --port 8642",
     doctor: "rsmq doctor --url redis://localhost:6379/0",
@@ -59,6 +60,7 @@ for command, example in COMMANDS.items():
 NOUNS = {
     "topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "schedule": schedule,
     "pipeline": pipeline, "sql": sql, "outbox": outbox, "client": client, "retained": retained,
+    "message": message,
 }  # fmt: skip
 for name, noun in NOUNS.items():
     app.add_typer(noun.app, name=name)

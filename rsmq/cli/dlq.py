@@ -26,6 +26,7 @@ from rsmq.cli.parameters import (
 from rsmq.dlq import DeadLetter, Selection, read_fields
 from rsmq.inspector.state import GroupState
 from rsmq.inspector.text import timestamp
+from rsmq.model.message import shown
 from rsmq.model.words import count, duration
 
 MOST_SHOWN = 20
@@ -84,10 +85,13 @@ def list_(
         return state.dead_letters, letters
 
     total, letters = ask(url, read)
-    rows = ((each.id, timestamp(each.at), each.reason, each.attempts, each.key, each.error) for each in letters)
+    rows = (
+        (each.id, timestamp(each.at), each.reason, each.attempts, each.key, shown(each.message_id), each.error)
+        for each in letters
+    )
     some = "" if wanted.is_all else "matching "
     nothing = f"{topic}/{group} has no {some}dead letters"
-    columns = ("id", "at", "reason", "#attempts", "key", "error")
+    columns = ("id", "at", "reason", "#attempts", "key", "message id", "error")
     print_rows([as_object(each) for each in letters], columns, rows, nothing, as_json=as_json)
     if total > len(letters) and wanted.is_all and not as_json:
         print_line(f"{total - len(letters)} more: rsmq dlq list {topic} {group} -n {total}")

@@ -14,7 +14,7 @@ from rsmq.cli.output import as_data, print_json, print_line, printable
 from rsmq.cli.parameters import Json, TopicName, Url
 from rsmq.errors import Malformed
 from rsmq.model.clock import from_epoch_ms, to_ms
-from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.message import Message, MessageOrigin, shown
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 
@@ -126,6 +126,7 @@ def as_line(topic: str, partition: int, entry_id: bytes, message: Message | Malf
     data = printable(message.data.decode(errors="backslashreplace"))
     if len(data) > LONGEST:
         data = f"{data[:LONGEST]}… ({count(len(message.data), 'byte')})"
+    head += "" if message.id == message.stream_id else f" {printable(shown(message.id))}"
     return f"{head} {f'key={printable(message.key)} ' if message.key is not None else ''}{data}"
 
 

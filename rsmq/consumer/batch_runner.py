@@ -261,7 +261,11 @@ class BatchRunner(Runner):
         for at, (message, outcome) in enumerate(ended):
             if outcome is not None:
                 lane.outputs.pop(message.entry_id, None)
-            if isinstance(outcome, Abandoned) and outcome.reason == "lost" and lane.lease.is_held():
+            if self._is_cancelled(message, lane, outcome):
+                await self._settler.settle_cancelled(lane, message.entry_id)
+                self._leave(message, lane)
+                continue
+            if isinstance(outcome, Abandoned) and outcome.reason != "stop" and lane.lease.is_held():
                 self._restart([each for each, _ in ended[at:]], lane)
                 return True
             if isinstance(outcome, Abandoned):

@@ -96,6 +96,7 @@ class Consumer:
                 await outer.start(self.settler.run)
                 await outer.start(self._runner.run)
                 outer.start_soon(self._watch_group)
+                outer.start_soon(self._reclaimer.cancellations.run)
                 async with anyio.create_task_group() as inner:
                     await inner.start(self.fetchers.run)
                     await inner.start(self._distribution().run)
@@ -148,6 +149,7 @@ class Consumer:
         while True:
             await self.membership.wait(GROUP_SECONDS, seen)
             seen = self.membership.changes
+            self._reclaimer.cancellations.wanted.set()
             if self.queue.group_limit is not None:
                 self._runner.wake_soon()
             if self.membership.paused != self.fetchers.is_paused:

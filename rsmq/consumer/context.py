@@ -20,8 +20,9 @@ class ConsumerContext:
     """One member that serves one handler, and the state that its roles work on.
 
     `producer` encodes the outputs of handlers. `lanes` are the partitions that the member has now, by number. `stats`
-    counts what happened: settled, retried, buried, expired, redelivered, handed_back, refused, not_pending, lost_body,
-    restored, deleted, reads; and of leases: taken, released, lost. `clock` is the server's, as the membership reads it.
+    counts what happened: settled, cancelled, retried, buried, expired, redelivered, handed_back, refused, not_pending,
+    lost_body, restored, deleted, reads; and of leases: taken, released, lost. `clock` is the server's, as the
+    membership reads it.
     """
 
     client: Client

@@ -255,22 +255,26 @@ class Fetcher:
         share = max(1, aim // (len(lanes) * self.reader_count))
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
         commands = [self._settler.packed(batch) for batch in batches]
-        commands.append(self._read_command(lanes, share))
+        commands += (self._read_command(lanes, share), self._reclaimer.cancellations.question(lanes))
         self._read_by, self._read_of, self._blocked = self._connection.name, lanes, True
         try:
             await self._connection.send(commands)
             await self._runner.wake()  # handle the batch in flight while the server prepares the next
             await self._confirm(batches)
-            (reply,) = await self._connection.receive(1, self._settings.longest_read.total_seconds() + MARGIN)
+            patience = self._settings.longest_read.total_seconds() + MARGIN
+            reply, marks = await self._connection.receive(2, patience)
             self._read_of = []
         except BaseException:
             self._settler.put_back(batches)
             raise
         finally:
             self._blocked = False
-        if isinstance(reply, Exception):
-            raise reply
+        for each in (reply, marks):  # without the marks it is as if the reply were lost
+            if isinstance(each, Exception):
+                raise each
         self._is_behind = bool(reply) and 2 * sum([len(entries) for _, entries in reply]) >= share * len(lanes)
+        if marks:
+            reply = await self._reclaimer.cancellations.without_cancelled(reply or [], lanes)
         if reply:
             await self._offer(reply, lanes)
         self._finish_cycle()

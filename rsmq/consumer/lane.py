@@ -50,9 +50,7 @@ class Lane:
 
     Messages: `in_flight` are the ids that were fetched and whose settlement is not confirmed; `done` those that were
     handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for
-    every key that is being handled, with the messages behind it in order. A key in `parked` waits for its retry, one in
-    `held` for its rate, and `windows` has the last starts of each key that has a rate.
-    `asking` are the ids that a script of their own starts, parks, buries or settles, until its reply. `raw_entries`
+       
     counts the lane's `RawEntries` in the queue; there are some only while no key is being handled. `undelivered` are
     those in flight that the server does not know as delivered: it has lost writes, and may use their ids again.
 
@@ -66,10 +64,11 @@ class Lane:
     """
 
     __slots__ = (
-        "asking", "claims", "collect", "cursor", "dlq_key", "done", "group", "held", "idle_cursor", "in_flight",
-        "is_full", "is_publishing", "is_quiet", "is_unsure_of_retries", "lease", "lease_key", "max_attempts",
-        "newest_held", "outgoing", "outputs", "parked", "partition", "raw_entries", "recoveries", "retry_at",
-        "retry_key", "running", "settling", "stream", "topic", "undelivered", "waiting", "windows",
+        "asking", "cancelled_key", "cancels", "cancels_key", "claims", "collect", "cursor", "dlq_key", "done",
+        "errors_key", "group", "held", "idle_cursor", "in_flight", "is_full", "is_publishing", "is_quiet",
+        "is_unsure_of_retries", "lease", "lease_key", "max_attempts", "newest_held", "outgoing", "outputs", "parked",
+        "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running", "settling", "stream", "topic",
+        "undelivered", "waiting", "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -78,6 +77,9 @@ class Lane:
         self.lease_key = keys.lease(topic, partition, group)
         self.retry_key = keys.retry(topic, partition, group)
         self.dlq_key = keys.dlq(topic, partition, group)
+        self.errors_key = keys.errors(topic, partition, group)
+        self.cancels_key = keys.cancels(topic, partition, group)
+        self.cancelled_key = keys.cancelled(topic, partition, group)
         self.in_flight: set[bytes] = set()
         self.undelivered: set[bytes] = set()
         self.done: list[bytes] = []
@@ -86,6 +88,7 @@ class Lane:
         self.held: dict[bytes, Message] = {}
         self.windows: dict[bytes, Window] = {}
         self.asking: set[bytes] = set()
+        self.cancels: set[bytes] = set()
         self.claims = 0  # claims and unparkings on their way
         self.running = 0
         self.settling: list[list[bytes]] = []

@@ -26,7 +26,8 @@ Rest = Callable[[], Coroutine[Any, Any, None]]
 
 
 class TaskSlot:
-    """One of the tasks of the pool: what it runs, since when, and why that was cancelled (`timeout`, `lost`, `stop`).
+    """One of the tasks of the pool: what it runs, since when, and why that was cancelled (`timeout`, `lost`, `stop`,
+    `cancelled`).
 
     `task` is the one that it has now. It gets another one when a handler may have left something behind in it: that one
     begins with `rest`, if there is something to do first.

@@ -338,6 +338,43 @@ class Queue:
         lane.held.clear()
         return withdrawn
 
+    def cancel(self, lane: Lane, ids: Collection[bytes]) -> set[bytes]:
+        """Remove messages that have not started, wherever they wait: also parked and held ones. Returns their ids."""
+        if not ids:
+            return set()
+        if lane.raw_entries:
+            self.unpack(lane)
+        gone = set[bytes]()
+        for key, behind in lane.waiting.items():
+            kept = [message for message in behind if message.entry_id not in ids]
+            if len(kept) < len(behind):
+                gone |= {message.entry_id for message in behind} - {message.entry_id for message in kept}
+                if key in lane.parked:
+                    self.blocked -= len(behind) - len(kept)
+                elif key in lane.held:
+                    self.blocked -= len(behind) - len(kept)
+                    self.held -= len(behind) - len(kept)
+                else:
+                    self.in_flight -= len(behind) - len(kept)
+                behind.clear()
+                behind.extend(kept)
+        for waiting in (self.ready, self._suspects):
+            for message in [each for each in waiting if each.origin is lane and each.entry_id in ids]:
+                waiting.remove(message)
+                gone.add(message.entry_id)
+                self.finish(message, lane)
+        for key, message in [pair for pair in lane.parked.items() if pair[1].entry_id in ids]:
+            del lane.parked[key]
+            self._block(-1 - len(lane.waiting[key]))
+            gone.add(message.entry_id)
+            self.finish(message, lane)
+        for key, message in [pair for pair in lane.held.items() if pair[1].entry_id in ids]:
+            del lane.held[key]
+            self._hold(-1 - len(lane.waiting[key]))
+            gone.add(message.entry_id)
+            self.finish(message, lane)
+        return gone
+
     def remove(self, lane: Lane, ids: Collection[bytes]) -> None:
         """Remove messages that have not started: other members have them. Without key order only: no key waits."""
         if lane.raw_entries:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from rsmq.consumer.cancellations import Cancellations
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import START, Lane
 from rsmq.consumer.runner import Runner
@@ -34,7 +35,7 @@ class Reclaimer:
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
         self._client, self._settings, self._member = context.client, context.settings, context.member
         self._runner, self._queue, self._settler, self._stats = runner, runner.queue, settler, context.stats
-        self._policy = context.handler.retry
+        self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
 
     async def claim_page(self, lane: Lane, reader: str, room: int) -> None:
         """Take over one page: of everything pending in a leased lane, of our own under shared distribution.
@@ -140,11 +141,16 @@ class Reclaimer:
         await self._enqueue(lane, entries, is_retry=True)
 
     async def _enqueue(self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False) -> None:
-        """Queue claimed entries, in order."""
+        """Queue claimed entries, in order. What starts without another call must not be cancelled."""
+        unseen = [] if is_retry else [entry_id for entry_id, *_ in entries if lane.is_unseen(entry_id)]
+        marked = await self.cancellations.marked(lane, unseen)
         for entry_id, attempts, wait_ms, fields, is_ours in entries:
             if entry_id in lane.in_flight or (is_retry and is_ours and self._has_timer(lane, entry_id, fields)):
                 continue
             lane.in_flight.add(entry_id)
+            if entry_id in marked:
+                await self.cancellations.settle(lane, marked & {entry_id})
+                continue
             is_first = not is_retry and attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
             if is_first:
                 lane.newest_held, attempts = entry_id, 0

@@ -246,6 +246,10 @@ class Runner(Pool):
         try:
             if outcome is not None:
                 lane.outputs.pop(message.entry_id, None)
+            if self._is_cancelled(message, lane, outcome):
+                await self._settler.settle_cancelled(lane, message.entry_id)
+                self.queue.finish(message, lane)
+                return
             if isinstance(outcome, Abandoned):
                 await self._hand_back(message, lane, outcome.reason)
                 self.queue.finish(message, lane)
@@ -271,6 +275,11 @@ class Runner(Pool):
         if left is None or not isinstance(decision, Park):
             return decision
         return replace(decision, delay=min(decision.delay, timedelta(milliseconds=max(0, left))))
+
+    def _is_cancelled(self, message: Message, lane: Lane, outcome: Outcome) -> bool:
+        """Whether a message was cancelled while it ran, and its attempt did not succeed."""
+        is_over = isinstance(outcome, Abandoned) and outcome.reason != "cancelled"  # lost, or stopped: the next owner
+        return outcome is not None and not is_over and message.entry_id in lane.cancels
 
     def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
         """What an exception out of a handler's call means. Raises it again if it ends more than this call.
@@ -342,7 +351,7 @@ class Runner(Pool):
             log.debug("traceback of %s, attempt %d", message, message.attempt, exc_info=exc_info(error))
         seconds = decision.delay.total_seconds()
         has_key = self.queue.is_ordered and message.routing_key is not None
-        is_parked = await self._settler.park(message, lane, decision, keep_pending=has_key)
+        is_parked = await self._settler.park(message, lane, decision, describe(error), keep_pending=has_key)
         if is_parked and has_key:
             self.queue.park(message, lane)
             self.resume_later(message, lane, seconds, int(decision.is_counted))

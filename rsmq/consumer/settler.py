@@ -23,10 +23,12 @@ from rsmq.redis.raw_connection import ShardedConnection, pack
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import (
     BURY_MESSAGE,
+    CANCELLED,
     HAND_BACK,
     LOST_BODY,
     NOT_PENDING,
     PARK_MESSAGE,
+    SETTLE_CANCELLED,
     SETTLE_MESSAGES,
     STALE_EPOCH,
     START_MESSAGE,
@@ -212,8 +214,21 @@ class Settler:
     async def charge(self, message: Message, lane: Lane) -> bool:
         """Charge the attempt of a redelivered message. False: it is not ours any more, do not start it."""
         entry_id = message.entry_id
-        command = self._fenced(lane, entry_id, message.attempt - 1)
-        return await self._call(START_MESSAGE, lane, entry_id, command) is not None
+        keys, args = self._fenced(lane, entry_id, message.attempt - 1)
+        command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
+        reply = await self._call(START_MESSAGE, lane, entry_id, command)
+        if reply is not None and reply[0] == CANCELLED:
+            await self.settle_cancelled(lane, entry_id)
+            return False
+        return reply is not None
+
+    async def settle_cancelled(self, lane: Lane, entry_id: bytes) -> None:
+        """Settle a message that is cancelled and does not run."""
+        keys, args = self._fenced(lane, entry_id)
+        command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
+        if await self._call(SETTLE_CANCELLED, lane, entry_id, command) is not None:
+            lane.in_flight.discard(entry_id)
+            self._stats["cancelled"] += 1
 
     async def settle(self, message: Message, lane: Lane) -> None:
         """Acknowledge one message now, and return when the server has confirmed it."""
@@ -227,10 +242,11 @@ class Settler:
             lane.in_flight.discard(entry_id)
             self._stats["settled"] += 1
 
-    async def park(self, message: Message, lane: Lane, decision: Park, *, keep_pending: bool) -> bool:
+    async def park(self, message: Message, lane: Lane, decision: Park, error: str, *, keep_pending: bool) -> bool:
         """Put a failed message aside for its next attempt. False: it is not ours any more."""
         entry_id, rules = message.entry_id, (to_ms(decision.delay), int(keep_pending), int(decision.is_counted))
-        command = self._fenced(lane, entry_id, message.attempt, *rules)
+        keys, args = self._fenced(lane, entry_id, message.attempt, *rules, error)
+        command = ((*keys, lane.errors_key), args)
         is_parked = await self._call(PARK_MESSAGE, lane, entry_id, command) is not None
         if is_parked and not keep_pending:
             lane.in_flight.discard(entry_id)

@@ -116,6 +116,18 @@ class Keys:
         """Stream, on a cluster: outputs of settled messages, on their way to partitions in other slots."""
         return f"{self.stream(topic, partition)}:{group}:out"
 
+    def errors(self, topic: str, partition: int, group: str) -> str:
+        """Hash: stream id -> `attempts at_ms error` of the last failed attempt of a message."""
+        return f"{self.stream(topic, partition)}:{group}:errors"
+
+    def cancels(self, topic: str, partition: int, group: str) -> str:
+        """Hash: stream id -> `asked`, `interrupt` or `running`, of messages that are to be cancelled."""
+        return f"{self.stream(topic, partition)}:{group}:cancels"
+
+    def cancelled(self, topic: str, partition: int, group: str) -> str:
+        """ZSET: ms of the stream id -> stream id, of messages that were cancelled."""
+        return f"{self.stream(topic, partition)}:{group}:cancelled"
+
     def dlq(self, topic: str, partition: int, group: str) -> str:
         """Stream: dead letters."""
         return f"{self.stream(topic, partition)}:{group}:dlq"

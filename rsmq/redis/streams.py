@@ -187,8 +187,8 @@ async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str
     position = start_id(start)
     for partition in range(topic.partitions):
         at = (topic.name, partition, group)
-        names = (keys.stream(topic.name, partition), keys.lease(*at), keys.retry(*at))
-        await RESET_GROUP(client, names, (group, position))
+        names = [part(*at) for part in (keys.lease, keys.retry, keys.cancels, keys.cancelled)]
+        await RESET_GROUP(client, (keys.stream(topic.name, partition), *names), (group, position))
     await client.execute_command("HDEL", keys.group(topic.name, group), "distribution")
     await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
 
@@ -213,7 +213,8 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
         )
     for partition in range(topic.partitions):
         at = (topic.name, partition, group)
-        names = (keys.lease(*at), keys.retry(*at), keys.dlq(*at), keys.out(*at))
+        parts = (keys.lease, keys.retry, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled)
+        names = [part(*at) for part in parts]
         await client.execute_command("UNLINK", *names)
         await client.execute_command("HSET", keys.lease(*at), "run", now_ms())
         await client.execute_command("PEXPIRE", keys.lease(*at), RUN_KEPT_MS)

@@ -204,7 +204,7 @@ class Topics:
         yield members
         yield keys.group(topic.name, group)
         for partition in range(topic.partitions):
-            for part in (keys.lease, keys.retry, keys.dlq, keys.out):
+            for part in (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out):
                 yield part(topic.name, partition, group)
 
     async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:

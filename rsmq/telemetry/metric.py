@@ -73,6 +73,7 @@ INFO = Metric(
 SERVING = Metric("rsmq_worker_serving", "gauge", (), "1 while all handlers are served, 0 while it starts or stops.")
 SETTLED = Metric("rsmq_messages_settled_total", "counter", GROUP, "Messages handled and acknowledged.")
 RETRIED = Metric("rsmq_messages_retried_total", "counter", GROUP, "Failed attempts that will be repeated.")
+CANCELLED = Metric("rsmq_messages_cancelled_total", "counter", GROUP, "Messages settled as cancelled by their owner.")
 BURIED = Metric("rsmq_messages_dead_lettered_total", "counter", GROUP, "Messages moved to the dead letters.")
 EXPIRED = Metric("rsmq_messages_expired_total", "counter", GROUP, "Messages that expired before an attempt started.")
 REDELIVERED = Metric(
@@ -124,8 +125,8 @@ OUTBOX_REFUSED = Metric(
 RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows that this process moved into topics.")
 
 WORKER = (
-    INFO, SERVING, SETTLED, RETRIED, BURIED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED, DELETED, REFUSED,
-    NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_FLIGHT, BLOCKED_MESSAGES, BUSY, LIMIT, LONGEST, SECONDS, FAILED,
+    INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED, DELETED,
+    REFUSED, NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_FLIGHT, BLOCKED_MESSAGES, BUSY, LIMIT, LONGEST, SECONDS, FAILED,
     READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS, OUTBOX_AGE,
     OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip

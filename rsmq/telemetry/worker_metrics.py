@@ -18,8 +18,8 @@ from rsmq.telemetry import metric
 from rsmq.telemetry.metric import BOUNDS, Histogram, Metric, Sample
 
 COUNTED: Final[dict[str, Metric]] = {
-    "settled": metric.SETTLED, "retried": metric.RETRIED, "buried": metric.BURIED, "expired": metric.EXPIRED,
-    "redelivered": metric.REDELIVERED,
+    "settled": metric.SETTLED, "retried": metric.RETRIED, "cancelled": metric.CANCELLED, "buried": metric.BURIED,
+    "expired": metric.EXPIRED, "redelivered": metric.REDELIVERED,
     "handed_back": metric.HANDED_BACK, "lost_body": metric.LOST_BODIES, "restored": metric.RESTORED,
     "deleted": metric.DELETED, "refused": metric.REFUSED, "not_pending": metric.NOT_PENDING, "reads": metric.READS,
 }  # fmt: skip

@@ -16,7 +16,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
-from rsmq.redis.scripts import REMOVE_CONSUMER
+from rsmq.redis.scripts import FORGET_REMOVED, REMOVE_CONSUMER
 from rsmq.redis.streams import consumers_of, trim
 from rsmq.redis.topics import Topic, Topics
 
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("rsmq.retention")
 
+MOST_NOTES: Final = 10_000
+"""Notes of a partition that one round looks at."""
 FULL_TRIM: Final = 1000
 """One call trims at most 100 nodes of a stream, 10 000 entries by default; after this many, more may be left."""
 
@@ -69,6 +71,7 @@ class Retention:
             for partition in [*consumer.lanes]:
                 gone = self.remove_dead(topic.name, partition, group, consumer.membership.live)
                 await self._attempt(f"{topic.name}.{partition}/{group}", gone)
+                await self._attempt(f"{topic.name}.{partition}/{group}", self.forget(topic.name, partition, group))
         return removed
 
     async def _attempt(self, name: str, work: Awaitable[T]) -> T | None:
@@ -115,6 +118,12 @@ class Retention:
             if await REMOVE_CONSUMER(self._client, (stream,), (group, row["name"])) == b"OK":
                 removed.append(row["name"].decode(errors="backslashreplace"))
         return removed
+
+    async def forget(self, topic: str, partition: int, group: str) -> int:
+        """Forget the notes of a group on messages that are removed; returns how many."""
+        keys, at = self._keys, (topic, partition, group)
+        names = (keys.stream(topic, partition), keys.cancelled(*at), keys.errors(*at), keys.cancels(*at))
+        return int(await FORGET_REMOVED(self._client, names, (MOST_NOTES,)))
 
     def __repr__(self) -> str:
         return f"<Retention every {self._interval:g} s>"

@@ -162,7 +162,8 @@ async def test_late_read_is_cut_off_however_its_lease_ended(
     if ending == "released late":
         await one.release(lease, reader.name)
     elif ending == "reset":
-        names = (stream, lease_key, keys.retry(TOPIC, 0, GROUP))
+        at = (TOPIC, 0, GROUP)
+        names = (stream, lease_key, keys.retry(*at), keys.cancels(*at), keys.cancelled(*at))
         assert await RESET_GROUP(client, names, (GROUP, "0")) == OK
     else:
         await client.execute_command("HSET", lease_key, "until_ms", 0)

@@ -149,7 +149,7 @@ def _start(command: Command, number: int, attempt: int) -> Wire:
 
 def _park(command: Command, number: int, attempt: int, is_kept: bool) -> Wire:
     lane = _lane(command, number)
-    return sent(_settler(command).park(_message(lane, number, attempt), lane, Park(DAY), keep_pending=is_kept))
+    return sent(_settler(command).park(_message(lane, number, attempt), lane, Park(DAY), "", keep_pending=is_kept))
 
 
 def _unpark(command: Command) -> Wire:

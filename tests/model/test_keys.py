@@ -83,18 +83,19 @@ def test_reserved_group_names() -> None:
 
 @given(st.from_regex(r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"), st.integers(0, 1023))
 def test_a_partition_is_one_slot(topic: str, partition: int) -> None:
-    """Stream, delayed, dedup, marks, removed, archived, jobs, every, relayed, lease, retry, dlq and out share a tag."""
+    """Stream, delayed, dedup, marks, removed, archived, jobs, every, relayed, lease, retry, errors, cancels,
+    cancelled, dlq and out share a tag."""
     values = {**EXAMPLE, "topic": topic, "partition": partition}
     of_partition = [m for m in methods() if "partition" in inspect.signature(getattr(Keys, m)).parameters]
     assert {tag(spell(Keys(), method, **values)) for method in of_partition} == {f"{topic}.{partition}"}
-    assert len(of_partition) == 13
+    assert len(of_partition) == 16
 
 
 def test_no_two_keys_collide() -> None:
     """Different things never have one key, with the names most apt to clash."""
     seen: dict[str, tuple[object, ...]] = {}
     names = ["t", "t.1", "1", "topic", "topics", "presence"]
-    groups = ["g", "lease", "retry", "dlq", "out", "alive", "changes", "nodes", "set"]
+    groups = ["g", "lease", "retry", "errors", "dlq", "out", "alive", "changes", "nodes", "set"]
     ids = ["g", "lease", "g:lease", "dedup", "g:alive:nodes:x"]
     for topic, partition, group, message_id, member in itertools.product(names, (1, 11), groups, ids, ("x", "y:z")):
         values = {"topic": topic, "partition": partition, "group": group, "message_id": message_id, "member": member,

@@ -86,7 +86,7 @@ def test_a_producer_loads_no_part_of_a_worker() -> None:
     assert {name for name in loaded if name.split(".")[0] in FOREIGN} == set()
 
 
-@pytest.mark.parametrize("package", ["rsmq.worker", "rsmq.dlq", "rsmq.persistence"])
+@pytest.mark.parametrize("package", ["rsmq.worker", "rsmq.control", "rsmq.dlq", "rsmq.persistence"])
 def test_a_package_that_loads_its_names_late_has_all_of_them(package: str) -> None:
     """Each name of `__all__` is there, type checkers see it in the module that has it, and a wrong name is an error."""
     module = import_module(package)

@@ -338,7 +338,8 @@ class Fates:
         run.was_reset = True
         for partition in range(run.plan.partitions):
             at = (TOPIC, partition, GROUP)
-            names = (keys.stream(TOPIC, partition), keys.lease(*at), keys.retry(*at))
+            parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled)
+            names = (keys.stream(TOPIC, partition), *[part(*at) for part in parts])
             run.network.inflict("EVAL", RESET_GROUP.source, len(names), *names, GROUP, "0")
         run.network.inflict("HDEL", keys.group(TOPIC, GROUP), "distribution")
         run.network.inflict("PUBLISH", keys.changes(TOPIC, GROUP), "")

@@ -49,13 +49,14 @@ class Plan:
     must become dead letters. Members have one of the `leases`. `inboxes`: the share of seeds in which the topic feeds
     the inboxes of devices; `audited`: that in which consumers are deleted. `outputs`: the share of those without
     inboxes in which handlers publish an output for each message. `schedule`: seconds between two ticks of a schedule
-    (0: none).
+    (0: none). `cancels`: the share of messages that the publisher cancels.
     """
 
     inboxes: float = 0.15
     audited: float = 0.04
     outputs: float = 0.4
     schedule: float = 0.0
+    cancels: float = 0.0
     members: int = 3
     partitions: int = 3
     keys: int = 4
@@ -115,6 +116,7 @@ class Plan:
             delayed=choices.among([0.0, 0.3], "delayed") if ordering == "none" else 0.0,
             poison=0.0 if is_inbox else choices.among([0.0, 0.05], "poison"),
             is_inbox=is_inbox,
+            cancels=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.3], "cancels"),
             has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,
             leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),
             retention=choices.among([3600.0, 5.0], "retention"),

@@ -19,6 +19,7 @@ from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.heartbeat.lease import Lease
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
+from tests.simulation.cancels import Cancels
 from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
 from tests.simulation.network import Network
@@ -65,6 +66,7 @@ class Run:
         self.members: list[Member] = []
         self.fates = Fates(self)
         self.devices = Devices(self, self._note_letter)
+        self.cancels = Cancels(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
         self._stored, self._unknown, self._poison = dict[Name, float](), set[Name](), set[Name]()
@@ -96,14 +98,17 @@ class Run:
         dead = self._dead_letters()
         if self.was_reset:  # a dead letter of the time before counts once
             dead = list(dict(dead).items())
-        poison = self._poison & (set(self._stored) | {name for name, _ in dead})
+        free = self.cancels.open | self.cancels.done.keys()
+        stored = self._stored.keys() - free
+        poison = self._poison & (stored | {name for name, _ in dead})
         history = History(
-            stored=set(self._stored), unknown=self._unknown, events=self._events, excused=self.fates.excused,
+            stored=set(stored), unknown=self._unknown | free, events=self._events, excused=self.fates.excused,
             holds=self._holds(), poison=poison, dead=dead, is_ordered=self.plan.ordering != "none",
         )  # fmt: skip
         return [
             *map(str, check(history).faults),
             *self._wrong_outputs(poison),
+            *self.cancels.wrong(self._events, self.fates.excused, [name for name, _ in dead]),
             *self.violations,
             *self._skipped_ticks(),
         ]
@@ -123,6 +128,7 @@ class Run:
         self._unknown |= lost
         self._stored = {name: at for name, at in self._stored.items() if name not in lost}
         self._has_lost_writes = True
+        self.cancels.forget(since)
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
         self.unsure_until = self.world.now + self.plan.lease
@@ -157,6 +163,8 @@ class Run:
                 last[order["key"]] = order["n"]
         for name in sorted(self._stored.keys() | self._unknown | stored.keys()):
             least, most = int(name in self._stored and name not in poison), int(name not in poison)
+            if name in self.cancels.done or name in self.cancels.open:
+                least, most = 0, int(name in self.cancels.open and name not in poison)
             if not least <= stored[name] <= most and name not in self._perhaps_twice:
                 found.append(f"{stored[name]} outputs of {name[0]}/{name[1]}, not {most}")
         return found
@@ -165,7 +173,7 @@ class Run:
     def summary(self) -> str:
         """What was done."""
         handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
-        return f"{len(self._stored)} published, {len(handled)} handled"
+        return f"{len(self._stored)} published, {len(handled)} handled, {len(self.cancels.done)} cancelled"
 
     def violate(self, what: str) -> None:
         """A promise is broken."""
@@ -247,6 +255,7 @@ class Run:
             counts[name] += 1
             label = f"m{member.number} {name[0]}/{name[1]} {counts[name]}"
             self._note("start", name, member.number, message.attempt)
+            self.cancels.started(name, member.number)
             is_moved = self._stream_ids.setdefault(name, message.stream_id) != message.stream_id
             if is_moved and not self.is_perhaps_twice(name):
                 self.violate(f"{name} was stored as {self._stream_ids[name]} and as {message.stream_id}")
@@ -333,11 +342,14 @@ class Run:
             self._poison.add(name)
         self._tried[name] = self.world.now
         try:
-            await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, key=name[0], **options)
+            ref = await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, key=name[0], **options)
             self._stored[name] = self.world.now
         except RsmqError as error:
             self.world.note(f"   publishing {name} failed: {error!r}")
             self._unknown.add(name)
+            return
+        if choices.unit(f"cancel {name}") < self.plan.cancels:
+            await self.cancels.cancel(broker, ref, name)
 
     # -- what must hold ---------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ end
 local known = redis.call('GET', KEYS[2])
 if known then
   local mine, is_same = unpacked(ARGV[3]), -1
-  local there = known:find('-', 1, true) and {}
+  local there = not known:match('^%d+$') and {} -- in the stream, or cancelled
     or redis.call('ZRANGEBYSCORE', KEYS[1], known, known, 'LIMIT', 0, 1000)
   for _, packed in ipairs(there) do
     local ok, fields = pcall(unpacked, packed)

@@ -1,15 +1,16 @@
 #!lua flags=allow-oom
 -- PURPOSE  Park a failed message until its next attempt is due.
--- KEYS     1 stream  2 lease hash  3 retry zset
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 errors hash
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 stream id  5 attempts charged so far:int  6 delay_ms:int
---          7 keep_pending:0|1  8 is_counted:0|1 (0: this attempt is charged no more)
+--          7 keep_pending:0|1  8 is_counted:0|1 (0: this attempt is charged no more)  9 error
 -- RETURNS  {'OK', due_ms}, {'STALE_EPOCH'}, {'NOT_PENDING'} or {'LOST_BODY', is_pending:0|1}
 --          (its entry was deleted)
 -- WHY      Without key order the pending list holds only messages in flight, so the message is acknowledged in the same
 --          call. With key order it stays pending, so that the next owner keeps its position. The owner of the partition
 --          also parks a message that is no longer pending, because its consumer was deleted. There is nothing to retry
 --          without the entry. An attempt that does not count is taken off the server's count of deliveries. Due times
---          follow a clock that was set back: see unpark_messages.
+--          follow a clock that was set back: see unpark_messages. The error of the attempt is noted for `rsmq trace`, of
+--          at most 10 000 messages.
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -34,5 +35,8 @@ end
 if math.abs(now - seen) > 1000 then redis.call('HSET', KEYS[2], 'clock', string.format('%.0f', now)) end
 local due = string.format('%.0f', now + ARGV[6])
 redis.call('ZADD', KEYS[3], due, parked)
+if (ARGV[9] or '') ~= '' and redis.call('HLEN', KEYS[4]) < 10000 then
+  redis.call('HSET', KEYS[4], ARGV[4], string.format('%s %.0f ', parked:match('|(%d+)$'), now) .. ARGV[9])
+end
 if ARGV[7] == '0' then redis.call('XACK', KEYS[1], ARGV[3], ARGV[4]) end
 return { 'OK', due }

@@ -1,19 +1,20 @@
 -- PURPOSE  Charge an attempt to a redelivered message, just before its handler starts.
--- KEYS     1 stream  2 lease hash  3 retry zset
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 cancels hash  5 cancelled zset
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 stream id  5 attempts charged so far:int
--- RETURNS  {'OK'}, {'STALE_EPOCH'}, {'NOT_PENDING'} or {'LOST_BODY', is_pending:0|1}
---          (its entry was deleted)
+-- RETURNS  {'OK'}, {'STALE_EPOCH'}, {'NOT_PENDING'}, {'CANCELLED'} or
+--          {'LOST_BODY', is_pending:0|1} (its entry was deleted)
 -- WHY      The server counts deliveries; a message that a dying process had only prefetched must not be charged for it.
 --          Under a lease only the owner settles: a message that is no longer pending lost its entry when the consumer
 --          was deleted, and the owner makes it pending again. Under shared distribution that cannot be known. XCLAIM
 --          drops a message whose entry was deleted from the pending list, so that is checked first: it stays pending
---          until its dead letter is written.
+--          until its dead letter is written. A message that is cancelled does not start: the caller settles it so.
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
 local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if row and row[2] ~= ARGV[1] or not row and ARGV[2] == '' then return { 'NOT_PENDING' } end
+if redis.call('HGET', KEYS[4], ARGV[4]) or redis.call('ZSCORE', KEYS[5], ARGV[4]) then return { 'CANCELLED' } end
 if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BODY', row and 1 or 0 } end
 redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
 redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5])

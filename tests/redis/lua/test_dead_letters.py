@@ -21,6 +21,7 @@ class Partition:
         self.client = client
         self.stream, self.lease = keys.stream("orders", 3), keys.lease("orders", 3, GROUP)
         self.retry, self.dlq = keys.retry("orders", 3, GROUP), keys.dlq("orders", 3, GROUP)
+        self.cancels, self.cancelled = keys.cancels("orders", 3, GROUP), keys.cancelled("orders", 3, GROUP)
 
     async def call(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
@@ -95,7 +96,7 @@ async def test_reset_group_starts_at_the_given_position(
     await partition.call("XADD", partition.dlq, "*", "data", "x")
     position = ids[1] if start == "second" else start
     for epoch in (b"8", b"9"):
-        keys = (partition.stream, partition.lease, partition.retry)
+        keys = (partition.stream, partition.lease, partition.retry, partition.cancels, partition.cancelled)
         assert await RESET_GROUP(partition.client, keys, (GROUP, position)) == b"OK"
         assert await partition.pending() == 0
         assert await partition.call("EXISTS", partition.retry) == 0
@@ -111,7 +112,7 @@ async def test_reset_group_starts_at_the_given_position(
 async def test_reset_group_without_a_stream_creates_both(partition: Partition) -> None:
     """Neither the stream nor the group has to exist."""
     for _ in range(2):
-        keys = (partition.stream, partition.lease, partition.retry)
+        keys = (partition.stream, partition.lease, partition.retry, partition.cancels, partition.cancelled)
         assert await RESET_GROUP(partition.client, keys, (GROUP, "0")) == b"OK"
     assert await partition.pending() == 0
 

@@ -35,6 +35,7 @@ class Partition:
         self.client = client
         self.stream, self.lease = keys.stream("orders", number), keys.lease("orders", number, GROUP)
         self.retry, self.dlq = keys.retry("orders", number, GROUP), keys.dlq("orders", number, GROUP)
+        self.cancels, self.cancelled = keys.cancels("orders", number, GROUP), keys.cancelled("orders", number, GROUP)
 
     async def call(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
@@ -94,7 +95,7 @@ class Partition:
         return (await SETTLE_MESSAGES(self.client, [self.stream, self.lease], [ME, GROUP, epoch, len(ids), *ids]))[0]
 
     async def start(self, entry_id: bytes, attempts: int, epoch: str = EPOCH) -> Any:
-        keys = [self.stream, self.lease, self.retry]
+        keys = [self.stream, self.lease, self.retry, self.cancels, self.cancelled]
         return await START_MESSAGE(self.client, keys, [ME, epoch, GROUP, entry_id, attempts])
 
     async def park(

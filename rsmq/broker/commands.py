@@ -1,0 +1,85 @@
+"""What a user can do with one message after it is published, and with groups."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from datetime import datetime
+
+from rsmq import control
+from rsmq.errors import ConfigError
+from rsmq.model.keys import Keys
+from rsmq.model.message_ref import MessageRef
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import reset_group, set_paused
+from rsmq.redis.topics import Topic, Topics
+
+
+class Commands(ABC):
+    """The part of a broker that asks the server. It needs a connected broker, and no worker."""
+
+    keys: Keys
+    settings: Settings
+
+    @property
+    @abstractmethod
+    def client(self) -> Client: ...
+
+    @property
+    @abstractmethod
+    def topics(self) -> Topics: ...
+
+    async def look(
+        self, message: MessageRef | str, *, topic: str | None = None, key: str | None = None
+    ) -> control.MessageStatus:
+        """Where a message is: delayed, or for each group undelivered, in whose hands, parked, settled, or dead.
+
+        `message` is what `publish` has returned, or its text with `topic` and, if it has one, `key`: without the key
+        all partitions are searched. It reads only. An id that you made yourself (`message_id`) is found within
+        RSMQ_DEDUP_WINDOW, unless it is a UUIDv7.
+        """
+        return await control.Look(self.client, self.keys).at(message, await self._topic_of(message, topic), key)
+
+    async def cancel(
+        self,
+        message: MessageRef | str,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        running: bool = False,
+    ) -> control.Answer:
+        """Cancel a message, and say what came of it: `Cancelled`, `Running`, `Settled` or `Unknown`.
+
+        It is never both cancelled and handled, and never neither, also if a worker is killed meanwhile. `message`,
+        `topic` and `key` are as for `look`. `group`: only for this one. A message that a handler is working on goes on,
+        unless `running=True`: then the handler is cancelled. If a member has it in its hands, this waits for that
+        member, at most for a lease. If the answer is lost, call it again. All workers must be of a version that knows
+        cancelling.
+        """
+        command = control.Cancel(self.client, self.keys, self.settings)
+        return await command(message, await self._topic_of(message, topic), key, group=group, running=running)
+
+    async def _topic_of(self, message: str, topic: str | None) -> Topic:
+        if isinstance(message, MessageRef):
+            return await self.topics.existing(topic or message.topic)
+        if topic is None:
+            raise ConfigError(f"{message!r} is plain text and knows no topic: pass topic='orders', too")
+        return await self.topics.existing(topic)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
+        """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or an aware datetime.
+
+        Works while its workers run. Messages that were pending or waited for a retry are dropped from the group.
+        """
+        await reset_group(self.client, self.keys, await self.topics.existing(topic), group, to)
+
+    async def pause_group(self, topic: str, group: str) -> None:
+        """Stop delivery to a group, in all its workers, until `resume_group`."""
+        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=True)
+
+    async def resume_group(self, topic: str, group: str) -> None:
+        """Deliver to a paused group again."""
+        await set_paused(self.client, self.keys, (await self.topics.existing(topic)).name, group, paused=False)

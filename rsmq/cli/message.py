@@ -1,0 +1,127 @@
+"""`rsmq message`: one message, found by its id; `rsmq trace`: where it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
+from rsmq.cli.output import as_data, print_json, print_line, print_result, print_table, printable
+from rsmq.cli.parameters import Json, Url, noun
+from rsmq.control import Cancelled, GroupStatus, Look, MessageStatus
+from rsmq.control.finder import Finder, Found
+from rsmq.inspector.text import timestamp
+from rsmq.redis.topics import Topic
+
+MessageId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The message id, or the stream id as 3/1700000000000-0.", show_default=False),
+]
+OfTopic = Annotated[
+    str | None, typer.Option("--topic", help="The topic. Without it all topics are searched.", show_default=False)
+]
+OfKey = Annotated[str | None, typer.Option("--key", help="Its ordering key. Without it all partitions are searched.")]
+
+app = noun("One message: show, cancel.")
+
+
+def trace(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url = None, as_json: Json = False) -> None:
+    """Where a message is, for each group: undelivered, in whose hands, parked, settled, or dead. Reads only."""
+
+    async def read(connection: CommandConnection) -> MessageStatus:
+        status = MessageStatus(message, topic, "unknown", key=key)
+        for each in await topics_of(connection, topic):
+            found = await Look(connection.client, connection.keys).at(message, each, key)
+            if found.partition is not None:
+                return found
+            if topic is not None or found.state == "removed":
+                status = found
+        return status
+
+    status = ask(url, read)
+    if as_json:
+        print_json(status)
+    else:
+        describe(status)
+    if status.partition is None:
+        raise NotFound(f"message {message} is {'removed' if status.state == 'removed' else 'not found'}")
+
+
+def describe(status: MessageStatus) -> None:
+    """Print a status for people."""
+    key = "" if status.key is None else f", key {printable(status.key)}"
+    print_line(f"{printable(status.id)}: {status.text}{key}")
+    rows = ((each.group, each.state, printable(advice(status, each))) for each in status.groups)
+    if status.state == "stored" or status.groups:
+        print_table(("group", "state", "where"), rows, "the topic has no groups")
+
+
+def advice(status: MessageStatus, each: GroupStatus) -> str:
+    """Where it is for a group, and for a dead letter what to do."""
+    replay = f"; replay it: rsmq dlq replay {status.topic} {each.group} {each.letter}" if each.letter else ""
+    return each.text + replay
+
+
+@app.command("show", epilog="Example: rsmq message show 01980000-0000-7000-8000-000000000000 --topic orders")
+def show(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url = None, as_json: Json = False) -> None:
+    """One message with its payload. Consumes nothing; `rsmq trace` says where it is."""
+
+    async def read(connection: CommandConnection) -> Found | None:
+        for each in await topics_of(connection, topic):
+            found = await Finder(connection.client, connection.keys).find(message, each, key)
+            if found is not None:
+                return found
+        return None
+
+    found = ask(url, read)
+    if found is None:
+        raise NotFound(f"there is no message {message}: `rsmq trace` looks among the dead letters, too")
+    about = as_object(found)
+    if as_json:
+        print_json(about | as_data(found.message.data))
+        return
+    headers = about.pop("headers")
+    for name, value in about.items():
+        if value is not None:
+            print_line(f"{name}: {printable(str(value))}")
+    for name, value in headers.items():
+        print_line(f"header {printable(name)}: {printable(value)}")
+    print_line(f"data: {printable(found.message.data.decode(errors='backslashreplace'))}")
+
+
+@app.command("cancel", epilog="Example: rsmq message cancel 01980000-0000-7000-8000-000000000000 --topic orders")
+def cancel(
+    message: MessageId,
+    topic: Annotated[str, typer.Option("--topic", help="The topic.", show_default=False)],
+    key: OfKey = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only for this group.", show_default=False)] = None,
+    running: Annotated[bool, typer.Option("--running", help="Also interrupt the handler if it runs.")] = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel a message that is not handled yet. Exit code 1 if it comes too late or is not found."""
+    answer = ask_broker(url, lambda broker: broker.cancel(message, topic=topic, key=key, group=group, running=running))
+    word = type(answer).__name__.lower()
+    groups = ", ".join(f"{name}: {each}" for name, each in sorted(answer.groups.items()))
+    about = {"id": message, "answer": word, "groups": dict(answer.groups)}
+    print_result(about, word + (f" ({groups})" if groups else ""), as_json=as_json)
+    if not isinstance(answer, Cancelled):
+        raise typer.Exit(1)
+
+
+def as_object(found: Found) -> dict[str, Any]:
+    """A message as JSON, without its payload."""
+    message = found.message
+    return {
+        "id": message.id, "topic": found.topic.name, "partition": found.partition,
+        "stream_id": None if found.stream_id is None else message.stream_id, "due": found.due, "key": message.key,
+        "type": message.type, "headers": message.headers, "published": timestamp(message.timestamp),
+    }  # fmt: skip
+
+
+async def topics_of(connection: CommandConnection, topic: str | None) -> list[Topic]:
+    """The topics to search."""
+    if topic is not None:
+        return [await connection.topic(topic)]
+    return await connection.topics.find_all(await connection.topics.names())

@@ -1,0 +1,27 @@
+"""One message under command: find it by its id, say where it is, cancel it.
+
+`finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
+decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rsmq.control.answer import Answer, Cancelled, Running, Settled, Unknown
+    from rsmq.control.cancel import Cancel
+    from rsmq.control.look import Look
+    from rsmq.control.status import GroupStatus, MessageStatus
+else:
+    from rsmq.model.lazy import loading
+
+    __getattr__, __dir__ = loading(
+        __name__,
+        {
+            "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel", "look": "Look",
+            "status": "GroupStatus MessageStatus",
+        },
+    )  # fmt: skip
+
+__all__ = ["Answer", "Cancel", "Cancelled", "GroupStatus", "Look", "MessageStatus", "Running", "Settled", "Unknown"]

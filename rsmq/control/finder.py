@@ -1,0 +1,175 @@
+"""Finding a message by its id: there is no index, but an id that rsmq makes carries its time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from rsmq.errors import ConfigError, Malformed
+from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.keys import Keys
+from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.message_ref import MessageRef
+from rsmq.model.packing import unpack_fields
+from rsmq.model.partition import partition_for
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import FIND_DELAYED, FIND_ENTRY
+from rsmq.redis.topics import Topic
+
+STREAM_ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,20}-\d{1,20})", re.ASCII)
+"""A stream id, perhaps after its partition: `3/1718000000000-0`, as `rsmq dlq list` prints it."""
+PAGE: Final = 5000
+"""Entries that one call looks at."""
+WINDOWS: Final = ((2_000, 5_000), (60_000, 120_000), (900_000, 900_000))
+"""Ms before and after the time of an id where its entry is looked for, in turn: clocks differ, and a publisher waits
+for a server that is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A message that was found: in the stream of a partition, or among its delayed ones (`packed`, due at `due_ms`).
+
+    `is_cancelled`: it was delayed, and is there no more: only its id is known."""
+
+    topic: Topic
+    partition: int
+    message: Message
+    packed: bytes | None = None
+    due_ms: int = 0
+    is_cancelled: bool = False
+
+    @property
+    def due(self) -> datetime | None:
+        """When it is due; None if it is not delayed."""
+        return None if not self.packed else from_epoch_ms(min(self.due_ms, LATEST_MS))
+
+    @property
+    def stream_id(self) -> bytes | None:
+        """The id of its entry; None while it is delayed."""
+        return None if self.packed is not None else self.message.entry_id
+
+
+def sent_ms(message_id: str) -> int | None:
+    """The time in an id: of a UUIDv7, or of a stream id; None for any other."""
+    if match := STREAM_ID.fullmatch(message_id):
+        return int(match[2].partition("-")[0])
+    try:
+        given = UUID(message_id)
+    except ValueError:
+        return None
+    return given.int >> 80 if given.version == 7 else None
+
+
+def candidates(message_id: str, topic: Topic, key: str | None) -> Iterator[Sequence[int]]:
+    """The partitions where a message may be, the likeliest first. A message without a key is where its id belongs."""
+    match = STREAM_ID.fullmatch(message_id)
+    if isinstance(message_id, MessageRef):
+        yield (message_id.partition_number,)
+    elif match is not None and match[1] is not None:
+        yield (int(match[1]),)
+    elif key is not None:
+        yield (partition_for(key, topic.partitions),)
+    else:
+        first = partition_for(message_id, topic.partitions)
+        yield (first,)
+        yield [number for number in range(topic.partitions) if number != first]
+
+
+def ranges(times: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Ranges of stream ids to look at, in turn; none twice."""
+    for time in dict.fromkeys(times):
+        done: tuple[int, int] | None = None
+        for before, after in WINDOWS:
+            start, end = max(0, time - before), time + after
+            if done is None:
+                yield str(start), f"{end}"
+            else:
+                yield str(done[1] + 1), str(end)
+                yield str(start), str(done[0] - 1)
+            done = start, end
+
+
+def read_entry(topic: Topic, partition: int, entry_id: bytes, fields: list[bytes]) -> Message:
+    """An entry as a message; of one that no consumer can read, only the id."""
+    origin = MessageOrigin(topic.name, partition, "")
+    try:
+        return Message(origin, entry_id, fields)
+    except Malformed:
+        named = dict(zip(fields[::2], fields[1::2], strict=False))
+        return Message(origin, entry_id, [b"data", b"", b"id", named.get(b"id", entry_id)])
+
+
+class Finder:
+    """Finds messages. It reads, and sends no payload but that of the message."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client, self._keys = client, keys
+
+    async def find(self, message_id: str, topic: Topic, key: str | None = None) -> Found | None:
+        """The message, or None. An id that is no UUIDv7 is found as long as the server remembers it (dedup window)."""
+        if isinstance(message_id, MessageRef) and message_id.topic != topic.name:
+            raise ConfigError(f"{message_id} was published to {message_id.topic!r}, not to {topic.name!r}")
+        for partitions in candidates(message_id, topic, key):
+            for partition in partitions:
+                if partition < topic.partitions and (found := await self._find(message_id, topic, partition)):
+                    return found
+        return None
+
+    async def _find(self, message_id: str, topic: Topic, partition: int) -> Found | None:
+        if match := STREAM_ID.fullmatch(message_id):
+            return await self.entry(topic, partition, match[2])
+        known = await self._client.execute_command("GET", self._keys.dedup(topic.name, partition, message_id))
+        times = [] if (time := sent_ms(message_id)) is None else [time]
+        if known and b"-" in known:
+            found = await self.entry(topic, partition, known.decode())
+            if found is not None:
+                return found
+        if known == b"cancelled":
+            message = read_entry(topic, partition, b"0-0", [b"data", b"", b"id", message_id.encode()])
+            return Found(topic, partition, message, packed=b"", is_cancelled=True)
+        # first what is delayed: it moves into the stream, never back
+        due = int(known) if known and known.isdigit() else None
+        delayed = await self._find_delayed(message_id, topic, partition, due)
+        if delayed is not None:
+            return delayed
+        stream = self._keys.stream(topic.name, partition)
+        for start, end in ranges([*times, due] if due is not None else times):
+            while start:
+                args = ("id", message_id, start, end, PAGE)
+                entry_id, start = map(bytes.decode, await FIND_ENTRY(self._client, (stream,), args))
+                if entry_id:
+                    return await self.entry(topic, partition, entry_id)
+        return None
+
+    async def entry(self, topic: Topic, partition: int, stream_id: str) -> Found | None:
+        """An entry of the stream by its own id."""
+        stream = self._keys.stream(topic.name, partition)
+        for entry_id, fields in await self._client.execute_command("XRANGE", stream, stream_id, stream_id):
+            return Found(topic, partition, read_entry(topic, partition, entry_id, fields))
+        return None
+
+    async def _find_delayed(self, message_id: str, topic: Topic, partition: int, due: int | None) -> Found | None:
+        """Outputs of handlers are not remembered under their ids, so then every delayed message is looked at."""
+        delayed, offset = self._keys.delayed(topic.name, partition), 0
+        least, most = ("-inf", "+inf") if due is None else (str(due), str(due))
+        while True:
+            args = (message_id, least, most, offset, PAGE)
+            packed, due_ms, seen = await FIND_DELAYED(self._client, (delayed,), args)
+            if packed:
+                message = read_entry(topic, partition, b"0-0", unpack_fields(packed))
+                return Found(topic, partition, message, packed, int(float(due_ms)))
+            if seen < PAGE:
+                return None
+            offset += PAGE
+
+    async def oldest_id(self, stream: str) -> bytes:
+        """The oldest entry of a stream, or empty."""
+        entries = await self._client.execute_command("XRANGE", stream, "-", "+", "COUNT", 1)
+        return bytes(entries[0][0]) if entries else b""
+
+    def __repr__(self) -> str:
+        return f"<Finder under {self._keys.prefix}>"

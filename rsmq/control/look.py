@@ -1,0 +1,109 @@
+"""Looking at one message: where it is, for every group."""
+
+from __future__ import annotations
+
+from rsmq.control.finder import Finder, Found, candidates, sent_ms
+from rsmq.control.status import (
+    MOST_BEFORE,
+    GroupStatus,
+    MessageStatus,
+    Report,
+    dead_status,
+    group_status,
+    removed_or_unknown,
+)
+from rsmq.dlq import DeadLetter
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import FIND_ENTRY, LOOK_AT_MESSAGE, SEEK_ENTRY
+from rsmq.redis.streams import group_names
+from rsmq.redis.topics import Topic
+
+MOST_ATTEMPTS = 1000
+"""A message that is parked without being pending is found up to so many attempts."""
+MOST_ROWS = 1000
+"""Pending messages before one that are looked at, for the one that holds its key."""
+PAGE = 5000
+
+
+class Look:
+    """Answers where a message is. It reads only, and changes nothing."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client, self._keys, self._finder = client, keys, Finder(client, keys)
+
+    async def at(self, message_id: str, topic: Topic, key: str | None = None) -> MessageStatus:
+        """The status of one message of a topic."""
+        found = await self._finder.find(message_id, topic, key)
+        if found is None:
+            return await self._not_found(message_id, topic, key)
+        about = (str(message_id), topic.name)
+        if found.is_cancelled:
+            return MessageStatus(*about, "cancelled", found.partition, key)
+        if found.packed is not None:
+            return MessageStatus(*about, "delayed", found.partition, found.message.key, due=found.due)
+        names = await group_names(self._client, self._keys, topic.name, found.partition)
+        groups = [await self._of_group(found, group) for group in sorted(names)]
+        stream_id = found.message.stream_id
+        return MessageStatus(*about, "stored", found.partition, found.message.key, stream_id, groups=tuple(groups))
+
+    async def _of_group(self, found: Found, group: str) -> GroupStatus:
+        at, message = (found.topic.name, found.partition, group), found.message
+        if message.addressee is not None and message.addressee != group.encode():
+            return GroupStatus(group, "not_addressed")
+        keys = self._keys
+        own = (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled)
+        names = (keys.stream(*at[:2]), *[part(*at) for part in own])
+        args = (group, message.entry_id, message.key or "", MOST_ATTEMPTS, MOST_ROWS)
+        report = Report(*await LOOK_AT_MESSAGE(self._client, names, args))
+        if not report.delivered:
+            return GroupStatus(group, "settled")  # the group was deleted meanwhile
+        behind = (
+            await self._finder.entry(found.topic, found.partition, report.behind.decode()) if report.behind else None
+        )
+        status = group_status(group, message.entry_id, report, behind=behind.message.id if behind else "")
+        if status.state == "undelivered":
+            seek = (report.delivered, message.entry_id, MOST_BEFORE + 1)
+            before, _ = await SEEK_ENTRY(self._client, names[:1], seek)
+            return GroupStatus(group, "undelivered", before=max(0, before - 1))
+        if status.state == "settled":
+            after = message.stream_id.partition("-")[0]  # its dead letter may be the first one of that millisecond
+            letter = await self._letter(*at, "dlq.origin", message.stream_id, after)
+            return status if letter is None else dead_status(group, letter)
+        return status
+
+    async def _letter(
+        self, topic: str, partition: int, group: str, field: str, value: str, after: str
+    ) -> DeadLetter | None:
+        """The dead letter of a message: it is newer than the message."""
+        dlq, start = self._keys.dlq(topic, partition, group), after
+        while start:
+            entry_id, start = map(
+                bytes.decode, await FIND_ENTRY(self._client, (dlq,), (field, value, start, "+", PAGE))
+            )
+            for found, fields in (
+                await self._client.execute_command("XRANGE", dlq, entry_id, entry_id) if entry_id else ()
+            ):
+                return DeadLetter.read(topic, partition, group, found, fields)
+        return None
+
+    async def _not_found(self, message_id: str, topic: Topic, key: str | None) -> MessageStatus:
+        """Not in the stream any more; it may be a dead letter."""
+        numbers = [
+            number for some in candidates(message_id, topic, key) for number in some if number < topic.partitions
+        ]
+        firsts, time = list[bytes](), sent_ms(message_id)
+        for number in numbers:
+            firsts.append(await self._finder.oldest_id(self._keys.stream(topic.name, number)))
+            dead = list[GroupStatus]()
+            for group in await group_names(self._client, self._keys, topic.name, number):
+                start = str(max(0, (time or 0) - 60_000))
+                letter = await self._letter(topic.name, number, group, "id", message_id, start)
+                if letter is not None:
+                    dead.append(dead_status(group, letter))
+            if dead:
+                return MessageStatus(str(message_id), topic.name, "removed", number, key, groups=tuple(dead))
+        return MessageStatus(str(message_id), topic.name, removed_or_unknown(time, firsts), key=key)
+
+    def __repr__(self) -> str:
+        return f"<Look under {self._keys.prefix}>"

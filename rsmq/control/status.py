@@ -1,0 +1,187 @@
+"""Where a message is: plain dataclasses, and how they follow from what the server says. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple
+
+from rsmq.dlq import DeadLetter
+from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.stream_id import parse_stream_id
+from rsmq.model.words import count
+
+State = Literal["delayed", "stored", "cancelled", "removed", "unknown"]
+GroupState = Literal["undelivered", "waiting", "in_flight", "parked", "settled", "dead", "cancelled", "not_addressed"]
+
+MOST_BEFORE: Final = 10_000
+"""Undelivered messages before one that are counted; `before` is not greater."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """Where a message is for one group.
+
+    - `undelivered`: no member has it yet; `before` messages are delivered first.
+    - `waiting`: `member` has it, and `behind`, an earlier message of its key, is not done.
+    - `in_flight`: in the hands of `member` since `since`: it runs, or starts next.
+    - `parked`: attempt `attempt` failed with `error`; the next one is due at `due`.
+    - `settled`: this group is done with it.
+    - `dead`: a dead letter, with `reason` and `error`; `letter` is its id for `rsmq dlq replay`.
+    - `cancelled`: not handled, and it will not be.
+    - `not_addressed`: a replayed dead letter of another group.
+
+    `attempt` counts the attempts that are charged. `error` is that of the last failed one.
+    """
+
+    group: str
+    state: GroupState
+    before: int | None = None
+    member: str | None = None
+    since: datetime | None = None
+    behind: str | None = None
+    attempt: int | None = None
+    due: datetime | None = None
+    reason: str | None = None
+    error: str | None = None
+    letter: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The same as a sentence."""
+        many = "at least " if self.before == MOST_BEFORE else ""
+        last = f"; the last attempt failed: {self.error}" if self.error else ""
+        match self.state:
+            case "undelivered":
+                return f"not delivered yet, {many}{count(self.before or 0, 'message')} before it"
+            case "waiting":
+                return f"waits behind {self.behind} of its key, in the hands of {self.member} since {self.since}{last}"
+            case "in_flight":
+                return f"in the hands of {self.member} since {self.since}, attempt {self.attempt}{last}"
+            case "parked":
+                return f"parked until {self.due} after attempt {self.attempt}{last}"
+            case "dead":
+                return f"dead letter {self.letter}, {self.reason}: {self.error}"
+            case "cancelled":
+                return "cancelled"
+            case "not_addressed":
+                return "a replayed dead letter of another group"
+        return "settled"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStatus:
+    """Where a message is.
+
+    - `delayed`: not in the stream before `due`.
+    - `cancelled`: it was delayed, and was cancelled for all groups.
+    - `stored`: in the stream, as `stream_id`; `groups` has the rest.
+    - `removed`: retention has removed it, or it was never stored: its id is older than all that is there.
+    - `unknown`: not found.
+
+    `partition` is None as long as nothing is found.
+    """
+
+    id: str
+    topic: str | None
+    state: State
+    partition: int | None = None
+    key: str | None = None
+    stream_id: str | None = None
+    due: datetime | None = None
+    groups: tuple[GroupStatus, ...] = ()
+
+    def group(self, name: str) -> GroupStatus | None:
+        """The status for one group, or None."""
+        return next((each for each in self.groups if each.group == name), None)
+
+    @property
+    def text(self) -> str:
+        """The same as a sentence, without the groups."""
+        where = f"{self.topic}.{self.partition}"
+        match self.state:
+            case "delayed":
+                return f"delayed until {self.due}, for {where}"
+            case "stored":
+                return f"stored in {where} as {self.stream_id}"
+            case "cancelled":
+                return f"cancelled while it was delayed, for {where}"
+            case "removed":
+                return "not there: older than all that retention has kept, so it was removed, or never stored"
+        return "not found"
+
+
+class Report(NamedTuple):
+    """The reply of `look_at_message.lua`."""
+
+    now: bytes
+    delivered: bytes
+    member: bytes
+    idle_ms: int
+    deliveries: int
+    parked_attempts: int
+    due: bytes
+    note: bytes
+    behind: bytes
+    owner: bytes
+    mark: bytes
+
+
+def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 0, behind: str = "") -> GroupStatus:
+    """What the reply means. `before` and `behind` are asked for separately, and count only where they apply."""
+    attempts, _, error = read_note(report.note)
+    is_waiting = report.parked_attempts >= 0 or parse_stream_id(stream_id) > parse_stream_id(report.delivered)
+    if report.mark == b"done" or (report.mark and is_waiting):  # it does not start any more
+        return GroupStatus(group, "cancelled", error=error)
+    if parse_stream_id(stream_id) > parse_stream_id(report.delivered):
+        return GroupStatus(group, "undelivered", before=before)
+    if report.parked_attempts >= 0:
+        due, member = moment(report.due), text(report.member) or text(report.owner)
+        return GroupStatus(
+            group, "parked", member=member or None, attempt=report.parked_attempts, due=due,
+            error=error if attempts == report.parked_attempts else None,
+        )  # fmt: skip
+    if not report.member:
+        return GroupStatus(group, "settled")
+    since = moment(report.now) - timedelta(milliseconds=report.idle_ms)
+    state: GroupState = "waiting" if behind else "in_flight"
+    return GroupStatus(
+        group, state, member=text(report.member), since=since, attempt=report.deliveries, behind=behind or None,
+        error=error,
+    )  # fmt: skip
+
+
+def dead_status(group: str, letter: DeadLetter) -> GroupStatus:
+    """The status of a message that is a dead letter."""
+    return GroupStatus(
+        group, "dead", attempt=letter.attempts, reason=letter.reason, error=letter.error, letter=letter.id,
+        since=letter.at, member=letter.member or None,
+    )  # fmt: skip
+
+
+def read_note(note: bytes) -> tuple[int, datetime | None, str | None]:
+    """`attempts at_ms error`, as `park_message.lua` writes it."""
+    attempts, _, rest = text(note).partition(" ")
+    at_ms, _, error = rest.partition(" ")
+    if not attempts.isdecimal() or not at_ms.isdecimal():
+        return 0, None, None
+    return int(attempts), moment(at_ms.encode()), error
+
+
+def moment(ms: bytes) -> datetime:
+    """Milliseconds of the server as a time, at most the year 9999."""
+    return from_epoch_ms(min(max(0, int(ms)), LATEST_MS))
+
+
+def text(raw: bytes) -> str:
+    """Bytes as readable text."""
+    return raw.decode(errors="backslashreplace")
+
+
+def removed_or_unknown(sent_ms: int | None, firsts: Sequence[Any]) -> State:
+    """Of a message that was not found. `firsts`: the oldest stream id of each partition where it could be, or empty."""
+    if sent_ms is None:
+        return "unknown"
+    oldest = [parse_stream_id(first)[0] for first in firsts if first]
+    return "removed" if not oldest or sent_ms < min(oldest) else "unknown"

@@ -1,0 +1,15 @@
+#!lua flags=allow-oom
+-- PURPOSE  Cancel a delayed message, for all groups.
+-- KEYS     1 delayed zset  2 dedup string of its message id
+-- ARGV     1 packed entry  2 window_ms:int
+-- RETURNS  'CANCELLED' or 'GONE' (it has become due meanwhile, or was moved)
+-- WHY      Removing it is exact: what is due moves into the stream in one script, too. Its dedup string says that it was
+--          cancelled, so that a publish that is sent again does not bring it back, and a second call gets this answer.
+if redis.call('GET', KEYS[2]) == 'cancelled' then return 'CANCELLED' end
+local due = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if not due then return 'GONE' end
+redis.call('ZREM', KEYS[1], ARGV[1])
+local now = redis.call('TIME')
+local left = math.max(0, tonumber(due) - now[1] * 1000)
+redis.call('SET', KEYS[2], 'cancelled', 'PX', string.format('%.0f', left + ARGV[2]))
+return 'CANCELLED'

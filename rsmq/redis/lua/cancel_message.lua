@@ -1,0 +1,51 @@
+#!lua flags=allow-oom
+-- PURPOSE  Cancel one message of a partition for one group, as far as that needs no answer of its owner.
+-- KEYS     1 stream  2 retry zset  3 cancels hash  4 cancelled zset
+-- ARGV     1 group  2 stream id  3 asked|interrupt (also what runs)  4 most attempts to look for:int
+-- RETURNS  {'CANCELLED', wake:0|1}, {'ASKED'} (its owner has to answer), {'RUNNING'}, {'SETTLED'} or {'UNKNOWN'}
+-- WHY      Each case is final where it says so. Not delivered: whoever reads it looks into `cancels` behind the read.
+--          Parked: `start_message` looks, and the owner is woken where the message holds its key. In a member's hands: a
+--          first delivery starts without telling the server, so only the owner knows; it answers in `cancels`, or by a
+--          settlement, and this call is repeated until then. Both halves of an id may exceed the 53 bits of a number.
+local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
+local function order(value)
+  local ms, seq = value:match('^0*(%d+)%-0*(%d+)$')
+  return ('0'):rep(20 - #ms) .. ms .. ('0'):rep(20 - #seq) .. seq
+end
+if redis.call('ZSCORE', KEYS[4], id) then return { 'CANCELLED', 0 } end
+local last
+local rows = redis.pcall('XINFO', 'GROUPS', stream)
+for _, row in ipairs(rows.err and {} or rows) do
+  local found = {}
+  for i = 1, #row, 2 do found[row[i]] = row[i + 1] end
+  if found.name == group then last = found['last-delivered-id'] end
+end
+if not last or #redis.call('XRANGE', stream, id, id) == 0 then
+  redis.call('HDEL', KEYS[3], id)
+  return { 'UNKNOWN' }
+end
+local known = redis.call('HGET', KEYS[3], id)
+if order(id) > order(last) then
+  if not known then redis.call('HSET', KEYS[3], id, 'asked') end
+  return { 'CANCELLED', 0 }
+end
+local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
+for attempts = row and row[4] or 0, row and row[4] or tonumber(ARGV[4]) do
+  if redis.call('ZSCORE', KEYS[2], id .. '|' .. attempts) then
+    if row then
+      if not known then redis.call('HSET', KEYS[3], id, 'asked') end
+      return { 'CANCELLED', 1 }
+    end
+    redis.call('ZREM', KEYS[2], id .. '|' .. attempts)
+    redis.call('HDEL', KEYS[3], id)
+    redis.call('ZADD', KEYS[4], id:match('^%d+'), id)
+    return { 'CANCELLED', 0 }
+  end
+end
+if not row then
+  redis.call('HDEL', KEYS[3], id)
+  return { 'SETTLED' }
+end
+if known == 'running' and ARGV[3] == 'asked' then return { 'RUNNING' } end
+if known ~= 'interrupt' then redis.call('HSET', KEYS[3], id, ARGV[3]) end
+return { 'ASKED' }

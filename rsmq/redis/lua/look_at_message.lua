@@ -1,0 +1,41 @@
+#!lua flags=no-writes
+-- PURPOSE  Read where one message of a partition is for one group.
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 errors hash  5 cancels hash  6 cancelled zset
+-- ARGV     1 group  2 stream id  3 key or ''  4 most attempts to look for:int  5 count:int (rows before it to look at)
+-- RETURNS  {now_ms, last delivered id or '' (no such group), consumer, idle_ms, deliveries, attempts when parked or -1,
+--          due_ms, note on the last failed attempt, stream id of the pending message that holds its key, owner,
+--          its mark in cancels, or `done` if it is cancelled}
+-- WHY      One moment: a message that moves between the pending list and the retry set is in one of them. The number of
+--          attempts is part of the member in the retry set, so each is tried.
+local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
+local time, last = redis.call('TIME'), ''
+local rows = redis.pcall('XINFO', 'GROUPS', stream)
+for _, row in ipairs(rows.err and {} or rows) do
+  local found = {}
+  for i = 1, #row, 2 do found[row[i]] = row[i + 1] end
+  if found.name == group then last = found['last-delivered-id'] end
+end
+local reply = { string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), last, '', 0, 0, -1, '0', '', '', '', '' }
+if last == '' then return reply end
+local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
+if row then reply[3], reply[4], reply[5] = row[2], row[3], row[4] end
+for attempts = row and row[4] or 0, row and row[4] or tonumber(ARGV[4]) do
+  local due = redis.call('ZSCORE', KEYS[3], id .. '|' .. attempts)
+  if due then
+    reply[6], reply[7] = attempts, string.format('%.0f', due)
+    break
+  end
+end
+reply[8] = redis.call('HGET', KEYS[4], id) or ''
+if row and reply[6] < 0 and ARGV[3] ~= '' then
+  for _, before in ipairs(redis.call('XPENDING', stream, group, '-', '(' .. id, ARGV[5])) do
+    local entry = redis.call('XRANGE', stream, before[1], before[1])[1]
+    for i = 1, entry and #entry[2] or 0, 2 do
+      if entry[2][i] == 'key' and entry[2][i + 1] == ARGV[3] then reply[9] = before[1] end
+    end
+    if reply[9] ~= '' then break end
+  end
+end
+reply[10] = redis.call('HMGET', KEYS[2], 'owner')[1] or ''
+reply[11] = redis.call('ZSCORE', KEYS[6], id) and 'done' or redis.call('HGET', KEYS[5], id) or ''
+return reply

@@ -1,0 +1,1 @@
+"""Tests of `rsmq.control`: one message under command."""

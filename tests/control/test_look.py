@@ -1,0 +1,177 @@
+"""`broker.look`: where a message is, compared with what the test did to each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+
+import pytest
+from tenacity import wait_fixed
+
+from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy, Settings
+from rsmq.control.finder import Finder
+from rsmq.model.message import new_message_id
+from rsmq.model.message_ref import Location, MessageRef
+from rsmq.redis.streams import trim
+from rsmq.redis.topics import Topic
+from tests.contract.witness import ask
+from tests.patience import until
+
+pytestmark = pytest.mark.usefixtures("no_task_left")
+
+LATER = RetryPolicy(max_attempts=3, wait=wait_fixed(3600))
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Broker:
+    """A broker with a prefix of its own."""
+    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 3}))
+
+
+@pytest.mark.parametrize("ordering", ["key", "none"])
+async def test_look_equals_the_ledger_in_every_state(broker: Broker, ordering: str) -> None:
+    """Messages delayed, settled, parked, dead, running and waiting behind their key, and not delivered at all."""
+    ledger: dict[MessageRef, str] = {}
+    go_on = asyncio.Event()
+    started: set[str] = set()
+
+    @broker.handler("orders", group="billing", retry=LATER, ordering=ordering, concurrency=100)  # type: ignore[call-overload]
+    async def handle(message: Message) -> None:
+        started.add(message.id)
+        match message.data:
+            case b"parked":
+                raise OSError("out of paper")
+            case b"dead":
+                raise Reject("no such customer")
+            case b"in_flight":
+                await go_on.wait()
+
+    async with broker.running():
+        for number in range(40):
+            state = random.choice(["delayed", "settled", "parked", "dead", "in_flight"])
+            options = {"delay": HOUR} if state == "delayed" else {}
+            ref = await broker.publish("orders", state, key=f"k{number}", **options)  # type: ignore[arg-type]
+            ledger[ref] = state
+            if state == "in_flight" and ordering == "key":
+                behind = await broker.publish("orders", "settled", key=f"k{number}")
+                ledger[behind] = "waiting"
+        quick = {ref for ref, state in ledger.items() if state not in ("delayed", "waiting")}
+        await until(lambda: asyncio.sleep(0, quick <= started), "all that may start have started")
+        await broker.pause_group("orders", "billing")
+        await until(lambda: is_paused(broker), "it is paused")
+        assert broker.worker
+        await broker.worker.consumers[0].fetchers.exclude()
+        for number in range(20):
+            ledger[await broker.publish("orders", "settled", key=f"k{number}")] = "undelivered"
+        done = [ref for ref, state in ledger.items() if state in ("settled", "parked", "dead")]
+        stats = broker.worker.consumers[0].stats
+        ends = ("settled", "retried", "buried")
+        await until(lambda: asyncio.sleep(0, sum(stats[each] for each in ends) == len(done)), "they are settled")
+        await until(lambda: all_settled(broker, done), "the server has confirmed it")
+        for ref, state in ledger.items():
+            status = await broker.look(ref)
+            billing = status.group("billing")
+            assert (billing.state if billing else status.state) == state, (ref, status)
+            assert (status.id, status.topic, status.key) == (ref, "orders", ref.key)
+            if state == "dead":
+                assert await broker.look(str(ref), topic="orders", key=ref.key) == status
+            if state == "in_flight":
+                assert billing
+                assert (billing.member, billing.attempt) == (broker.worker.consumers[0].member, 1)  # type: ignore[union-attr]
+            if state == "parked":
+                assert billing
+                assert (billing.attempt, billing.error) == (1, "OSError: out of paper")
+                assert billing.due
+            if state == "dead":
+                assert billing
+                assert (billing.reason, billing.error) == ("rejected", "no such customer")
+                (letter,) = [each async for each in broker.dead_letters.iterate(await topic_of(broker), "billing")
+                             if each.message_id == ref]  # fmt: skip
+                assert billing.letter == letter.id
+        go_on.set()
+
+
+async def topic_of(broker: Broker) -> Topic:
+    """The topic of the test."""
+    return await broker.topics.existing("orders")
+
+
+async def is_paused(broker: Broker) -> bool:
+    """Whether the worker reads nothing more."""
+    assert broker.worker is not None
+    return broker.worker.consumers[0].fetchers.is_paused
+
+
+async def all_settled(broker: Broker, refs: list[MessageRef]) -> bool:
+    """Whether the server has confirmed all of them."""
+    states = [(await broker.look(ref)).group("billing") for ref in refs]
+    return all(each is not None and each.state in ("settled", "parked", "dead") for each in states)
+
+
+async def test_look_without_a_worker(broker: Broker) -> None:
+    """A delayed message, an undelivered one with the number before it, one of no group, and ids that are not there."""
+    async with broker:
+        first = [await broker.publish("orders", n, key="ada") for n in range(5)]
+        assert (await broker.look(first[3])).groups == ()
+        await ask(broker, "XGROUP", "CREATE", broker.keys.stream("orders", first[0].partition_number), "g", "0")
+        assert [(await broker.look(ref)).group("g").before for ref in first] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+        named = await broker.publish("orders", 1, message_id="order-17", delay="1h")
+        status = await broker.look("order-17", topic="orders")
+        assert (status.state, status.partition) == ("delayed", named.partition_number)
+        assert status.due
+        assert (await broker.look("order-18", topic="orders")).state == "unknown"
+        assert (await broker.look(new_message_id(), topic="orders")).state == "unknown"
+        with pytest.raises(ConfigError, match="pass topic='orders'"):
+            await broker.look(str(first[0]))
+        with pytest.raises(ConfigError, match="no topic 'nothing'"):
+            await broker.look(str(first[0]), topic="nothing")
+
+
+async def test_look_at_a_delayed_message_that_has_become_due(broker: Broker) -> None:
+    """It is found in the stream, whose ids are much later than the time in its own id."""
+    async with broker:
+        ref = await broker.publish("orders", 1, delay="1h")
+        delayed = broker.keys.delayed("orders", ref.partition_number)
+        ((packed, due),) = [await ask(broker, "ZRANGE", delayed, 0, -1, "WITHSCORES")]
+        assert packed
+        (entry_id,) = [await ask(broker, "XADD", broker.keys.stream("orders", ref.partition_number), f"{int(due)}-0",
+                                 "data", "1", "id", ref)]  # fmt: skip
+        await ask(broker, "DEL", delayed)
+        status = await broker.look(ref)
+        assert (status.state, status.stream_id) == ("stored", entry_id.decode())
+
+
+async def test_look_at_a_message_that_retention_has_removed(broker: Broker) -> None:
+    """Its id is older than everything that is kept; of a dead letter the rest is still told."""
+
+    @broker.handler("orders", group="billing", retry=LATER)
+    async def handle(message: Message) -> None:
+        if message.data == b"dead":
+            raise Reject("no such customer")
+
+    async with broker.running():
+        refs = [await broker.publish("orders", each, key="ada") for each in ("fine", "dead", "newest")]
+        await until(lambda: all_settled(broker, refs[2:]), "it is settled")
+        where = ("orders", refs[0].partition_number)
+        await trim(broker.client, broker.keys, *where, keep_age_ms=0, keep_length=0, exact=True)
+        await broker.publish("orders", "fine", key="ada")
+        assert (await broker.look(refs[0])).state == "removed"
+        status = await broker.look(refs[1])
+        assert status.state == "removed"
+        assert [each.state for each in status.groups] == ["dead"]
+
+
+async def test_look_at_an_output_that_is_delayed(broker: Broker) -> None:
+    """The server does not remember such an id, so all delayed messages are looked at, but no payload misleads it."""
+    async with broker:
+        ref = await broker.publish("orders", 1, delay="1h", key="ada")
+        mine = MessageRef.of(str(ref), Location("orders", ref.partition_number), "ada")
+        wanted = b"\x00\x00\x00\x02id" + len(ref).to_bytes(4) + ref.encode()
+        other = await broker.publish("orders", wanted, delay="2h", key="ada")
+        await ask(broker, "DEL", broker.keys.dedup("orders", ref.partition_number, ref))
+        assert (await broker.look(mine)).due == (await broker.look(ref)).due != (await broker.look(other)).due
+        found = await Finder(broker.client, broker.keys).find(ref, await topic_of(broker))
+        assert found
+        assert found.message.data == b"1"
