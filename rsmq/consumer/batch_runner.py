@@ -13,7 +13,7 @@ import anyio
 
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import TaskSlot
-from rsmq.consumer.queue import RawEntries
+from rsmq.consumer.raw_entries import RawEntries
 from rsmq.consumer.runner import TURN, Abandoned, Runner
 from rsmq.errors import Malformed
 from rsmq.handler.failure import text_of

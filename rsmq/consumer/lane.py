@@ -50,7 +50,7 @@ class Lane:
 
     Messages: `in_flight` are the ids that were fetched and whose settlement is not confirmed; `done` those that were
     handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for
-       
+
     counts the lane's `RawEntries` in the queue; there are some only while no key is being handled. `undelivered` are
     those in flight that the server does not know as delivered: it has lost writes, and may use their ids again.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rsmq.consumer.batch_runner import BatchRunner
 from rsmq.consumer.pool import TaskSlot
-from rsmq.consumer.queue import RawEntries
+from rsmq.consumer.raw_entries import RawEntries
 from rsmq.errors import Malformed
 from rsmq.handler.first_step import first_step
 from rsmq.model.clock import monotonic

@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.queue import Queue, RawEntries
+from rsmq.consumer.queue import Queue
+from rsmq.consumer.raw_entries import RawEntries
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
-from rsmq.consumer.queue import Queue, RawEntries
+from rsmq.consumer.queue import Queue
+from rsmq.consumer.raw_entries import RawEntries
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError, ConfigError, HandlerTimeout, Malformed
 from rsmq.handler.dead_hook import Burial, call_hook
