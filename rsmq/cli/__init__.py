@@ -16,7 +16,21 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli import client, device, dlq, group, member, message, outbox, pipeline, retained, schedule, sql, topic
+from rsmq.cli import (
+    client,
+    device,
+    dlq,
+    group,
+    member,
+    message,
+    outbox,
+    pipeline,
+    retained,
+    schedule,
+    schema,
+    sql,
+    topic,
+)
 from rsmq.cli.bench.command import bench
 from rsmq.cli.dashboard import dashboard
 from rsmq.cli.docs import docs
@@ -59,7 +73,7 @@ for command, example in COMMANDS.items():
     app.command(epilog=f"Example: {example}")(command)
 NOUNS = {
     "topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "schedule": schedule,
-    "pipeline": pipeline, "sql": sql, "outbox": outbox, "client": client, "retained": retained,
+    "schema": schema, "pipeline": pipeline, "sql": sql, "outbox": outbox, "client": client, "retained": retained,
     "message": message,
 }  # fmt: skip
 for name, noun in NOUNS.items():
