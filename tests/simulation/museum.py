@@ -280,6 +280,20 @@ EXHIBITS: Final = (
         "row[3] >= (patience[row[2]] or tonumber(ARGV[6]))",
         "row[3] >= tonumber(ARGV[6])",
     ),
+    bug(
+        "a read without a look at the marks",
+        "a message that is cancelled before it is delivered is handled",
+        "consumer/fetcher.py",
+        "        if marks:\n",
+        "        if False:\n",
+    ),
+    bug(
+        "a cancelled message is not noted",
+        "a message that its owner has taken out of its queue is neither cancelled nor handled",
+        "redis/lua/settle_cancelled.lua",
+        "redis.call('ZADD', KEYS[5], ARGV[4]:match('^%d+'), ARGV[4])",
+        "",
+    ),
     Exhibit(
         "a retry waits for the clock",
         "a parked message waits longer by as much as the server's clock was set back",

@@ -16,6 +16,7 @@ from rsmq.redis.scripts import (
     CLAIM_PENDING,
     HAND_BACK,
     PARK_MESSAGE,
+    SETTLE_CANCELLED,
     SETTLE_MESSAGES,
     START_MESSAGE,
     TOUCH_MESSAGES,
@@ -275,6 +276,27 @@ async def test_start_of_a_message_no_longer_pending_restores_it_for_its_owner(pa
         assert await partition.start(entry_id, 1, SHARED) == [b"NOT_PENDING"]
         assert await partition.start(entry_id, 1) == [b"OK"]
     assert (await partition.pending(), await partition.parked()) == ({first: (ME, 2), waits: (ME, 2)}, {})
+
+
+@pytest.mark.parametrize("epoch", [EPOCH, SHARED])
+@pytest.mark.parametrize("is_settled", [False, True])
+async def test_start_of_a_cancelled_message_is_refused(partition: Partition, epoch: str, is_settled: bool) -> None:
+    """It has a mark, or it was settled as cancelled, and something has made it pending again."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.park(entry_id, 1, 0, keep=True)
+    if is_settled:
+        await partition.call("ZADD", partition.cancelled, 1, entry_id)
+    else:
+        await partition.call("HSET", partition.cancels, entry_id, "asked")
+    assert await partition.start(entry_id, 1, epoch) == [b"CANCELLED"]
+    assert await partition.pending() == {entry_id: (ME, 1)}
+    keys = [partition.stream, partition.lease, partition.retry, partition.cancels, partition.cancelled]
+    for _ in range(2):
+        args = [ME, epoch, GROUP, entry_id]
+        assert (await SETTLE_CANCELLED(partition.client, keys, args))[0] in (b"OK", b"NOT_PENDING")
+        assert (await partition.pending(), await partition.parked()) == ({}, {})
+        assert await partition.call("ZRANGE", partition.cancelled, 0, -1) == [entry_id]
+        assert await partition.call("EXISTS", partition.cancels) == 0
 
 
 # -- park_message and unpark_messages
