@@ -276,7 +276,7 @@ class ClientConnection:
         )
         for epoch in wills:
             await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
-            context.spawn(context.sessions.wills.publish(epoch, self.client_id))
+            context.spawn(context.sessions.wills.publish([(epoch, self.client_id)]))
         keys = context.inboxes.keys
         received = ReceivedIds(
             context.inboxes.batcher, (keys.session(self.client_id), keys.received(self.client_id)), self.epoch,

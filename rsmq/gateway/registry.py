@@ -7,7 +7,7 @@ that subscription, whichever gateways were asked.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import anyio
@@ -80,11 +80,15 @@ class Registry:
             raise SessionTaken(client)
         return bytes(reply)
 
-    async def set_offline(self, client: str, epoch: str) -> None:
-        """A client that has shared subscriptions is not connected any more: the other members come first."""
-        value = await self._client.execute_command("HGET", self._hashes[shard_of(client)], client)
-        if value is not None and value.startswith(b"%b|" % epoch.encode()) and b'"$share/' in value:
-            await self.write(client, epoch, unpack(value.partition(b"|")[2])[0], is_online=False)
+    async def with_shares(self, clients: Sequence[tuple[str, str]]) -> list[tuple[str, str, list[Subscription]]]:
+        """Those of these clients (with their epochs) that have shared subscriptions, and their whole lists."""
+        asked = [("HGET", self._hashes[shard_of(client)], client) for client, _ in clients]
+        values = await ask_all(self._client, asked) if asked else []
+        return [
+            (client, epoch, unpack(value.partition(b"|")[2])[0])
+            for (client, epoch), value in zip(clients, values, strict=True)
+            if value is not None and value.startswith(b"%b|" % epoch.encode()) and b'"$share/' in value
+        ]
 
     async def claim(self, client: str, epoch: str) -> list[Subscription]:
         """The subscriptions of a client whose session goes on. Older connections cannot change them any more."""

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from rsmq.errors import SessionTaken
 from rsmq.gateway.registry import SHARDS, Registry, shard_of
@@ -18,12 +19,13 @@ from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import OK
+from rsmq.redis.streams import ask_all
 
 log = logging.getLogger("rsmq.gateway")
 
 CHUNK: Final = 1000
 SHARED: Final = b"SHARED"
-PAGE: Final = 100
+PAGE: Final = 500
 SLACK_MS: Final = 60_000
 SILENT_MS: Final = 1_200
 """A gateway that has not renewed its lease for so long, and whose connection is closed, has died."""
@@ -74,27 +76,40 @@ class Sessions:
 
     async def closed(self, ended: Ended, gateway: str | None = None) -> None:
         """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
-        client, epoch, expiry, keeps_will, has_shares = ended
-        clients = self._clients if gateway is None else self._keys.gateway_clients(gateway)
+        await self._close_all([ended], self._clients if gateway is None else self._keys.gateway_clients(gateway))
+
+    async def _close_all(self, ended: Sequence[Ended], clients: str) -> None:
+        """The same for many: each step is one exchange with the server."""
+        replies = await asyncio.gather(*(self._close(each) for each in ended))
+        now, noted, due = self.now_ms, list[tuple[Any, ...]](), list[tuple[str, str]]()
+        for each, (_, delay) in zip(ended, replies, strict=True):
+            member, shard = f"{each.epoch}:{each.client}", shard_of(each.client)
+            if delay >= 0:
+                noted.append(("ZADD", self._keys.mqtt(shard, "wills"), "LT", now + delay * 1000, member))
+            if delay == 0:
+                due.append((each.epoch, each.client))
+            if each.expiry:
+                noted.append(("ZADD", self._keys.mqtt(shard, "sessions"), now + each.expiry * 1000, member))
+        await ask_all(self._client, noted)
+        await asyncio.gather(*(self.end(each.client, each.epoch) for each in ended if not each.expiry))
+        await self._set_offline([each for each in ended if each.expiry and each.has_shares])
+        # a later connection of the same client may have its own entry by now
+        values = await ask_all(self._client, [("HGET", clients, each.client) for each in ended])
+        gone = [
+            each.client
+            for each, value in zip(ended, values, strict=True)
+            if value is not None and value.partition(b":")[0] == each.epoch.encode()
+        ]
+        if gone:
+            await self._client.execute_command("HDEL", clients, *gone)
+        await self.wills.publish(due)
+
+    def _close(self, ended: Ended) -> asyncio.Future[Any]:
+        client, epoch, expiry, keeps_will, _ = ended
         inbox, session, expiries, _ = self._keys.device(client)
         keys = (session, inbox, expiries, self._keys.received(client), self._keys.will(client))
         args = (epoch, expiry, expiry * 1000 + SLACK_MS, int(keeps_will))
-        _, delay = await self._batcher.submit(CLOSE_MQTT_SESSION, keys, args)
-        if delay >= 0:
-            await self.wills.schedule(client, epoch, self.now_ms + delay * 1000)
-        if expiry:
-            due = self._keys.mqtt(shard_of(client), "sessions")
-            await self._client.execute_command("ZADD", due, self.now_ms + expiry * 1000, f"{epoch}:{client}")
-            if has_shares:
-                await self._set_offline(client, epoch)
-        else:
-            await self.end(client, epoch)
-        # a later connection of the same client may have its own entry by now
-        value = await self._client.execute_command("HGET", clients, client)
-        if value is not None and value.partition(b":")[0] == epoch.encode():
-            await self._client.execute_command("HDEL", clients, client)
-        if delay == 0:
-            await self.wills.publish(epoch, client)
+        return self._batcher.submit(CLOSE_MQTT_SESSION, keys, args)
 
     def close_later(self, ended: Ended) -> None:
         """The server was away when a connection ended: `sweep` tries again."""
@@ -115,9 +130,11 @@ class Sessions:
                 return
             left = reply[1]
 
-    async def _set_offline(self, client: str, epoch: str) -> None:
-        with contextlib.suppress(SessionTaken):
-            await self._registry.set_offline(client, epoch)
+    async def _set_offline(self, ended: Sequence[Ended]) -> None:
+        """Clients with shared subscriptions are not connected any more: other members come first."""
+        for each in await self._registry.with_shares([(each.client, each.epoch) for each in ended]):
+            with contextlib.suppress(SessionTaken):
+                await self._registry.write(*each, is_online=False)
 
     async def sweep(self) -> None:
         """End the sessions that have expired."""
@@ -158,7 +175,7 @@ class Sessions:
                 Ended(client.decode(), *split_entry(value.decode()))
                 for client, value in zip(flat[::2], flat[1::2], strict=True)
             ]
-            await asyncio.gather(*(self.closed(each, gateway) for each in found))
+            await self._close_all(found, clients)
             ended += len(found)
             if cursor == b"0":
                 break

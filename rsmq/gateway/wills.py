@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from pydantic_core import from_json, to_json
@@ -19,6 +19,7 @@ from rsmq.gateway.scripts import CLAIM_WILLS
 from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.streams import ask_all
 
 log = logging.getLogger("rsmq.gateway")
 
@@ -66,7 +67,7 @@ class Wills:
 
     def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, publish: Publisher) -> None:
         self._client, self._keys, self._batcher, self._publish = client, keys, batcher, publish
-        self._under_way: set[str] = set()
+        self._under_way: set[tuple[str, str]] = set()
 
     async def schedule(self, client: str, epoch: str, due_ms: int) -> None:
         """Publish a will at this time of the server. An earlier time that is noted already stays."""
@@ -79,32 +80,46 @@ class Wills:
         while queues:
             calls = [self._batcher.submit(CLAIM_WILLS, (queue,), (PAGE, HIDDEN_MS)) for queue in queues]
             pages = await asyncio.gather(*calls)
-            due = [member.decode() for page in pages for member in page]
-            await asyncio.gather(*(self.publish(*each.split(":", 1)) for each in due))
+            members = [member.decode().partition(":") for page in pages for member in page]
+            await self.publish([(epoch, client) for epoch, _, client in members])
             queues = [queue for queue, page in zip(queues, pages, strict=True) if len(page) == PAGE]
 
-    async def publish(self, epoch: str, client: str) -> None:
-        """Publish one will, if it was not published or dropped before. One that fails stays, and is tried again."""
-        member = f"{epoch}:{client}"
-        if member in self._under_way:
+    async def publish(self, due: Sequence[tuple[str, str]]) -> None:
+        """Publish wills, by epoch and client id, that were not published or dropped before.
+
+        One that fails stays, and is tried again.
+        """
+        fresh = [each for each in dict.fromkeys(due) if each not in self._under_way]
+        if not fresh:
             return
-        self._under_way.add(member)
+        self._under_way.update(fresh)
         try:
-            key = self._keys.will(client)
-            raw = await self._client.execute_command("HGET", key, epoch)
-            if raw is not None:
-                try:
-                    user, message = unpack(raw)
-                except ValueError:
-                    log.warning("the will of client %r cannot be read, and is dropped", client)
-                else:
-                    await self._publish(client, user, message, token_of(client, epoch))
-                await self._client.execute_command("HDEL", key, epoch)
-            await self._client.execute_command("ZREM", self._keys.mqtt(shard_of(client), "wills"), member)
+            asked = [("HGET", self._keys.will(client), epoch) for epoch, client in fresh]
+            found = await ask_all(self._client, asked)
+            are_done = await asyncio.gather(*map(self._publish_one, fresh, found))
+            done = [each for each, is_done in zip(fresh, are_done, strict=True) if is_done]
+            gone = [("HDEL", self._keys.will(client), epoch) for epoch, client in done]
+            gone += [("ZREM", self._keys.mqtt(shard_of(each[1]), "wills"), ":".join(each)) for each in done]
+            await ask_all(self._client, gone)
+        finally:
+            self._under_way.difference_update(fresh)
+
+    async def _publish_one(self, due: tuple[str, str], raw: bytes | None) -> bool:
+        """Returns whether it is published, or there is nothing to publish."""
+        epoch, client = due
+        if raw is None:
+            return True
+        try:
+            user, message = unpack(raw)
+        except ValueError:
+            log.warning("the will of client %r cannot be read, and is dropped", client)
+            return True
+        try:
+            await self._publish(client, user, message, token_of(client, epoch))
         except RsmqError as error:
             log.info("the will of client %r is tried again: %s", client, error)
-        finally:
-            self._under_way.discard(member)
+            return False
+        return True
 
     def __repr__(self) -> str:
         return f"<Wills under_way={len(self._under_way)}>"
