@@ -7,6 +7,7 @@ not a terminal, nor with --json.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +36,13 @@ LOCAL_SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
 }
+STDERR: Final = 2
+NOISE: Final = re.compile(
+    rb"^WARNING: Using incubator modules|^Using Spark's default log4j profile"
+    rb"|WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
+    rb"|WARN NativeCodeLoader|^Setting (default log level|Spark log level) to|^To adjust logging level use"
+)
+"""What Spark says at each start, before its log level can be set."""
 POLL_SECONDS: Final = 0.25
 
 Show = Callable[[float, float | None, str], None]
@@ -55,8 +63,30 @@ def open_session(master: str | None = None, name: str = "rsmq") -> SparkSession:
         builder = builder.master(where)
         for key, value in settings.items():
             builder = builder.config(key, value)
-    with spark_errors():
+    with spark_errors(), without_noise():
         return builder.getOrCreate()
+
+
+@contextmanager
+def without_noise() -> Iterator[None]:
+    """A Java that starts in the block has another stderr: what it always says is left out, the rest is passed on."""
+    reading, writing = os.pipe()
+    own = os.dup(STDERR)
+    os.dup2(writing, STDERR)
+    os.close(writing)
+    threading.Thread(target=pass_on, args=(reading, own), name="rsmq-java", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(own, STDERR)
+
+
+def pass_on(reading: int, writing: int) -> None:
+    """Copy lines to `writing`, without the noise, until all writers have ended."""
+    with os.fdopen(reading, "rb") as lines:
+        for line in lines:
+            if not NOISE.search(line):
+                os.write(writing, line)
 
 
 @contextmanager
