@@ -39,6 +39,8 @@ def publish(
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
     delay: Annotated[timedelta | None, duration_option("Deliver it after this time, such as 5s.")] = None,
     at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
+    expires: Annotated[timedelta | None, duration_option("No attempt starts after this time, such as 1h.")] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="With --expires: a dead letter then, not dropped.")] = False,
     message_id: Annotated[str | None, typer.Option("--id", help="Message id: it is stored only once.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     url: Url = None,
@@ -49,6 +51,7 @@ def publish(
         raise typer.BadParameter("--id cannot be used with stdin: every line would get the same id")
     options: dict[str, Any] = {
         "key": key, "headers": parse_headers(header or []), "delay": delay, "at": at, "message_id": message_id,
+        "expires": expires, "on_expiry": "dead" if dead else None,
     }  # fmt: skip
 
     content = None if payload == "-" else parse_payload(payload, is_text=text)

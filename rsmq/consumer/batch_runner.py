@@ -118,7 +118,7 @@ class BatchRunner(Runner):
         for at, message in enumerate(picked):
             lane: Lane = message.origin  # type: ignore[assignment]
             if now < lane.lease.deadline and (charged is None or charged[at]):
-                if not message.is_plain and message.can_expire and await self._expires(message, lane):
+                if not message.is_plain and message.expires_ms is not None and await self._expires(message, lane):
                     self._leave(message, lane)
                     continue
                 try:
@@ -138,7 +138,7 @@ class BatchRunner(Runner):
                 if now >= lane.lease.deadline:
                     return False
                 for message in run:
-                    if message.is_redelivered or (not message.is_plain and message.can_expire):
+                    if message.is_redelivered or (not message.is_plain and message.expires_ms is not None):
                         return False
                     message.payload = decode(message.data)
         except Malformed:

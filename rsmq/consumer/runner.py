@@ -129,7 +129,11 @@ class Runner(Pool):
                     if rest is None and (
                         now >= lane.lease.deadline
                         or (message.is_redelivered and not await self._charge(task_slot, message, lane))
-                        or (not message.is_plain and message.can_expire and await self._expires(message, lane))
+                        or (
+                            not message.is_plain
+                            and message.expires_ms is not None
+                            and await self._expires(message, lane)
+                        )
                     ):
                         lane.running -= 1
                         self._drop(message, lane)

@@ -82,6 +82,7 @@ class Router:
         - `key`: the ordering key of the messages (none).
         - `headers`: names and values, both text (none).
         - `timezone`: of the cron expression, as "Europe/Berlin" or a tzinfo (UTC).
+        - `expires`, `on_expiry`: as for `publish`, a duration from the scheduled time (never).
         - `missed`: times at which no worker ran: "latest" publishes the newest of them late, "skip" none ("latest").
         """
 

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from rsmq.errors import ConfigError
 from rsmq.handler.options import refuse_unknown
 from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
-from rsmq.model.duration import Duration, as_duration
+from rsmq.model.duration import Duration, as_duration, checked_duration
+from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import check_name
 from rsmq.model.words import duration
 
@@ -36,6 +37,8 @@ class ScheduleOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     timezone: str | tzinfo
     missed: Missed
+    expires: Duration | None
+    on_expiry: OnExpiry | None
 
 
 DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(ScheduleOptions.__annotations__) | {
@@ -125,6 +128,8 @@ class Schedule:
     zone: tzinfo
     function: Callable[..., Any]
     wants_time: bool
+    expires: timedelta | None = None
+    on_expiry: OnExpiry | None = None
 
     def call(self, ms: int) -> Any:
         """The function's result for one tick: the payload, or an awaitable of it."""
@@ -133,6 +138,10 @@ class Schedule:
     def time(self, ms: int) -> datetime:
         """A tick as the function gets it: in the time zone of the schedule."""
         return from_epoch_ms(ms).astimezone(self.zone)
+
+    def expiry(self, ms: int) -> tuple[str, ...]:
+        """The fields of an entry that say when the message of a tick expires."""
+        return () if self.expires is None else expiry_fields(from_epoch_ms(ms) + self.expires, self.on_expiry)
 
     def message_id(self, ms: int) -> str:
         """The id of a tick's message: the same in every process."""
@@ -179,6 +188,12 @@ def build_schedule(
     if given["key"] is not None and not isinstance(given["key"], str):
         raise ConfigError(f"schedule {title}: key={given['key']!r} is not text: write key={str(given['key'])!r}")
     zone = _zone(title, given["timezone"])
+    if given["expires"] is not None or given["on_expiry"] is not None:
+        try:
+            given["expires"] = None if given["expires"] is None else checked_duration("expires", given["expires"])
+            expiry_fields(given["expires"], given["on_expiry"])
+        except ConfigError as error:
+            raise ConfigError(f"schedule {title}: {error}") from None
     return Schedule(
         name=title,
         topic=check_name("topic", topic),
@@ -189,6 +204,8 @@ def build_schedule(
         zone=zone,
         function=function,
         wants_time=_wants_time(title, function),
+        expires=given["expires"],
+        on_expiry=given["on_expiry"],
     )
 
 

@@ -52,4 +52,4 @@ def expiry_of(fields: Mapping[bytes, bytes], stored_ms: int) -> int | None:
     digits = raw.removeprefix(b"+")
     if not digits.isdigit() or len(digits) > 15:
         return None
-    return int(digits) + (stored_ms if raw.startswith(b"+") else 0)
+    return max(1, int(digits)) + (stored_ms if raw.startswith(b"+") else 0)

@@ -92,11 +92,12 @@ class Message:
 
     `data` is the raw payload, `payload` the decoded one; `attempt` starts at 1; `is_redelivered`: another
     handler call may have started it before. `is_plain`: there are only data, perhaps id and perhaps key, in this order,
-    so no headers. Text fields are decoded on first use: most handlers need only the payload.
+    so no headers. Text fields are decoded on first use: most handlers need only the payload. `expires_ms` exists only
+    if it is not plain: when it expires, in ms since 1970, or None.
     """
 
     __slots__ = (
-        "_entry", "_expires_ms", "addressee", "attempt", "data", "entry_id", "is_plain", "is_redelivered",
+        "_entry", "addressee", "attempt", "data", "entry_id", "expires_ms", "is_plain", "is_redelivered",
         "is_suspect", "origin", "payload", "routing_key",
     )  # fmt: skip
 
@@ -137,7 +138,7 @@ class Message:
         self.data = fields[b"data"]
         self.routing_key = fields.get(b"key")
         self.addressee = fields.get(b"group")
-        self._expires_ms = expiry_of(fields, self.stored_ms) if EXPIRES in fields else None
+        self.expires_ms = expiry_of(fields, self.stored_ms) if EXPIRES in fields else None
         size = sum(map(len, self._entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
             raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
@@ -187,7 +188,7 @@ class Message:
             return {}
         fields = self._fields
         headers = read_headers(fields[b"h"]) if b"h" in fields else {}
-        own = KNOWN_FIELDS if self._expires_ms is None else KNOWN_FIELDS | EXPIRY_FIELDS
+        own = KNOWN_FIELDS if self.expires_ms is None else KNOWN_FIELDS | EXPIRY_FIELDS
         for name in fields.keys() - own:
             headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
         return headers
@@ -195,12 +196,7 @@ class Message:
     @property
     def expires(self) -> datetime | None:
         """When it expires: no attempt starts after that. None: never."""
-        return None if self.is_plain or self._expires_ms is None else from_epoch_ms(min(self._expires_ms, LATEST_MS))
-
-    @property
-    def can_expire(self) -> bool:
-        """Whether it has an expiry."""
-        return not self.is_plain and self._expires_ms is not None
+        return None if self.is_plain or self.expires_ms is None else from_epoch_ms(min(self.expires_ms, LATEST_MS))
 
     @property
     def becomes_dead(self) -> bool:
@@ -209,7 +205,7 @@ class Message:
 
     def lifetime(self, now_ms: int) -> int | None:
         """Milliseconds until it expires, at most 0 if it has. None: it never does."""
-        return self._expires_ms - now_ms if self.can_expire else None  # type: ignore[operator]
+        return None if self.is_plain or self.expires_ms is None else self.expires_ms - now_ms
 
     @property
     def topic(self) -> str:

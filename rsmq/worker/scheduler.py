@@ -111,7 +111,7 @@ class Scheduler:
             message_id, headers = schedule.message_id(tick), schedule.headers
             if self.prepare is not None:
                 headers = self.prepare(topic.name, payload, headers, schedule.key, message_id=message_id)
-            fields = entry_fields(data, message_id, schedule.key, kind, headers)
+            fields = entry_fields(data, message_id, schedule.key, kind, headers, schedule.expiry(tick))
         keys = (self._keys.stream(topic.name, partition), self._keys.every(topic.name, partition))
         args = (schedule.name, tick, topic.max_length, topic.on_full, *fields)
         word = await PUBLISH_TICK(self._client, keys, args)

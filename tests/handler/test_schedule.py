@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsmq import ConfigError
+from rsmq import Broker, ConfigError, Message, Settings
 from rsmq.handler.schedule import Cron, DueTicks, Interval, build_schedule, due_ticks
 from rsmq.model.clock import epoch_ms, from_epoch_ms
+from tests.patience import until
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3_600_000
@@ -140,3 +141,24 @@ def test_function_with_two_parameters_is_refused() -> None:
     """It takes the time of the tick, or nothing."""
     with pytest.raises(ConfigError, match="has 2 parameters"):
         build_schedule(lambda a, b: None, timedelta(hours=1), "t", name="clock")
+
+
+async def test_a_tick_expires_from_its_scheduled_time(settings: Settings) -> None:
+    """Also one that is published late; an expiry that makes no sense is refused where it is written."""
+    schedule = build_schedule(lambda: 1, "5m", "t", name="s", expires="1h", on_expiry="dead")
+    assert schedule.expiry(1_700_000_000_000) == ("expires", "1700003600000", "on_expiry", "dead")
+    assert build_schedule(lambda: 1, "5m", "t", name="s").expiry(5) == ()
+    for wrong in ({"expires": "0s"}, {"on_expiry": "dead"}, {"expires": 5}):
+        with pytest.raises(ConfigError, match=r"schedule s: .*expires"):
+            build_schedule(lambda: 1, "5m", "t", name="s", **wrong)  # type: ignore[arg-type]
+    got, broker = list[Message](), Broker(settings)
+
+    @broker.handler("t", group="g")
+    async def handle(message: Message) -> None:
+        got.append(message)
+
+    broker.every("100ms", "t", name="quick", expires="1h")(lambda: 1)
+    async with broker.running():
+        await until(lambda: got, "a tick is handled")
+    name, _, moment = got[0].id.partition("@")
+    assert (name, got[0].expires) == ("quick", datetime.fromisoformat(moment) + timedelta(hours=1))
