@@ -73,7 +73,7 @@ def members_of(rows: Sequence[MemberState]) -> Table:
     for row in rows:
         table.add_row(
             name(row.id), name(f"{row.topic}/{row.group}"), name(row.handler), heard(row), loop_lag(row),
-            Text(f"{row.in_flight}/{row.concurrency}"), Text(" ".join(map(str, row.partitions)) or NOTHING),
+            in_flight(row), Text(" ".join(map(str, row.partitions)) or NOTHING),
         )  # fmt: skip
     return table
 
@@ -131,6 +131,11 @@ def owner(row: GroupPartition) -> Text:
 def heard(row: MemberState) -> Text:
     """The time since its last heartbeat."""
     return Text("dead", style="red") if row.heard_ago is None else Text(duration(row.heard_ago))
+
+
+def in_flight(row: MemberState) -> Text:
+    """What it has in flight of what it may run, and what only waits for a rate."""
+    return Text(f"{row.in_flight}/{row.concurrency}" + (f", {row.limited} limited" if row.limited else ""))
 
 
 def loop_lag(row: MemberState) -> Text:

@@ -124,7 +124,9 @@ class Consumer:
             info = {"handler": self.handler.name, "concurrency": self.handler.concurrency, "lease_ttl_ms": lease_ms}
             info["ordering"] = self.handler.ordering
             info["gc_every"] = gc.get_threshold()[0] if gc.isenabled() else 0
-            await self._heartbeat.join(self.topic.name, self.handler.group, info, self.membership.refresh)
+            await self._heartbeat.join(
+                self.topic.name, self.handler.group, info, self.membership.refresh, lambda: self.queue.limited
+            )
             await self._refuse_mixed_ordering()
             is_member = True
             tasks.cancel_scope.cancel()

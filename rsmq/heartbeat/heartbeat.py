@@ -116,9 +116,16 @@ class Heartbeat:
 
     # -- what to keep alive ---------------------------------------------------------------------------------------
 
-    async def join(self, topic: str, group: str, info: Mapping[str, object], on_change: Callable[[], None]) -> None:
-        """Become a member; returns when the other members can see this one."""
-        membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change)
+    async def join(
+        self,
+        topic: str,
+        group: str,
+        info: Mapping[str, object],
+        on_change: Callable[[], None],
+        limited: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Become a member; returns when the other members can see this one. `limited`: see `GroupMembership`."""
+        membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change, limited)
         listening = self._presence.listen(self._keys.changes(topic, group))
         self._registration.add(membership)
         self.renew_now()
@@ -214,7 +221,7 @@ class Heartbeat:
             client.mark_stale()  # or a replica answered: it counts only its own subscribers
         # after the leases: a server out of memory refuses these writes, and that must cost no lease
         self._registration.confirm(client, memberships, renewed)
-        self._registration.write_loop_lag(client, memberships, self._loop_lag.report(awake()))
+        self._registration.write_vitals(client, memberships, self._loop_lag.report(awake()))
         if self._loop is not None and not self._loop.is_closed():
             self._loop_lag.ask(self._loop, awake())
 

@@ -6,7 +6,6 @@ The heartbeat writes it to the server. The loop monitor of the telemetry, where 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 
 from rsmq.model.clock import awake
@@ -47,10 +46,10 @@ class LoopLag:
         asked_at = self._asked_at
         return self._lag if asked_at is None else now - asked_at
 
-    def report(self, now: float) -> str:
-        """The JSON text that is stored in the server."""
+    def report(self, now: float) -> dict[str, float]:
+        """What is stored in the server."""
         lag = self.lag(now)
-        return json.dumps({} if lag is None else {"loop_lag_ms": round(lag * 1000, 3)})
+        return {} if lag is None else {"loop_lag_ms": round(lag * 1000, 3)}
 
     def __repr__(self) -> str:
         return f"<LoopLag {self.lag(awake())}>"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,12 +19,16 @@ from rsmq.redis.scripts import MEASURE_MEMBERS
 
 @dataclass(slots=True)
 class GroupMembership:
-    """One group that this member belongs to. `confirmed` is done when the other members can see this one."""
+    """One group that this member belongs to. `confirmed` is done when the other members can see this one.
+
+    `limited` counts the messages that only wait for a rate; it may be called from any thread.
+    """
 
     topic: str
     group: str
     info: str
     on_change: Callable[[], None]
+    limited: Callable[[], int] = lambda: 0
     confirmed: Future[None] = field(default_factory=Future)
 
 
@@ -84,12 +89,15 @@ class Registration:
                 client.execute_command("SADD", self._keys.members(membership.topic, membership.group), self._member)
                 client.execute_command("PUBLISH", self._keys.changes(membership.topic, membership.group), "")
 
-    def write_loop_lag(self, client: BlockingClient, memberships: Sequence[GroupMembership], lag: str) -> None:
+    def write_vitals(
+        self, client: BlockingClient, memberships: Sequence[GroupMembership], lag: Mapping[str, float]
+    ) -> None:
         """Only operators read it. A server out of memory refuses the write, and nothing depends on it."""
         with self._writing:
             current = [each for each in memberships if self._is_current(each)]
+            texts = [json.dumps({**lag, "limited": count} if (count := each.limited()) else lag) for each in current]
             names = [self._keys.vitals(each.topic, each.group, self._member) for each in current]
-            client.pipelined([("SET", name, lag, "PX", self._ttl) for name in names])
+            client.pipelined([("SET", *pair, "PX", self._ttl) for pair in zip(names, texts, strict=True)])
 
     def withdraw(self, client: BlockingClient, topic: str, group: str) -> None:
         """Delete the keys of a group and announce it, so that the other members rebalance at once."""

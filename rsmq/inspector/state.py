@@ -106,7 +106,8 @@ class MemberState:
     `heard_ago` is None when its heartbeat has expired, `loop_lag` when the member does not report it. `partitions` are
     its leases. `is_present`: its process holds its presence connection; None in a snapshot, which does not ask.
     `gc_every`: new objects between two runs of its garbage collector, 0 if that is off, None if it does not say.
-    `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say.
+    `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `limited`: messages in its memory that only wait
+    for a rate.
     """
 
     topic: str
@@ -121,6 +122,7 @@ class MemberState:
     is_present: bool | None = None
     gc_every: int | None = None
     lease_ttl: timedelta | None = None
+    limited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,8 @@ def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartiti
 def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys."""
     name, info, left_ms, vitals = row
-    member, about, lag_ms = name.decode(errors="replace"), read_info(info), read_info(vitals).get("loop_lag_ms", -1)
+    member, about, vital = name.decode(errors="replace"), read_info(info), read_info(vitals)
+    lag_ms, limited = vital.get("loop_lag_ms", -1), vital.get("limited")
     gc_every = about.get("gc_every")
     lease_ms = about.get("lease_ttl_ms")
     concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
@@ -238,4 +241,5 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         partitions=tuple(share.partition for share in group.shares if share.owner == member),
         gc_every=gc_every if isinstance(gc_every, int) else None,
         lease_ttl=timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None,
+        limited=limited if isinstance(limited, int) and limited > 0 else 0,
     )

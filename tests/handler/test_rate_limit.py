@@ -18,6 +18,7 @@ from rsmq.consumer.limits import FEWEST_KEYS, KeyRate, RateLimit
 from rsmq.consumer.queue import Queue
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Window
+from rsmq.inspector import Inspector
 from rsmq.model.clock import ServerClock, monotonic
 from tests.consumer.test_queue import make_lane, make_message
 from tests.contract.witness import Witness, settled
@@ -184,6 +185,12 @@ async def test_rate_by_key_holds_for_each_key_and_through_a_handover(make: Calla
         (consumer,) = one.worker.consumers if one.worker is not None else ()
         await until(lambda: consumer.queue.limited == 60, "the rest is counted as limited")
         assert consumer.queue.in_flight == 0, "what is limited does not fill the prefetch"
+        inspector = Inspector(one.client, one.keys, one.settings)
+
+        async def shown() -> bool:
+            return [member.limited for member in (await inspector.snapshot()).members] == [60]
+
+        await until(shown, "rsmq top shows it")
         async with other.running():
             (second,) = other.worker.consumers if other.worker is not None else ()
             await until(lambda: len(second.lanes) == 4, "half of the partitions are handed over")
