@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rsmq.errors import ConfigError
-from rsmq.handler.rate_limit import Window
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
@@ -86,7 +85,7 @@ class Lane:
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
         self.held: dict[bytes, Message] = {}
-        self.windows: dict[bytes, Window] = {}
+        self.windows: dict[bytes, deque[float]] = {}
         self.asking: set[bytes] = set()
         self.cancels: set[bytes] = set()
         self.claims = 0  # claims and unparkings on their way

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -85,12 +86,11 @@ class KeyRate:
         if window is None:
             if len(lane.windows) >= self._most:
                 self._forget(lane, now)
-            window = lane.windows[key] = Window()
-        wait = window.wait(now, self._limit, self._seconds)
-        if wait > 0:
+            window = lane.windows[key] = deque(maxlen=self._limit)
+        elif len(window) == self._limit and (wait := window[0] + self._seconds - now) > 0:
             asyncio.get_running_loop().call_later(max(SHORTEST_PAUSE, wait), self._on_open, message, lane)
             return False
-        window.note(now)
+        window.append(now)  # the oldest of `limit` starts leaves
         return True
 
     def _forget(self, lane: Lane, now: float) -> None:
@@ -99,15 +99,15 @@ class KeyRate:
         lane.windows = open_ones
         self._most = max(FEWEST_KEYS, 2 * len(open_ones))
 
-    def _is_open(self, window: Window, now: float) -> bool:
-        return window.room(now, self._limit, self._seconds) < self._limit
+    def _is_open(self, window: deque[float], now: float) -> bool:
+        return window[-1] > now - self._seconds
 
     def pack(self, lane: Lane) -> str:
         """The starts that still count, by the server's clock, for the next owner; empty for none."""
         now, ahead = monotonic(), self._clock.now_ms()
         open_ones = {key: each for key, each in lane.windows.items() if self._is_open(each, now)}
         starts = {
-            key.decode("latin-1"): [ahead + round(1000 * (at - now)) for at in window.starts]
+            key.decode("latin-1"): [ahead + round(1000 * (at - now)) for at in window]
             for key, window in list(open_ones.items())[-MOST_CARRIED:]
         }
         return json.dumps(starts) if starts else ""
@@ -116,9 +116,8 @@ class KeyRate:
         """Take over what the last owner has packed. Its clock may have been behind ours by the time of a reply."""
         now, ahead = monotonic(), self._clock.now_ms()
         for key, starts in json.loads(text).items():
-            window = lane.windows[key.encode("latin-1")] = Window()
-            for at in starts:
-                window.note(min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN))
+            moments = [min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN) for at in starts]
+            lane.windows[key.encode("latin-1")] = deque(moments, maxlen=self._limit)
 
     def __repr__(self) -> str:
         return f"<KeyRate {self._limit} in {self._seconds:g} s>"

@@ -6,7 +6,7 @@ Pure bookkeeping without I/O. The runner takes from `ready`; everything else is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
@@ -110,6 +110,12 @@ class Queue:
         is_closed = self.rate_limit is not None and self.rate_limit.is_closed
         return self.held + (len(self.ready) if is_closed else 0)
 
+    def taker(self) -> Callable[[], Any]:
+        """What takes the next ready message: `take`, or less where there is no limit or only a rate by key."""
+        if not self.is_limited:
+            return self.ready.popleft
+        return self.take if self.rate_limit is not None or self.group_limit is not None else self._take_by_key
+
     def can_take(self) -> bool:
         """Whether the calling task may start a ready message now."""
         return (
@@ -121,17 +127,24 @@ class Queue:
     def take(self) -> Message | None:
         """The next ready message, which the calling task starts now. None: there is none, or a limit is reached."""
         while self.can_take():
-            message: Message = self.ready.popleft()
-            if self.key_rate is not None:
-                lane: Any = message.origin
-                if not self.key_rate.starts(message, lane):
-                    self.hold(message, lane)
-                    continue
+            message: Message | None = self.ready.popleft() if self.key_rate is None else self._take_by_key()
+            if message is None:
+                return None
             if self.rate_limit is not None:
                 self.rate_limit.start()
             if self.group_limit is not None:
                 self.group_limit.enter()
             return message
+        return None
+
+    def _take_by_key(self) -> Message | None:
+        """The next ready message whose key may start one. Others are held."""
+        ready, starts = self.ready, self.key_rate.starts  # type: ignore[union-attr]
+        while ready:
+            message = ready.popleft()
+            if starts(message, message.origin):
+                return message  # type: ignore[no-any-return]
+            self.hold(message, message.origin)
         return None
 
     def hold(self, message: Message, lane: Lane) -> None:

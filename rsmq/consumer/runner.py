@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -104,7 +104,7 @@ class Runner(Pool):
     async def _work(self, task_slot: TaskSlot) -> None:
         assert task_slot.task is not None
         queue, ready, settler = self.queue, self.queue.ready, self._settler
-        take: Callable[[], Any] = queue.take if queue.is_limited else ready.popleft
+        take = queue.taker()
         decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
         turn = monotonic()
         while True:

@@ -86,10 +86,5 @@ class Window:
         """Record that a message starts."""
         self._starts.append(now)
 
-    @property
-    def starts(self) -> tuple[float, ...]:
-        """The recorded times, oldest first."""
-        return tuple(self._starts)
-
     def __repr__(self) -> str:
         return f"<Window {len(self._starts)} starts>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -227,14 +227,12 @@ async def test_starts_of_keys_are_packed_for_the_next_owner() -> None:
     for number in range(2500):
         assert rate.starts(make_message(lane, number + 1, 1 + number // 2), lane)
     assert len(lane.windows) == 1250
-    lane.windows[b"\xff"] = Window()
-    lane.windows[b"\xff"].note(monotonic())
-    lane.windows[b"old"] = Window()
-    lane.windows[b"old"].note(monotonic() - 2 * HOUR.total_seconds())
+    lane.windows[b"\xff"] = deque([monotonic()])
+    lane.windows[b"old"] = deque([monotonic() - 2 * HOUR.total_seconds()])
     other = KeyRate(Rate(2, per=HOUR, by="key"), clock, lambda *_: None)
     other.unpack(next_lane, rate.pack(lane).encode())
     assert len(next_lane.windows) == 1251
-    assert len(next_lane.windows[b"\xff"].starts) == 1
+    assert len(next_lane.windows[b"\xff"]) == 1
     assert not other.starts(make_message(next_lane, 1, 7), next_lane)
     quick = KeyRate(Rate(1, per=timedelta(microseconds=1), by="key"), clock, lambda *_: None)
     for number in range(5000):
