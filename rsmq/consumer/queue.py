@@ -126,16 +126,14 @@ class Queue:
 
     def take(self) -> Message | None:
         """The next ready message, which the calling task starts now. None: there is none, or a limit is reached."""
-        while self.can_take():
-            message: Message | None = self.ready.popleft() if self.key_rate is None else self._take_by_key()
-            if message is None:
-                return None
-            if self.rate_limit is not None:
-                self.rate_limit.start()
-            if self.group_limit is not None:
-                self.group_limit.enter()
-            return message
-        return None
+        if not self.can_take():
+            return None
+        message: Message | None = self.ready.popleft() if self.key_rate is None else self._take_by_key()
+        if message is not None and self.rate_limit is not None:
+            self.rate_limit.start()
+        if message is not None and self.group_limit is not None:
+            self.group_limit.enter()
+        return message
 
     def _take_by_key(self) -> Message | None:
         """The next ready message whose key may start one. Others are held."""
