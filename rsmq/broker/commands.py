@@ -7,9 +7,11 @@ from datetime import datetime
 
 from rsmq import control
 from rsmq.errors import ConfigError
+from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Settings
+from rsmq.producer.producer import due_time
 from rsmq.redis.connector import Client
 from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topic, Topics
@@ -59,6 +61,24 @@ class Commands(ABC):
         """
         command = control.Cancel(self.client, self.keys, self.settings)
         return await command(message, await self._topic_of(message, topic), key, group=group, running=running)
+
+    async def reschedule(
+        self,
+        message: MessageRef | str,
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        topic: str | None = None,
+        key: str | None = None,
+    ) -> datetime:
+        """Give a delayed message another due time, `at` or after `delay`, and return it.
+
+        `message`, `topic` and `key` are as for `look`. Raises ConfigError if the message is not delayed any more.
+        """
+        if at is None and delay is None:
+            raise ConfigError("give at or delay: when the message is to be delivered")
+        due, found = due_time(delay, at), await self._topic_of(message, topic)
+        return await control.reschedule(self.client, self.keys, self.settings, message, found, key, due)
 
     async def _topic_of(self, message: str, topic: str | None) -> Topic:
         if isinstance(message, MessageRef):

@@ -271,6 +271,7 @@ class SyncBroker(Blocking):
 
     look = blocking(Broker.look)
     cancel = blocking(Broker.cancel)
+    reschedule = blocking(Broker.reschedule)
 
     # -- administration -------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
 from rsmq.cli.output import as_data, print_json, print_line, print_result, print_table, printable
-from rsmq.cli.parameters import Json, Url, noun
+from rsmq.cli.parameters import Json, Url, duration_option, noun, time_option
 from rsmq.control import Cancelled, GroupStatus, Look, MessageStatus
 from rsmq.control.finder import Finder, Found
 from rsmq.inspector.text import timestamp
@@ -23,7 +24,7 @@ OfTopic = Annotated[
 ]
 OfKey = Annotated[str | None, typer.Option("--key", help="Its ordering key. Without it all partitions are searched.")]
 
-app = noun("One message: show, cancel.")
+app = noun("One message: show, cancel, reschedule.")
 
 
 def trace(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url = None, as_json: Json = False) -> None:
@@ -108,6 +109,21 @@ def cancel(
     print_result(about, word + (f" ({groups})" if groups else ""), as_json=as_json)
     if not isinstance(answer, Cancelled):
         raise typer.Exit(1)
+
+
+@app.command("reschedule", epilog="Example: rsmq message reschedule order-17 --topic orders --delay 10m")
+def reschedule(
+    message: MessageId,
+    topic: Annotated[str, typer.Option("--topic", help="The topic.", show_default=False)],
+    delay: Annotated[timedelta | None, duration_option("Deliver it after this time from now, such as 5s.")] = None,
+    at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
+    key: OfKey = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Give a delayed message another due time."""
+    due = ask_broker(url, lambda broker: broker.reschedule(message, at=at, delay=delay, topic=topic, key=key))
+    print_result({"id": message, "due": due}, f"delayed until {due}", as_json=as_json)
 
 
 def as_object(found: Found) -> dict[str, Any]:

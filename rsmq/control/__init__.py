@@ -2,6 +2,7 @@
 
 `finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
+`rescheduling.py` moves a delayed one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rsmq.control.answer import Answer, Cancelled, Running, Settled, Unknown
     from rsmq.control.cancel import Cancel
     from rsmq.control.look import Look
+    from rsmq.control.rescheduling import reschedule
     from rsmq.control.status import GroupStatus, MessageStatus
 else:
     from rsmq.model.lazy import loading
@@ -20,8 +22,20 @@ else:
         __name__,
         {
             "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel", "look": "Look",
+            "rescheduling": "reschedule",
             "status": "GroupStatus MessageStatus",
         },
     )  # fmt: skip
 
-__all__ = ["Answer", "Cancel", "Cancelled", "GroupStatus", "Look", "MessageStatus", "Running", "Settled", "Unknown"]
+__all__ = [
+    "Answer",
+    "Cancel",
+    "Cancelled",
+    "GroupStatus",
+    "Look",
+    "MessageStatus",
+    "Running",
+    "Settled",
+    "Unknown",
+    "reschedule",
+]

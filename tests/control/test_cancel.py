@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -86,6 +86,24 @@ async def test_delayed_message_is_cancelled_once_and_for_all(broker: Broker) -> 
         assert (await broker.look(ref)).state == "cancelled"
         assert await ask(broker, "ZCARD", broker.keys.delayed("in", 0)) == 0
         assert isinstance(await broker.cancel(new_message_id(), topic="in"), Unknown)
+
+
+async def test_delayed_message_is_rescheduled(broker: Broker) -> None:
+    """It is there once, at the new time, also if the call is repeated; what is not delayed cannot be moved."""
+    async with broker:
+        ref = await broker.publish("in", "x", delay="1h")
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        for _ in range(2):
+            assert await broker.reschedule(ref, at=at) == at
+        assert (await broker.look(ref)).due == at
+        assert await ask(broker, "ZCARD", broker.keys.delayed("in", 0)) == 1
+        assert await broker.reschedule(str(ref), topic="in", delay="5m") < at
+        assert isinstance(await broker.cancel(ref), Cancelled)
+        for gone in (ref, await broker.publish("in", "x"), new_message_id()):
+            with pytest.raises(ConfigError, match="is not delayed"):
+                await broker.reschedule(gone, topic="in", at=at)
+        with pytest.raises(ConfigError, match="give at or delay"):
+            await broker.reschedule(ref)
 
 
 @styles
