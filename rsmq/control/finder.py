@@ -24,7 +24,7 @@ STREAM_ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,20}-\d{1,20})", re.ASCII)
 """A stream id, perhaps after its partition: `3/1718000000000-0`, as `rsmq dlq list` prints it."""
 PAGE: Final = 5000
 """Entries that one call looks at."""
-WINDOWS: Final = ((2_000, 5_000), (60_000, 120_000), (900_000, 900_000))
+WINDOWS: Final = ((250, 1_000), (2_000, 5_000), (60_000, 120_000), (900_000, 900_000))
 """Ms before and after the time of an id where its entry is looked for, in turn: clocks differ, and a publisher waits
 for a server that is away."""
 
@@ -113,36 +113,51 @@ class Finder:
         """The message, or None. An id that is no UUIDv7 is found as long as the server remembers it (dedup window)."""
         if isinstance(message_id, MessageRef) and message_id.topic != topic.name:
             raise ConfigError(f"{message_id} was published to {message_id.topic!r}, not to {topic.name!r}")
-        for partitions in candidates(message_id, topic, key):
-            for partition in partitions:
-                if partition < topic.partitions and (found := await self._find(message_id, topic, partition)):
-                    return found
-        return None
+        places = [place for group in candidates(message_id, topic, key) for place in group if place < topic.partitions]
+        left = dict[int, Iterator[tuple[str, str]]]()
+        while True:  # the next range in each of them: nearly every message is in the first one
+            is_over = True
+            for partition in places:
+                if partition not in left:
+                    found, times = await self._at_once(message_id, topic, partition)
+                    if found is not None:
+                        return found
+                    left[partition] = ranges(times)
+                span = next(left[partition], None)
+                if span is not None:
+                    is_over = False
+                    found = await self._search(message_id, topic, partition, *span)
+                    if found is not None:
+                        return found
+            if is_over:
+                return None
 
-    async def _find(self, message_id: str, topic: Topic, partition: int) -> Found | None:
+    async def _at_once(self, message_id: str, topic: Topic, partition: int) -> tuple[Found | None, list[int]]:
+        """The message of a partition, if no search is needed, or the times at which its entry may be stored."""
         if match := STREAM_ID.fullmatch(message_id):
-            return await self.entry(topic, partition, match[2])
+            return await self.entry(topic, partition, match[2]), []
         known = await self._client.execute_command("GET", self._keys.dedup(topic.name, partition, message_id))
         times = [] if (time := sent_ms(message_id)) is None else [time]
         if known and b"-" in known:
             found = await self.entry(topic, partition, known.decode())
             if found is not None:
-                return found
+                return found, []
         if known == b"cancelled":
             message = read_entry(topic, partition, b"0-0", [b"data", b"", b"id", message_id.encode()])
-            return Found(topic, partition, message, packed=b"", is_cancelled=True)
+            return Found(topic, partition, message, packed=b"", is_cancelled=True), []
         # first what is delayed: it moves into the stream, never back
         due = int(known) if known and known.isdigit() else None
         delayed = await self._find_delayed(message_id, topic, partition, due)
-        if delayed is not None:
-            return delayed
+        return delayed, times if due is None else [*times, due]
+
+    async def _search(self, message_id: str, topic: Topic, partition: int, start: str, end: str) -> Found | None:
+        """The message, if its entry is in this range of stream ids."""
         stream = self._keys.stream(topic.name, partition)
-        for start, end in ranges([*times, due] if due is not None else times):
-            while start:
-                args = ("id", message_id, start, end, PAGE)
-                entry_id, start = map(bytes.decode, await FIND_ENTRY(self._client, (stream,), args))
-                if entry_id:
-                    return await self.entry(topic, partition, entry_id)
+        while start:
+            args = ("id", message_id, start, end, PAGE)
+            entry_id, start = map(bytes.decode, await FIND_ENTRY(self._client, (stream,), args))
+            if entry_id:
+                return await self.entry(topic, partition, entry_id)
         return None
 
     async def entry(self, topic: Topic, partition: int, stream_id: str) -> Found | None:
