@@ -13,13 +13,17 @@ from pathlib import Path
 import pytest
 import shop
 from django.core import checks
+from django.core.management import execute_from_command_line
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
+from settings import SERVER
 
 from rsmq.django.apps import check_backends
 from rsmq.django.backend import BROKERS, RsmqBackend
 from rsmq.django.tasks import BaseTaskBackend, TaskResultDoesNotExist, TaskResultStatus, task_backends, task_enqueued
+from rsmq.redis.embedded.keeper import dies_with_us
+from tests.forks import start as start_fork
 
 HERE = Path(__file__).parent
 DUMMY = f"{BaseTaskBackend.__module__.rpartition('.')[0]}.dummy.DummyBackend"
@@ -45,15 +49,22 @@ def finished(result):
     return result
 
 
-def start(*args):
-    """`manage.py rsmq worker`, from another directory."""
-    command = [sys.executable, str(HERE / "manage.py"), "rsmq", *args]
-    return subprocess.Popen(command, cwd="/")
+def start_default():
+    """`manage.py rsmq worker`, from another directory. It ends with this process."""
+    command = [sys.executable, str(HERE / "manage.py"), "rsmq", "--backend", "default", "worker"]
+    return subprocess.Popen([*command, "--log-level", "error"], cwd="/", preexec_fn=dies_with_us())
+
+
+def start_retrying():
+    """What `manage.py rsmq --backend retrying worker` becomes: a fork, because it starts in no time."""
+    target = "rsmq.django.worker:brokers.retrying"
+    environment = {**os.environ, "RSMQ_URL": SERVER["url"], "RSMQ_PREFIX": SERVER["prefix"]}
+    return start_fork("rsmq", "worker", target, "--log-level", "error", cwd=HERE, env=environment, stdout=1, stderr=2)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _workers():
-    processes = [start("--backend", alias, "worker", "--log-level", "error") for alias in ("default", "retrying")]
+    processes = [start_default(), start_retrying()]
     yield
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -219,7 +230,7 @@ def test_threads_share_one_connection():
 
 def test_a_killed_worker_does_not_lose_its_task():
     """Another one runs it again, and the result says so."""
-    other = start("--backend", "retrying", "worker", "--log-level", "error")
+    other = start_retrying()
     held = [shop.wait.using(backend="retrying").enqueue(str(n)) for n in range(12)]
     wait_until(lambda: len(set(notes())) == 4, "each of the two runs two of them")
     os.kill(other.pid, signal.SIGKILL)
@@ -270,3 +281,24 @@ def test_the_system_check_finds_what_is_not_installed():
         [warning] = check_backends()
         assert "TASKS has no backend of rsmq" in warning.msg
     assert [each for each in checks.run_checks() if each.id and each.id.startswith("rsmq")] == []
+
+
+@pytest.mark.parametrize(
+    ("tasks", "args", "code", "text"),
+    [
+        ({}, ["rsmq", "--backend", "other", "worker"], 1, "TASKS has no backend of rsmq with the name 'other'"),
+        (
+            {"OPTIONS": {"topics": "x"}}, ["rsmq", "worker"], 1,
+            "unknown option 'topics' in OPTIONS. Did you mean topic?",
+        ),
+        ({"OPTIONS": {"topics": "x"}}, ["check"], 1, "(rsmq.E001)"),
+    ],
+)  # fmt: skip
+def test_manage_py_says_what_to_write(tasks, args, code, text, capsys):
+    """In one line where it is a command of rsmq, and without a traceback."""
+    backend = {"BACKEND": "rsmq.django.RsmqBackend", **tasks}
+    with override_settings(TASKS={"default": backend}), pytest.raises(SystemExit) as ended:
+        execute_from_command_line(["manage.py", *args])
+    printed = capsys.readouterr().err
+    assert (ended.value.code, text in printed, "Traceback" in printed) == (code, True, False), printed
+    assert args == ["check"] or printed.count("\n") == 1
