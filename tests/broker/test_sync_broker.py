@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from rsmq.persistence import Devices, Session
 from rsmq.redis.client import Client
 from rsmq.redis.topics import Topics
 from rsmq.testing import Harness
+from tests.forks import start
 from tests.servers import Server, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -375,62 +375,6 @@ def test_closing_ends_a_waiting_session_with_an_error(broker: SyncBroker) -> Non
     assert "another thread closed the broker" in str(errors[0])
 
 
-PROGRAM = """
-import contextlib, os, signal, sys, threading
-from rsmq import BrokerError, Settings, SyncBroker
-
-mode, url, prefix = sys.argv[1:]
-broker = SyncBroker(Settings(url=url, prefix=prefix, preflight="warn", unavailable_timeout="PT60S"))
-
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-if mode == "exit":
-    broker.publish("orders", {})
-elif mode == "exit in a thread":
-    with broker:
-        waiting = broker.connect("phone").__enter__()
-        def listen():
-            with contextlib.suppress(BrokerError):
-                next(waiting)
-        threading.Thread(target=listen, daemon=True).start()
-        threading.Thread(target=broker.publish, args=("orders", {}), daemon=True).start()
-        broker.publish("orders", {})
-        sys.stdout.flush()
-        raise SystemExit(0)
-elif mode == "fork":
-    with broker:
-        broker.publish("orders", {})
-        child = os.fork()
-        broker.publish("orders", {})
-    if child == 0:
-        sys.exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    broker.publish("orders", {})
-elif mode == "interrupt a session":
-    with broker.connect("phone") as session:
-        threading.Timer(0.3, interrupt).start()
-        next(session)
-elif mode == "interrupt connecting":
-    threading.Timer(0.3, interrupt).start()
-    broker.publish("orders", {})
-elif mode == "interrupt the worker":
-    started, done = threading.Event(), []
-    @broker.handler("orders", group="billing")
-    def bill(order: dict):
-        started.set()
-        import time
-        time.sleep(1)
-        done.append(order)
-    broker.publish("orders", {})
-    threading.Thread(target=lambda: (started.wait(), interrupt()), daemon=True).start()
-    try:
-        broker.run()
-    except KeyboardInterrupt:
-        print("handled", len(done), broker.worker)
-        raise
-"""
-
 FAR = "redis://10.255.255.1:6379"
 
 
@@ -445,14 +389,20 @@ FAR = "redis://10.255.255.1:6379"
         ("interrupt the worker", -signal.SIGINT, 1, "handled 1 None\n"),
     ],
 )
-def test_a_script_ends(settings: Settings, mode: str, code: int, entries: int, output: str) -> None:
+def test_a_script_ends(settings: Settings, tmp_path: Path, mode: str, code: int, entries: int, output: str) -> None:
     """At its end, after a fork, and by Ctrl-C, which ends a wait at once and a worker when its handlers are done."""
     url = FAR if mode == "interrupt connecting" else str(settings.url)
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, mode, url, settings.prefix]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
-    assert (done.returncode, done.stdout) == (code, output), done.stderr
-    assert ("Traceback" in done.stderr) == (code != 0), done.stderr
-    assert ("KeyboardInterrupt" in done.stderr) == (code != 0), done.stderr
+    printed, errors = tmp_path / "stdout", tmp_path / "stderr"
+    with printed.open("wb") as stdout, errors.open("wb") as stderr:
+        done = start(
+            "tests.broker.sync_script", mode, url, settings.prefix,
+            cwd=ROOT, env=os.environ, stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+        done.wait(50)
+    complaint = errors.read_text()
+    assert (done.returncode, printed.read_text()) == (code, output), complaint
+    assert ("Traceback" in complaint) == (code != 0), complaint
+    assert ("KeyboardInterrupt" in complaint) == (code != 0), complaint
     broker = SyncBroker(settings)
     assert stored(broker, "orders") == entries
     broker.close()
