@@ -101,9 +101,8 @@ async def test_ref_knows_where_its_message_is(producer: Producer, client: Client
     again = await producer.publish("orders", 3, key="ada")
     assert again.home is keyed.home  # a program that keeps its refs keeps nothing else
     where = keys.stream("orders", plain.partition_number)
-    there = [
-        each for each in (plain, again) if each.partition_number == plain.partition_number
-    ]  # a random id: both in 1/8
+    # a plain message goes to a random partition: one time in eight to that of ada
+    there = [each for each in (plain, again) if each.partition_number == plain.partition_number]
     assert [fields[3].decode() for _, fields in await client.execute_command("XRANGE", where, "-", "+")] == there
 
 
