@@ -1,20 +1,31 @@
-"""rsmq in an ASGI application (FastAPI, Starlette and what is built on them): a lifespan, and a dependency.
+"""rsmq in an ASGI application (FastAPI, Starlette and what is built on them): a lifespan, a dependency, WebSockets.
 
 Kept apart from the package's own names, because it needs Starlette, which such an application has.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
+import anyio
+from pydantic_core import from_json, to_json
 from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from rsmq.broker import Broker
-from rsmq.errors import ConfigError
+from rsmq.errors import BrokerError, ConfigError, Malformed, SessionLost, SessionTaken
+from rsmq.persistence import Letter, Session
 
 STATE: Final = "rsmq"
+TAKEN: Final = 4001
+"""The close code when the device has connected elsewhere: this client must not connect again by itself."""
+REFUSED: Final = 1008
+"""The close code when the device sends something else than acknowledgements."""
+RESTART, LATER, FULL_REASON = 1012, 1013, 123
+"""The close codes for a lost session and for an unavailable server, and the most bytes of a reason."""
 
 AppLifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
@@ -46,3 +57,113 @@ async def connected(connection: HTTPConnection) -> Broker:
     if not isinstance(broker, Broker):
         raise ConfigError("this application has no broker: make it with FastAPI(lifespan=rsmq.asgi.lifespan(broker))")
     return broker
+
+
+def letter_as_json(letter: Letter) -> str:
+    """`{"seq": 7, "topic": "alerts", "type": "application/json", "payload": {...}, "redelivered": false}`.
+
+    Bytes are base64, also those of a payload that cannot be decoded by its content type.
+    """
+    try:
+        payload = letter.payload
+    except Malformed:
+        payload = letter.data
+    if isinstance(payload, bytes):
+        payload = b64encode(payload).decode()
+    fields = {"seq": letter.seq, "topic": letter.topic, "type": letter.type, "payload": payload}
+    return to_json({**fields, "redelivered": letter.is_redelivered}).decode()
+
+
+async def relay(
+    websocket: WebSocket,
+    broker: Broker,
+    client_id: str,
+    *,
+    window: int = 100,
+    clean: bool = False,
+    encode: Callable[[Letter], str | bytes] = letter_as_json,
+) -> None:
+    """Serve a device at a WebSocket until it disconnects: its letters to it, its acknowledgements to its inbox.
+
+    The device gets each letter as `encode` writes it, and answers `{"ack": 7}` with the `seq`. At most `window` letters
+    are unacknowledged at a time. What was not acknowledged comes again at the next connection, in order, marked as
+    redelivered. `client_id` must be authenticated: whoever connects with it gets its letters.
+
+    Close codes: 4001 when the device has connected elsewhere (do not connect again by itself), 1008 for something else
+    than an acknowledgement, 1012 when the server has lost the session and 1013 when it is unavailable (connect again).
+    """
+    session = broker.connect(client_id, window=window, clean=clean)
+    if websocket.application_state is WebSocketState.CONNECTING:
+        await websocket.accept()
+    code, reason = 1000, ""
+    try:
+        async with session:
+            await Relay(session, websocket, encode).run()
+    except SessionTaken as error:
+        code, reason = TAKEN, str(error)
+    except SessionLost as error:
+        code, reason = RESTART, str(error)
+    except BrokerError as error:
+        code, reason = LATER, str(error)
+    except NoAcknowledgement as error:
+        code, reason = REFUSED, str(error)
+    if WebSocketState.DISCONNECTED not in (websocket.client_state, websocket.application_state):
+        with suppress(WebSocketDisconnect):
+            await websocket.close(code, reason.encode()[:FULL_REASON].decode(errors="ignore"))
+
+
+class NoAcknowledgement(ValueError):
+    """The device has sent something else."""
+
+
+class Relay:
+    """One open session and one accepted WebSocket. It ends with the first of its two directions."""
+
+    def __init__(self, session: Session, websocket: WebSocket, encode: Callable[[Letter], str | bytes]) -> None:
+        self._session, self._websocket, self._encode = session, websocket, encode
+        self._out: dict[int, Letter] = {}
+        self._error: Exception | None = None
+
+    async def run(self) -> None:
+        """Run until the device disconnects. Raises the first error of the session."""
+        async with anyio.create_task_group() as tasks:
+            for direction in (self._push, self._acknowledge):
+                tasks.start_soon(self._until_its_end, direction, tasks.cancel_scope)
+        if self._error is not None:
+            raise self._error
+
+    async def _until_its_end(self, direction: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+        """Keep its error, so that `run` raises it by itself and not in a group."""
+        try:
+            await direction()
+        except WebSocketDisconnect:
+            pass
+        except Exception as error:
+            self._error = self._error or error
+        scope.cancel()
+
+    async def _push(self) -> None:
+        async for letter in self._session:
+            if letter.is_received:  # it came over MQTT, and the device has it: only the handshake was not finished
+                await self._session.ack(letter)
+                continue
+            self._out[letter.seq] = letter
+            text = self._encode(letter)
+            await (self._websocket.send_text(text) if isinstance(text, str) else self._websocket.send_bytes(text))
+
+    async def _acknowledge(self) -> None:
+        while (frame := await self._websocket.receive())["type"] != "websocket.disconnect":
+            letter = self._out.pop(acknowledged(frame.get("text") or frame.get("bytes") or ""), None)
+            if letter is not None:  # else it was acknowledged twice, or came over an earlier connection
+                await self._session.ack(letter)
+
+
+def acknowledged(frame: str | bytes) -> int:
+    """The seq in `{"ack": 7}`. Raises NoAcknowledgement."""
+    try:
+        seq = from_json(frame)["ack"]
+    except (ValueError, TypeError, KeyError):
+        seq = None
+    if type(seq) is not int:
+        raise NoAcknowledgement('only acknowledgements are expected: {"ack": 7} with the seq of a letter')
+    return seq
