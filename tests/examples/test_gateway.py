@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,14 @@ SOURCE = EXAMPLES / "gateway"
 
 
 def test_phones_of_a_killed_gateway_get_every_letter_in_order(env: dict[str, str], tmp_path: Path) -> None:
-    """The phones of the killed gateway, which are half of the 200, connect to the other one."""
-    output = run_python(SOURCE / "run.py", "--letters", "20", cwd=tmp_path, env=env)
+    """The phones of the killed gateway, which are half of all, connect to the other one. On a busy machine others may,
+    too: their pings are answered too late."""
+    output = run_python(SOURCE / "run.py", "--phones", "80", "--letters", "30", cwd=tmp_path, env=env)
     first, second, last = output.splitlines()
-    assert first == "200 phones, 100 of them connected again after the kill"
-    assert second.startswith("4000 letters received of 4000, ")
+    again = re.fullmatch(r"80 phones, (\d+) of them connected again after the kill", first)
+    assert again is not None
+    assert int(again[1]) >= 40
+    assert second.startswith("2400 letters received of 2400, ")
     assert last == "Every letter received, in order per phone."
 
 
