@@ -80,7 +80,8 @@ class Router:
     ) -> Receipt:
         milliseconds, _, number = message.stream_id.partition("-")
         position = f"{milliseconds:0>20}{number:0>20}"
-        source = f"source:{message.topic}.{message.partition}/{GROUP}"
+        # `&`: only for a session that has not ended
+        source = f"source:&{message.topic}.{message.partition}/{GROUP}"
         writer, stored, sealed = self._writer(), Receipt(), dict[Copy, bytes]()
         for client, found in recipients.items():
             copy = combine(published, found)

@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from rsmq import Broker
+from rsmq.gateway.registry import Registry
+from rsmq.gateway.router import Router
+from rsmq.gateway.sessions import Sessions
+from rsmq.gateway.shares import Shares
+from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
+from rsmq.persistence.inbox_writer import InboxWriter
+from rsmq.redis.script_batcher import ScriptBatcher
 from tests.gateway import packets as p
 from tests.gateway.ledger import Publisher, Subscriber, firsts
 from tests.gateway.process import GatewayProcess
@@ -146,6 +153,57 @@ async def test_an_expired_session_leaves_no_key(
             return not keys and not any(name.encode() in each for found in lists for each in found)
 
         await until(is_clean, "no key is left")
+
+
+async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
+    pair: tuple[GatewayProcess, GatewayProcess], broker: Broker, name: str
+) -> None:
+    """The order is forced: the router has read the subscription, the session ends, then the letter is to be stored.
+
+    While the session is there, the same letter is stored.
+    """
+    one = await RawClient(pair[0].port, 5).connect(name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+    await one.subscribe((name, 1))
+    one.send(p.DISCONNECT)
+    await one.ended()
+    client, keys = broker.client, broker.keys
+    inbox, session, _, _ = keys.device(name)
+
+    async def is_away() -> bool:
+        return not await client.execute_command("HEXISTS", session, "gateway")
+
+    await until(is_away, "the connection has ended")
+    batcher = ScriptBatcher(client)
+    running = asyncio.create_task(batcher.run())
+    writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
+    registry = Registry(client, keys, batcher)
+    router = Router(registry, lambda: writer)
+    await broker.publish(name, b"early", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
+    await broker.publish(name, b"late", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
+    early, late = [
+        Message(MessageOrigin(name, 0, "mqtt"), entry_id, fields)
+        for n in range((await broker.topics.find(name)).partitions)  # type: ignore[union-attr]
+        for entry_id, fields in await client.execute_command("XRANGE", keys.stream(name, n), "-", "+")
+    ]
+    assert await router.route([early]) is None
+    assert await client.execute_command("ZCARD", inbox) == 1
+    epoch = (await client.execute_command("HGET", session, "epoch")).decode()
+    catch_up = registry.catch_up
+
+    async def catch_up_and_end() -> None:
+        await catch_up()
+        registry.catch_up = catch_up  # type: ignore[method-assign]
+        ending = Registry(client, keys, batcher)
+        shares = Shares(client, keys, ending, writer)
+        await Sessions(client, keys, batcher, ending, shares, None, "late").end(name, epoch)  # type: ignore[arg-type]
+
+    registry.catch_up = catch_up_and_end  # type: ignore[method-assign]
+    assert await router.route([late]) is None
+    assert router.letters == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert await client.execute_command("KEYS", f"{keys.prefix}:{{{name}}}*") == []
+    await broker.topics.delete(name)
 
 
 @pytest.mark.parametrize("step", ["before the answer", "after PUBREC"])

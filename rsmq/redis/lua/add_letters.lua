@@ -9,6 +9,8 @@
 --          inbox. Two stored letters never share a packet id: a seq whose id is in use is skipped, and if there are not
 --          enough ids, the oldest letters make room first. A letter in the middle of its handshake is never dropped. A
 --          session hash that is new, or was lost, is known to no session: its first letter rings, too.
+--          Letters of a source with '&' are for a subscription, and so for an MQTT session. A router may have read the
+--          subscription just before the session ended: such a letter is late, or its inbox would be left behind.
 --          One call for several devices saves the server most of the overhead of a call.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -75,6 +77,7 @@ end
 
 local function add(key, from, source, n)
   local inbox, session = KEYS[key], KEYS[key + 1]
+  if source:sub(8, 8) == '&' and not redis.call('HGET', session, 'mqtt') then return 0, 0, 0, n end
   local state = redis.call('HMGET', session, 'seq', 'until_ms', 'since_ms', 'held', 'idle', source)
   local seq, till, since = tonumber(state[1] or 0), tonumber(state[2] or 0), tonumber(state[3] or 0)
   local mark = state[6] or '' -- 'position@seconds': above its own position, below the next one
