@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from rsmq.cli.connection import CommandConnection, connected
-from rsmq.cli.output import as_data, print_json, print_line, printable
+from rsmq.cli.connection import CommandConnection, asked, connected
+from rsmq.cli.output import as_data, print_error, print_json, print_line, printable
 from rsmq.cli.parameters import Json, TopicName, Url
 from rsmq.errors import Malformed
 from rsmq.model.clock import from_epoch_ms, to_ms
@@ -46,11 +46,19 @@ def tail(
             view = View(connection, topic, found.partitions)
             entries = await view.newest(most) if group is None else await view.next_of(group, most)
             show(topic, entries, as_json)
+            if not entries and most and not as_json:
+                print_error(asked(empty(topic, group, follow), connection.settings))
             while follow:
                 show(topic, await view.wait(), as_json)
 
     with contextlib.suppress(KeyboardInterrupt):
         anyio.run(act)
+
+
+def empty(topic: str, group: str | None, follow: bool) -> str:
+    """Why nothing is printed, or not yet."""
+    what = f"{topic} has no messages" if group is None else f"{topic} has no messages that {group} has not got"
+    return f"{what}{' yet; waiting for new ones' if follow else ''}"
 
 
 class View:

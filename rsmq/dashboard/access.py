@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rsmq.dashboard.login_limit import LoginLimit
 from rsmq.dashboard.roles import Authorize, Role, everybody
+from rsmq.model.clock import monotonic
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 COOKIE: Final = "rsmq_dashboard"
@@ -66,10 +67,10 @@ class Rules:
 class AccessControl:
     """Refuses what the rules do not allow, and adds headers that keep the pages out of other sites' frames."""
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+    def __init__(self, app: ASGIApp, rules: Rules, clock: Callable[[], float] = monotonic) -> None:
         self._app, self._rules = app, rules
         self._pass_word = "" if rules.token is None else rules.pass_word()
-        self._limit = LoginLimit()
+        self._limit = LoginLimit(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or one socket from its start."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from starlette.datastructures import FormData
 
+from rsmq.control import Cancel, reschedule
 from rsmq.dashboard.audit import State
 from rsmq.dashboard.page import Context, time_given
 from rsmq.dashboard.queries import MOST_LETTERS, NotFound, Refused
@@ -16,7 +17,7 @@ from rsmq.dashboard.roles import Role
 from rsmq.dlq import Selection, read_fields
 from rsmq.errors import ConfigError
 from rsmq.inspector.inspector import Inspector
-from rsmq.model.clock import epoch_ms
+from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.words import count
 from rsmq.redis.streams import reset_group, set_paused
 
@@ -57,6 +58,12 @@ class Wanted:
         return found[:MOST_CHOSEN]
 
     @property
+    def key(self) -> str | None:
+        """The key of a message; None if it is not known."""
+        found = self.form.get("key")
+        return found if isinstance(found, str) else None
+
+    @property
     def place(self) -> str:
         """Group and topic as text."""
         return f"{self.group} of {self.topic}"
@@ -66,6 +73,8 @@ class Wanted:
         if device := self.value("device"):
             found = await self.context.queries.device(device)
             return {"device": device, "letters": 0 if found is None else found.backlog}
+        if self.value("message"):
+            return await message_state(self)
         if self.group:
             group = await self.inspector.group(self.topic, self.group)
             if group is None:
@@ -186,6 +195,61 @@ async def move_parked(wanted: Wanted) -> Action:
     return Action(question, "run now" if due is None else "move", act)
 
 
+async def cancel_delayed(wanted: Wanted) -> Action:
+    """Cancel the delayed messages that were chosen."""
+    refs, queries = wanted.chosen(), wanted.context.queries
+    topic = await queries.topic(wanted.topic)
+
+    async def act() -> str:
+        window_ms = to_ms(queries.settings.dedup_window)
+        done = await wanted.context.room.waiting.cancel_delayed(topic, refs, window_ms)
+        return f"cancelled {of(done, refs, 'delayed message')}"
+
+    question = f"Cancel {count(len(refs), 'delayed message')} of {wanted.topic} for good, for all groups?"
+    return Action(question, "cancel", act, is_danger=True)
+
+
+async def cancel(wanted: Wanted) -> Action:
+    """Cancel one message for all groups that have not settled it."""
+    queries, message_id, key = wanted.context.queries, wanted.value("message"), wanted.key
+    topic, status = await queries.topic(wanted.topic), await queries.status(wanted.topic, message_id, key)
+    is_running = wanted.value("running") == "yes"
+
+    async def act() -> str:
+        command = Cancel(queries.client, queries.keys, queries.settings)
+        answer = await command(message_id, topic, key, running=is_running)
+        groups = ", ".join(f"{name}: {each}" for name, each in sorted(answer.groups.items()))
+        return f"{message_id} is {type(answer).__name__.lower()}{f' ({groups})' if groups else ''}"
+
+    also = " A handler that runs is interrupted." if is_running else ""
+    question = f"Cancel message {message_id} of {wanted.topic} for good, for all groups? It is {status.text}.{also}"
+    return Action(question, "cancel", act, is_danger=True)
+
+
+async def reschedule_message(wanted: Wanted) -> Action:
+    """Give one delayed message another due time."""
+    queries, message_id, key = wanted.context.queries, wanted.value("message"), wanted.key
+    topic, status = await queries.topic(wanted.topic), await queries.status(wanted.topic, message_id, key)
+    due_ms, when = due_of(wanted)
+
+    async def act() -> str:
+        due = "+0" if due_ms is None else str(due_ms)
+        await reschedule(queries.client, queries.keys, queries.settings, message_id, topic, key, due)
+        return f"{message_id} is due {when}"
+
+    question = f"Make message {message_id} of {wanted.topic} due {when}? It is {status.text}."
+    return Action(question, "run now" if due_ms is None else "reschedule", act)
+
+
+async def message_state(wanted: Wanted) -> State:
+    """What the audit notes of a message: the same as its page."""
+    try:
+        found = await wanted.context.queries.status(wanted.topic, wanted.value("message"), wanted.key)
+    except NotFound as error:
+        return {"message": wanted.value("message"), "state": str(error)}
+    return {"message": found.id, "state": found.text, "groups": {each.group: each.text for each in found.groups}}
+
+
 async def purge_device(wanted: Wanted) -> Action:
     """Delete the letters of a device."""
     name, queries = wanted.value("device"), wanted.context.queries
@@ -209,6 +273,9 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "reset": (Role.ADMIN, reset),
     "move-delayed": (Role.ACT, move_delayed),
     "move-parked": (Role.ACT, move_parked),
+    "reschedule": (Role.ACT, reschedule_message),
+    "cancel": (Role.ADMIN, cancel),
+    "cancel-delayed": (Role.ADMIN, cancel_delayed),
     "purge-device": (Role.ADMIN, purge_device),
 }
 

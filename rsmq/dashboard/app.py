@@ -53,6 +53,7 @@ PAGES: Final[dict[str, Build]] = {
     "/topic/{name}": overview.topic,
     "/group/{name}/{group}": overview.group,
     "/messages/{topic}": message.messages,
+    "/message/{topic}/{message_id:path}": message.message,
     "/delayed/{topic}": message.delayed,
     "/parked/{topic}/{group}": message.parked,
     "/dead-letters": dead_letter.dead_letter_groups,

@@ -44,7 +44,7 @@ def chart(live: Live, name: str, title: str, series: Mapping[str, Sequence[Point
                 x, _, y = place(part[0]).partition(",")
                 drawn.append(tag("circle", cx=x, cy=y, r=2, class_=f"s{at}"))
     grid = []
-    for share in (0.0, 0.5, 1.0):
+    for share in (0.0, 1.0) if most % 2 else (0.0, 0.5, 1.0):  # there are no 2.5 messages
         y = f"{TOP + (HEIGHT - TOP - BOTTOM) * (1 - share):.1f}"
         grid.append(tag("line", x1=LEFT, x2=WIDTH - 4, y1=y, y2=y))
         grid.append(tag("text", short(most * share), x=LEFT - 6, y=y, dy=4, text_anchor="end"))

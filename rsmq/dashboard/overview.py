@@ -118,7 +118,7 @@ async def group(context: Context, name: str, group: str) -> Page:
     return Page(
         f"Group {group} of {name}",
         [
-            tag("p", joined(links)), group_table(context, board.groups), tag("div", actions, class_="bar"),
+            tag("p", links[0], " · ", links[1]), group_table(context, board.groups), tag("div", actions, class_="bar"),
             ranges(context), charts(context, {name}, group),
             tag("h2", "Members"), member_table(context, board.members, running),
             tag("h2", "In flight"), running_table(context, name, running),
@@ -299,7 +299,7 @@ def member_table(context: Context, members: Sequence[MemberState], running: Sequ
 def running_table(context: Context, topic: str, running: Sequence[Running]) -> Html:
     """The messages that members have now, longest first."""
     rows = [
-        Row(each.id, (link(each.id, context.url("messages", topic, partition=str(each.partition), id=each.id)),
+        Row(each.id, (link(each.id, context.url("message", topic, f"{each.partition}/{each.id}")),
                       each.partition, each.member, f"for {spoken(each.since)}", each.attempt))
         for each in running[:50]
     ]  # fmt: skip

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 import anyio
 import anyio.abc
 
+from rsmq.control import Look, MessageStatus
+from rsmq.control.finder import Finder
 from rsmq.dlq import DeadLetter, DeadLetters, Selection
 from rsmq.dlq.selection import FieldCondition
 from rsmq.errors import BrokerError, ConfigError, Malformed, RsmqError
@@ -22,6 +24,7 @@ from rsmq.inspector.trend import Board, compare
 from rsmq.model.clock import from_epoch_ms, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.packing import unpack_fields
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
@@ -182,7 +185,7 @@ class Queries:
     """Asks the server for all pages of a process. Each answer has an upper bound."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
-        self.client, self.keys = client, keys
+        self.client, self.keys, self.settings = client, keys, settings
         self.topics = Topics(client, keys, settings)
         self.dlq, self.all_devices = DeadLetters(client, keys), Devices(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
@@ -235,6 +238,25 @@ class Queries:
                 break
             before = rows[-1][0].decode()
         return entries
+
+    async def status(self, topic: str, message_id: str, key: str | None = None) -> MessageStatus:
+        """Where a message is, for each group. Raises NotFound; ConfigError if the server's user may run no script."""
+        found = await Look(self.client, self.keys).at(message_id, await self.topic(topic), key)
+        if found.partition is None:
+            raise NotFound(f"message {message_id!r} of {topic!r} is {found.text}")
+        return found
+
+    async def one(self, topic: str, message_id: str, key: str | None = None) -> Entry | None:
+        """A message with its payload; None if only its dead letters are left."""
+        found = await Finder(self.client, self.keys).find(message_id, await self.topic(topic), key)
+        if found is None or found.is_cancelled:
+            return None
+        origin, stream_id = MessageOrigin(topic, found.partition, ""), found.stream_id
+        if found.packed is not None:
+            return read_entry(origin, b"0-0", unpack_fields(found.packed))
+        stream = self.keys.stream(topic, found.partition)
+        rows = await self.client.execute_command("XRANGE", stream, stream_id, stream_id)
+        return read_entry(origin, *rows[0]) if rows else None
 
     async def running(self, topic: str, group: str) -> list[Running]:
         """What the members of a group have now, longest first: at most MOST_RUNNING of each partition."""

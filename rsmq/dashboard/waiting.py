@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -15,6 +15,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.connector import Client
+from rsmq.redis.scripts import CANCEL_DELAYED, CANCELLED
 from rsmq.redis.streams import ask_all
 from rsmq.redis.topics import Topic
 
@@ -74,6 +75,22 @@ class WaitingMessages:
         """Make delayed messages due at a time, or now; returns how many still waited."""
         return await self._move([self._keys.delayed(topic.name, number) for number in partitions(topic)], refs, due_ms)
 
+    async def cancel_delayed(self, topic: Topic, refs: Sequence[str], window_ms: int) -> int:
+        """Cancel delayed messages for all groups; returns how many still waited."""
+        cancelled = 0
+        for ref in refs:
+            async for number, member in self._members(
+                [self._keys.delayed(topic.name, n) for n in partitions(topic)], ref
+            ):
+                try:
+                    fields = unpack_fields(member)
+                except Malformed:
+                    fields = []
+                message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields).message_id
+                names = (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id))
+                cancelled += await CANCEL_DELAYED(self._client, names, (member, window_ms)) == CANCELLED
+        return cancelled
+
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:
         """The same for parked ones. Those that hold their key stay: the member that has it would not see it."""
         return await self._move(
@@ -94,17 +111,20 @@ class WaitingMessages:
     async def _move(self, keys: Sequence[str], refs: Sequence[str], due_ms: int | None) -> int:
         moved = 0
         for ref in refs:
-            number, due, _ = split_ref(ref)
-            if number >= len(keys):
-                continue
-            members = await self._client.execute_command("ZRANGEBYSCORE", keys[number], due, due)
-            for member in members:
-                if ref_of(number, due, member) == ref:
-                    when = due_ms if due_ms is not None else await self._now()
-                    # XX: what has become due meanwhile does not come back
-                    changed = await self._client.execute_command("ZADD", keys[number], "XX", "CH", when, member)
-                    moved += int(changed)
+            async for number, member in self._members(keys, ref):
+                when = due_ms if due_ms is not None else await self._now()
+                # XX: what has become due meanwhile does not come back
+                changed = await self._client.execute_command("ZADD", keys[number], "XX", "CH", when, member)
+                moved += int(changed)
         return moved
+
+    async def _members(self, keys: Sequence[str], ref: str) -> AsyncIterator[tuple[int, bytes]]:
+        """Partition and content of what a form names, if it still waits."""
+        number, due, _ = split_ref(ref)
+        if number < len(keys):
+            for member in await self._client.execute_command("ZRANGEBYSCORE", keys[number], due, due):
+                if ref_of(number, due, member) == ref:
+                    yield number, member
 
     async def _now(self) -> int:
         seconds, micros = await self._client.execute_command("TIME")

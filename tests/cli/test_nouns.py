@@ -82,6 +82,15 @@ def test_deleting_commands_have_a_yes_option() -> None:
             assert any("--yes" in parameter.opts for parameter in command.params), words  # type: ignore[attr-defined]
 
 
+def test_tail_of_an_empty_topic_names_the_server(cli: Cli) -> None:
+    """On stderr: stdout has messages only."""
+    cli.ok("topic", "set", "quiet", "--partitions", "1")
+    result = cli("tail", "quiet")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == f"rsmq: quiet has no messages{nothing(cli, 'x').removeprefix('there are no x')}"
+    assert cli("tail", "quiet", "--json").stderr == ""
+
+
 def test_published_message_is_tailed(cli: Cli) -> None:
     """What is published is printed again, in order, and still there: nothing is consumed."""
     first = cli.ok("publish", "orders", '{"n": 1}', "--key", "a", "--header", "tenant=x").strip()

@@ -10,7 +10,6 @@ from playwright.sync_api import Page, expect
 
 from rsmq.dashboard.login_limit import OF_ADDRESS
 from tests.cli.conftest import Cli
-from tests.servers import wait_until
 
 TOKEN = "a-token-of-thirty-two-characters"
 
@@ -80,18 +79,18 @@ def test_right_token_is_not_limited(url: str) -> None:
     assert answers == {303}
 
 
-def test_guessing_is_slowed_down_and_the_right_user_gets_in_after_it(url: str, visitor: httpx.Client) -> None:
-    """Hundreds of wrong tokens get few answers and then 429 with the time to wait; even the right one waits then."""
+def test_guessing_is_slowed_down(url: str, visitor: httpx.Client) -> None:
+    """After some wrong tokens an address gets 429 with the time to wait.
+
+    `test_login_limit.py` guesses hundreds of times, and waits until the right one is let in.
+    """
     with httpx.Client(base_url=url) as guesser:
-        answers = [guesser.post("/login", data={"token": f"guess {n}"}) for n in range(300)]
-        assert {each.status_code for each in answers} == {401, 429}
-        assert sum(each.status_code == 401 for each in answers) < 100
-        refused = next(each for each in answers if each.status_code == 429)
-        assert 1 <= int(refused.headers["retry-after"]) <= 3
-        assert f"try again in {refused.headers['retry-after']} s" in refused.text
+        answers = (guesser.post("/login", data={"token": f"guess {n}"}) for n in range(100))
+        assert next(answers).status_code == 401
+        refusal = next(each for each in answers if each.status_code == 429)
+        assert 1 <= int(refusal.headers["retry-after"]) <= 3
+        assert f"try again in {refusal.headers['retry-after']} s" in refusal.text
         assert visitor.get("/").status_code == 200, "who is logged in is not affected"
-        wait_until(lambda: guesser.post("/login", data={"token": TOKEN}).status_code == 303, "the right one is let in")
-        assert guesser.get("/").status_code == 200
 
 
 WRONG = [

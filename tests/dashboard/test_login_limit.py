@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import httpx
+from starlette.responses import PlainTextResponse
+
+from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.login_limit import MOST_BUCKETS, OF_ADDRESS, OF_ALL, LoginLimit, network_of
 
 
@@ -66,3 +70,20 @@ def test_ipv6_addresses_of_one_network_are_one() -> None:
     assert network_of("::ffff:192.0.2.1") == network_of("192.0.2.1") == "192.0.2.1"
     assert network_of("") == ""
     assert network_of("fe80::1%eth0") == network_of("fe80::2")
+
+
+async def test_hundreds_of_guesses_get_few_answers_and_the_right_user_gets_in_after_them() -> None:
+    """While an address is held back, even the right token is refused; after the time in the answer it opens."""
+    clock, token = Clock(), "a-token-of-thirty-two-characters"
+    app = AccessControl(PlainTextResponse("the page"), Rules(token=token), clock)
+    transport = httpx.ASGITransport(app, client=("192.0.2.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as guesser:
+        answers = [await guesser.post("/login", data={"token": f"guess {n}"}) for n in range(300)]
+        statuses = [each.status_code for each in answers]
+        assert statuses == [401] * OF_ADDRESS.attempts + [429] * (300 - OF_ADDRESS.attempts)
+        refused = await guesser.post("/login", data={"token": token})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, f"{OF_ADDRESS.seconds:.0f}")
+        assert (await guesser.get("/")).status_code == 401
+        clock.now += int(refused.headers["retry-after"])
+        assert (await guesser.post("/login", data={"token": token})).status_code == 303
+        assert (await guesser.get("/")).text == "the page"

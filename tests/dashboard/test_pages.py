@@ -24,6 +24,7 @@ PAGES = [
 ]  # fmt: skip
 MISSING = [
     "topic/nothing", "topic/%00", "topic/..%2f", "group/orders/nothing", "group/nothing/billing", "messages/nothing",
+    "message/orders/nothing", "message/orders/0/1-1", "message/nothing/0/1-1",
     "delayed/nothing", "parked/orders/nothing", "dead-letters/orders/nothing", "dead-letter/orders/billing/0/1-1",
     "dead-letter/orders/billing/x", "device/nothing", "nothing", "messages/orders/x",
 ]  # fmt: skip
@@ -126,6 +127,62 @@ def test_delayed_messages_are_run_now_and_moved(web: httpx.Client, scene: Cli) -
     assert (wrong.status_code, "give the time" in wrong.text) == (400, True)
     nothing = web.post("do/move-delayed", data={"topic": "orders", "when": "now"})
     assert (nothing.status_code, "nothing is chosen" in nothing.text) == (400, True)
+
+
+def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Client, scene: Cli) -> None:
+    """The page says the same as `rsmq trace`; the audit has its state before and after."""
+    mine = scene.ok("publish", "orders", '{"n": 7}', "--delay", "2h", "--key", "k/7").strip()
+    page = unescape(web.get("messages/orders", params={"id": mine}).text)
+    assert scene.ok("trace", mine, "--topic", "orders").partition(": ")[2].partition(", key")[0].strip() in page
+    assert '<pre data-payload>{"n":7}</pre>' in page
+    place = {"topic": "orders", "message": mine, "key": "k/7"}
+    assert f"Make message {mine} of orders due at 2099-01-01 00:00:00 UTC? It is delayed until" in ask(
+        web, "reschedule", **place, when="at", at="2099-01-01T00:00"
+    )
+    moved = do(web, "reschedule", **place, when="at", at="2099-01-01T00:00", back=f"/message/orders/{mine}")
+    assert "delayed until 2099-01-01 00:00:00+00:00" in moved
+    done = do(web, "cancel", **place, back=f"/message/orders/{mine}")
+    assert (f"{mine} is cancelled" in done, "cancelled while it was delayed" in done) == (True, True)
+    assert ">reschedule<" not in done
+    late = web.post("do/reschedule", data={**place, "when": "now", "confirmed": "yes"})
+    assert (late.status_code, "is not delayed" in late.text) == (400, True)
+    assert web.post("do/cancel", data={**place, "message": "nothing"}).status_code == 404
+    audit = unescape(web.get("audit").text)
+    assert '"state": "delayed until 2099-01-01 00:00:00+00:00, for orders.' in audit
+    assert '"state": "cancelled while it was delayed, for orders.' in audit
+
+
+def test_ticked_delayed_messages_are_cancelled(web: httpx.Client, scene: Cli) -> None:
+    """Those that are ticked, and no other."""
+    scene.ok("topic", "set", "letters", "--partitions", "2")
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(3))
+    scene.ok("publish", "letters", "-", "--delay", "2h", stdin=lines)
+    page = web.get("delayed/letters").text
+    refs = re.findall(r'name="id" value="([^"]+)"', page)
+    messages = re.findall(r'href="/(message/letters/[^"]+)"', page)
+    assert "Cancel 2 delayed messages of letters for good" in ask(web, "cancel-delayed", topic="letters", id=refs[:2])
+    assert "cancelled 2 delayed messages" in do(web, "cancel-delayed", topic="letters", id=refs[:2])
+    again = do(web, "cancel-delayed", topic="letters", id=[*refs[:2], "9-9-x"])
+    assert "cancelled 0 delayed messages of 3: the others are gone" in again
+    assert "1 delayed message<" in web.get("delayed/letters").text
+    assert ["cancelled while" in web.get(each).text for each in messages] == [True, True, False]
+
+
+def test_parked_message_is_cancelled_on_its_page(web: httpx.Client, scene: Cli) -> None:
+    """The page has a row for each group, with the text of `rsmq trace`; afterwards the group is done with it."""
+    (scene.directory / "mended").unlink(missing_ok=True)
+    mine = scene.ok("publish", "orders", '{"later": true}').strip()
+    state = lambda: scene.json("trace", mine, "--topic", "orders")["groups"][0]["state"]  # noqa: E731
+    wait_until(lambda: state() == "parked", "it is parked")
+    address = re.search(r'href="(/message/orders/[^"]+)">', web.get("parked/orders/billing").text)
+    assert address is not None
+    page = unescape(web.get(unescape(address[1])).text)
+    assert "after attempt 0" in page or "after attempt 1" in page
+    assert "parked until" in page
+    done = do(web, "cancel", topic="orders", message=mine)
+    assert f"{mine} is cancelled (billing: cancelled)" in done
+    assert state() == "cancelled"
+    assert 'action="/do/cancel"' not in web.get(f"message/orders/{mine}").text
 
 
 def test_parked_message_is_run_now_and_one_that_holds_its_key_is_not(web: httpx.Client, scene: Cli) -> None:
@@ -252,6 +309,15 @@ def test_line_is_broken_at_a_gap_and_at_an_unknown_value() -> None:
     drawn = chart(Live(), "c", HACK, {HACK: line}, timedelta(seconds=3))
     assert (drawn.count("<polyline"), drawn.count("<circle"), HACK in drawn) == (3, 2, False)
     assert "no data yet" in chart(Live(), "c", "t", {"in": []}, timedelta(seconds=3))
+
+
+@pytest.mark.parametrize(
+    ("most", "marks"), [(0, ["0", "1"]), (2, ["0", "1", "2"]), (4, ["0", "5"]), (9, ["0", "5", "10"])]
+)
+def test_axis_has_whole_numbers(most: int, marks: list[str]) -> None:
+    """A part of a message means nothing."""
+    drawn = chart(Live(), "c", "t", {"lag": [(AT, float(most))]}, timedelta(seconds=3))
+    assert re.findall(r'text-anchor="end">([\d.]+)</text>', drawn) == marks
 
 
 def test_changes_are_rows_or_the_whole_table() -> None:

@@ -69,6 +69,25 @@ async def test_role_of_a_topic_says_what_is_seen_and_done(web: httpx.AsyncClient
     assert ("orders" in page, "secret" in page) == (True, False)
 
 
+async def test_message_is_rescheduled_by_act_and_cancelled_by_admin(web: httpx.AsyncClient, settings: Settings) -> None:
+    """The page has the buttons of the visitor's role, and the actions of another role are refused."""
+    async with Broker(settings.model_copy(update={"preflight": "off"})) as broker:
+        ref = await broker.publish("orders", {"n": 2}, delay="1h")
+        form = {"topic": "orders", "message": str(ref), "when": "at", "at": "2099-01-01T00:00", "confirmed": "yes"}
+        seen = {}
+        for who in ("guest", "ada", "root"):
+            text = (await web.get(f"/message/orders/{ref}", headers={"who": who})).text
+            assert "delayed until" in text
+            may = [(await web.post(f"/do/{action}", data=form, headers={"who": who})).status_code
+                   for action in ("reschedule", "cancel")]  # fmt: skip
+            seen[who] = ("/do/reschedule" in text, "/do/cancel" in text, *may)
+        assert seen == {
+            "guest": (False, False, 403, 403), "ada": (True, False, 303, 403), "root": (True, True, 303, 303)
+        }  # fmt: skip
+        secret = await broker.publish("secret", {"n": 2}, delay="1h")
+        assert (await web.get(f"/message/secret/{secret}", headers={"who": "ada"})).status_code == 404
+
+
 async def test_audit_names_the_visitor_and_hides_other_topics(web: httpx.AsyncClient) -> None:
     """Before and after of each action, for those who see the topic."""
     for topic in ("orders", "secret"):
