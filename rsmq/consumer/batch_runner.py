@@ -128,7 +128,7 @@ class BatchRunner(Runner):
                 except Malformed as error:
                     await self._bury(message, lane, Bury(Reason.MALFORMED, text_of(error), cause=error))
             self._leave(message, lane)
-        return self._still_ours(batch) if is_late else batch
+        return self._still_ours(batch)
 
     def _is_plain(self, picked: list[Message]) -> bool:
         """Decode all of them. False if one needs more than that: a lease, a charge, or its own dead letter."""
@@ -151,7 +151,7 @@ class BatchRunner(Runner):
         return now < lane.lease.deadline and (not message.is_redelivered or await self._settler.charge(message, lane))
 
     def _still_ours(self, batch: list[Message]) -> list[Message]:
-        """Without those whose lease ended while the others were being charged."""
+        """Without those whose lease ended while others were charged, or became dead letters."""
         now = monotonic()
         for message in batch:
             if now >= message.origin.lease.deadline:  # type: ignore[attr-defined]

@@ -93,6 +93,16 @@ class KeyRate:
         window.append(now)  # the oldest of `limit` starts leaves
         return True
 
+    def starts_late(self, message: Message, lane: Lane) -> None:
+        """A message that was counted starts only now: it waited for the server. Its key has started no other since."""
+        key = message.routing_key
+        if key is None:
+            return
+        window = lane.windows.setdefault(key, deque(maxlen=self._limit))  # it may have been forgotten meanwhile
+        if window:
+            window.pop()
+        window.append(monotonic())
+
     def _forget(self, lane: Lane, now: float) -> None:
         """Forget the keys whose last start is over: what is kept grows with the keys of one time `per` only."""
         open_ones = {key: each for key, each in lane.windows.items() if self._is_open(each, now)}

@@ -208,6 +208,8 @@ class Runner(Pool):
         """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
         is_ours = await self._settler.charge(message, lane)
         task_slot.started = monotonic()
+        if self.queue.key_rate is not None:
+            self.queue.key_rate.starts_late(message, lane)
         return is_ours and task_slot.started < lane.lease.deadline
 
     async def _expires(self, message: Message, lane: Lane) -> bool:

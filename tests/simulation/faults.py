@@ -11,6 +11,7 @@ from tests.simulation.plan import (
     FEED_COMMANDS,
     GROUP,
     OUTPUT_COMMANDS,
+    RATE_COMMANDS,
     TAKING,
     TOPIC,
     Fault,
@@ -189,8 +190,10 @@ class Fates:
     def _commands_of(self, victim: Member) -> tuple[str, ...]:
         if victim.device:
             return DEVICE_COMMANDS
-        if self._run.plan.has_outputs:
+        if self._run.plan.has_outputs or self._run.plan.has_hook:
             return OUTPUT_COMMANDS
+        if self._run.plan.rate[0]:
+            return RATE_COMMANDS
         return FEED_COMMANDS if self._run.plan.is_inbox else COMMANDS
 
     def _drop(self, name: str, victim: Member) -> None:
@@ -304,12 +307,13 @@ class Fates:
         self._set_clock(offset)
 
     def _set_clock(self, offset: float) -> None:
-        """Not where messages are due at a time of that clock: they would come later by as much, as it was asked for.
+        """Not where messages are due, expire, or have started at a time of that clock: that moves by as much.
 
         Not back when a lease was deleted: its record has the time from which retries are seen to wait for too long.
         """
         run = self._run
-        if run.plan.delayed or run.plan.schedule or (self._was_unleased and offset < run.network.offset):
+        is_due = run.plan.delayed or run.plan.schedule or run.plan.expires or run.plan.rate[0]
+        if is_due or (self._was_unleased and offset < run.network.offset):
             return
         if offset > run.network.offset:
             self._end_leases()

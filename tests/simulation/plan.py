@@ -31,6 +31,7 @@ COMMANDS: tuple[str, ...] = (
 """Those that a fault waits for."""
 TAKING: tuple[str, ...] = ("take_lease", "take_lease", "claim_pending")
 OUTPUT_COMMANDS: tuple[str, ...] = ("settle_outputs", "settle_outputs", "settle_outputs", "settle_outputs", *COMMANDS)
+RATE_COMMANDS: tuple[str, ...] = ("keep_starts", "keep_starts", "keep_starts", "keep_starts", *COMMANDS)
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
@@ -49,7 +50,9 @@ class Plan:
     must become dead letters. Members have one of the `leases`. `inboxes`: the share of seeds in which the topic feeds
     the inboxes of devices; `audited`: that in which consumers are deleted. `outputs`: the share of those without
     inboxes in which handlers publish an output for each message. `schedule`: seconds between two ticks of a schedule
-    (0: none). `cancels`: the share of messages that the publisher cancels.
+    (0: none). `cancels`: the share of messages that the publisher cancels. `expires`: the share of those that expire.
+    `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how many seconds
+    (0: any number).
     """
 
     inboxes: float = 0.15
@@ -57,6 +60,9 @@ class Plan:
     outputs: float = 0.4
     schedule: float = 0.0
     cancels: float = 0.0
+    expires: float = 0.0
+    has_hook: bool = False
+    rate: tuple[int, float] = (0, 0.0)
     members: int = 3
     partitions: int = 3
     keys: int = 4
@@ -97,6 +103,8 @@ class Plan:
         if is_inbox:
             ordering, distribution, batch = "partition", "hash", 20
         is_shared = distribution == "shared" and not batch
+        has_hook = not is_inbox and choices.among([False, True, False, False, False], "hook")
+        rates = [*[(0, 0.0)] * 4, (1, 0.3), (2, 1.0), (5, 3.0), *[(0, 0.0)] * 3]
         is_audited = distribution == "hash" and not is_inbox and choices.unit("audited") < self.audited
         return replace(
             self,
@@ -114,7 +122,10 @@ class Plan:
             partitions=choices.among([1, 2, 3, 5], "partitions"),
             members=choices.among([2, 3, 4], "members"),
             delayed=choices.among([0.0, 0.3], "delayed") if ordering == "none" else 0.0,
-            poison=0.0 if is_inbox else choices.among([0.0, 0.05], "poison"),
+            poison=0.0 if is_inbox else 0.15 if has_hook else choices.among([0.0, 0.05], "poison"),
+            expires=0.0 if is_inbox or is_audited else choices.among([0.5, 0.0, 0.0, 0.0, 0.0], "share of expiring"),
+            has_hook=has_hook,
+            rate=choices.among(rates, "rate") if ordering == "key" and not batch and not is_inbox else (0, 0.0),
             is_inbox=is_inbox,
             cancels=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.3], "cancels"),
             has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,

@@ -9,22 +9,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 import anyio
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq import Broker, Message, Rate, Reject, Retry, RetryPolicy, Settings
 from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.heartbeat.lease import Lease
 from tests.chaos.checker import History, Name, check
 from tests.chaos.ledger import Event, What
 from tests.simulation.cancels import Cancels
+from tests.simulation.endings import BURIED, Burials, Expiries
 from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
 from tests.simulation.network import Network
 from tests.simulation.plan import GROUP, TOPIC, Plan
 from tests.simulation.process import Process
+from tests.simulation.rates import Rates
 from tests.simulation.world import EPOCH, World
 
 OUTPUTS: Final = "invoices"
@@ -67,6 +70,7 @@ class Run:
         self.fates = Fates(self)
         self.devices = Devices(self, self._note_letter)
         self.cancels = Cancels(self)
+        self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
         self._stored, self._unknown, self._poison = dict[Name, float](), set[Name](), set[Name]()
@@ -95,10 +99,11 @@ class Run:
 
     def findings(self) -> list[str]:
         """Every broken promise."""
-        dead = self._dead_letters()
+        letters = self._dead_letters()
+        dead = self.expiries.sort(letters)
         if self.was_reset:  # a dead letter of the time before counts once
             dead = list(dict(dead).items())
-        free = self.cancels.open | self.cancels.done.keys()
+        free = self.cancels.open | self.cancels.done.keys() | self.expiries.ended
         stored = self._stored.keys() - free
         poison = self._poison & (stored | {name for name, _ in dead})
         history = History(
@@ -109,6 +114,8 @@ class Run:
             *map(str, check(history).faults),
             *self._wrong_outputs(poison),
             *self.cancels.wrong(self._events, self.fates.excused, [name for name, _ in dead]),
+            *self.expiries.wrong(self._events, [name for name, _ in dead], self.cancels.done),
+            *self.burials.wrong([name for name, _ in letters], Counter(map(itemgetter(0), self._outputs(BURIED)))),
             *self.violations,
             *self._skipped_ticks(),
         ]
@@ -150,30 +157,39 @@ class Run:
         """The outputs of each settled message are stored exactly once, those of others never, per key in order."""
         if not self.plan.has_outputs or self.was_reset:  # after a reset all is handled, and published, again
             return []
-        found, stored, keys = [], Counter[Name](), self.members[0].broker.keys
+        found, stored, last = [], Counter[Name](), dict[tuple[int, str], int]()
         # a message whose settlement was lost comes again, after those whose settlement was not
         is_ordered = self.plan.ordering != "none" and not self._has_lost_writes
-        for partition in range(self.plan.partitions):
-            last = dict[str, int]()
-            for _, fields in self.network.ask("XRANGE", keys.stream(OUTPUTS, partition), "-", "+"):
-                order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
-                stored[order["key"], order["n"]] += 1
-                if is_ordered and order["n"] < last.get(order["key"], -1):
-                    found.append(f"the output of {order['key']}/{order['n']} comes after that of a later message")
-                last[order["key"]] = order["n"]
+        for (key, n), partition in self._outputs(OUTPUTS):
+            stored[key, n] += 1
+            if is_ordered and n < last.get((partition, key), -1):
+                found.append(f"the output of {key}/{n} comes after that of a later message")
+            last[partition, key] = n
+        handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
         for name in sorted(self._stored.keys() | self._unknown | stored.keys()):
             least, most = int(name in self._stored and name not in poison), int(name not in poison)
             if name in self.cancels.done or name in self.cancels.open:
                 least, most = 0, int(name in self.cancels.open and name not in poison)
+            if name in self.expiries.ended:
+                least, most = 0, int(name in handled)
             if not least <= stored[name] <= most and name not in self._perhaps_twice:
                 found.append(f"{stored[name]} outputs of {name[0]}/{name[1]}, not {most}")
         return found
+
+    def _outputs(self, topic: str) -> Iterator[tuple[Name, int]]:
+        """The outputs in a topic, in order, and their partitions."""
+        for partition in range(self.plan.partitions):
+            stream = self.members[0].broker.keys.stream(topic, partition)
+            for _, fields in self.network.ask("XRANGE", stream, "-", "+"):
+                order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
+                yield (order["key"], order["n"]), partition
 
     @property
     def summary(self) -> str:
         """What was done."""
         handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
-        return f"{len(self._stored)} published, {len(handled)} handled, {len(self.cancels.done)} cancelled"
+        counts = f"{len(self._stored)} published, {len(handled)} handled, {len(self.cancels.done)} cancelled"
+        return f"{counts}, {len(self.expiries.ended)} expired" if self.plan.expires else counts
 
     def violate(self, what: str) -> None:
         """A promise is broken."""
@@ -250,17 +266,26 @@ class Run:
     def _register(self, member: Member) -> None:
         plan, choices, counts = self.plan, self.world.choices, Counter[Name]()
 
+        def begin(message: Message) -> None:
+            """The handler is called with a message."""
+            origin: Any = message.origin
+            lease, name = origin.lease, (message.payload["key"], message.payload["n"])
+            if not lease.is_held():
+                self.violate(f"m{member.number} starts {name} after its lease")
+            self.expiries.starts(member, message)
+            self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
+
         async def handle_one(payload: Any, message: Message) -> None:
             name = (payload["key"], payload["n"])
             counts[name] += 1
             label = f"m{member.number} {name[0]}/{name[1]} {counts[name]}"
             self._note("start", name, member.number, message.attempt)
             self.cancels.started(name, member.number)
+            if not plan.batch:
+                begin(message)
             is_moved = self._stream_ids.setdefault(name, message.stream_id) != message.stream_id
             if is_moved and not self.is_perhaps_twice(name):
                 self.violate(f"{name} was stored as {self._stream_ids[name]} and as {message.stream_id}")
-            if not plan.batch and not message.origin.lease.is_held():
-                self.violate(f"m{member.number} starts {name} after its lease")
             if plan.has_outputs:
                 await message.publish(OUTPUTS, {"key": name[0], "n": name[1]}, key=name[0])
             if plan.busy:
@@ -286,6 +311,8 @@ class Run:
         async def handle_batch(orders: list[dict[str, Any]], messages: list[Message]) -> list[Exception | None]:
             """One after the other; what follows a failed message of the same key (or partition) is left for later."""
             outcomes, failed = list[Exception | None](), set[str]()
+            for message in messages:
+                begin(message)
             for order, message in zip(orders, messages, strict=True):
                 lane = order["key"] if plan.ordering == "key" else "all" if plan.ordering == "partition" else ""
                 outcome: Exception | None = Retry("after the one before") if lane in failed else None
@@ -316,10 +343,14 @@ class Run:
             member.broker.deliver(TOPIC, to=recipient, group=GROUP, batch=plan.batch, retry=policy)
             return
         options: dict[str, Any] = {"batch": plan.batch} if plan.batch else {"concurrency": plan.concurrency}
+        if plan.rate[0]:
+            options["rate"] = Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key")
         member.broker.handler(
             TOPIC, group=GROUP, ordering=plan.ordering, distribution=plan.distribution,
             retry=RetryPolicy(max_attempts=50, wait=wait_fixed(0.3)), **options,
         )(handle_batch if plan.batch else handle)  # fmt: skip
+        if plan.has_hook:
+            self.burials.register(member, TOPIC, GROUP)
 
     async def _publish(self) -> None:
         choices, plan, numbers = self.world.choices, self.plan, defaultdict[str, int](int)
@@ -340,10 +371,12 @@ class Run:
             options["delay"] = timedelta(seconds=choices.between(0.1, 3, f"delay {name}"))
         if choices.unit(f"poison {name}") < self.plan.poison:
             self._poison.add(name)
+        options |= self.expiries.options(name, options.get("delay"))
         self._tried[name] = self.world.now
         try:
             ref = await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, key=name[0], **options)
             self._stored[name] = self.world.now
+            self.expiries.published(name)
         except RsmqError as error:
             self.world.note(f"   publishing {name} failed: {error!r}")
             self._unknown.add(name)
@@ -358,6 +391,7 @@ class Run:
         owners: dict[int, str] = {}
         for member in self.members if self.world.now >= self.unsure_until else ():
             for lease in member.leases():
+                self.rates.owns(lease.partition, member.number, lease.epoch)
                 other = owners.setdefault(lease.partition, member.process.name)
                 if other != member.process.name:
                     self.violate(f"{other} and {member.process.name} both hold partition {lease.partition}")

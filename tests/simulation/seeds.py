@@ -100,6 +100,7 @@ def simulate(task: Task) -> Outcome:
     log.setLevel(logging.DEBUG)
     try:
         run = Run(plan, world, network)
+        log.addHandler(run.expiries)
         run.play()
         faults = run.findings()
     finally:

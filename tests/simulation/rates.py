@@ -1,0 +1,48 @@
+"""A rate by key: no key starts more than its limit in any window, whoever owns it."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Run
+
+MARGIN: Final = 0.001
+"""Seconds: a handover takes the times along in milliseconds."""
+
+
+class Rates:
+    """The last starts of each key, and the owners of each partition.
+
+    An owner that a fault has struck may have lost the times: of it, and of those before it. Then a key begins anew.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._starts = defaultdict[str, deque[tuple[float, int, int]]](deque)
+        self._owners = defaultdict[int, list[tuple[int, str]]](list)
+
+    def owns(self, partition: int, member: int, epoch: str) -> None:
+        """A member believes in a lease."""
+        owners = self._owners[partition]
+        if not owners or owners[-1] != (member, epoch):
+            owners.append((member, epoch))
+
+    def starts(self, key: str, partition: int, member: int, epoch: str) -> None:
+        """A handler starts with a message of a key."""
+        limit, per = self._run.plan.rate
+        if not limit:
+            return
+        self.owns(partition, member, epoch)
+        now, starts, owners = self._run.world.now, self._starts[key], self._owners[partition]
+        since = len(owners)
+        if starts and starts[-1][2] != since:
+            between = {owner for owner, _ in owners[starts[-1][2] - 1 :]}
+            if between & self._run.fates.excused.keys():
+                starts.clear()
+        starts.append((now, member, since))
+        if len(starts) > limit:
+            first = starts.popleft()[0]
+            if now - first < per - MARGIN:
+                self._run.violate(f"{limit + 1} messages of {key} start within {now - first:.3f} s of {per:g} s")
