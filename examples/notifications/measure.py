@@ -1,9 +1,10 @@
-"""How long a user waits for `POST /notify`: with the failover chain in the request, and with the queue in between.
+"""How long a user waits for `POST /notify`: with the providers in the request, and with the queue in between.
 
     python examples/notifications/measure.py [requests]
 
 Requests come at the same steady rate in both, over a real socket. The queue's worker runs in the web server's process
-and sends while the requests are measured. Ends when everything that was accepted has been sent.
+and sends while the requests are measured. In the request no receipt can be waited for: the first provider that takes it
+has to do. Ends when everything that was accepted has been pushed.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, redirect_stdout
+from contextlib import asynccontextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from io import StringIO
@@ -19,30 +20,33 @@ from statistics import quantiles
 
 import httpx
 import uvicorn
-from channels import CHAIN, NoChannelAvailable, Notification
+from channels import ALIMTALK, PUSH, SMS, ChannelUnavailable, Notification
 from fastapi import FastAPI, HTTPException
 from rich.console import Console
 from rich.table import Table
 from service import app, broker
 
+from rsmq import Message
+
 INTERVAL = timedelta(milliseconds=10)
-sent = asyncio.Semaphore(0)
+pushed = asyncio.Semaphore(0)
 
 
 @app.post("/notify-in-request")
 async def notify_in_request(notification: Notification) -> None:
     """What `/notify` would be without a queue: the user waits, and sees it fail."""
-    try:
-        await CHAIN.send(notification)
-    except NoChannelAvailable as error:
-        raise HTTPException(503) from error
+    for channel in (PUSH, SMS, ALIMTALK):
+        with suppress(ChannelUnavailable):
+            return await channel.send(notification)
+    raise HTTPException(503)
 
 
 @broker.middleware
-async def count_sent(message: object, call_next: Callable[[object], Awaitable[None]]) -> None:
-    """Let the measurement know of everything that has been sent."""
+async def count_pushed(message: Message, call_next: Callable[[Message], Awaitable[None]]) -> None:
+    """Let the measurement know of every notification that is pushed, or left to the SMS."""
     await call_next(message)
-    sent.release()
+    if message.topic == "notifications":
+        pushed.release()
 
 
 @dataclass(frozen=True)
@@ -97,20 +101,20 @@ def table_of(direct: Result, queued: Result) -> Table:
 
 
 async def compare(requests: int) -> tuple[Result, Result]:
-    """One series with the chain in the request, one with the queue in between."""
+    """One series with the providers in the request, one with the queue in between."""
     async with served(app) as client:
         direct = await measure(client, "/notify-in-request", requests)
         queued = await measure(client, "/notify", requests)
         for _ in range(requests - queued.failed):
-            await sent.acquire()
+            await pushed.acquire()
     return direct, queued
 
 
 def main(requests: int) -> None:
-    with redirect_stdout(StringIO()):  # the sender prints a line for each
+    with redirect_stdout(StringIO()):  # the providers print a line for each
         direct, queued = asyncio.run(compare(requests))
     Console().print(table_of(direct, queued))
-    print(f"{requests} requests each; the {requests - queued.failed} that the queue accepted have all been sent")
+    print(f"{requests} requests each; the {requests - queued.failed} that the queue accepted have all been pushed")
 
 
 if __name__ == "__main__":

@@ -218,8 +218,10 @@ def member(each: MemberState) -> Text:
     if each.heard_ago is None:
         return Text(f"{printable(each.id)}  dead", style="red")
     lag = f"  loop lag {duration(each.loop_lag)}" if each.loop_lag is not None else ""
+    limited = f"  {number(each.limited)} limited" if each.limited else ""
     parts = " ".join(map(str, each.partitions)) or "none"
-    return Text(f"{printable(each.id)}  {each.in_flight} of {each.concurrency} in flight{lag}  partitions {parts}")
+    flight = f"{each.in_flight} of {each.concurrency} in flight"
+    return Text(f"{printable(each.id)}  {flight}{limited}{lag}  partitions {parts}")
 
 
 def share(each: GroupPartition) -> Text:

@@ -205,3 +205,15 @@ def test_screen_marks_what_is_wrong() -> None:
     for part in ("unserved", "↑ +100/s", "+1", "3 min", "none", "dead", "2 s", "3/8", "5 000", "112", r"w\x1b[31m"):
         assert part in text, part
     assert "\x1b" not in text
+
+
+def test_a_group_on_the_screen_shows_what_is_limited() -> None:
+    """What a member holds back for a rate, on the page of the group; 0 is not shown."""
+    for limited in (7, 0):
+        held = replace(MEMBER, limited=limited)
+        group = GroupTrend(
+            "orders", "billing", "hash", False, 12.5, None, None, None, None, 3, 0, 0, 0, 0, (PART,), (held,)
+        )  # fmt: skip
+        board = Board(timedelta(seconds=1), (), (group,))
+        page = "\n".join(map(str, picture(board, View(opened=("orders", "billing")), "title", 120, 24)))
+        assert ("  7 limited  " in page) is ("limited" in page) is bool(limited)

@@ -1,7 +1,8 @@
-"""The notification service: with the worker inside it, with the worker beside it, and its measurement."""
+"""The notification service: with the worker inside it and beside it, its measurement, and its run with kills."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from rsmq.testing.server import free_port
 from tests.examples.program import EXAMPLES, expected, run_python, sorted_lines
@@ -55,39 +57,50 @@ def is_up(client: httpx.Client) -> bool:
         return False
 
 
-def notify_all(client: httpx.Client) -> None:
-    """Post every notification; each is accepted under an id of its own."""
-    posts = [client.post("/notify", json={"user": user, "text": text}) for text in TEXTS for user in USERS]
-    assert {post.status_code for post in posts} == {202}
-    assert len({post.json()["id"] for post in posts}) == len(posts)
+def notify_all(client: httpx.Client) -> list[tuple[str, str]]:
+    """Post every notification; each is accepted under an id of its own. Returns users and ids."""
+    sent = [(user, client.post("/notify", json={"user": user, "text": text})) for text in TEXTS for user in USERS]
+    assert {post.status_code for _, post in sent} == {202}
+    assert len({post.json()["id"] for _, post in sent}) == len(sent)
+    return [(user, post.json()["id"]) for user, post in sent]
 
 
-def check_sent(output: Path) -> None:
-    """Wait until everything was sent; it went through the expected channels, in order for each user."""
-    wait_until(lambda: output.read_text().count("\n") >= len(USERS) * len(TEXTS), "everything is sent")
-    lines = output.read_text().splitlines()
-    assert sorted(lines) == sorted_lines(expected("notifications"))
+def check_sent(output: Path, name: str) -> None:
+    """Wait until everything was sent; it went through the expected channels, the pushes in order for each user."""
+    wanted = sorted_lines(expected(name))
+    wait_until(lambda: output.read_text().count("\n") >= len(wanted), "everything is sent")
+    lines = [line.split(" ", 1)[1] for line in output.read_text().splitlines()]
+    assert sorted(lines) == wanted
     for user in USERS:
-        texts = [re.sub(r" \[.*", "", line) for line in lines if line.startswith(user)]
-        assert texts == [f"{user}: {text}" for text in TEXTS]
+        pushed = [line for line in lines if line.startswith(f"PUSH {user}")]
+        assert pushed == [line for text in TEXTS if (line := f"PUSH {user}: {text}") in wanted]
 
 
-def test_the_worker_in_the_service(env: dict[str, str], tmp_path: Path) -> None:
-    """`uvicorn service:app` accepts notifications and sends them."""
+def test_the_worker_in_the_service_and_receipts(env: dict[str, str], tmp_path: Path) -> None:
+    """`uvicorn service:app` pushes. A receipt, also a repeated one, cancels the next step."""
     output = tmp_path / "app.txt"
-    with serving("app", env, output) as client:
-        notify_all(client)
-        check_sent(output)
+    with serving("app", {**env, "READ_WITHIN": "600"}, output) as client:
+        accepted = notify_all(client)
+        check_sent(output, "notifications")
+        receipts = [client.post("/read", json={"user": user, "id": number}) for user, number in accepted * 2]
+        assert {receipt.status_code for receipt in receipts} == {202}
+        wait_until(lambda: output.read_text().count(" READ ") >= len(accepted), "the receipts are processed")
+    lines = [line.split(" ", 1) for line in output.read_text().splitlines()]
+    sent_by_sms = {number for number, what in lines if what.startswith("SMS")}  # its PUSH was refused to the end
+    assert sorted(line for line in lines if line[1].startswith("READ")) == sorted(
+        [number, f"READ {user}: {'alimtalk' if number in sent_by_sms else 'sms'} cancelled"]
+        for user, number in accepted
+    )
 
 
-def test_the_worker_beside_the_service(env: dict[str, str], tmp_path: Path) -> None:
-    """`uvicorn service:web` only accepts notifications, `rsmq worker` sends them."""
+def test_the_worker_beside_the_service_and_no_receipt(env: dict[str, str], tmp_path: Path) -> None:
+    """`uvicorn service:web` only accepts; `rsmq worker` sends, and escalates to the end what is not read."""
     web, worker = tmp_path / "web.txt", tmp_path / "worker.txt"
     command = ["-m", "rsmq", "worker", "service:broker"]
     with serving("web", env, web) as client:
         notify_all(client)
-        with running(command, env, worker):
-            check_sent(worker)
+        with running(command, {**env, "READ_WITHIN": "0.1"}, worker):
+            check_sent(worker, "escalated")
     assert web.read_text() == ""
 
 
@@ -102,3 +115,37 @@ def test_measurement_compares_both_ways_and_leaves_nothing_unsent(env: dict[str,
     output = run_python(SERVICE / "measure.py", "60", cwd=tmp_path, env=env)
     shown = [re.sub(r"\d+\.\d", "#", " ".join(re.findall(r"[\w.;]+", line))) for line in output.splitlines()]
     assert "\n".join(line for line in shown if line) + "\n" == expected("measure")
+
+
+def test_run_with_a_killed_worker_escalates_what_is_not_read_only(env: dict[str, str], tmp_path: Path) -> None:
+    """A short run: its verdict is good, and so is its exit code."""
+    output = run_python(SERVICE / "run.py", "--notifications", "40", "--kills", "1", cwd=tmp_path, env=env)
+    assert output.startswith("notifications 40, workers killed 1 times\n")
+    assert output.count("✓") == 3
+    assert output.endswith("nothing was sent after its receipt was processed.\n")
+
+
+CHAIN = ["a PUSH", "b PUSH", "a READ", "b SMS", "b AlimTalk"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "broken"),
+    [
+        (CHAIN, {}),
+        ([*CHAIN[:2], "b PUSH", *CHAIN[2:]], {}),
+        (CHAIN[:-1], {"lost": 1}),
+        ([line for line in CHAIN if line != "a READ"], {"unread_receipts": 1}),
+        ([*CHAIN, "a SMS"], {"after_receipt": 1}),
+    ],
+)
+def test_the_verdict_detects_each_violation(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], broken: dict[str, int]
+) -> None:
+    """Of `a`, which was read, and `b`, which was not; a repeat is counted and breaks nothing."""
+    monkeypatch.syspath_prepend(str(SERVICE))
+    run = importlib.import_module("run")
+    verdict = run.judge({"a", "b"}, {"a"}, [run.Line(*line.split()) for line in lines])
+    found = {name: getattr(verdict, name) for name in ("lost", "unread_receipts", "after_receipt")}
+    assert found == {"lost": 0, "unread_receipts": 0, "after_receipt": 0} | broken
+    assert verdict.is_good is not bool(broken)
+    assert verdict.repeated["PUSH"] == lines.count("b PUSH") - 1
