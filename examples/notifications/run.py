@@ -45,7 +45,7 @@ POLL_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Line:
+class Event:
     """What a provider has taken, or that a receipt (`READ`) was processed."""
 
     number: str
@@ -69,7 +69,7 @@ class Verdict:
         return not (self.lost or self.unread_receipts or self.after_receipt)
 
 
-def judge(numbers: Collection[str], readers: Collection[str], lines: Sequence[Line]) -> Verdict:
+def judge(numbers: Collection[str], readers: Collection[str], lines: Sequence[Event]) -> Verdict:
     """Compare. `readers` are the notifications with a receipt; `lines` are in the order in which it all happened.
 
     Of what was not read, the AlimTalk must have been sent. A repeat is what a killed worker had sent and not settled.
@@ -128,10 +128,10 @@ class Run:
         """The ids of the notifications."""
         return self._users.keys()
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Event]:
         """What has happened. All workers append to one file, so its order is the real one."""
         whole, _, _ = self._log.read_text().rpartition("\n")
-        return [Line(*line.split()[:2]) for line in whole.splitlines()]
+        return [Event(*line.split()[:2]) for line in whole.splitlines()]
 
     async def perform(self) -> None:
         """Until every notification is read, or escalated to the end; or until nothing happens any more."""
@@ -149,7 +149,7 @@ class Run:
                     await anyio.sleep(POLL_SECONDS)
                 tasks.cancel_scope.cancel()
 
-    def _is_done(self, lines: Sequence[Line]) -> bool:
+    def _is_done(self, lines: Sequence[Event]) -> bool:
         ended = {line.number for line in lines if line.what == self._last(line.number)}
         return len(ended) == self._notifications and self.killed == self._kills
 
@@ -164,7 +164,7 @@ class Run:
             self._users[ref], self._reads_from[ref] = notification.user, random.choice(READERS)
             await anyio.sleep(1 / PER_SECOND)
 
-    def _deliver(self, line: Line, tasks: anyio.abc.TaskGroup) -> None:
+    def _deliver(self, line: Event, tasks: anyio.abc.TaskGroup) -> None:
         """Something reaches a phone: if its user reads there, a receipt comes after a while."""
         if line.what == "READ" or line.number in self.readers or line.number not in self._reads_from:
             return

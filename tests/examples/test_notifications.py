@@ -144,7 +144,7 @@ def test_the_verdict_detects_each_violation(
     """Of `a`, which was read, and `b`, which was not; a repeat is counted and breaks nothing."""
     monkeypatch.syspath_prepend(str(SERVICE))
     run = importlib.import_module("run")
-    verdict = run.judge({"a", "b"}, {"a"}, [run.Line(*line.split()) for line in lines])
+    verdict = run.judge({"a", "b"}, {"a"}, [run.Event(*line.split()) for line in lines])
     found = {name: getattr(verdict, name) for name in ("lost", "unread_receipts", "after_receipt")}
     assert found == {"lost": 0, "unread_receipts": 0, "after_receipt": 0} | broken
     assert verdict.is_good is not bool(broken)
