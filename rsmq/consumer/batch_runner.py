@@ -118,9 +118,6 @@ class BatchRunner(Runner):
         for at, message in enumerate(picked):
             lane: Lane = message.origin  # type: ignore[assignment]
             if now < lane.lease.deadline and (charged is None or charged[at]):
-                if not message.is_plain and message.expires_ms is not None and await self._expires(message, lane):
-                    self._leave(message, lane)
-                    continue
                 try:
                     message.payload = decode(message.data)
                     batch.append(message)
@@ -128,7 +125,22 @@ class BatchRunner(Runner):
                 except Malformed as error:
                     await self._bury(message, lane, Bury(Reason.MALFORMED, text_of(error), cause=error))
             self._leave(message, lane)
-        return self._still_ours(batch)
+        return await self._unexpired(self._still_ours(batch))
+
+    async def _unexpired(self, batch: list[Message]) -> list[Message]:
+        """Without those that have expired. To bury one takes a moment, in which another one may expire, or a lease."""
+        has_waited = True
+        while has_waited:
+            has_waited, kept = False, list[Message]()
+            for message in batch:
+                lane: Lane = message.origin  # type: ignore[assignment]
+                if not message.is_plain and message.expires_ms is not None and await self._expires(message, lane):
+                    self._leave(message, lane)
+                    has_waited = True
+                else:
+                    kept.append(message)
+            batch = self._still_ours(kept)
+        return batch
 
     def _is_plain(self, picked: list[Message]) -> bool:
         """Decode all of them. False if one needs more than that: a lease, a charge, or its own dead letter."""

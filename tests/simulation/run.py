@@ -109,6 +109,7 @@ class Run:
         history = History(
             stored=set(stored), unknown=self._unknown | free, events=self._events, excused=self.fates.excused,
             holds=self._holds(), poison=poison, dead=dead, is_ordered=self.plan.ordering != "none",
+            given_up=dict.fromkeys(free, "cancelled or expired"),  # a worker that was struck may end one of them late
         )  # fmt: skip
         return [
             *map(str, check(history).faults),
