@@ -9,9 +9,11 @@ from typing import Any
 from rsmq import Broker
 
 PERMANENT = re.compile(
-    r":topics$|:topic:\{|\}$|\}:(marks|removed|delayed|archived|jobs)$|\}:workers(:(lease|retry|dlq))?$"
+    r":topics$|:topic:\{|\}$|\}:(marks|removed|delayed|archived|jobs)$"
+    r"|\}:workers(:(lease|retry|dlq|errors|cancels|cancelled))?$"
 )
-"""Keys that have no TTL: topics, partitions, groups, leases (they hold the epoch) and dead letters."""
+"""Keys that have no TTL: topics, partitions, groups, leases (they hold the epoch), dead letters, and what is known of
+single messages until retention removes them."""
 
 
 async def leaks(broker: Broker, topic: str, group: str) -> list[str]:
