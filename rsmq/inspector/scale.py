@@ -13,6 +13,7 @@ FORGET: Final = 0.05
 """How fast a worker's best rate is forgotten, for each busy look: handlers become slower, too."""
 SOON: Final = timedelta(seconds=1)
 """A message that waits for longer than this waits for a worker."""
+MOST: Final = 10**9
 HEADROOM: Final = 0.8
 """Of its best rate a worker shall be busy with what comes in; the rest is for bursts."""
 
@@ -83,7 +84,7 @@ def decide(load: Load, goal: Goal, best: float | None) -> Wanted:
         return Wanted(bounded(max(1, load.workers + step), load, goal), best, "the rate of a worker is not known yet")
     arriving = load.rate_in / (best * HEADROOM)
     draining = load.waiting / best / goal.drain.total_seconds()
-    wanted = math.ceil(arriving + draining - 1e-9)
+    wanted = math.ceil(min(arriving + draining, MOST) - 1e-9)  # a tiny rate would make it infinite
     why = f"{best:.3g} a second each, {load.rate_in:.3g} a second come in, {load.waiting} wait"
     if load.oldest > goal.drain and wanted <= load.workers:  # what a worker can do has become less
         wanted, why = load.workers + 1, f"{why}, the oldest for {load.oldest.total_seconds():.0f} s"

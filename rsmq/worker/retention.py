@@ -69,9 +69,9 @@ class Retention:
         for consumer in self._consumers:
             topic, group = consumer.topic, consumer.handler.group
             for partition in [*consumer.lanes]:
-                gone = self.remove_dead(topic.name, partition, group, consumer.membership.live)
-                await self._attempt(f"{topic.name}.{partition}/{group}", gone)
-                await self._attempt(f"{topic.name}.{partition}/{group}", self.forget(topic.name, partition, group))
+                name, gone = f"{topic.name}.{partition}/{group}", self.remove_dead
+                await self._attempt(name, gone(topic.name, partition, group, consumer.membership.live))
+                await self._attempt(f"{name} notes", self.forget(topic.name, partition, group))
         return removed
 
     async def _attempt(self, name: str, work: Awaitable[T]) -> T | None:
