@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import uuid
@@ -54,6 +55,16 @@ def pytest_collection_finish() -> None:
     """Leave what was collected out of garbage collections: a full one takes half a second, in any test."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def log_levels_stay() -> Iterator[None]:
+    """A command sets the log level of its process. Called by a test, it would silence the logs of later tests."""
+    log, root = logging.getLogger("rsmq"), logging.root
+    before = log.level, root.manager.disable
+    yield
+    log.setLevel(before[0])
+    logging.disable(before[1])
 
 
 @pytest.hookimpl(optionalhook=True)
