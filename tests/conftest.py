@@ -58,8 +58,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_levels_stay() -> Iterator[None]:
-    """A command sets the log level of its process. Called by a test, it would silence the logs of later tests."""
+def logs_stay(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A command sets the log level of its process, and PySpark's loggers give their format to every handler. Called by
+    a test, they would change what later tests see."""
+    plugin = pytestconfig.pluginmanager.get_plugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler) if plugin is not None else ():
+        handler.setFormatter(plugin.formatter)
+    logging.setLoggerClass(logging.Logger)
     log, root = logging.getLogger("rsmq"), logging.root
     before = log.level, root.manager.disable
     yield
