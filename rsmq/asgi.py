@@ -87,7 +87,7 @@ async def relay(
 
     The device gets each letter as `encode` writes it, and answers `{"ack": 7}` with the `seq`. At most `window` letters
     are unacknowledged at a time. What was not acknowledged comes again at the next connection, in order, marked as
-    redelivered. `client_id` must be authenticated: whoever connects with it gets its letters.
+    redelivered. `client_id` must be authenticated: a client that connects with it gets its letters.
 
     Close codes: 4001 when the device has connected elsewhere (do not connect again by itself), 1008 for something else
     than an acknowledgement, 1012 when the server has lost the session and 1013 when it is unavailable (connect again).

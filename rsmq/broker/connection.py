@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -35,6 +36,15 @@ class Connection:
     topics: Topics
     producer: Producer
     inboxes: persistence.Inboxes
+
+
+class Connected(ABC):
+    """A part of a broker that uses its open connection."""
+
+    @property
+    @abstractmethod
+    def _connection(self) -> Connection:
+        """The open connection, or ConfigError."""
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar, overload
 
 import anyio
 
-from rsmq.broker.connection import Connection
+from rsmq.broker.connection import Connected
 from rsmq.errors import BrokerUnavailable, ConfigError, RequestFailed, RequestTimeout
 from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import describe
@@ -42,14 +42,10 @@ POLL: Final = 1.0
 LONGEST_TTL: Final = to_ms(timedelta(days=1))
 
 
-class Requesting:
+class Requesting(Connected):
     """The part of a broker that sends requests."""
 
     keys: Keys
-
-    @property
-    def _connection(self) -> Connection:
-        raise NotImplementedError
 
     @overload
     async def request(

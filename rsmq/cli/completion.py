@@ -12,7 +12,7 @@ from rsmq.cli.connection import CommandConnection, connected, settings_for
 from rsmq.redis.embedded.server import EmbeddedServer
 
 PATIENCE = 1.5
-"""Seconds that somebody who has pressed the tab key waits."""
+"""Seconds that the shell waits after the tab key."""
 
 
 def complete_topic(context: typer.Context, incomplete: str) -> list[str]:

@@ -64,7 +64,7 @@ def load(url: str | None, names: set[str], token: str | None, *, allow_changes: 
     except ModuleNotFoundError as error:
         raise ConfigError(f"{EXTRA} ({error})") from None
     roles = import_module("rsmq.dashboard.roles")
-    authorize = roles.everybody(roles.Role.ADMIN if allow_changes else roles.Role.LOOK)
+    authorize = roles.same_for_all(roles.Role.ADMIN if allow_changes else roles.Role.LOOK)
     rules = package.Rules(hosts=frozenset(names), token=token, authorize=authorize)
     return package.create_app(settings_for(url), rules=rules), server
 

@@ -41,7 +41,7 @@ def backlog(group: GroupTrend) -> int:
 
 
 def is_idle(group: GroupTrend) -> bool:
-    """Whether nothing happens there that somebody should see."""
+    """Whether nothing happens there that an operator should see."""
     return not (backlog(group) or group.rate_out or group.dead_letters or group.is_paused)
 
 

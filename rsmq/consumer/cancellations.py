@@ -1,7 +1,7 @@
 """Cancelled messages, as their owner meets them: in what it has read, and among what it has in its hands.
 
 `control/cancel.py` sets the marks, one hash for each partition and group. Each read is followed by one EXISTS for the
-marks of its lanes, in the same write. The server executes it after the delivery, so whoever reads a message sees a mark
+marks of its lanes, in the same write. The server executes it after the delivery, so the reader of a message sees a mark
 that was set before. Only if there are marks, the ids that were read are compared with them.
 """
 

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rsmq.dashboard.login_limit import LoginLimit
-from rsmq.dashboard.roles import Authorize, Role, everybody
+from rsmq.dashboard.roles import Authorize, Role, same_for_all
 from rsmq.model.clock import monotonic
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
@@ -37,7 +37,7 @@ HEADERS: Final = (
     (b"referrer-policy", b"same-origin"),  # no-referrer would send our own form with the origin `null`
 )
 STATIC: Final = "/static/"
-"""Style and script: the same for everybody, so the form of the token may use them."""
+"""Style and script: the same for all visitors, so the form of the token may use them."""
 FORM: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>rsmq dashboard</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="{root}/static/style.css">
@@ -51,12 +51,12 @@ FORM: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><tit
 class Rules:
     """`hosts` are the accepted host names; without a `token` every visitor who can reach the port is let in.
 
-    `authorize` says who sends a request and what they may do, in which topic; by default everybody may look.
+    `authorize` says who sends a request and what they may do, in which topic; by default all visitors may look.
     """
 
     hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
     token: str | None = field(default=None, repr=False)
-    authorize: Authorize = field(default_factory=lambda: everybody(Role.LOOK))
+    authorize: Authorize = field(default_factory=lambda: same_for_all(Role.LOOK))
 
     def pass_word(self) -> str:
         """The value of the cookie: a hash from which the token cannot be computed. It takes a while to make one on

@@ -20,7 +20,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who uses the dashboard. `topics` are the topics in which the role is another one.
+    """A person or program that uses the dashboard. `topics` are the topics in which the role is another one.
 
     `name` is what the audit stream calls the visitor. Devices belong to no topic: there `role` counts.
     """
@@ -43,10 +43,10 @@ class Visitor:
 
 
 Authorize = Callable[[Request], "Visitor | Awaitable[Visitor | None] | None"]
-"""Says who sends a request. None: somebody who may see nothing."""
+"""Says who sends a request. None: a visitor who may see nothing."""
 
 
-def everybody(role: Role) -> Authorize:
+def same_for_all(role: Role) -> Authorize:
     """All visitors have one role. Their address is the only name that is known."""
 
     def authorize(request: Request) -> Visitor:

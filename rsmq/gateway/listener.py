@@ -15,8 +15,8 @@ BACKLOG: Final = 2_000
 """Connects that wait until they are accepted."""
 
 
-class MqttProtocol(asyncio.Protocol):
-    """A plain or TLS connection."""
+class ClientProtocol(asyncio.Protocol):
+    """The socket of one client. A subclass makes the connection, and passes the bytes on."""
 
     __slots__ = ("_client", "_context")
 
@@ -24,16 +24,11 @@ class MqttProtocol(asyncio.Protocol):
         self._context = context
         self._client: ClientConnection | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+    def opened(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
+        """The socket, with the bound on what waits to be written."""
         socket = cast("asyncio.Transport", transport)  # those of uvloop are of no class of asyncio
         socket.set_write_buffer_limits(high=self._context.options.write_buffer)
-        self._client = ClientConnection(self._context, socket)
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
-        assert self._client is not None
-        self._client.received(bytes(data))
+        return socket
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -49,6 +44,21 @@ class MqttProtocol(asyncio.Protocol):
         """The socket is closed."""
         if self._client is not None:
             self._client.lost()
+
+
+class MqttProtocol(ClientProtocol):
+    """A plain or TLS connection."""
+
+    __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._client = ClientConnection(self._context, self.opened(transport))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        assert self._client is not None
+        self._client.received(bytes(data))
 
 
 async def listen(context: Context, address: Address) -> asyncio.Server:

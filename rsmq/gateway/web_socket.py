@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
@@ -13,6 +13,7 @@ from websockets.typing import Origin, Subprotocol
 
 from rsmq.gateway.client import ClientConnection
 from rsmq.gateway.context import Context
+from rsmq.gateway.listener import ClientProtocol
 
 PROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 """The standard's name, and what clients of version 3.1 ask for."""
@@ -55,24 +56,22 @@ class FramedTransport:
         asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._socket.abort)
 
 
-class WebSocketProtocol(asyncio.Protocol):
+class WebSocketProtocol(ClientProtocol):
     """A connection that begins with an HTTP request. The MQTT connection begins when it is accepted."""
 
-    __slots__ = ("_client", "_context", "_frames", "_socket", "_transport")
+    __slots__ = ("_frames", "_socket", "_transport")
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context)
         origins = context.options.origins
         self._frames = ServerProtocol(
             origins=[Origin(each) for each in origins] if origins else None, subprotocols=PROTOCOLS,
             max_size=(None, context.limits.packet_size + EXTRA),
         )  # fmt: skip
-        self._client: ClientConnection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
-        self._socket = cast("asyncio.Transport", transport)
-        self._socket.set_write_buffer_limits(high=self._context.options.write_buffer)
+        self._socket = self.opened(transport)
         self._transport = FramedTransport(self._socket, self._frames)
         context = self._context
         context.wheel.add(context.loop_time + context.options.connect_timeout.total_seconds(), self._look)
@@ -119,18 +118,3 @@ class WebSocketProtocol(asyncio.Protocol):
     def eof_received(self) -> Any:
         """The client has closed its side."""
         return False
-
-    def pause_writing(self) -> None:
-        """The client does not read."""
-        if self._client is not None:
-            self._client.pause_delivery()
-
-    def resume_writing(self) -> None:
-        """The client reads again."""
-        if self._client is not None:
-            self._client.resume_delivery()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
-        if self._client is not None:
-            self._client.lost()

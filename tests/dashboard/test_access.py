@@ -52,7 +52,7 @@ def visitor(url: str) -> Iterator[httpx.Client]:
 
 
 def test_pages_events_and_actions_need_the_token(url: str, visitor: httpx.Client) -> None:
-    """They are refused without it; style and script are the same for everybody."""
+    """They are refused without it; style and script are the same for all visitors."""
     assert visitor.get("/").status_code == 200
     with httpx.Client(base_url=url) as stranger:
         answers = [stranger.get("/"), stranger.get("/?live=1"), stranger.post("/do/purge", data={"topic": "orders"})]

@@ -43,7 +43,7 @@ async def web(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def statuses(web: httpx.AsyncClient, who: str) -> dict[str, int]:
-    """What each page and action answers to somebody."""
+    """What each page and action answers to a visitor."""
     pages = ["/", "/topic/orders", "/topic/secret", "/messages/secret", "/devices", "/group/secret/billing",
              "/delayed/secret", "/dead-letters/secret/billing", "/parked/secret/billing"]  # fmt: skip
     found = {page: (await web.get(page, headers={"who": who})).status_code for page in pages}

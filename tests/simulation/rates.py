@@ -1,4 +1,4 @@
-"""A rate by key: no key starts more than its limit in any window, whoever owns it."""
+"""A rate by key: no key starts more than its limit in any window, whichever member owns it."""
 
 from __future__ import annotations
 

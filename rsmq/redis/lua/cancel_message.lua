@@ -3,7 +3,7 @@
 -- KEYS     1 stream  2 retry zset  3 cancels hash  4 cancelled zset
 -- ARGV     1 group  2 stream id  3 asked|interrupt (also what runs)  4 most attempts to look for:int
 -- RETURNS  {'CANCELLED', wake:0|1}, {'ASKED'} (its owner has to answer), {'RUNNING'}, {'SETTLED'} or {'UNKNOWN'}
--- WHY      Each case is final where it says so. Not delivered: whoever reads it looks into `cancels` behind the read.
+-- WHY      Each case is final where it says so. Not delivered: its reader looks into `cancels` behind the read.
 --          Parked: `start_message` looks, and the owner is woken where the message holds its key. In a member's hands: a
 --          first delivery starts without telling the server, so only the owner knows; it answers in `cancels`, or by a
 --          settlement, and this call is repeated until then. Both halves of an id may exceed the 53 bits of a number.

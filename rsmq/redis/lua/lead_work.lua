@@ -3,8 +3,8 @@
 -- ARGV     1 owner  2 ttl_ms:int, 0 releases it
 -- RETURNS  {'OK', epoch:int} or {'HELD', remaining_ms:int}
 -- WHY      Each change of the owner has a higher epoch, which later writes carry, so that those of an earlier leader are
---          refused. Epochs grow with the clock: if the hash is lost, the next epoch is still higher. A lease longer than
---          its ttl comes from a jump of the clock and counts as free.
+--          refused. Epochs grow with the clock, so that the next one is higher, too, when a failover has lost the hash. A
+--          lease longer than its ttl comes from a jump of the clock and counts as free.
 local owner, ttl = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
