@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol, Required, TypedDict, TypeVar, Unpack, overload
 
 import anyio
 
@@ -42,32 +42,24 @@ POLL: Final = 1.0
 LONGEST_TTL: Final = to_ms(timedelta(days=1))
 
 
+class RequestOptions(TypedDict, total=False):
+    """What `request` takes beside the type of its answer."""
+
+    timeout: Required[Duration]
+    key: str | None
+    headers: Mapping[str, str] | None
+
+
 class Requesting(Connected):
     """The part of a broker that sends requests."""
 
     keys: Keys
 
     @overload
-    async def request(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        timeout: Duration,
-        returns: type[T],
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> T: ...
+    async def request(self, topic: str, payload: Any, *, returns: type[T], **options: Unpack[RequestOptions]) -> T: ...
     @overload
     async def request(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        timeout: Duration,
-        returns: Any = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, topic: str, payload: Any, *, returns: Any = None, **options: Unpack[RequestOptions]
     ) -> Any: ...
     async def request(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -11,6 +12,7 @@ from rsmq import dlq, persistence
 from rsmq.broker.blocking import Blocking, blocking, iterating, passed_on
 from rsmq.broker.broker import Broker
 from rsmq.broker.portal import Portal
+from rsmq.broker.requests import RequestOptions
 from rsmq.broker.typed_topic import BatchHandlerDecorator, HandlerDecorator, TypedTopic
 from rsmq.handler.handler import Handler
 from rsmq.handler.options import SingleOptions
@@ -221,41 +223,12 @@ class SyncBroker(Blocking):
     publish_sync = passed_on(Broker.publish_sync)
 
     @overload
-    def request(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        timeout: Duration,
-        returns: type[T],
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> T: ...
+    def request(self, topic: str, payload: Any, *, returns: type[T], **options: Unpack[RequestOptions]) -> T: ...
     @overload
-    def request(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        timeout: Duration,
-        returns: Any = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Any: ...
-    def request(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        timeout: Duration,
-        returns: Any = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Any:
-        """Publish a message and wait for the answer, as `Broker.request` does."""
-        return self._call(
-            lambda broker: broker.request(topic, payload, timeout=timeout, returns=returns, key=key, headers=headers)
-        )
+    def request(self, topic: str, payload: Any, *, returns: Any = None, **options: Unpack[RequestOptions]) -> Any: ...
+    @wraps(Broker.request)
+    def request(self, *args: Any, **options: Any) -> Any:
+        return self._call(lambda broker: broker.request(*args, **options))
 
     publish_many = blocking(Broker.publish_many)
     send = blocking(Broker.send)
