@@ -11,7 +11,7 @@ from rsmq.gateway.inbox_reader import InboxReader
 from rsmq.gateway.message import Published, identifiers_of
 from rsmq.gateway.packet import Ack, ProtocolError
 from rsmq.gateway.properties import Property
-from rsmq.persistence.letter import EXPIRES, RETAIN, MqttLetter, packet_id_of, read_mqtt
+from rsmq.persistence.letter import EXPIRES, RETAIN, MqttLetter, ms_left, packet_id_of, read_mqtt
 
 PUBLISHED, RECEIVED, RELEASED = "published", "received", "released"
 """A letter of QoS 2: sent; its PUBREC has come; its PUBREL was sent."""
@@ -81,7 +81,7 @@ class Delivery:
             return None
         properties = letter.properties
         if letter.flags & EXPIRES:
-            left = (int.from_bytes(envelope[7:13], "big") - self._now_ms() + 999) // 1000
+            left = -(-ms_left(envelope, self._now_ms()) // 1000)
             if left <= 0:
                 self._dropped("expired")
                 return None

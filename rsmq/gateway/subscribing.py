@@ -10,7 +10,7 @@ from rsmq.gateway.message import Published, identifiers_of
 from rsmq.gateway.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
 from rsmq.gateway.shares import has_shares
 from rsmq.gateway.topic_filter import MOST_LEVELS, SHARE, levels_of
-from rsmq.persistence.letter import EXPIRES, RETAIN, STAMP, read_mqtt, seal_mqtt
+from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
 
 
 class Subscriber(Protocol):
@@ -81,8 +81,7 @@ async def send_retained(context: Context, client: Subscriber, subscription: Subs
             return
         number += 1
         letter = read_mqtt(envelope)
-        expires = int.from_bytes(envelope[7:STAMP], "big")
-        left = expires - context.now_ms() if letter.flags & EXPIRES else None
+        left = ms_left(envelope, context.now_ms()) if letter.flags & EXPIRES else None
         if left is not None and left <= 0:
             continue
         qos = min(letter.flags & 3, subscription.qos)

@@ -190,6 +190,13 @@ def read_mqtt(envelope: bytes) -> MqttLetter:
     return MqttLetter(flags, topic, properties, envelope[end:], share)
 
 
+def ms_left(envelope: bytes, now_ms: int) -> int:
+    """What is left of the time that a letter is kept, by a clock that may be behind the server's: never more than it
+    had."""
+    expires = int.from_bytes(envelope[7:STAMP], "big")
+    return expires - max(now_ms, int.from_bytes(envelope[1:7], "big"))
+
+
 def _text(envelope: bytes, at: int) -> tuple[str, int]:
     """A text after its length byte, and the offset of its end."""
     end = at + 1 + envelope[at]

@@ -18,11 +18,14 @@ class Roamer:
     def __init__(self, ports: Sequence[int], client_id: str, first: int = 0) -> None:
         self.ports, self.client_id, self._turn = list(ports), client_id, first
         self.connects = 0
+        self.port_now = 0
+        """The gateway that it has connected to last."""
 
     async def connected(self) -> RawClient:
         """A connection to the next gateway that accepts one."""
         while True:
-            one = RawClient(self.ports[self._turn % len(self.ports)])
+            self.port_now = self.ports[self._turn % len(self.ports)]
+            one = RawClient(self.port_now)
             self._turn += 1
             try:
                 await one.connect(self.client_id, clean=False)
@@ -79,6 +82,10 @@ class Subscriber(Roamer):
         self.got: list[bytes] = []
         self.ready = asyncio.Event()
 
+    def received(self, payload: bytes) -> None:
+        """A message has come, perhaps again."""
+        self.got.append(payload)
+
     async def collect(self, topic: str, count: int, qos: int) -> None:
         """Subscribe once, then acknowledge what comes."""
         held: set[int] = set()
@@ -91,12 +98,12 @@ class Subscriber(Roamer):
                 while len(set(self.got)) < count:
                     got = await one.take()
                     if got.kind == 3 and got.qos == 1:
-                        self.got.append(got.payload)
+                        self.received(got.payload)
                         one.send(p.ack(4, got.packet_id))
                     elif got.kind == 3 and got.qos == 2:
                         if got.packet_id not in held:
                             held.add(got.packet_id)
-                            self.got.append(got.payload)
+                            self.received(got.payload)
                         one.send(p.ack(5, got.packet_id))
                     elif got.kind == 6:
                         held.discard(got.packet_id)

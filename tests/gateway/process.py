@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,17 +18,24 @@ import anyio.abc
 from rsmq import Broker
 from rsmq.gateway import Gateway, GatewayOptions
 from rsmq.model.settings import Settings
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 
 
 class GatewayProcess:
-    """A gateway that can be killed, paused and stopped."""
+    """A gateway that can be killed, paused and stopped. Its log is a file: a pipe that is full would stop it."""
 
     def __init__(self, url: str, prefix: str, **options: Any) -> None:
-        command = [sys.executable, "-m", "tests.gateway.process", url, prefix, json.dumps(options)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        ours, theirs = os.pipe()
+        self._output, self._log = os.fdopen(ours), TemporaryFile()  # noqa: SIM115 - they are open as long as it runs
+        self._process = forks.start(
+            "tests.gateway.process", url, prefix, json.dumps(options), cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=theirs, stderr=self._log,
+        )  # fmt: skip
+        os.close(theirs)
         self._ports: list[int] = []
+        self._logged = ""
 
     @property
     def port(self) -> int:
@@ -39,13 +46,23 @@ class GatewayProcess:
     def ports(self) -> list[int]:
         """The port of each listener."""
         if not self._ports:
-            assert self._process.stdout is not None
-            line = self._process.stdout.readline()
+            line = self._output.readline()
             if not line.startswith("port "):
-                self._process.kill()
-                raise AssertionError(f"the gateway did not start: {self._process.communicate()}")
+                self.kill()
+                raise AssertionError(f"the gateway did not start: {self.log()}")
             self._ports = [int(each) for each in line.split()[1:]]
         return self._ports
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def log(self) -> str:
+        """What it has logged up to now."""
+        if not self._log.closed:
+            size = os.fstat(self._log.fileno()).st_size
+            self._logged = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        return self._logged
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -53,14 +70,16 @@ class GatewayProcess:
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._close()
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""
         self._process.terminate()
-        _, log = self._process.communicate(timeout=30)
-        assert "Traceback" not in log, log
-        return self._process.returncode
+        code = self._process.wait(60)
+        self._close()
+        assert "Traceback" not in self.log(), self.log()
+        return code
 
     @property
     def is_running(self) -> bool:
@@ -70,14 +89,19 @@ class GatewayProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, at: TracebackType | None) -> None:
-        if not self.is_running:
-            self._process.communicate()
-        elif kind is None:
+        if self.is_running:
             self.signal(signal.SIGCONT)
-            assert self.stop() == 0
-        else:
-            self._process.kill()
-            print(self._process.communicate()[1][-5000:], file=sys.stderr)
+            if kind is None:
+                assert self.stop() == 0
+            else:
+                self.kill()
+                print(self.log()[-5000:], file=sys.stderr)
+        self._close()
+
+    def _close(self) -> None:
+        self.log()
+        self._output.close()
+        self._log.close()
 
 
 async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
@@ -118,7 +142,6 @@ async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["PYTHONFAULTHANDLER"] = "1"
     import logging
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from rsmq.cli import app
 from rsmq.cli.output import exit_code
 from rsmq.errors import RsmqError
 from rsmq.telemetry.metric import GATEWAY
+from rsmq.testing.server import free_port
 from tests.gateway.process import ROOT, GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.servers import Server, wait_until
@@ -102,6 +104,14 @@ def scrape(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith("rsmq_"))}
 
 
+def two_free_ports() -> int:
+    """The first of two neighbours: the second process has the next port."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
 def test_the_page_has_every_metric_of_a_gateway() -> None:
     page = (ROOT / "docs" / "telemetry.md").read_text("utf-8")
     for each in GATEWAY:
@@ -112,15 +122,14 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
     server: Server, fleet_prefix: str, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text("from rsmq import Broker\n\nbroker = Broker()\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port, metrics = free_port(), two_free_ports()
     environment = os.environ | {"RSMQ_URL": server.url, "RSMQ_PREFIX": f"{fleet_prefix}-p", "PYTHONPATH": str(ROOT)}
     log = tmp_path / "log"
     with log.open("w") as writing:
         parent = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", "rsmq", "gateway", "app:broker", "--listen", f"mqtt://127.0.0.1:{port}",
              "--anonymous", "--processes", "2", "--keep-alive", "60s",
-             "--session-expiry", "1h", "--metrics", f"127.0.0.1:{port + 1}"],
+             "--session-expiry", "1h", "--metrics", f"127.0.0.1:{metrics}"],
             cwd=tmp_path, env=environment, stderr=writing,
         )  # fmt: skip
     try:
@@ -133,7 +142,7 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
             if number == 0:
                 assert (await made[0].message()).payload == b"0"
         assert await made[1].publish("$SYS/x", b"no") == 0x87
-        pages = [await asyncio.to_thread(scrape, port + 1 + slot) for slot in range(2)]
+        pages = [await asyncio.to_thread(scrape, metrics + slot) for slot in range(2)]
         assert sum(page["rsmq_mqtt_connections"] for page in pages) == 20
         assert sum(page["rsmq_mqtt_messages_total"] for page in pages) == 21
         assert sum(page.get('rsmq_mqtt_refused_total{reason="not_authorized"}', 0) for page in pages) == 1

@@ -35,10 +35,10 @@ async def drain(client: RawClient) -> list[bytes]:
 
 
 async def collect(members: list[RawClient], count: int) -> list[list[bytes]]:
-    """What each member gets, until they have so many together."""
+    """What each member gets, until they have so many different messages together."""
     got: list[list[bytes]] = [[] for _ in members]
-    async with asyncio.timeout(15):
-        while sum(map(len, got)) < count:
+    async with asyncio.timeout(60):
+        while len({each for found in got for each in found}) < count:
             for found, member in zip(got, members, strict=True):
                 found += await drain(member)
     return got
@@ -148,7 +148,10 @@ async def test_what_a_member_has_not_acknowledged_goes_to_others_when_its_sessio
 async def test_no_message_of_a_share_is_lost_when_its_gateway_is_killed(
     gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
 ) -> None:
-    """Members with clean sessions there; the survivor's member gets what they have not acknowledged."""
+    """Members with clean sessions there; the survivor's member gets what they have not acknowledged.
+
+    What the dead gateway was routing when it was killed may come twice: it is routed again, for other members.
+    """
     sender = await client().connect(f"{name}-s")
     staying = await client(5).connect(name)
     await staying.subscribe((f"$share/g/{name}", 1))
@@ -161,5 +164,5 @@ async def test_no_message_of_a_share_is_lost_when_its_gateway_is_killed(
         first = await members[0].message(ack=False)
         dying.kill()
     (got,) = await collect([staying], 30)
-    assert sorted(int(each) for each in got) == list(range(30))
+    assert {int(each) for each in got} == set(range(30))
     assert first.payload in got
