@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 import anyio.to_thread
-from sqlalchemy import Connection, Engine, create_engine, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy import Connection, Engine, create_engine, select
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from rsmq.errors import BrokerUnavailable, ConfigError
-from rsmq.sql.tables import DATABASE, metadata
+from rsmq.sql.tables import DATABASE, metadata, read_url, readable_url
 
 T = TypeVar("T")
 
@@ -32,17 +32,10 @@ class Database:
     @classmethod
     def at(cls, url: str, user: str) -> Database:
         """The database of a URL of SQLAlchemy. Raises ConfigError for one that cannot be read or has no driver."""
-        try:
-            given = make_url(url)
-            if given.drivername in ("postgresql", "postgres"):
-                given = given.set(drivername="postgresql+psycopg")
-            engine: Engine | AsyncEngine
+        with readable_url():
+            given = read_url(url)
             is_async = given.get_dialect().is_async
-            engine = create_async_engine(given) if is_async else create_engine(given)
-        except (ArgumentError, ImportError) as error:
-            raise ConfigError(
-                f"this database URL cannot be used ({error}): write one as postgresql+psycopg://user@host/db"
-            ) from None
+            engine: Engine | AsyncEngine = create_async_engine(given) if is_async else create_engine(given)
         return cls(engine, user)
 
     async def close(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     Column,
     DateTime,
@@ -18,9 +21,13 @@ from sqlalchemy import (
     Uuid,
     create_mock_engine,
     func,
+    make_url,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import ArgumentError
+
+from rsmq.errors import ConfigError
 
 LONGEST_NAME: Final = 128
 LONGEST_ID: Final = 256
@@ -100,13 +107,32 @@ def create_tables(connection: Connection) -> list[str]:
     return [name for name in metadata.tables if name not in there]
 
 
+@contextmanager
+def readable_url() -> Iterator[None]:
+    """Raise ConfigError for a URL that SQLAlchemy cannot read or has no driver for."""
+    try:
+        yield
+    except (ArgumentError, ImportError, ValueError) as error:
+        raise ConfigError(
+            f"this database URL cannot be used ({error}): write one as postgresql+psycopg://user@host/db"
+        ) from None
+
+
+def read_url(text: str) -> URL:
+    """A URL of SQLAlchemy. One of PostgreSQL without a driver is for psycopg, the one that rsmq has."""
+    url = make_url(text)
+    is_plain = url.drivername in ("postgresql", "postgres")
+    return url.set(drivername="postgresql+psycopg") if is_plain else url
+
+
 def ddl(url: str) -> str:
-    """The CREATE TABLE statements for the database of a URL, as text."""
+    """The CREATE TABLE statements for the database of a URL, as text. Raises ConfigError for another kind of URL."""
     statements: list[str] = []
 
     def collect(statement: Any, *_: Any, **__: Any) -> None:
         statements.append(str(statement.compile(dialect=engine.dialect)).strip() + ";")
 
-    engine = create_mock_engine(url, collect)
+    with readable_url():
+        engine = create_mock_engine(read_url(url), collect)
     metadata.create_all(engine, checkfirst=False)
     return "\n\n".join(statements)

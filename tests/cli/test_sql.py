@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from sqlalchemy import create_engine, insert
 from typer.testing import CliRunner
 
 from rsmq.cli import app
+from rsmq.errors import ConfigError
 from rsmq.sql import Outbox
 from rsmq.sql.tables import OUTBOX
 
@@ -45,3 +47,10 @@ def test_init_prints_the_statements_of_each_database() -> None:
         assert printed.exit_code == 0, printed.output
         assert word in printed.output
         assert printed.output.count("CREATE TABLE") == 4
+
+
+@pytest.mark.parametrize("url", ["", "nosuch://localhost/x", "postgresql://localhost:port/x"])
+@pytest.mark.parametrize("options", [(), ("--print",)])
+def test_url_that_cannot_be_read_says_how_to_write_one(url: str, options: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="write one as postgresql"):
+        runner.invoke(app, ["sql", "init", url, *options], catch_exceptions=False)
