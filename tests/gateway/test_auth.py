@@ -6,14 +6,9 @@ import base64
 import hashlib
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 
-import anyio
-import anyio.to_thread
-import paho.mqtt.client as paho
 import pytest
-import trustme
 
 from rsmq.errors import ConfigError
 from rsmq.gateway.auth import Gatekeeper, check_password
@@ -92,36 +87,6 @@ def test_a_wrong_address_is_refused(text: str) -> None:
     assert split_listen("mqtt://[::1]:5") == ("::1", 5, False, False)
     assert split_listen("mqtts://host") == ("host", 8883, True, False)
     assert split_listen("wss://host/mqtt") == ("host", 443, True, True)
-
-
-async def test_a_client_connects_with_tls(server: Server, fleet_prefix: str, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    got, subscribed = list[bytes](), threading.Event()
-    with GatewayProcess(
-        server.url, fleet_prefix, schemes=["mqtts"], certificate=str(tmp_path / "server.pem")
-    ) as gateway:
-        client = paho.Client(paho.CallbackAPIVersion.VERSION2, "secure", protocol=paho.MQTTv5)
-        client.tls_set(str(tmp_path / "ca.pem"))
-        client.on_connect = lambda *_: client.subscribe("secure/#", 1)
-        client.on_subscribe = lambda *_: subscribed.set()
-        arrived = threading.Event()
-        client.on_message = lambda _client, _data, message: (got.append(message.payload), arrived.set())
-        client.connect("localhost", gateway.port)
-        client.loop_start()
-        try:
-            assert await anyio.to_thread.run_sync(subscribed.wait, 15)
-            client.publish("secure/x", b"secret", 1)
-            assert await anyio.to_thread.run_sync(arrived.wait, 15)
-        finally:
-            client.disconnect()
-            client.loop_stop()
-        plain = await RawClient(gateway.port).open()
-        plain.send(b"\x10\x10\0\4MQTT\4\2\0\0\0\4abcd")
-        assert await plain.ended() is None
-        plain.abort()
-    assert got == [b"secret"]
 
 
 def test_a_wrong_certificate_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 import threading
 from typing import Any
 
@@ -13,6 +11,7 @@ import gmqtt
 import paho.mqtt.client as paho
 import pytest
 
+from tests.gateway.paho_client import leave
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import SECONDS
 
@@ -39,8 +38,7 @@ def test_paho_publishes_and_receives_at_each_qos(gateway: GatewayProcess, name: 
             each.wait_for_publish(SECONDS)
         assert finished.wait(SECONDS), got
     finally:
-        client.disconnect()
-        client.loop_stop()
+        leave(client)
     for qos in (0, 1, 2):
         assert [each for each in got if each[0].endswith(str(qos))] == [
             (f"{name}/{qos}", b"%d" % n, qos) for n in range(10)
@@ -81,18 +79,3 @@ async def test_gmqtt_publishes_and_receives_with_properties(gateway: GatewayProc
     assert properties["content_type"] == ["text/x"]
     assert properties["user_property"] == [("a", "b"), ("a", "c")]
     assert properties["subscription_identifier"] == [9]
-
-
-@pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto-clients are not installed")
-@pytest.mark.parametrize("version", ["31", "311", "5"])
-def test_mosquitto_clients_publish_and_receive(gateway: GatewayProcess, name: str, version: str) -> None:
-    common = ["-p", str(gateway.port), "-V", version, "-q", "2"]
-    subscribe = ["mosquitto_sub", *common, "-i", name, "-c", "-t", f"{name}/#", "-C", "3", "-W", "15", "-v"]
-    if version == "5":
-        subscribe += ["-x", "60"]
-    assert subprocess.run([*subscribe, "-E"], timeout=30).returncode == 0  # subscribe, and leave
-    for number in range(3):
-        publish = ["mosquitto_pub", *common, "-t", f"{name}/{number}", "-m", f"message {number}"]
-        assert subprocess.run(publish, timeout=30).returncode == 0
-    done = subprocess.run(subscribe, timeout=30, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [f"{name}/{number} message {number}" for number in range(3)]

@@ -14,6 +14,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from tests.gateway.paho_client import leave
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import SECONDS
 
@@ -94,7 +95,7 @@ class Client:
         options = {"properties": properties(PacketTypes.DISCONNECT, **values)} if values else {}
         self.inner.disconnect(**options)
         assert self.left.wait(SECONDS)
-        self.inner.loop_stop()
+        leave(self.inner)
 
 
 @pytest.fixture
@@ -108,8 +109,7 @@ def make(gateway: GatewayProcess, name: str) -> Iterator[Callable[..., Client]]:
 
     yield client
     for each in made:
-        each.inner.disconnect()
-        each.inner.loop_stop()
+        leave(each.inner)
 
 
 @pytest.mark.parametrize("version", [paho.MQTTv31, paho.MQTTv311, paho.MQTTv5])

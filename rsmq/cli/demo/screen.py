@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -15,25 +16,36 @@ from rsmq.cli.demo.result import DemoResult, GroupResult
 from rsmq.inspector.state import GroupPartition, GroupState
 from rsmq.model.clock import monotonic
 
+TITLE: Final = "Verdict, from the ledger outside the server"
 COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "bright_cyan", "bright_magenta")
 
 
 @dataclass
-class Screen:
+class Timeline:
+    """Events, each with its time since the start."""
+
+    started: float = field(default_factory=monotonic)
+    events: list[str] = field(default_factory=list)
+
+    def event(self, text: str) -> None:
+        """Add an event."""
+        self.events.append(f"{monotonic() - self.started:5.1f} s  {text}")
+
+    def line(self) -> str:
+        """The state as one line."""
+        return f"{monotonic() - self.started:5.1f} s"
+
+
+@dataclass
+class Screen(Timeline):
     """The state that is shown."""
 
-    total: int
-    started: float = field(default_factory=monotonic)
+    total: int = 0
     published: int = 0
     handled: dict[str, int] = field(default_factory=dict)
     channels: dict[str, int] = field(default_factory=dict)
     groups: list[GroupState] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-
-    def event(self, text: str) -> None:
-        """Add an event, with its time."""
-        self.events.append(f"{monotonic() - self.started:5.1f} s  {text}")
 
     def name(self, member: str) -> str:
         """A short name for a member, always the same."""
@@ -47,7 +59,7 @@ class Screen:
         """The state as one line."""
         rate = sum(self.handled.values()) / max(0.1, monotonic() - self.started)
         handled = ", ".join(f"{group} {count:,}" for group, count in sorted(self.handled.items()))
-        return f"{monotonic() - self.started:5.1f} s  published {self.published:,}  handled: {handled}  {rate:,.0f}/s"
+        return f"{super().line()}  published {self.published:,}  handled: {handled}  {rate:,.0f}/s"
 
     def draw(self) -> RenderableType:
         """The state as a table."""
@@ -71,12 +83,9 @@ class Screen:
         return [Text(name, style=colour), f"{share.lag:,}", f"{share.pending:,}"]
 
     def _progress(self) -> RenderableType:
-        rows = Table.grid(padding=(0, 2))
-        for name, count in {"published": self.published, **self.handled}.items():
-            rows.add_row(name, ProgressBar(total=self.total, completed=count, width=50), f"{count:,} of {self.total:,}")
         rate = sum(self.handled.values()) / max(0.1, monotonic() - self.started)
-        rows.add_row("", Text(f"{rate:,.0f} messages a second handled", style="dim"), "")
-        return rows
+        counts = {"published": self.published, **self.handled}
+        return bars(counts, self.total, f"{rate:,.0f} messages a second handled")
 
     def _channels(self) -> Text:
         notified = "  ".join(f"{name} {count:,}" for name, count in sorted(self.channels.items()) if name != "-")
@@ -85,15 +94,7 @@ class Screen:
 
 def show_result(console: Console, result: DemoResult, log: str) -> None:
     """Print what was promised and whether it held."""
-    title = "Verdict, from the ledger outside the server"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("")
-    columns = [checks(group) for group in result.groups]
-    for group in result.groups:
-        table.add_column(group.group, justify="right")
-    for row in zip(*columns, strict=True):
-        table.add_row(row[0].title, *(mark(check) for check in row))
-    console.print(table)
+    print_checks(console, TITLE, {group.group: checks(group) for group in result.groups})
     if result.was_killed:
         moved = result.recovery_seconds
         after = "never" if moved is None else f"after {moved:.2f} s"
@@ -124,6 +125,26 @@ def checks(group: GroupResult) -> list[Check]:
         Check("repeated after the kill", group.redelivered, True),
         *(Check(title, count, count == 0) for title, count in wrong.items()),
     ]
+
+
+def bars(counts: Mapping[str, int], total: int, note: str) -> RenderableType:
+    """How far each of the counts is, one under the other."""
+    rows = Table.grid(padding=(0, 2))
+    for name, count in counts.items():
+        rows.add_row(name, ProgressBar(total=total, completed=count, width=50), f"{count:,} of {total:,}")
+    rows.add_row("", Text(note, style="dim"), "")
+    return rows
+
+
+def print_checks(console: Console, title: str, columns: Mapping[str, Sequence[Check]]) -> None:
+    """Print the rows of a verdict: a column for each group or receiver."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(row[0].title, *(mark(check) for check in row))
+    console.print(table)
 
 
 def mark(check: Check) -> Text:
