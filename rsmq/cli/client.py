@@ -12,9 +12,8 @@ from rsmq.cli.connection import NotFound, ask_broker
 from rsmq.cli.output import print_json, print_line, print_result, print_rows, printable
 from rsmq.cli.parameters import Json, Url, noun
 from rsmq.errors import RsmqError
-from rsmq.gateway.clients import MqttClient, MqttClients
-from rsmq.gateway.packet import Subscription
 from rsmq.inspector.text import timestamp
+from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
 
 WAIT = 5.0
 """Seconds in which a gateway has to end a connection."""
@@ -68,7 +67,7 @@ def show(client: ClientId, url: Url = None, as_json: Json = False) -> None:
     print_line(f"waiting: {found.waiting}")
     print_line(f"will: {'yes' if found.has_will else 'no'}")
     for each in found.subscriptions:
-        print_line(f"subscription: {printable(each.filter)} QoS {each.qos}{options_of(each)}")
+        print_line(f"subscription: {printable(each.filter)} QoS {each.qos}{each.options and f', {each.options}'}")
 
 
 @app.command("kick", epilog="Example: rsmq client kick sensor-7")
@@ -84,21 +83,6 @@ def kick(client: ClientId, url: Url = None, as_json: Json = False) -> None:
     if not ask_broker(url, act):
         raise NotFound(f"MQTT client {client!r} is not connected")
     print_result({"client": client, "kicked": True}, f"ended the connection of {printable(client)}", as_json=as_json)
-
-
-def options_of(each: Subscription) -> str:
-    """What a subscription asks for besides its QoS."""
-    words = [
-        word
-        for word, is_set in (
-            ("no local", each.no_local),
-            ("retain as published", each.retain_as_published),
-            (f"retain handling {each.retain_handling}", each.retain_handling),
-            (f"id {each.identifier}", each.identifier),
-        )
-        if is_set
-    ]
-    return f", {', '.join(words)}" if words else ""
 
 
 def as_object(found: MqttClient) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rsmq.model.words import count
 from rsmq.redis.streams import reset_group, set_paused
 
 MOST_CHOSEN: Final = max(MOST_LETTERS, 500)
+KICK_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ class Wanted:
 
     async def state(self) -> State:
         """What the audit notes before and after: the state of the group, topic or device."""
+        if name := self.value("client"):
+            client = await self.context.queries.mqtt.find(name)
+            return {"client": name, "gateway": None if client is None else client.gateway}
         if device := self.value("device"):
             found = await self.context.queries.device(device)
             return {"device": device, "letters": 0 if found is None else found.backlog}
@@ -264,6 +268,24 @@ async def purge_device(wanted: Wanted) -> Action:
     return Action(question, "delete", act, is_danger=True)
 
 
+async def kick_client(wanted: Wanted) -> Action:
+    """End the connection of an MQTT client."""
+    name, queries = wanted.value("client"), wanted.context.queries
+    client = await queries.mqtt.find(name)
+    if client is None or not client.gateway:
+        raise NotFound(f"MQTT client {name!r} is not connected")
+
+    async def act() -> str:
+        try:
+            is_kicked = await queries.mqtt.kick(name, KICK_SECONDS)
+        except TimeoutError:
+            return f"no gateway has ended the connection of {name} in {KICK_SECONDS:g} s"
+        return f"ended the connection of {name}" if is_kicked else f"{name} is not connected any more"
+
+    question = f"End the connection of MQTT client {name!r}? It may connect again. Its session and its letters stay."
+    return Action(question, "end the connection", act, is_danger=True)
+
+
 ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "replay": (Role.ACT, replay),
     "replay-matching": (Role.ACT, replay_matching),
@@ -277,7 +299,11 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "cancel": (Role.ADMIN, cancel),
     "cancel-delayed": (Role.ADMIN, cancel_delayed),
     "purge-device": (Role.ADMIN, purge_device),
+    "kick-client": (Role.ACT, kick_client),
 }
+
+
+WITHOUT_TOPIC: Final = ("purge-device", "kick-client")
 
 
 async def prepare(name: str, context: Context, inspector: Inspector, form: FormData) -> tuple[Action, Wanted]:
@@ -286,7 +312,7 @@ async def prepare(name: str, context: Context, inspector: Inspector, form: FormD
         raise NotFound(f"there is no action {name!r}")
     role, made = ACTIONS[name]
     wanted = Wanted(context, inspector, form, str(form.get("topic") or ""), str(form.get("group") or ""))
-    topic = None if name == "purge-device" else wanted.topic
+    topic = None if name in WITHOUT_TOPIC else wanted.topic
     if topic is not None:
         context.check(topic)
     if not context.visitor.may(role, topic):

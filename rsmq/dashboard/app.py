@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rsmq.dashboard import dead_letter, device, message, overview
+from rsmq.dashboard import connection, dead_letter, device, message, overview
 from rsmq.dashboard.access import AccessControl, Rules
 from rsmq.dashboard.actions import Action, Wanted, prepare
 from rsmq.dashboard.audit import Audit
@@ -61,6 +61,8 @@ PAGES: Final[dict[str, Build]] = {
     "/dead-letter/{topic}/{group}/{letter:path}": dead_letter.dead_letter,
     "/devices": device.devices,
     "/device/{name:path}": device.device,
+    "/connections": connection.connections,
+    "/connection/{name:path}": connection.connection,
     "/audit": device.audit,
 }
 
@@ -177,7 +179,7 @@ class Dashboard:
             return HTMLResponse(frame(context, question(context, action, wanted, name, back)))
 
         async def do() -> str:
-            place = (wanted.topic or wanted.value("device"), wanted.group)
+            place = (wanted.topic or wanted.value("device") or wanted.value("client"), wanted.group)
             return await context.room.audit.record(context.visitor.name, name, place, wanted.state, action.act)
 
         note = await self._later(do) if action.is_long else await do()

@@ -21,7 +21,7 @@ from rsmq.inspector.trend import Board
 
 PAGES: Final = (
     ("Overview", ""), ("Members", "members"), ("Dead letters", "dead-letters"), ("Devices", "devices"),
-    ("Audit", "audit"),
+    ("Connections", "connections"), ("Audit", "audit"),
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -29,6 +30,7 @@ from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.persistence import Device, Devices, Letter
+from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
 from rsmq.redis.connector import Client
 from rsmq.redis.streams import ask_all, group_names
 from rsmq.redis.topics import Topic, Topics
@@ -188,6 +190,7 @@ class Queries:
         self.client, self.keys, self.settings = client, keys, settings
         self.topics = Topics(client, keys, settings)
         self.dlq, self.all_devices = DeadLetters(client, keys), Devices(client, keys)
+        self.mqtt = MqttClients(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
 
     async def topic(self, name: str) -> Topic:
@@ -322,6 +325,17 @@ class Queries:
             return await self.all_devices.find(client_id)
         except ConfigError:
             return None
+
+    async def mqtt_clients(self) -> tuple[list[MqttClient], bool]:
+        """Some connected MQTT clients, in no order, at most MOST_DEVICES, and whether there are more."""
+        names = list[str]()
+        async with aclosing(self.mqtt.connected()) as connected:
+            async for name, _ in connected:
+                names.append(name)
+                if len(names) > MOST_DEVICES:
+                    break
+        found = await self.mqtt.find_all(names[:MOST_DEVICES])
+        return [each for each in found if each is not None], len(names) > MOST_DEVICES
 
     async def letters(self, client_id: str) -> list[Letter]:
         """The oldest that wait in an inbox, at most MOST_WAITING."""

@@ -12,10 +12,10 @@ from pydantic_core import from_json, to_json
 
 from rsmq.errors import BrokerError, BrokerUnavailable, Malformed
 from rsmq.gateway.message import Published, from_headers
-from rsmq.gateway.scripts import BROADCAST
 from rsmq.model.backoff import Backoff
 from rsmq.model.message import read_headers, write_headers
 from rsmq.persistence.doorbell import PING_EVERY, SILENCE
+from rsmq.persistence.mqtt_clients import BROADCAST, KICK
 from rsmq.redis.connector import Client
 from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.redis.script_batcher import ScriptBatcher
@@ -24,16 +24,8 @@ log = logging.getLogger("rsmq.gateway")
 
 SHARES: Final = "mqtt-shares"
 """The header with the chosen member of each share."""
-KICK: Final = "mqtt-kick"
-"""The header of a request to end the connection of a client."""
 MOST_WAITING: Final = 1_000
 """Messages that wait for their write; more are dropped, as QoS 0 allows, and counted."""
-
-
-def kick_frame(client: str) -> bytes:
-    """A request to all gateways: the one that has this client ends its connection."""
-    headers = write_headers({KICK: client})
-    return b"\0%b%b" % (len(headers).to_bytes(2, "big"), headers)
 
 
 class Broadcast:

@@ -35,7 +35,6 @@ from rsmq.gateway.sessions import Sessions, instance_of
 from rsmq.gateway.shares import Shares, choose
 from rsmq.gateway.wills import Wills
 from rsmq.model.clock import monotonic, to_ms
-from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
 from rsmq.producer import Producer
 from rsmq.worker.worker import Worker
@@ -137,7 +136,7 @@ class Gateway:
         """All parts of this gateway."""
         client, inboxes, keys = opened.client, opened.inboxes, self._broker.keys
         batcher = inboxes.batcher
-        gateway = new_member_id()
+        gateway = inboxes.gateway  # the same name as in the sessions of its clients
         registry = Registry(client, keys, batcher)
         shares = Shares(client, keys, registry, inboxes.writer)
         wills = Wills(client, keys, batcher, lambda *will: publish_will(context, *will))

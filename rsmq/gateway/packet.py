@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from rsmq.model.mqtt_subscription import Subscription as Subscription  # packets consist of them
+
 CONNECT: Final = 1
 CONNACK: Final = 2
 PUBLISH: Final = 3
@@ -187,17 +189,6 @@ class Ack:
 
     def __repr__(self) -> str:
         return f"<Ack {self.kind} id={self.packet_id} reason={self.reason:#x}>"
-
-
-class Subscription(NamedTuple):
-    """A topic filter and its options. `identifier` 0: none."""
-
-    filter: str
-    qos: int
-    no_local: bool = False
-    retain_as_published: bool = False
-    retain_handling: int = 0
-    identifier: int = 0
 
 
 class Subscribe(NamedTuple):

@@ -6,44 +6,24 @@ that subscription, whichever gateways were asked.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import anyio
-from pydantic_core import from_json, to_json
 
 from rsmq.errors import SessionTaken
 from rsmq.gateway.filter_tree import FilterTree
-from rsmq.gateway.packet import Subscription
 from rsmq.gateway.scripts import CLAIM_SUBSCRIPTIONS, SUBSCRIBE_CLIENT
 from rsmq.gateway.topic_filter import SHARE, split_share
 from rsmq.model.keys import Keys
+from rsmq.model.mqtt_subscription import SHARDS, Subscription, pack, shard_of, unpack
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import STALE_EPOCH
 from rsmq.redis.streams import NOTHING, ask_all
 
-SHARDS: Final = 8
 KEPT_CHANGES: Final = 10_000
 PAGE: Final = 1000
-
-
-def shard_of(client: str) -> int:
-    """The shard of a client: on a cluster the shards lie on different nodes."""
-    return zlib.crc32(client.encode()) % SHARDS
-
-
-def pack(subscriptions: Iterable[Subscription], *, is_online: bool = True) -> bytes:
-    """A list of subscriptions for the server; nothing for an empty one. That of a client which is away ends with 0."""
-    found: list[Any] = [tuple(each) for each in subscriptions]
-    return to_json(found if is_online else [*found, 0]) if found else b""
-
-
-def unpack(raw: bytes) -> tuple[list[Subscription], bool]:
-    """The inverse of `pack`: the list, and whether the client is connected."""
-    found = from_json(raw) if raw else []
-    return [Subscription(*each) for each in found if each != 0], 0 not in found
 
 
 class Registry:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from rsmq.errors import SessionTaken
-from rsmq.gateway.registry import SHARDS, Registry, shard_of
+from rsmq.gateway.registry import Registry
 from rsmq.gateway.scripts import BEAT_GATEWAY, CLOSE_MQTT_SESSION, END_MQTT_SESSION
 from rsmq.gateway.shares import Shares
 from rsmq.gateway.wills import Wills
 from rsmq.heartbeat.presence import listeners
 from rsmq.model.keys import Keys
+from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import OK

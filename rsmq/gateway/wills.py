@@ -14,9 +14,9 @@ from pydantic_core import from_json, to_json
 from rsmq.errors import RsmqError
 from rsmq.gateway.packet import Publish, Will
 from rsmq.gateway.properties import Property
-from rsmq.gateway.registry import SHARDS, shard_of
 from rsmq.gateway.scripts import CLAIM_WILLS
 from rsmq.model.keys import Keys
+from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.streams import ask_all

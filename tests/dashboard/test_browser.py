@@ -114,7 +114,7 @@ def test_pages_are_legible_and_fit_a_phone(url: str, browser: Browser, scheme: s
     context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     for path in ("", "group/orders/billing", "topic/orders", "dead-letters/orders/billing", "delayed/orders",
-                 "messages/orders", "devices", "device/phone-1", "topic/nothing"):  # fmt: skip
+                 "messages/orders", "devices", "device/phone-1", "connections", "topic/nothing"):  # fmt: skip
         page.goto(url + path)
         if path == "":
             expect(page.locator("#chart-0 polyline").first).to_be_attached()

@@ -20,13 +20,14 @@ from tests.servers import wait_until
 HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PAGES = [
     "", "members", "topic/orders", "group/orders/billing", "messages/orders", "delayed/orders",
-    "parked/orders/billing", "dead-letters", "dead-letters/orders/billing", "devices", "audit", "?range=6h",
+    "parked/orders/billing", "dead-letters", "dead-letters/orders/billing", "devices", "connections", "audit",
+    "?range=6h",
 ]  # fmt: skip
 MISSING = [
     "topic/nothing", "topic/%00", "topic/..%2f", "group/orders/nothing", "group/nothing/billing", "messages/nothing",
     "message/orders/nothing", "message/orders/0/1-1", "message/nothing/0/1-1",
     "delayed/nothing", "parked/orders/nothing", "dead-letters/orders/nothing", "dead-letter/orders/billing/0/1-1",
-    "dead-letter/orders/billing/x", "device/nothing", "nothing", "messages/orders/x",
+    "dead-letter/orders/billing/x", "device/nothing", "connection/nothing", "nothing", "messages/orders/x",
 ]  # fmt: skip
 HIDDEN = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
 

@@ -13,13 +13,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from urllib.request import urlopen
 
+import httpx
 from typer.testing import CliRunner
 
 from rsmq.cli import app
 from rsmq.cli.output import exit_code
+from rsmq.dashboard import Role, Rules, Visitor, create_app
 from rsmq.errors import RsmqError
+from rsmq.model.settings import Settings
 from rsmq.telemetry.metric import GATEWAY
 from rsmq.testing.server import free_port
 from tests.gateway.process import ROOT, GatewayProcess
@@ -48,9 +52,10 @@ async def test_clients_are_listed_shown_and_kicked(
     await one.subscribe((f"{name}/+", 1 | 8), raw_props=b"\x0b\x07")
     code, out, _ = await run(server, fleet_prefix, "client", "list", "-n", "1000", "--json")
     assert code == 0
-    assert name in {each["client"] for each in json.loads(out)}
+    gateways = {each["client"]: each["gateway"] for each in json.loads(out)}
     code, out, _ = await run(server, fleet_prefix, "client", "show", name, "--json")
     found: dict[str, Any] = json.loads(out)
+    assert found["gateway"] == gateways[name]
     assert (found["client_id"], found["expiry"], found["has_will"], found["waiting"]) == (name, 60, True, 0)
     assert [(each["filter"], each["retain_as_published"], each["identifier"]) for each in found["subscriptions"]] == [
         (f"{name}/+", True, 7)
@@ -70,6 +75,47 @@ async def test_clients_are_listed_shown_and_kicked(
     for words in (("kick", name), ("kick", "unknown"), ("show", "unknown")):
         code, _, err = await run(server, fleet_prefix, "client", *words)
         assert (code, "not connected" in err) == (1, True), words
+
+
+async def test_the_dashboard_shows_connections_and_ends_one_for_those_who_may(
+    gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
+) -> None:
+    """Names of clients are text. A visitor who may only look has no button, and its form is refused."""
+    visitors = {role.name: Visitor(role.name, role) for role in (Role.LOOK, Role.ACT)}
+    rules = Rules(authorize=lambda request: visitors.get(request.headers.get("who", "")))
+    app = create_app(Settings(url=server.url, prefix=fleet_prefix), rules=rules)
+    one = await client(5).connect(f"{name}<b>", clean=False, raw_props=b"\x11\0\0\0\x3c")
+    await one.subscribe((f"{name}/+", 1 | 4), raw_props=b"\x0b\x07")
+    form = {"client": f"{name}<b>", "confirmed": "yes"}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as web,
+    ):
+
+        async def page(path: str, who: str = "ACT") -> str:
+            return (await web.get(path, headers={"who": who})).text
+
+        rows = await page("/connections")
+        assert f"{name}&lt;b&gt;</a>" in rows
+        assert "is kept for 60 s" in rows
+        assert f"{name}&lt;b&gt;" in await page(f"/connections?client={name}<b>", "LOOK")
+        path = f"/connection/{quote(f'{name}<b>')}"
+        assert f">{name}/+<" in await page(path)
+        assert "no local, id 7" in await page(path)
+        assert ("kick-client" in await page(path), "kick-client" in await page(path, "LOOK")) == (True, False)
+        assert (await web.post("/do/kick-client", data=form, headers={"who": "LOOK"})).status_code == 403
+        assert (
+            "It may connect again"
+            in (await web.post("/do/kick-client", data={"client": f"{name}<b>"}, headers={"who": "ACT"})).text
+        )
+        done = await web.post("/do/kick-client", data=form, headers={"who": "ACT"})
+        last = await one.ended()
+        assert last is not None
+        assert (done.status_code, last.reason) == (303, 0x98)
+        assert (await web.post("/do/kick-client", data=form, headers={"who": "ACT"})).status_code == 404
+        audit = await page("/audit", "LOOK")
+        assert f"ended the connection of {name}&lt;b&gt;" in audit
+        assert "not connected" in await page(f"/connections?client={name}<b>")
 
 
 async def test_retained_messages_are_listed_and_purged(

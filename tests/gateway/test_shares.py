@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from rsmq import Broker
-from rsmq.gateway.registry import shard_of
+from rsmq.model.mqtt_subscription import shard_of
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient

@@ -1,0 +1,91 @@
+"""The pages of MQTT connections: the gateways, their clients, and one client with its subscriptions.
+
+All of it is read from the server: the gateways themselves are not asked, and their code is not imported.
+"""
+
+from __future__ import annotations
+
+from rsmq.dashboard.html import Row, about, link, table, tag, text_field
+from rsmq.dashboard.page import Context, Page
+from rsmq.dashboard.queries import MOST_DEVICES, NotFound
+from rsmq.dashboard.roles import Role
+from rsmq.inspector.text import timestamp
+from rsmq.model.words import count, number
+from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
+
+NEVER = 0xFFFFFFFF
+
+
+async def connections(context: Context) -> Page:
+    """The gateways, and some of their clients, or the one that was asked for: there may be a million."""
+    context.check_devices()
+    name = context.given("client")
+    gateways = await context.queries.mqtt.gateways()
+    if name:
+        one = await context.queries.mqtt.find(name)
+        found, is_more = ([] if one is None else [one]), False
+    else:
+        found, is_more = await context.queries.mqtt_clients()
+    total = sum(each.clients for each in gateways)
+    shown = f"{count(total, 'client is', 'clients are')} connected"
+    columns = ("client", "gateway", "connected since", "session", "#queued", "#dropped", "#subscriptions", "last heard")
+    return Page(
+        "Connections",
+        [
+            table(("gateway", "#clients", "lease until"), [gateway_row(each) for each in gateways],
+                  "no MQTT gateway runs"),
+            tag("h2", "Clients"),
+            tag("form", text_field("client", "client id", name), tag("button", "show"), class_="bar"),
+            tag("p", shown + (f", the first {MOST_DEVICES} are shown" if is_more else "")),
+            table(columns, [client_row(context, each) for each in found], "no client matches"),
+        ],
+    )  # fmt: skip
+
+
+def gateway_row(each: MqttGateway) -> Row:
+    """A row of the gateways."""
+    lease = "run out: it does not answer" if each.is_late else timestamp(each.until)
+    return Row(each.name, (each.name, number(each.clients), lease))
+
+
+def client_row(context: Context, each: MqttClient) -> Row:
+    """A row of the clients."""
+    return Row(each.client_id, (
+        link(each.client_id, context.url("connection", each.client_id)), each.gateway or "not connected",
+        timestamp(each.connected_at) if each.gateway else "", session_text(each), number(each.waiting),
+        number(each.dropped), number(len(each.subscriptions)), timestamp(each.seen_at) or "never"),
+    )  # fmt: skip
+
+
+async def connection(context: Context, name: str) -> Page:
+    """One client: its connection, its session and its subscriptions."""
+    context.check_devices()
+    found = await context.queries.mqtt.find(name)
+    if found is None:
+        raise NotFound(f"MQTT client {name!r} is not connected and has no session")
+    values = {
+        "connected": f"{timestamp(found.connected_at)} by {found.gateway}" if found.gateway else "no",
+        "last heard": timestamp(found.seen_at) or "never", "session": session_text(found),
+        "queued": count(found.waiting, "letter"), "dropped": count(found.dropped, "letter"),
+        "will": "published if the connection breaks" if found.has_will else "none",
+    }  # fmt: skip
+    rows = [Row(each.filter, (each.filter, str(each.qos), each.options)) for each in found.subscriptions]
+    kick = None
+    if found.gateway:
+        kick = context.action("kick-client", "end the connection", Role.ACT, None, {"client": name}, danger=True)
+    return Page(
+        f"Client {name}",
+        [
+            kick, about(values), tag("h2", "Subscriptions"),
+            table(("topic filter", "#QoS", "options"), rows, "it has no subscriptions"),
+            tag("p", link("its inbox", context.url("device", name))),
+        ],
+        crumbs=[("Connections", context.url("connections"))],
+    )  # fmt: skip
+
+
+def session_text(each: MqttClient) -> str:
+    """How long the session outlives its connection."""
+    if not each.expiry:
+        return "ends with the connection"
+    return "is kept" if each.expiry == NEVER else f"is kept for {each.expiry:,} s"

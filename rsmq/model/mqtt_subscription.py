@@ -1,0 +1,48 @@
+"""A subscription of an MQTT client as the server keeps it, and the shard of the client that it belongs to."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+SHARDS: Final = 8
+
+
+class Subscription(NamedTuple):
+    """A topic filter and its options. `identifier` 0: none."""
+
+    filter: str
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    identifier: int = 0
+
+    @property
+    def options(self) -> str:
+        """What it asks for besides its QoS, for people."""
+        words = {
+            "no local": self.no_local, "retain as published": self.retain_as_published,
+            f"retain handling {self.retain_handling}": self.retain_handling, f"id {self.identifier}": self.identifier,
+        }  # fmt: skip
+        return ", ".join(word for word, is_set in words.items() if is_set)
+
+
+def shard_of(client: str) -> int:
+    """The shard of a client: on a cluster the shards lie on different nodes."""
+    return zlib.crc32(client.encode()) % SHARDS
+
+
+def pack(subscriptions: Iterable[Subscription], *, is_online: bool = True) -> bytes:
+    """A list of subscriptions for the server; nothing for an empty one. That of a client which is away ends with 0."""
+    found: list[Any] = [tuple(each) for each in subscriptions]
+    return to_json(found if is_online else [*found, 0]) if found else b""
+
+
+def unpack(raw: bytes) -> tuple[list[Subscription], bool]:
+    """The inverse of `pack`: the list, and whether the client is connected."""
+    found = from_json(raw) if raw else []
+    return [Subscription(*each) for each in found if each != 0], 0 not in found

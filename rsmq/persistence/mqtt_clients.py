@@ -1,0 +1,148 @@
+"""The MQTT clients of all gateways, for operators: who is connected where, and the end of a connection.
+
+Gateways keep what is read here on the server. So it needs nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import anyio
+
+from rsmq.model.clock import from_epoch_ms
+from rsmq.model.keys import Keys
+from rsmq.model.message import write_headers
+from rsmq.model.mqtt_subscription import Subscription, shard_of, unpack
+from rsmq.redis.connector import Client
+from rsmq.redis.scripts import Script
+from rsmq.redis.streams import ask_all
+
+BROADCAST: Final = Script("broadcast")
+KICK: Final = "mqtt-kick"
+"""The header of a request to end the connection of a client."""
+PAGE: Final = 500
+POLL: Final = 0.05
+FIELDS: Final = ("gateway", "connected_ms", "seen_ms", "mqtt", "dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class MqttClient:
+    """A client that is connected, or whose session is kept. `expiry` is that of its session, in seconds."""
+
+    client_id: str
+    gateway: str | None
+    connected_at: datetime | None
+    seen_at: datetime | None
+    expiry: int
+    waiting: int
+    """Letters in its inbox."""
+    dropped: int
+    """Letters that had to make room for newer ones."""
+    has_will: bool
+    subscriptions: tuple[Subscription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MqttGateway:
+    """A gateway with a lease. `until`: when it runs out, unless it is renewed."""
+
+    name: str
+    clients: int
+    until: datetime
+    is_late: bool
+    """Its lease has run out, and no other gateway has ended its connections yet."""
+
+
+class MqttClients:
+    """The MQTT clients of all gateways, as the server knows them."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client, self._keys = client, keys
+
+    async def gateways(self) -> list[MqttGateway]:
+        """All gateways that have a lease, or had one and are not removed yet."""
+        ask = self._client.execute_command
+        flat = await ask("ZRANGE", self._keys.gateways, 0, -1, "WITHSCORES")
+        if not flat:
+            return []
+        names = [name.decode() for name in flat[::2]]
+        numbers = await ask_all(self._client, [("HLEN", self._keys.gateway_clients(name)) for name in names])
+        now_ms = int((await self._client.node_for(self._keys.gateways).execute_command("TIME"))[0]) * 1000
+        untils = [int(float(score)) for score in flat[1::2]]
+        return [
+            MqttGateway(name, number, from_epoch_ms(until), until < now_ms)
+            for name, number, until in sorted(zip(names, numbers, untils, strict=True))
+        ]
+
+    async def connected(self) -> AsyncGenerator[tuple[str, str], None]:
+        """The connected clients, each with its gateway, in no order."""
+        for name in await self._client.execute_command("ZRANGE", self._keys.gateways, 0, -1):
+            gateway, cursor = name.decode(), b"0"
+            while True:
+                command = ("HSCAN", self._keys.gateway_clients(gateway), cursor, "COUNT", PAGE)
+                cursor, flat = await self._client.execute_command(*command)
+                for each in flat[::2]:
+                    yield each.decode(), gateway
+                if cursor == b"0":
+                    break
+
+    async def find(self, client_id: str) -> MqttClient | None:
+        """A client with its session, or None."""
+        return (await self.find_all([client_id]))[0]
+
+    async def find_all(self, client_ids: Sequence[str]) -> list[MqttClient | None]:
+        """The same for many, in one exchange."""
+        keys, commands = self._keys, list[tuple[Any, ...]]()
+        for name in client_ids:
+            commands += (
+                ("HMGET", keys.session(name), *FIELDS), ("ZCARD", keys.inbox(name)), ("HLEN", keys.will(name)),
+                ("HGET", keys.mqtt(shard_of(name), "subscriptions"), name),
+            )  # fmt: skip
+        found = await ask_all(self._client, commands)
+        return [read_client(name, *found[at * 4 : at * 4 + 4]) for at, name in enumerate(client_ids)]
+
+    async def kick(self, client_id: str, wait: float) -> bool:
+        """End the connection of a client, with reason code 0x98. Its session and its will go on as the standard says.
+
+        Returns False if it is not connected. Raises TimeoutError if no gateway has ended it in so many seconds.
+        """
+        session = self._keys.session(client_id)
+        before = await self._client.execute_command("HMGET", session, "gateway", "epoch", "mqtt")
+        if before[0] is None or before[2] is None:
+            return False
+        await BROADCAST(self._client, (self._keys.broadcast,), (kick_frame(client_id),))
+        with anyio.fail_after(wait):
+            while before == await self._client.execute_command("HMGET", session, "gateway", "epoch", "mqtt"):
+                await anyio.sleep(POLL)
+        return True
+
+    def __repr__(self) -> str:
+        return f"<MqttClients prefix={self._keys.prefix!r}>"
+
+
+def read_client(
+    name: str, session: Sequence[bytes | None], waiting: int, wills: int, raw: bytes | None
+) -> MqttClient | None:
+    """A client from what the server has; None if it has no MQTT session."""
+    gateway, connected, seen, expiry, dropped = session
+    if expiry is None:
+        return None
+    found, _ = unpack(raw.partition(b"|")[2] if raw else b"")
+    return MqttClient(
+        name, gateway.decode() if gateway else None, moment(connected), moment(seen), int(expiry), waiting,
+        int(dropped or 0), bool(wills), tuple(found),
+    )  # fmt: skip
+
+
+def kick_frame(client: str) -> bytes:
+    """A request to all gateways: the one that has this client ends its connection."""
+    headers = write_headers({KICK: client})
+    return b"\0%b%b" % (len(headers).to_bytes(2, "big"), headers)
+
+
+def moment(raw: bytes | None) -> datetime | None:
+    """A time of the server, or None."""
+    return None if raw is None else from_epoch_ms(int(raw))
