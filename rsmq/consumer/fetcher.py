@@ -309,9 +309,9 @@ class Fetcher:
             lane = by_stream.get(stream)
             if lane is None:
                 continue  # lost while the read was on its way: the new owner takes these over
-            lane.in_flight.update([entry_id for entry_id, _ in entries])
-            if lane.newest_held is not None:  # otherwise others' messages may have been ours in a reply that was lost
-                lane.newest_held = entries[-1][0]
+            if not lane.receive([entry_id for entry_id, _ in entries]):
+                log.warning("messages of %s that are in flight were read again: its group was reset", lane.stream)
+                continue
             if self._queue.takes_raw and not lane.waiting and self._offer_raw(lane, entries):
                 continue
             messages, size = [], 0

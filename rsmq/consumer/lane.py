@@ -144,6 +144,21 @@ class Lane:
         self.undelivered &= self.in_flight
         return bool(self.undelivered)
 
+    def receive(self, entry_ids: list[bytes]) -> bool:
+        """Note what was read. False: some of it is in flight, because the group was reset or made again.
+
+        Then this lane is over, as after a reset under a lease: what runs is cancelled, and all of it is taken over and
+        handled again. Otherwise two handlers would run with the same message, and both would settle it.
+        """
+        known = len(self.in_flight)
+        self.in_flight.update(entry_ids)
+        if len(self.in_flight) - known < len(entry_ids):
+            self.lease.lose()
+            return False
+        if self.newest_held is not None:  # otherwise others' messages may have been ours in a reply that was lost
+            self.newest_held = entry_ids[-1]
+        return True
+
     def undecided(self) -> set[bytes]:
         """The ids that must be pending in the server: fetched, and not being settled, as far as we know."""
         return self.in_flight.difference(self.done, self.asking, *self.settling)

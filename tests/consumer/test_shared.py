@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker, Settings
+from rsmq import Broker, Message, Settings
+from rsmq.handler.options import Distribution
 from tests.contract.witness import ask, settled
 from tests.patience import until
 
@@ -90,3 +91,42 @@ async def test_messages_that_another_member_took_over_are_dropped_by_their_owner
         rows = await ask(broker, "XPENDING", stream, "g", "-", "+", 10)
         assert [(row[0], row[1]) for row in rows] == [(each, b"other") for each in taken]
         assert 7 not in starts
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize("distribution", ["shared", "hash"])
+async def test_group_that_is_made_again_gives_messages_in_flight_to_one_handler_only(
+    settings: Settings, distribution: Distribution, batch: int | None
+) -> None:
+    """They are read again while they run. The first call is cancelled, and the second one settles them, once."""
+    broker = Broker(member_settings(settings, 2))
+    running, starts, go = Counter[int](), Counter[int](), anyio.Event()
+
+    async def handle(messages: list[Message]) -> None:
+        numbers = [int(message.data) for message in messages]
+        running.update(numbers)
+        starts.update(numbers)
+        assert max(running.values()) == 1
+        try:
+            for message in messages:
+                await message.publish("out", int(message.data))
+            await go.wait()
+        finally:
+            running.subtract(numbers)
+
+    async def handle_one(message: Message) -> None:
+        await handle([message])
+
+    register = broker.handler("t", group="g", ordering="none", distribution=distribution, concurrency=4, batch=batch)
+    register(handle_one if batch is None else handle)
+    async with broker.running():
+        stream = broker.keys.stream("t", 0)
+        await broker.publish_many("t", range(4))
+        await until(lambda: len(running) == 4, "all run")
+        again = "redis.call('XGROUP', 'DESTROY', KEYS[1], 'g') redis.call('XGROUP', 'CREATE', KEYS[1], 'g', '0')"
+        await ask(broker, "EVAL", again, 1, stream)
+        await until(lambda: min(starts.values()) == 2, "each has started again")
+        go.set()
+        await settled(broker, "t")
+        assert starts == dict.fromkeys(range(4), 2)
+        assert await ask(broker, "XLEN", broker.keys.stream("out", 0)) == 4

@@ -157,8 +157,15 @@ EXHIBITS: Final = (
         "a pause is not counted",
         "a paused member whose connections broke meanwhile goes on for the grace, although others have replaced it",
         "heartbeat/presence.py",
-        "left = self._ran_at + self._grace - monotonic()",
+        "left = self._interrupted_at + self._grace - monotonic()",
         "left = self._grace",
+    ),
+    bug(
+        "a return that no member has seen",
+        "a presence that comes back between two looks of another member, and breaks again, gets a new grace",
+        "heartbeat/presence.py",
+        "if self._interrupted_at is None or self._ran_at - self._restored_at >= self._seen_after:",
+        "if True:",
     ),
     bug(
         "a present member is replaced",
@@ -399,6 +406,20 @@ EXHIBITS: Final = (
         "consumer/runner.py",
         "            self.queue.key_rate.starts_late(message, lane)\n",
         "            pass\n",
+    ),
+    bug(
+        "messages in flight are read again",
+        "a group that is reset under shared distribution gives a running message to a second handler: both settle it",
+        "consumer/lane.py",
+        "if len(self.in_flight) - known < len(entry_ids):",
+        "if False:",
+    ),
+    bug(
+        "the newest entry of another connection",
+        "after a failover to a clock that is behind, a lost reply is searched for behind ids that are not reached",
+        "producer/sender.py",
+        "            self._newest.clear()",
+        "            pass",
     ),
     bug(
         "a stop during the start",
