@@ -9,9 +9,10 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import anyio.to_thread
 from redis.exceptions import RedisError, ResponseError
@@ -26,7 +27,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import BlockingClient, Connector
-from rsmq.redis.scripts import OK, RENEW_LEASE, TOUCH_MESSAGES
+from rsmq.redis.scripts import OK, RENEW_LEASE, TOUCH_MESSAGES, Value
 
 log = logging.getLogger("rsmq.heartbeat")
 
@@ -196,13 +197,17 @@ class Heartbeat:
         client.close()
 
     def _renew_all(self, client: BlockingClient) -> None:
+        """One exchange with each node: a lease counts from its start, so a slow answer must not be waited for twice."""
         with self._lock:
             leases, in_flight = dict(self._leases), list(self._in_flight.values())
         memberships = self._registration.memberships
         deadline = monotonic() + (self._settings.lease_ttl - self._settings.lease_margin).total_seconds()
         own = self._keys.presence(self.member)
+        touches = [list(self._touches(each)) for each in in_flight]
+        renewals = [RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, self._ttl)) for lease in leases]
         replies = client.pipelined([
-            *(RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, self._ttl)) for lease in leases),
+            *renewals,
+            *[touch for each in touches for touch in each],
             probe(own) if client.is_cluster else ("PUBSUB", "NUMSUB", own),
             *self._registration.renewals(memberships),
         ])  # fmt: skip
@@ -211,11 +216,17 @@ class Heartbeat:
                 lease.prolong(deadline)
             elif not isinstance(reply, Exception):
                 self._lost(lease, on_lost)
-        errors = [reply for reply in replies if isinstance(reply, Exception)]
-        errors += self._touch(client, in_flight, deadline)
+        rest = iter(replies[len(leases) :])
+        touched = [
+            self._touched(each, [next(rest) for _ in some], deadline)
+            for each, some in zip(in_flight, touches, strict=True)
+        ]
+        subscribers, *renewed = rest
+        errors = [
+            each for each in (*replies[: len(leases)], *touched, subscribers, *renewed) if isinstance(each, Exception)
+        ]
         if errors:  # raised last: one node of a cluster may be away, and the other nodes have been served
             raise errors[0]
-        subscribers, *renewed = replies[len(leases) :]
         if memberships and subscribers in (0, [own.encode(), 0]):
             self._presence.renew()
             client.mark_stale()  # or a replica answered: it counts only its own subscribers
@@ -225,34 +236,28 @@ class Heartbeat:
         if self._loop is not None and not self._loop.is_closed():
             self._loop_lag.ask(self._loop, awake())
 
-    def _touch(self, client: BlockingClient, in_flight: Sequence[InFlightMessages], deadline: float) -> list[Exception]:
-        """One error for each node that did not answer; such a node is not asked again."""
-        errors: dict[BlockingClient, Exception] = {}
-        for each in in_flight:
-            node = client.node_for(each.stream)
-            if node not in errors:
-                try:
-                    self._touch_partition(client, each, deadline)
-                except (RedisError, OSError) as error:
-                    errors[node] = error
-        return list(errors.values())
-
-    def _touch_partition(self, client: BlockingClient, messages: InFlightMessages, deadline: float) -> None:
-        """A touch that succeeds prolongs the lease of its partition; that lease exists only in this process."""
+    def _touches(self, messages: InFlightMessages) -> Iterator[tuple[Value, ...]]:
         in_flight, names = messages.in_flight(), (messages.stream, messages.dead_letters)
-        taken, lost = list[bytes](), list[bytes]()
         fixed = (self.member, messages.group, self._settings.dlq_length, *lost_body(messages.group, self.member))
-        try:
-            for at in range(0, len(in_flight), TOUCH_CHUNK):
-                chunk = in_flight[at : at + TOUCH_CHUNK]
-                for found, ids in zip((taken, lost), TOUCH_MESSAGES.run(client, names, (*fixed, *chunk)), strict=True):
-                    found += ids
-        except ResponseError as error:  # a stream whose group is missing must not stop the others' renewal
+        for at in range(0, len(in_flight), TOUCH_CHUNK):
+            yield TOUCH_MESSAGES.command(names, (*fixed, *in_flight[at : at + TOUCH_CHUNK]))
+
+    def _touched(self, messages: InFlightMessages, replies: Sequence[Any], deadline: float) -> Exception | None:
+        """A touch that succeeds prolongs the lease of its partition; that lease exists only in this process.
+
+        Returns the error of a node that did not answer.
+        """
+        error = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        if isinstance(error, ResponseError):  # a stream whose group is missing must not stop the others' renewal
             self._throttled_log.warn("messages in flight cannot be touched", f"{messages.stream}: {error}")
-            return
+            return None
+        if error is not None:
+            return error
         messages.lease.prolong(deadline)
+        taken, lost = [[entry_id for reply in replies for entry_id in reply[at]] for at in (0, 1)]
         if taken or lost:
             self._call(partial(messages.on_gone, taken, lost))
+        return None
 
     def _withdraw(self, topic: str, group: str) -> None:
         client = self._connector.blocking_client()

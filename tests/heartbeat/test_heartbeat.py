@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
+from rsmq.redis.scripts import TOUCH_MESSAGES
 from tests.heartbeat.member import GROUP, TOPIC, Member, member
 from tests.patience import until
 from tests.servers import Server
@@ -219,6 +221,30 @@ async def test_touched_messages_in_flight_keep_a_short_idle_time(pair: tuple[Mem
     assert await client.execute_command("XPENDING", stream, GROUP, "IDLE", 500_000, "-", "+", 10) == []
     assert [row[0] for row in await client.execute_command("XPENDING", stream, GROUP, "-", "+", 9, "two")] == held[:1]
     await until(lambda: taken[:1] == held[:1], "the owner hears which lease it has lost")
+
+
+async def test_heartbeat_touches_every_partition_in_the_exchange_that_renews_the_leases(
+    pair: tuple[Member, Member], client: Client, connector: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease counts from the start of the heartbeat: an exchange for each partition would use it up."""
+    one, _ = pair
+    leases = [Lease.shared(TOPIC, GROUP, partition, "one", monotonic() + 5) for partition in range(3)]
+    for lease in leases:
+        stream = one.keys.stream(TOPIC, lease.partition)
+        await client.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+        one.heartbeat.touch(InFlightMessages(stream, GROUP, lease, "dlq", lambda: [b"1-1"], lambda *_: None))
+    blocking, exchanges = connector.blocking_client(), list[list[Any]]()
+    send = blocking.pipelined
+
+    def note(commands: Any, **options: Any) -> Any:
+        exchanges.append([command[1] for command in commands])
+        return send(commands, **options)
+
+    monkeypatch.setattr(blocking, "pipelined", note)
+    await asyncio.to_thread(one.heartbeat._renew_all, blocking)
+    blocking.close()
+    first, *others = [exchange.count(TOUCH_MESSAGES.sha) for exchange in exchanges]
+    assert (first, sum(others)) == (3, 0)
 
 
 async def test_touch_of_a_stream_without_its_group_skips_only_that_stream(
