@@ -108,6 +108,7 @@ class Sender:
         slot is moving is added to `moving` and waits."""
         if not self._connection.is_open:
             await self._connection.open()
+            self._newest.clear()  # a server that has lost writes, and whose clock is behind, goes on with lower ids
             self._backoff.failures = min(self._backoff.failures, 2)  # the server is there: keep the pauses short
         for batch in batches:
             try:

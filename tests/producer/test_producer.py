@@ -666,3 +666,29 @@ async def test_groups_see_no_gap(producer: Producer, client: Client, keys: Keys,
     await ensure_groups(client, keys, topic, "billing")
     await producer.publish_many("orders", range(1234))
     assert (await groups_of(client, keys.stream("orders", 0)))[0]["lag"] == 1234
+
+
+async def test_a_lost_reply_after_a_failover_to_a_clock_that_is_behind_is_not_repeated(keys: Keys) -> None:
+    """The next master has lost the newest entry that the producer knows, and gives lower ids to what comes after."""
+    with Server(tcp=True) as server:
+        async with Proxy(server.port) as proxy:
+            direct = Connector(server.url, Settings(url=server.url))
+            settings = Settings(url=proxy.url)
+            async with (
+                Connector(proxy.url, settings).connected() as client,
+                direct.connected() as other,
+                publishing(client, keys, settings) as producer,
+            ):
+                await Topics(client, keys, settings).ensure("orders", 1)
+                stream = keys.stream("orders", 0)
+                await other.execute_command("XADD", stream, "9999999999999-0", "data", "the clock is ahead")
+                await producer.publish("orders", 1)
+                await other.execute_command("DEL", stream)
+                proxy.reset()
+                proxy.hold(lambda chunk: chunk.startswith(b"*2\r\n:1\r\n"))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(producer.publish, "orders", 2)
+                    await until(lambda: proxy.is_holding, "the server has answered")
+                    proxy.reset()
+                    proxy.release()
+                assert [entry[b"data"] for entry in await stored(other, keys, "orders", 1)] == [b"2"]
