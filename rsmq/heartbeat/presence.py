@@ -30,6 +30,9 @@ REPLY_TIMEOUT: Final = 0.2
 POLL_INTERVAL: Final = 0.2
 """Seconds between two checks where the connection does not show its socket (redis-py's private name has changed)."""
 PING_INTERVAL: Final = 1.0
+SEEN_AFTER: Final = 1.5
+"""Graces for which a subscription must have lasted, so that each member has seen it: after a gap of a grace between two
+looks a member counts from the start. The rest is for slow replies."""
 
 
 async def listeners(client: Client, channels: Sequence[str]) -> list[int]:
@@ -114,6 +117,9 @@ class Presence:
     called, which must stop all work, and is called again at each failed attempt until the subscription is restored.
     `is_absent` until then; `absences` counts how often that began. The grace begins when the thread last ran before it
     noticed the break: in a process that was paused, the break may be as old as the pause.
+
+    The other members look from time to time. A subscription that was restored for a short time may lie between two
+    looks: then they count from the break before it, and so does this one.
     """
 
     def __init__(
@@ -134,7 +140,9 @@ class Presence:
         self._resubscribe_wanted = threading.Event()
         self._absence_timer: threading.Timer | None = None
         self.is_absent, self.absences = False, 0
-        self._ran_at = 0.0
+        self._ran_at = self._restored_at = 0.0
+        self._interrupted_at: float | None = None
+        self._seen_after = settings.presence_grace.total_seconds() * SEEN_AFTER
         self._longest_wait = min(PING_INTERVAL, self._grace / 4 or PING_INTERVAL)  # `_ran_at` is at most so old
         self._ending = threading.Event()
         self._wakeup: Wakeup | None = None
@@ -197,7 +205,9 @@ class Presence:
         """The timer has a thread of its own: the next connection attempt may hang for longer than the grace."""
         if self._absence_timer is None:
             log.info("the presence of %s is interrupted: %s", self._member, error)
-            left = self._ran_at + self._grace - monotonic()
+            if self._interrupted_at is None or self._ran_at - self._restored_at >= self._seen_after:
+                self._interrupted_at = self._ran_at
+            left = self._interrupted_at + self._grace - monotonic()
             self._absence_timer = threading.Timer(max(0.0, left), self._be_absent)
             self._absence_timer.daemon = True
             if self._grace > 0 and left > 0:
@@ -217,6 +227,7 @@ class Presence:
 
     def _restored(self) -> None:
         """Announcements made in between were missed, so every group counts as changed."""
+        self._restored_at = monotonic()
         with self._lock:
             timer, self._absence_timer, self.is_absent = self._absence_timer, None, False
         if timer is None:

@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 from redis import Redis
 
+from rsmq.heartbeat import presence as presence_module
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.presence import Presence
 from rsmq.model.keys import Keys
@@ -150,6 +151,32 @@ def test_grace_begins_with_a_pause_in_which_the_subscription_broke(settings: Set
                 assert child.stdout.readline() == "back\n"
             finally:
                 child.kill()
+
+
+def test_grace_goes_on_after_a_return_that_the_others_may_not_have_seen(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A return between two of their looks: they count from the break before it. After a longer return, a new grace."""
+    now = 100.0
+    monkeypatch.setattr(presence_module, "monotonic", lambda: now)
+    presence = Listener(Connector(settings.url, settings), settings).presence
+    grace = settings.presence_grace.total_seconds() * 0.8
+
+    def left_after_a_break() -> float:
+        presence._ran_at = now
+        presence._broken(OSError("broken"))
+        timer = presence._absence_timer
+        assert timer is not None
+        presence._restored()
+        return float(timer.interval)
+
+    presence._restored()
+    now += 100
+    assert left_after_a_break() == pytest.approx(grace)
+    now += grace / 2
+    assert left_after_a_break() == pytest.approx(grace / 2)
+    now += 2 * settings.presence_grace.total_seconds()
+    assert left_after_a_break() == pytest.approx(grace)
 
 
 async def test_interruption_without_a_grace_stops_no_work(prefix: str) -> None:
