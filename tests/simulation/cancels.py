@@ -55,8 +55,8 @@ class Cancels:
                 self.open.discard(name)
             return
 
-    def started(self, name: Name, member: int) -> None:
-        """A handler starts: not after the answer that it will not."""
+    def starts(self, name: Name, member: int) -> None:
+        """A handler is called: not after the answer that it will not."""
         if name in self.done and self._run.world.now >= self._run.unsure_until:
             self._run.violate(f"{name} starts in m{member} after it was cancelled")
 

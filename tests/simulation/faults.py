@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from rsmq.redis.scripts import RESET_GROUP
@@ -32,7 +33,9 @@ class Fates:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.excused: dict[int, str] = {}
-        self._was_unleased = False
+        self._was_unleased = self._was_set_back = False
+        self._slow = defaultdict[str, list[tuple[float, float]]](list)
+        run.network.on_slow_heartbeat = self._note_slow
 
     def plan(self) -> None:
         """Put the seed's faults on the agenda."""
@@ -264,6 +267,20 @@ class Fates:
         self.excused[victim.number] = why
         victim.is_disturbed = True
 
+    def _note_slow(self, label: str, span: float) -> None:
+        """Slow answers may add up to more than a lease leaves for them. Then it ends, although no fault has struck."""
+        run = self._run
+        victim = next((each for each in run.members if each.process.name == label.split("#")[0]), None)
+        if victim is None:
+            return
+        settings, now = victim.broker.settings, run.world.now
+        believed = (settings.lease_ttl - settings.lease_margin).total_seconds()
+        recent = [(at, each) for at, each in self._slow[label] if at > now - believed] + [(now, span)]
+        self._slow[label] = recent
+        if sum(each for _, each in recent) > believed - settings.heartbeat_interval.total_seconds():
+            run.world.note(f"the heartbeat of {victim.process.name} is too slow for its lease")
+            self._excuse(victim, "slow heartbeats")
+
     # -- what happens to the server -----------------------------------------------------------------------------------
 
     def _restart(self, name: str, _: Member) -> None:
@@ -309,7 +326,7 @@ class Fates:
     def _set_clock(self, offset: float) -> None:
         """Not where messages are due, expire, or have started at a time of that clock: that moves by as much.
 
-        Not back when a lease was deleted: its record has the time from which retries are seen to wait for too long.
+        Not back when a lease was deleted: see `_unlease`.
         """
         run = self._run
         is_due = run.plan.delayed or run.plan.schedule or run.plan.expires or run.plan.rate[0]
@@ -318,6 +335,7 @@ class Fates:
         if offset > run.network.offset:
             self._end_leases()
             run.skip_time()
+        self._was_set_back = self._was_set_back or offset < run.network.offset
         run.network.offset = offset
         run.world.note(f"the server's clock is off by {run.network.offset:g} s")
 
@@ -326,8 +344,13 @@ class Fates:
         self._run.unsure_until = self._run.world.now + self._run.plan.lease
 
     def _unlease(self, name: str, _: Member) -> None:
-        """The record of a lease is deleted."""
+        """The record of a lease is deleted.
+
+        Not when the clock is set back, too: the record has the time from which retries are seen to wait for too long.
+        """
         run = self._run
+        if self._was_set_back:
+            return
         partition = int(run.world.choices.between(0, run.plan.partitions, f"{name} partition"))
         self._excuse_all("a lease was deleted")
         self._was_unleased = True

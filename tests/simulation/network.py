@@ -27,6 +27,8 @@ SCRIPTS: Final = {
 QUIET: Final = {b"CLIENT", b"HELLO", b"INFO", b"CONFIG", b"ACL"}
 """Commands whose replies differ between two runs (sizes, ports, memory); the trace has their names only."""
 
+RENEWING: Final = {scripts.RENEW_LEASE.name, scripts.TOUCH_MESSAGES.name}
+
 
 def parsed(data: bytes) -> list[Any]:
     """Commands or replies out of the wire format; a part of one at the end is left out."""
@@ -106,6 +108,9 @@ class Network:
         self.commands = 0
         self.fences = Fences(self.ask)
         self.after_command: Callable[[], None] = lambda: None
+        self.heartbeats = set[str]()
+        """The labels of connections that renew leases or touch messages."""
+        self.on_slow_heartbeat: Callable[[str, float], None] = lambda _, __: None
         self.noise = 0.0
         """The share of commands and replies that take long."""
         self._refused = dict[str, float]()
@@ -126,7 +131,10 @@ class Network:
         name = f"slow: {label} {what}"
         chosen = self._world.choices.unit(name)
         if chosen < self.noise and self._world.choices.allows(name):
-            return 0.01 + 0.79 * chosen / self.noise
+            span = 0.01 + 0.79 * chosen / self.noise
+            if label in self.heartbeats:
+                self.on_slow_heartbeat(label, span)
+            return span
         return 0.0001 + 0.0005 * chosen
 
     def open(self, owner: str, label: str) -> SimulatedConnection | None:
@@ -245,6 +253,8 @@ class Network:
         connection.is_reader = connection.is_reader or command[0] == b"XREADGROUP"
         if words[0] in ("EVALSHA", "EVAL"):
             words[:2] = [name_of(command)]
+        if words[0] in RENEWING:
+            self.heartbeats.add(connection.label)
         self._world.note(f"{connection.label} > {' '.join(words)[:300]}")
         return words[0]
 

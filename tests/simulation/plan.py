@@ -130,5 +130,6 @@ class Plan:
             cancels=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.3], "cancels"),
             has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,
             leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),
-            retention=choices.among([3600.0, 5.0], "retention"),
+            # a deleted consumer's messages look settled until the audit has found them
+            retention=3600.0 if is_audited else choices.among([3600.0, 5.0], "retention"),
         )

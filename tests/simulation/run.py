@@ -273,6 +273,7 @@ class Run:
             lease, name = origin.lease, (message.payload["key"], message.payload["n"])
             if not lease.is_held():
                 self.violate(f"m{member.number} starts {name} after its lease")
+            self.cancels.starts(name, member.number)
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
 
@@ -281,7 +282,6 @@ class Run:
             counts[name] += 1
             label = f"m{member.number} {name[0]}/{name[1]} {counts[name]}"
             self._note("start", name, member.number, message.attempt)
-            self.cancels.started(name, member.number)
             if not plan.batch:
                 begin(message)
             is_moved = self._stream_ids.setdefault(name, message.stream_id) != message.stream_id
