@@ -234,6 +234,9 @@ class ClientConnection:
         except BaseException:
             if self._reader is not None:
                 self._reader.close()
+                self._keeps_will = False
+                if self.epoch:
+                    context.sessions.close_later(self._ended(self.epoch))
             raise
         if self.is_closed:  # it has gone meanwhile
             self._keeps_will = False
@@ -266,6 +269,7 @@ class ClientConnection:
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms, now_ms=context.now_ms())
+        await context.sessions.opened(self.client_id, self.epoch, self.expiry)
         found = [] if clean else await context.registry.claim(self.client_id, self.epoch)
         removed = await context.registry.write(self.client_id, self.epoch, ()) if clean else NONE
         if removed == SHARED:
@@ -290,7 +294,6 @@ class ClientConnection:
                 await context.registry.write(self.client_id, self.epoch, found)  # it is connected again
         elif found:  # the server has lost the session, but not its subscriptions
             await context.registry.write(self.client_id, self.epoch, ())
-        await context.sessions.opened(self.client_id, self.epoch, self.expiry)
         return present
 
     @property

@@ -111,7 +111,7 @@ class Confirmed:
 async def publish_will(context: Context, client: str, user: str | None, message: Publish, token: str) -> None:
     """Publish the will of a client, with the rights that it has now. Returns when it is stored, or refused for good.
 
-    Repeated with the same token, it is stored once; one of QoS 0 that no route stores may come twice.
+    Repeated with the same token, it is stored once; one of QoS 0 that no route stores must not be repeated.
     """
     if not context.gatekeeper.allows(client, user, "write", message.topic):
         context.counts["refused: will not authorized"] += 1

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from rsmq.errors import SessionTaken
+from rsmq.errors import BrokerUnavailable, SessionTaken
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.scripts import BEAT_GATEWAY, CLOSE_MQTT_SESSION, END_MQTT_SESSION
 from rsmq.gateway.shares import Shares
@@ -28,6 +28,10 @@ CHUNK: Final = 1000
 SHARED: Final = b"SHARED"
 PAGE: Final = 500
 SLACK_MS: Final = 60_000
+GONE: Final = b""
+"""The field of a gateway's list of clients that says that the others have ended them. No client id is empty."""
+GONE_MS: Final = 3_600_000
+"""How long that is remembered: far longer than a paused gateway takes to read it."""
 SILENT_MS: Final = 1_200
 """A gateway that has not renewed its lease for so long, and whose connection is closed, has died."""
 
@@ -72,8 +76,15 @@ class Sessions:
         return self._keys.gateway_clients(self.gateway)
 
     async def opened(self, client: str, epoch: str, expiry: int) -> None:
-        """A client has connected here: if this gateway dies, the others end its connection."""
-        await self._client.execute_command("HSET", self._clients, client, f"{epoch}:{expiry}")
+        """A client connects here: if this gateway dies, the others end its connection.
+
+        Raises BrokerUnavailable if they have ended those of this gateway already: they would not find this one.
+        """
+        clients = self._clients
+        commands = [("HSET", clients, client, f"{epoch}:{expiry}"), ("HGET", clients, GONE)]
+        _, gone = await ask_all(self._client, commands)
+        if gone is not None:
+            raise BrokerUnavailable("this gateway was away for longer than its lease")
 
     async def closed(self, ended: Ended, gateway: str | None = None) -> None:
         """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
@@ -113,7 +124,7 @@ class Sessions:
         return self._batcher.submit(CLOSE_MQTT_SESSION, keys, args)
 
     def close_later(self, ended: Ended) -> None:
-        """The server was away when a connection ended: `sweep` tries again."""
+        """`sweep` ends this connection: the server was away when it ended, or it has not begun."""
         self._unfinished.append(ended)
 
     async def end(self, client: str, epoch: str) -> None:
@@ -167,20 +178,25 @@ class Sessions:
         return [each for each in left if each not in present]
 
     async def bury(self, gateway: str) -> None:
-        """End the connections of a gateway that is dead, a page at a time, and forget it."""
+        """End the connections of a gateway that is dead, a page at a time, and forget it.
+
+        It may only be paused, and go on: the mark comes first, so that it knows of every connection that is not found.
+        """
         clients, ended = self._keys.gateway_clients(gateway), 0
+        await self._client.execute_command("HSET", clients, GONE, "1")
         cursor = b"0"
         while True:
             cursor, flat = await self._client.execute_command("HSCAN", clients, cursor, "COUNT", PAGE)
             found = [
                 Ended(client.decode(), *split_entry(value.decode()))
                 for client, value in zip(flat[::2], flat[1::2], strict=True)
+                if client != GONE
             ]
             await self._close_all(found, clients)
             ended += len(found)
             if cursor == b"0":
                 break
-        await self._client.execute_command("DEL", clients)
+        await self._client.execute_command("PEXPIRE", clients, GONE_MS)
         await self._client.execute_command("ZREM", self._keys.gateways, gateway)
         log.warning("gateway %s is gone: ended its %d connections", gateway, ended)
 

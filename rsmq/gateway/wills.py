@@ -24,8 +24,8 @@ from rsmq.redis.streams import ask_all
 log = logging.getLogger("rsmq.gateway")
 
 PAGE: Final = 500
-HIDDEN_MS: Final = 10_000
-"""How long a will belongs to the gateway that has taken it."""
+HIDDEN_MS: Final = 3_000
+"""How long a will belongs to the gateway that has taken it, which may die before it has published it."""
 STORED: Final = (
     Property.MESSAGE_EXPIRY, Property.CONTENT_TYPE, Property.PAYLOAD_FORMAT, Property.USER_PROPERTY
 )  # fmt: skip
@@ -115,6 +115,10 @@ class Wills:
             log.warning("the will of client %r cannot be read, and is dropped", client)
             return True
         try:
+            # One of QoS 0 has no message id: the gateway that has removed it publishes it. The survivors of a dead
+            # gateway all come here.
+            if message.qos == 0 and not await self._client.execute_command("HDEL", self._keys.will(client), epoch):
+                return True
             await self._publish(client, user, message, token_of(client, epoch))
         except RsmqError as error:
             log.info("the will of client %r is tried again: %s", client, error)

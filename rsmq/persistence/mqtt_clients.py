@@ -84,7 +84,7 @@ class MqttClients:
             while True:
                 command = ("HSCAN", self._keys.gateway_clients(gateway), cursor, "COUNT", PAGE)
                 cursor, flat = await self._client.execute_command(*command)
-                for each in flat[::2]:
+                for each in filter(None, flat[::2]):  # an empty one: this gateway is being ended
                     yield each.decode(), gateway
                 if cursor == b"0":
                     break

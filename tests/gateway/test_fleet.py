@@ -6,14 +6,18 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from rsmq import Broker
+from rsmq.errors import BrokerUnavailable, SessionTaken
+from rsmq.gateway.inbox_reader import InboxReader
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.router import Router
-from rsmq.gateway.sessions import Sessions
+from rsmq.gateway.sessions import Ended, Sessions
 from rsmq.gateway.shares import Shares
+from rsmq.gateway.wills import Wills
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter
@@ -377,3 +381,50 @@ async def test_a_gateway_that_starts_while_subscriptions_change_has_the_same_tre
         for reader in readers:
             assert (await reader.message()).payload == b"27"
             assert await reader.is_silent()
+
+
+@asynccontextmanager
+async def make_sessions(broker: Broker, gateway: str) -> AsyncIterator[Sessions]:
+    """The sessions of a gateway, without the gateway."""
+    client, keys = broker.client, broker.keys
+    async with asyncio.TaskGroup() as tasks:
+        batcher = ScriptBatcher(client)
+        running = tasks.create_task(batcher.run())
+        registry = Registry(client, keys, batcher)
+        shares = Shares(client, keys, registry, InboxWriter(batcher, keys, broker.settings, is_cluster=False))
+
+        async def publish(*_: object) -> None:
+            """No will is expected."""
+            raise AssertionError
+
+        yield Sessions(client, keys, batcher, registry, shares, Wills(client, keys, batcher, publish), gateway)
+        running.cancel()
+
+
+async def test_what_connects_to_a_gateway_after_the_others_have_ended_it_is_refused(broker: Broker, name: str) -> None:
+    """It was paused, and goes on before it knows: what it does now would be found by no survivor."""
+    client, keys = broker.client, broker.keys
+    async with make_sessions(broker, f"{name}-a") as paused, make_sessions(broker, f"{name}-b") as survivor:
+        await paused.beat(1, new=True)
+        await paused.opened("before", "7", 0)
+        await survivor.bury(paused.gateway)
+        assert await client.execute_command("HKEYS", keys.gateway_clients(paused.gateway)) == [b""]
+        with pytest.raises(BrokerUnavailable, match="away"):
+            await paused.opened("after", "8", 0)
+        assert await client.execute_command("PTTL", keys.gateway_clients(paused.gateway)) > 0
+
+
+async def test_a_session_whose_connection_others_have_ended_does_not_begin(broker: Broker, name: str) -> None:
+    """The survivors have published its will already, which it would store only now."""
+    inboxes = broker._connection.inboxes
+
+    def ignore(*_: object) -> None:
+        """No letter comes."""
+
+    reader = InboxReader(inboxes, name, 10, on_letter=ignore, on_received=ignore, on_end=ignore)
+    await reader.open(clean=False, life_ms=60_000, now_ms=0)
+    async with make_sessions(broker, f"{name}-b") as survivor:
+        await survivor.closed(Ended(name, reader.epoch, 60, keeps_will=True, has_shares=False))
+    with pytest.raises(SessionTaken):
+        await reader.begin(clean=False, expiry=60, has_removed=False, will=b"0|[]\n")
+    reader.close()

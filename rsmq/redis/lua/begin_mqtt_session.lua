@@ -11,8 +11,9 @@
 --          millisecond, too: a caller that has removed subscriptions waits that long before it answers its client.
 --          A will that waits for its delay is dropped when the session goes on. With a clean start, the old session
 --          ends here, so its will is published. The hash is written anew, so that it loses its TTL.
-local state = redis.call('HMGET', KEYS[1], 'epoch', 'mqtt', 'seq', 'floor')
-if state[1] ~= ARGV[1] then return { 'STALE_EPOCH' } end
+--          Without `gateway` another gateway has ended this connection already: it would not find the will.
+local state = redis.call('HMGET', KEYS[1], 'epoch', 'mqtt', 'seq', 'floor', 'gateway')
+if state[1] ~= ARGV[1] or not state[5] then return { 'STALE_EPOCH' } end
 local present, floor = state[2] and 1 or 0, state[4] or '0'
 if ARGV[2] == '1' then
   local time = redis.call('TIME')
