@@ -16,6 +16,7 @@ import anyio.abc
 from rsmq.broker.broker import Broker
 from rsmq.broker.connection import Connection, connection
 from rsmq.errors import BrokerError, ConfigError
+from rsmq.gateway.about import about
 from rsmq.gateway.auth import Authenticate, Authorize, Gatekeeper
 from rsmq.gateway.broadcast import Broadcast
 from rsmq.gateway.client import ClientConnection
@@ -47,6 +48,8 @@ BEAT: Final = 0.5
 SWEEP_TURNS: Final = 5
 PACKET_SLACK: Final = 4096
 """Bytes of a packet besides its payload: headers of the message."""
+ABOUT_SECONDS: Final = 60
+"""How long it is known what a gateway that has died was."""
 END_SECONDS: Final = 5.0
 """How long the sessions of a gateway that stops may take to be stored."""
 
@@ -122,6 +125,7 @@ class Gateway:
                 servers = [await listen(context, address) for address in addresses]
                 self.ports = [each.getsockname()[1] for server in servers for each in server.sockets]
                 log.info("gateway %s listens on %s", context.sessions.gateway, ", ".join(self.listen))
+                await self._tell_about(context, opened)
                 task_status.started()
                 async with anyio.create_task_group() as upkeep:
                     for role in (self._turn, self._keep_lease, self._keep_routes):
@@ -304,12 +308,19 @@ class Gateway:
         context.sessions.gateway = f"{instance_of(context.sessions.gateway)}~{secrets.token_hex(4)}"
         await self._beat(context, new=True)
 
-    async def _keep_routes(self, _context: Context, opened: Connection) -> None:
+    async def _tell_about(self, context: Context, opened: Connection) -> None:
+        """Say what this gateway does, for the doctor."""
+        key = self._broker.keys.gateway_about(context.sessions.gateway)
+        said = about(self.options, self.listen, list(self.routes))
+        await opened.client.execute_command("SET", key, said, "EX", ABOUT_SECONDS)
+
+    async def _keep_routes(self, context: Context, opened: Connection) -> None:
         """Look the topics up again: their limits may change."""
         while True:
             await anyio.sleep(SWEEP_TURNS * TURN)
             try:
                 await self.routes.look_up(opened.topics)
+                await self._tell_about(context, opened)
             except BrokerError as error:
                 log.info("topics wait for the server: %s", error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,6 +67,9 @@ class Routes:
     def target_of(self, topic: str) -> Topic:
         """The topic with its partitions, also of a route that another gateway has."""
         return self._targets[topic]
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
 
     def topics(self) -> list[str]:
         """The topics that subscribers get messages from."""

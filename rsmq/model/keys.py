@@ -232,6 +232,10 @@ class Keys:
         """Hash: client -> epoch and session expiry of each client that is connected to a gateway."""
         return f"{self.prefix}:{{%mqtt.g.{gateway}}}:clients"
 
+    def gateway_about(self, gateway: str) -> str:
+        """String with TTL: what a gateway says about itself, as JSON: its listeners, routes and certificate."""
+        return f"{self.prefix}:{{%mqtt.g.{gateway}}}:about"
+
     @property
     def history(self) -> str:
         """Stream of the dashboard: the figures of a minute."""

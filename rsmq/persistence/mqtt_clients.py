@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import Any, Final
 
 import anyio
+from pydantic_core import from_json
 
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import write_headers
-from rsmq.model.mqtt_subscription import Subscription, shard_of, unpack
+from rsmq.model.mqtt_subscription import SHARDS, Subscription, shard_of, unpack
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import Script
 from rsmq.redis.streams import ask_all
@@ -54,6 +55,11 @@ class MqttGateway:
     until: datetime
     is_late: bool
     """Its lease has run out, and no other gateway has ended its connections yet."""
+    listen: tuple[str, ...] = ()
+    is_anonymous: bool = False
+    certificate_until: datetime | None = None
+    routes: tuple[tuple[str, str, bool], ...] = ()
+    """Filter, topic, and whether MQTT clients that have subscribed get what it matches."""
 
 
 class MqttClients:
@@ -65,21 +71,31 @@ class MqttClients:
     async def gateways(self) -> list[MqttGateway]:
         """All gateways that have a lease, or had one and are not removed yet."""
         ask = self._client.execute_command
-        flat = await ask("ZRANGE", self._keys.gateways, 0, -1, "WITHSCORES")
+        flat = await ask("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf", "WITHSCORES")
         if not flat:
             return []
         names = [name.decode() for name in flat[::2]]
         numbers = await ask_all(self._client, [("HLEN", self._keys.gateway_clients(name)) for name in names])
         now_ms = int((await self._client.node_for(self._keys.gateways).execute_command("TIME"))[0]) * 1000
         untils = [int(float(score)) for score in flat[1::2]]
+        said = await ask_all(self._client, [("GET", self._keys.gateway_about(name)) for name in names])
         return [
-            MqttGateway(name, number, from_epoch_ms(until), until < now_ms)
-            for name, number, until in sorted(zip(names, numbers, untils, strict=True))
+            MqttGateway(name, number, from_epoch_ms(until), until < now_ms, *read_about(raw))
+            for name, number, until, raw in sorted(zip(names, numbers, untils, said, strict=True))
         ]
+
+    async def some_with_subscriptions(self, most: int) -> list[str]:
+        """Clients that have subscriptions, connected or not, in no order."""
+        found = list[str]()
+        for shard in range(SHARDS):
+            command = ("HSCAN", self._keys.mqtt(shard, "subscriptions"), 0, "COUNT", most // SHARDS)
+            _, flat = await self._client.execute_command(*command)
+            found += [each.decode() for each in flat[::2]]
+        return found[:most]
 
     async def connected(self) -> AsyncGenerator[tuple[str, str], None]:
         """The connected clients, each with its gateway, in no order."""
-        for name in await self._client.execute_command("ZRANGE", self._keys.gateways, 0, -1):
+        for name in await self._client.execute_command("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf"):
             gateway, cursor = name.decode(), b"0"
             while True:
                 command = ("HSCAN", self._keys.gateway_clients(gateway), cursor, "COUNT", PAGE)
@@ -135,6 +151,18 @@ def read_client(
         name, gateway.decode() if gateway else None, moment(connected), moment(seen), int(expiry), waiting,
         int(dropped or 0), bool(wills), tuple(found),
     )  # fmt: skip
+
+
+def read_about(raw: bytes | None) -> tuple[Any, ...]:
+    """What a gateway says about itself: listeners, whether it is anonymous, end of its certificate, routes."""
+    try:
+        found = from_json(raw or b"{}")
+        until = found.get("certificate_until")
+        routes = tuple((str(pattern), str(topic), bool(has)) for pattern, topic, has in found.get("routes", ()))
+        listen = tuple(map(str, found.get("listen", ())))
+        return listen, bool(found.get("anonymous")), None if until is None else from_epoch_ms(int(until)), routes
+    except (ValueError, TypeError, AttributeError):  # another client may write anything
+        return (), False, None, ()
 
 
 def kick_frame(client: str) -> bytes:

@@ -118,6 +118,24 @@ async def test_the_dashboard_shows_connections_and_ends_one_for_those_who_may(
         assert "not connected" in await page(f"/connections?client={name}<b>")
 
 
+async def test_the_doctor_sees_a_gateway(gateway: GatewayProcess, server: Server, fleet_prefix: str) -> None:
+    """What it says about itself: its only listener is local."""
+    assert gateway.port
+    code, out, _ = await run(server, fleet_prefix, "doctor", "--over", "0s", "--json")
+    assert code == 0
+    assert [each for each in json.loads(out)["findings"] if each["topic"] == "mqtt"] == []
+    with server.client() as redis:
+        name = redis.zrange(f"{fleet_prefix}:{{%mqtt}}:gateways", 0, 0)[0].decode()
+        said = json.loads(redis.get(f"{fleet_prefix}:{{%mqtt.g.{name}}}:about"))
+        assert said == {
+            "listen": ["mqtt://127.0.0.1:0"], "anonymous": True, "certificate_until": None,
+            "routes": [["ingest/#", "ingest", True]],
+        }  # fmt: skip
+        redis.set(f"{fleet_prefix}:{{%mqtt.g.{name}}}:about", json.dumps(said | {"listen": ["mqtt://0.0.0.0:0"]}))
+    code, out, _ = await run(server, fleet_prefix, "doctor", "--over", "0s", "--json")
+    assert "lets clients without credentials connect from other machines" in out
+
+
 async def test_retained_messages_are_listed_and_purged(
     gateway: GatewayProcess, server: Server, fleet_prefix: str, client: Make, name: str
 ) -> None:

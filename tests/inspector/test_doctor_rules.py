@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from rsmq.inspector.doctor import QueueFacts, judge
 from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, WaitingOutputs
+from rsmq.inspector.doctor.mqtt import MqttFacts
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.settings import Settings
+from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
 from rsmq.redis.topics import Topic
 from tests.inspector.states import LIMITS, MEMBER, PART
 
@@ -38,8 +40,39 @@ def test_queue_without_problems_is_one_ok_finding() -> None:
     assert (finding.level, finding.text) == ("ok", "1 group checked, no problems found")
 
 
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+GATEWAY = MqttGateway("g1", 7, NOON, False, ("mqtts://0.0.0.0:8883",), False, NOON + timedelta(days=90))
+CLIENT = MqttClient("sensor", "g1", NOON, NOON, 60, 10, 0, False, ())
+
+
+def mqtt(gateway: MqttGateway | None = GATEWAY, client: MqttClient = CLIENT, **changes: Any) -> QueueFacts:
+    """Of a gateway and a client without problems, except for what a test changes."""
+    gateways = [] if gateway is None else [replace(gateway, **changes)]
+    return facts(mqtt=MqttFacts(NOON, gateways, [client]))
+
+
+def test_gateway_without_problems_is_no_finding() -> None:
+    """Nor is one that anybody of this machine may connect to."""
+    for changes in ({}, {"is_anonymous": True, "listen": ("mqtt://127.0.0.1:1883",)}):
+        assert [each.level for each in judge(mqtt(**changes))] == ["ok"]
+
+
 DEAD = replace(MEMBER, heard_ago=None)
 CASES = {
+    "no gateway": (mqtt(None), "no gateway runs: start `rsmq gateway`"),
+    "silent gateway": (mqtt(is_late=True, until=NOON - HOUR), "g1 has not renewed its lease for 1 h"),
+    "anonymous": (mqtt(is_anonymous=True), "from other machines (mqtts://0.0.0.0:8883)"),
+    "certificate ends": (mqtt(certificate_until=NOON + HOUR), "certificate of gateway g1 ends in 1 h"),
+    "certificate has ended": (mqtt(certificate_until=NOON - HOUR), "has ended: clients refuse it"),
+    "route leads nowhere": (mqtt(routes=(("a/#", "logs", False),)), "messages of a/# are stored in topic logs"),
+    "routes differ": (
+        facts(mqtt=MqttFacts(NOON, [GATEWAY, replace(GATEWAY, name="g2", routes=(("#", "orders", True),))])),
+        "the routes of gateways g1 and g2 differ",
+    ),
+    "inbox nearly full": (
+        mqtt(client=replace(CLIENT, waiting=9_000)),
+        "'sensor' with 9000 of 10000 letters: it reads more slowly",
+    ),
     "idle connections are cut": (facts(config={"timeout": "3"}), "CONFIG SET timeout 0"),
     "half-open connections stay": (facts(config={"tcp-keepalive": "0"}), "CONFIG SET tcp-keepalive 60"),
     "no group": (facts(None, replace(TOPIC, groups=0)), "has 10 messages and no group"),

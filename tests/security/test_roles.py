@@ -278,6 +278,10 @@ async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, to
         assert await queries.dead_letters(topic, "g", Selection()) == ([], False)
         devices, _ = await queries.devices(only_waiting=True)
         assert f"phone-{topic}" in [device.client_id for device in devices]
+        await served.client.execute_command("ZADD", served.keys.gateways, 1, "g1")
+        await served.client.execute_command("HSET", served.keys.gateway_clients("g1"), f"phone-{topic}", "1:0")
+        assert [(each.name, each.clients, each.is_late) for each in await queries.mqtt.gateways()] == [("g1", 1, True)]
+        assert await queries.mqtt_clients() == ([], False)  # it has no session of MQTT
         assert len(await queries.letters(f"phone-{topic}")) == 1
 
 

@@ -14,14 +14,14 @@ import promql_parser
 import pytest
 import yaml
 
-from rsmq.telemetry.metric import GROUPS, WORKER, Metric
+from rsmq.telemetry.metric import GATEWAY, GROUPS, WORKER, Metric
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rsmq.rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "rsmq.json"
 PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 EVERYWHERE = {"instance", "job", "le"}
-KNOWN: dict[str, Metric] = {series: metric for metric in (*WORKER, *GROUPS) for series in metric.series}
+KNOWN: dict[str, Metric] = {series: metric for metric in (*WORKER, *GROUPS, *GATEWAY) for series in metric.series}
 
 
 def alerts() -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Final
 import anyio
 
 from rsmq.errors import BrokerError, ConfigError
+from rsmq.inspector.doctor.mqtt import MqttFacts, mqtt_facts
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import TopicState
 from rsmq.inspector.trend import Board, compare
@@ -78,6 +79,7 @@ class QueueFacts:
     outputs: Sequence[WaitingOutputs] = ()
     without_ids: Sequence[str] = ()
     """Topics whose newest messages have no id of a publisher."""
+    mqtt: MqttFacts | None = None
 
 
 async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta) -> QueueFacts:
@@ -98,6 +100,7 @@ async def gather(client: Client, keys: Keys, settings: Settings, over: timedelta
         common_keys=await most_common(client, keys, crowded(board)),
         outputs=await waiting_outputs(client, keys, partitions) if client.is_cluster else (),
         without_ids=await topics_without_ids(client, keys, after.topics),
+        mqtt=await mqtt_facts(client, keys),
     )
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from rsmq.inspector.doctor.facts import QueueFacts
+from rsmq.inspector.doctor.mqtt import check_mqtt
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.words import count, duration
 from rsmq.redis.preflight import Finding
@@ -229,12 +230,20 @@ def check_outputs(facts: QueueFacts) -> Iterator[str]:
             )
 
 
+def check_gateways(facts: QueueFacts) -> Iterator[str]:
+    """MQTT gateways and their clients, where there are some."""
+    if facts.mqtt is not None:
+        groups = frozenset(group.topic for group in facts.board.groups)
+        yield from check_mqtt(facts.mqtt, facts.settings.inbox_limit, groups)
+
+
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "lag",
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",
     check_dead_letters: "dead letters", check_outputs: "outputs",
+    check_gateways: "mqtt",
 }  # fmt: skip
 """Each with the topic of its findings. None of them keeps a worker from starting: most need a worker to be solved."""
 
