@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
+from uuid import UUID
 
 from django.apps import apps
 from django.core import checks
 from django.db import connections, transaction
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from rsmq.broker.sync_broker import SyncBroker
 from rsmq.django.options import Options, read_options, topic_of
@@ -85,23 +87,49 @@ class RsmqBackend(BaseTaskBackend):
             worker_ids=[],
         )  # fmt: skip
         store = partial(self._store, result)
-        if options.on_commit and is_in_transaction(options.database):
-            transaction.on_commit(store, using=options.database)
-        else:
+        if not (options.on_commit and is_in_transaction(options.database)):
             store()
+        elif options.outbox:
+            self._add_to_outbox(result)
+            transaction.on_commit(partial(self._announce, result), using=options.database, robust=True)
+        else:
+            transaction.on_commit(store, using=options.database)
         return result
+
+    @cached_property
+    def outbox(self) -> Any:
+        """The `rsmq.django.database.Outbox` of the option of this name, which needs the extra `sql`, or None."""
+        if not self.configuration.outbox:
+            return None
+        return import_string("rsmq.django.database.Outbox")(self.configuration.database)
+
+    def _add_to_outbox(self, result: TaskResult) -> None:
+        """As a row of the transaction."""
+        set_fields(result, enqueued_at=timezone.now())
+        topic = topic_of(self.configuration, result.task.queue_name, result.task.priority)
+        row = self.outbox.row(topic, write_result(result), at=aware(result.task.run_after))
+        self.outbox.add([{**row, "id": UUID(result.id)}])
+
+    def _announce(self, result: TaskResult) -> None:
+        """After the commit: the result can be found before a worker begins, unless a worker was faster."""
+        self._keep(result, "NX")
+        task_enqueued.send(type(self), task_result=result)
 
     def _store(self, result: TaskResult) -> None:
         """The result first: from then on it can be found, and the worker changes it."""
-        options, broker = self.configuration, self.broker
         set_fields(result, enqueued_at=timezone.now())
+        text = self._keep(result)
+        topic = topic_of(self.configuration, result.task.queue_name, result.task.priority)
+        self.broker.publish(topic, text, at=aware(result.task.run_after), message_id=result.id)
+        task_enqueued.send(type(self), task_result=result)
+
+    def _keep(self, result: TaskResult, *how: str) -> str:
+        """Store a result in the server; returns it as text."""
         text, due = write_result(result), aware(result.task.run_after)
         wait = timedelta(0) if due is None else max(timedelta(0), due - datetime.now(UTC))
-        ttl = to_ms(options.result_ttl + wait)
-        broker.client.execute_command("SET", broker.keys.task(result.id), text, "PX", ttl)
-        topic = topic_of(options, result.task.queue_name, result.task.priority)
-        broker.publish(topic, text, at=due, message_id=result.id)
-        task_enqueued.send(type(self), task_result=result)
+        ttl = to_ms(self.configuration.result_ttl + wait)
+        self.broker.client.execute_command("SET", self.broker.keys.task(result.id), text, "PX", ttl, *how)
+        return text
 
     def get_result(self, result_id: str) -> TaskResult:
         """The task's result as the server has it. Raises TaskResultDoesNotExist."""
@@ -124,6 +152,12 @@ class RsmqBackend(BaseTaskBackend):
                 f"TASKS[{self.alias!r}]: DATABASES has no {options.database!r}",
                 hint="Set the option `database` to the one whose commits tasks wait for, or `on_commit` to False.",
                 id="rsmq.E002",
+            )
+        if options.outbox and not apps.is_installed("rsmq.django.database"):
+            yield checks.Error(
+                f"TASKS[{self.alias!r}]: the option `outbox` needs the tables of 'rsmq.django.database'",
+                hint="Add it to INSTALLED_APPS, and run `manage.py migrate`.",
+                id="rsmq.E003",
             )
         if not apps.is_installed("rsmq.django"):
             yield checks.Warning(

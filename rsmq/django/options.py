@@ -24,8 +24,8 @@ class Options:
 
     `result_ttl`: how long the server keeps the result of a task. `retry`: by default a task that raises an error has
     failed; only a task whose process has died runs again. `on_commit`: inside a transaction of `database`, enqueue when
-    it commits. A worker fetches twice as many tasks of each band as it runs, so that a free slot can choose, and the
-    others stay for other workers.
+    it commits. `outbox`: do so by a row of that transaction, so that no task is lost after the commit. A worker fetches
+    twice as many tasks of each band as it runs, so that a free slot can choose, and the others stay for other workers.
     """
 
     settings: Settings
@@ -35,6 +35,7 @@ class Options:
     retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(retry_on=()))
     on_commit: bool = True
     database: str = "default"
+    outbox: bool = False
 
 
 OWN = tuple(each.name for each in fields(Options) if each.name != "settings")

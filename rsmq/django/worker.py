@@ -93,6 +93,8 @@ class TaskRunner:
                     f"{self._options.topic}.{band}.{queue}", group=GROUP, distribution="shared",
                     concurrency=self._options.settings.prefetch, retry=self._options.retry,
                 )(self.run)  # fmt: skip
+        if backend.outbox is not None:
+            self.broker.include(backend.outbox)
 
     async def run(self, text: str, message: Message) -> None:
         """Run one task, and keep its result. An error of the task is the error of the message."""

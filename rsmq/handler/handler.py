@@ -100,6 +100,9 @@ def build_handler(
             f"handler {title}: distribution='shared' has no fence, and a reset of the group would skip what is marked, "
             f"so effects.session cannot be used: leave distribution out, with ordering='none' if you need no order"
         )
+    why = next((str(each.needs_thread) for each in services if hasattr(each, "needs_thread")), "")
+    if why and signature.is_async:
+        raise ConfigError(f"handler {title}: {why}")
     return Handler(
         function=function,
         name=title,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypedDict
 
 from rsmq.errors import ConfigError
@@ -17,7 +17,7 @@ class OutputOptions(TypedDict, total=False):
 
     key: str | None
     headers: Mapping[str, str] | None
-    delay: timedelta | None
+    delay: Duration | None
     at: datetime | None
     message_id: str | None
     expires: Duration | datetime | None

@@ -144,7 +144,7 @@ class Producer:
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
         message_id: str | None = None,
         expires: Duration | datetime | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -74,6 +75,8 @@ KEY: Final = (*LANE, "id_ms", "id_seq", "run")
 SIGNS: Final = (*KEY, "message_id")
 IN_LANE: Final = attrgetter(*LANE)
 ORDER: Final = attrgetter(*KEY)
+KEPT: Final = timedelta(hours=1)
+"""For how long a mark is kept after its message is settled: a failover may undo the last settles."""
 CHUNK: Final = 1000
 """Marks in one statement: databases limit the number of parameters."""
 

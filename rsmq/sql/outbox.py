@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
 import uuid_utils
-from sqlalchemy import Connection, Engine, func
+from sqlalchemy import Connection, Engine, Executable, func, select
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.dml import Insert, ReturningInsert
 
 from rsmq.errors import ConfigError, TooLarge
+from rsmq.handler.options import refuse_unknown
 from rsmq.handler.retry import LONGEST_DELAY
 from rsmq.model.clock import epoch_ms, now_ms, to_ms
+from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import encode_payload, write_headers
 from rsmq.model.settings import Settings
@@ -28,94 +29,54 @@ from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
 
 CHANNEL: Final = "rsmq_outbox"
+NOTIFY: Final = func.pg_notify(CHANNEL, "")
 
+T = TypeVar("T")
+Steps = list[tuple[Executable, Any]]
+"""Statements, each with its parameters, or those of many rows."""
 AsyncPlace = AsyncSession | AsyncConnection
 SyncPlace = Session | Connection
 
 
-class Outbox:
-    """Messages in the tables of a database, which the workers relay to their topics after the commit.
+class ManyOptions(TypedDict, total=False):
+    """What `outbox.publish_many` takes for all of its messages."""
 
-    `broker.include(outbox)` lets the workers of a broker relay it; only one of them does so at a time. `poll` is how
-    often that one looks for new rows where the database does not announce them: SQLite, MySQL, and PostgreSQL behind a
-    pooler that has no LISTEN. `notify=False` saves the NOTIFY of each transaction on PostgreSQL, which waits for a lock
-    at a commit.
-    """
+    headers: Mapping[str, str] | None
+    delay: Duration | None
+    at: datetime | None
 
-    def __init__(
-        self, engine: Engine | AsyncEngine, *, poll: timedelta = timedelta(milliseconds=50), notify: bool = True
-    ) -> None:
-        self.database = Database(engine, "Outbox")
-        self._poll, self._has_notify = poll, notify and self.database.dialect == "postgresql"
+
+class OutboxOptions(ManyOptions, total=False):
+    """What `outbox.publish` takes besides topic and payload."""
+
+    key: str | None
+
+
+class RelayedOutbox:
+    """Rows of messages in a database, which the workers of a broker relay; how they get there is not its business."""
+
+    def __init__(self, database: Database, *, poll: timedelta, notify: bool) -> None:
+        self.database = database
+        self._poll, self._has_notify = poll, notify and database.dialect == "postgresql"
         self._payload_limit: int | None = None
         self.relay: Relay | None = None
         """The relay of this process while a worker runs it, or None."""
 
-    @overload
-    def publish(
-        self,
-        session: AsyncPlace,
-        topic: str,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-    ) -> Awaitable[str]: ...
-    @overload
-    def publish(
-        self,
-        session: SyncPlace,
-        topic: str,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-    ) -> str: ...
-    def publish(
-        self,
-        session: AsyncPlace | SyncPlace,
-        topic: str,
-        payload: Any = None,  # forgotten together with the session: the error says so
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-    ) -> Awaitable[str] | str:
-        """Publish a message when the transaction of the session commits, and return its id. Await it in an async one.
+    def steps(self, rows: list[dict[str, Any]]) -> Steps:
+        """How rows get into the table. On PostgreSQL they announce themselves: a single one in the same statement."""
+        if not rows:
+            return []
+        if not self._has_notify:
+            return [(OUTBOX.insert(), rows)]
+        if len(rows) == 1:
+            return [(OUTBOX.insert().returning(NOTIFY), rows[0])]
+        return [(OUTBOX.insert(), rows), (select(NOTIFY), {})]
 
-        `session` is a session or a connection of SQLAlchemy. Options and errors are those of `broker.publish`; `delay`
-        counts from now. Raises ConfigError for a session of another database.
-        """
-        if not isinstance(session, AsyncPlace | SyncPlace):
-            raise ConfigError(
-                f"outbox.publish({session!r}, ...) has no session: write `await outbox.publish(session, topic, "
-                f"payload)` inside `async with sessions.begin() as session:`"
-            )
-        row = self.row(topic, payload, key=key, headers=headers, delay=delay, at=at)
-        self._check(session)
-        if isinstance(session, AsyncSession | AsyncConnection):
-            return self._insert(session, row)
-        try:
-            session.execute(self._statement(), row).close()
-        except DBAPIError as error:
-            raise explained(error) from error
-        return str(row["id"])
-
-    async def _insert(self, session: AsyncPlace, row: dict[str, Any]) -> str:
-        try:
-            (await session.execute(self._statement(), row)).close()
-        except DBAPIError as error:
-            raise explained(error) from error
-        return str(row["id"])
-
-    def _statement(self) -> Insert | ReturningInsert[Any]:
-        """On PostgreSQL the row announces itself in the same statement."""
-        return OUTBOX.insert().returning(func.pg_notify(CHANNEL, "")) if self._has_notify else OUTBOX.insert()
+    def rows(
+        self, topic: str, items: Iterable[T], key: Callable[[T], str | None] | None, options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Checked messages as rows. `options` are those of `row`, the same for all."""
+        return [self.row(topic, item, **{**options, "key": None if key is None else key(item)}) for item in items]
 
     def row(
         self,
@@ -124,7 +85,7 @@ class Outbox:
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         at: datetime | None = None,
     ) -> dict[str, Any]:
         """A checked message as the row of the table, for code that inserts it in another way."""
@@ -147,22 +108,6 @@ class Outbox:
             "headers": write_headers(headers).decode() if headers else None,
             "due_ms": due_ms(delay, at),
         }
-
-    def _check(self, session: AsyncPlace | SyncPlace) -> None:
-        """Raise ConfigError unless the row would belong to a transaction of this database."""
-        found = session.engine if isinstance(session, AsyncConnection | Connection) else bound_to(session)
-        engine = found.sync_engine if isinstance(found, AsyncEngine) else found
-        own = self.database.sync_engine
-        if engine is not own and place_of(engine) != place_of(own):
-            raise ConfigError(
-                f"outbox.publish: the session belongs to {engine.url!r}, the outbox to {own.url!r}: use one engine for "
-                f"both, Outbox(engine) and async_sessionmaker(engine)"
-            )
-        if is_autocommit(engine):
-            raise ConfigError(
-                "outbox.publish: the engine is in AUTOCOMMIT, so the message would be sent although the rest fails: "
-                "use a session of an engine without isolation_level='AUTOCOMMIT'"
-            )
 
     # -- in the worker ----------------------------------------------------------------------------------------------
 
@@ -189,6 +134,129 @@ class Outbox:
         return f"<Outbox {self.database!r}>"
 
 
+class Outbox(RelayedOutbox):
+    """Messages in the tables of a database, which the workers relay to their topics after the commit.
+
+    `broker.include(outbox)` lets the workers of a broker relay it; only one of them does so at a time. `poll` is how
+    often that one looks for new rows where the database does not announce them: SQLite, MySQL, and PostgreSQL behind a
+    pooler that has no LISTEN. `notify=False` saves the NOTIFY of each transaction on PostgreSQL, which waits for a lock
+    at a commit.
+    """
+
+    def __init__(
+        self, engine: Engine | AsyncEngine, *, poll: timedelta = timedelta(milliseconds=50), notify: bool = True
+    ) -> None:
+        super().__init__(Database(engine, "Outbox"), poll=poll, notify=notify)
+
+    @overload
+    def publish(
+        self, session: AsyncPlace, topic: str, payload: Any, **options: Unpack[OutboxOptions]
+    ) -> Awaitable[str]: ...
+    @overload
+    def publish(self, session: SyncPlace, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str: ...
+    def publish(
+        self,
+        session: AsyncPlace | SyncPlace,
+        topic: str,
+        payload: Any = None,  # forgotten together with the session: the error says so
+        **options: Unpack[OutboxOptions],
+    ) -> Awaitable[str] | str:
+        """Publish a message when the transaction of the session commits, and return its id. Await it in an async one.
+
+        `session` is a session or a connection of SQLAlchemy. Options and errors are those of `broker.publish`; `delay`
+        counts from now. Raises ConfigError for a session of another database.
+        """
+        self._check(session)
+        refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
+        row = self.row(topic, payload, **options)
+        done = self._insert(session, [row])
+        return str(row["id"]) if done is None else returned(done, str(row["id"]))
+
+    @overload
+    def publish_many(
+        self,
+        session: AsyncPlace,
+        topic: str,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], str | None] | None = None,
+        **options: Unpack[ManyOptions],
+    ) -> Awaitable[list[str]]: ...
+    @overload
+    def publish_many(
+        self,
+        session: SyncPlace,
+        topic: str,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], str | None] | None = None,
+        **options: Unpack[ManyOptions],
+    ) -> list[str]: ...
+    def publish_many(
+        self,
+        session: AsyncPlace | SyncPlace,
+        topic: str,
+        items: Iterable[T] = (),
+        *,
+        key: Callable[[T], str | None] | None = None,
+        **options: Unpack[ManyOptions],
+    ) -> Awaitable[list[str]] | list[str]:
+        """`publish` for many payloads, in one statement. `key` gives the key of a payload."""
+        self._check(session)
+        refuse_unknown("outbox.publish_many", options, ManyOptions.__annotations__)
+        rows = self.rows(topic, items, key, options)
+        ids = [str(row["id"]) for row in rows]
+        done = self._insert(session, rows)
+        return ids if done is None else returned(done, ids)
+
+    def _insert(self, session: AsyncPlace | SyncPlace, rows: list[dict[str, Any]]) -> Awaitable[None] | None:
+        steps = self.steps(rows)
+        if isinstance(session, AsyncSession | AsyncConnection):
+            return insert_later(session, steps)
+        try:
+            for statement, values in steps:
+                session.execute(statement, values).close()
+        except DBAPIError as error:
+            raise explained(error) from error
+        return None
+
+    def _check(self, session: AsyncPlace | SyncPlace) -> None:
+        """Raise ConfigError unless the row would belong to a transaction of this database."""
+        if not isinstance(session, AsyncPlace | SyncPlace):
+            raise ConfigError(
+                f"outbox.publish({session!r}, ...) has no session: write `await outbox.publish(session, topic, "
+                f"payload)` inside `async with sessions.begin() as session:`"
+            )
+        found = session.engine if isinstance(session, AsyncConnection | Connection) else bound_to(session)
+        engine = found.sync_engine if isinstance(found, AsyncEngine) else found
+        own = self.database.sync_engine
+        if engine is not own and place_of(engine) != place_of(own):
+            raise ConfigError(
+                f"outbox.publish: the session belongs to {engine.url!r}, the outbox to {own.url!r}: use one engine for "
+                f"both, Outbox(engine) and async_sessionmaker(engine)"
+            )
+        if is_autocommit(engine):
+            raise ConfigError(
+                "outbox.publish: the engine is in AUTOCOMMIT, so the message would be sent although the rest fails: "
+                "use a session of an engine without isolation_level='AUTOCOMMIT'"
+            )
+
+
+async def insert_later(session: AsyncPlace, steps: Steps) -> None:
+    """Run statements in an async session."""
+    try:
+        for statement, values in steps:
+            (await session.execute(statement, values)).close()
+    except DBAPIError as error:
+        raise explained(error) from error
+
+
+async def returned(done: Awaitable[None], value: T) -> T:
+    """A value, when something is done."""
+    await done
+    return value
+
+
 def bound_to(session: AsyncSession | Session) -> Engine:
     """The engine that the session uses for the table."""
     try:
@@ -198,15 +266,16 @@ def bound_to(session: AsyncSession | Session) -> Engine:
     return bind if isinstance(bind, Engine) else bind.engine
 
 
-def due_ms(delay: timedelta | None, at: datetime | None) -> int | None:
+def due_ms(delay: Duration | None, at: datetime | None) -> int | None:
     """When a message is to be delivered, in ms since 1970; None: at once."""
     if delay is None:
         return None if at is None else max(0, epoch_ms(at))
     if at is not None:
         raise ConfigError("give delay or at, not both")
-    if not timedelta(0) <= delay <= LONGEST_DELAY:
-        raise ConfigError(f"delay of {duration(delay)} is not possible: use 0 s to {duration(LONGEST_DELAY)}")
-    return now_ms() + to_ms(delay)
+    span = checked_duration("delay", delay)
+    if not timedelta(0) <= span <= LONGEST_DELAY:
+        raise ConfigError(f"delay of {duration(span)} is not possible: use 0 s to {duration(LONGEST_DELAY)}")
+    return now_ms() + to_ms(span)
 
 
 def place_of(engine: Engine) -> tuple[object, ...]:

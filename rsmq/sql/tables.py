@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import (
     URL,
     BigInteger,
     Column,
     DateTime,
+    Dialect,
     Integer,
     LargeBinary,
     MetaData,
@@ -19,13 +20,14 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
-    create_mock_engine,
     func,
     make_url,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.schema import CreateTable, DropTable, SetTableComment
+from sqlalchemy.sql.ddl import DDLElement
 
 from rsmq.errors import ConfigError
 
@@ -127,12 +129,21 @@ def read_url(text: str) -> URL:
 
 def ddl(url: str) -> str:
     """The CREATE TABLE statements for the database of a URL, as text. Raises ConfigError for another kind of URL."""
-    statements: list[str] = []
-
-    def collect(statement: Any, *_: Any, **__: Any) -> None:
-        statements.append(str(statement.compile(dialect=engine.dialect)).strip() + ";")
-
     with readable_url():
-        engine = create_mock_engine(read_url(url), collect)
-    metadata.create_all(engine, checkfirst=False)
-    return "\n\n".join(statements)
+        dialect = read_url(url).get_dialect()()
+    return "\n\n".join(f"{each};" for each in statements(dialect))
+
+
+def statements(dialect: Dialect) -> list[str]:
+    """The statements that create the tables, for migrations: each can be run again."""
+    found: list[DDLElement] = []
+    for table in metadata.sorted_tables:
+        found.append(CreateTable(table, if_not_exists=True))
+        if dialect.supports_comments and not dialect.inline_comments:
+            found.append(SetTableComment(table))
+    return [str(each.compile(dialect=dialect)).strip() for each in found]
+
+
+def dropping(dialect: Dialect) -> list[str]:
+    """The statements that drop the tables."""
+    return [str(DropTable(table, if_exists=True).compile(dialect=dialect)).strip() for table in metadata.sorted_tables]

@@ -383,7 +383,7 @@ async def test_delayed_outputs_and_outputs_with_an_id(broker: Broker) -> None:
     async def handle(message: Message) -> None:
         await message.publish("out", "once", message_id="the-id", key="k")
         await message.publish("later", message.data.decode(), delay=timedelta(milliseconds=50), key="k")
-        await message.publish("later", "once", delay=timedelta(milliseconds=50), message_id="one", key="k")
+        await message.publish("later", "once", delay="50ms", message_id="one", key="k")
 
     @broker.handler("later", group="g")
     async def later(message: Message) -> None:

@@ -1,15 +1,17 @@
 """A worker of the bank: transfers move money in a database, and their receipts go through the outbox.
 
-`python -m tests.sql.bank_worker REDIS_URL DATABASE_URL DIE [--plain]`. With the probability DIE it kills itself between
-a commit and the settle, and between publish and delete of the relay. If DIE is a directory, one worker does so once at
-each of these points. `--plain` works without effects and outbox.
+`python -m tests.sql.bank_worker REDIS_URL DATABASE_URL DIE [--plain|--batch]`. With the probability DIE it kills itself
+between a commit and the settle, and between publish and delete of the relay. If DIE is a directory, one worker does so
+once at each of these points. `--plain` works without effects and outbox, `--batch` books many transfers at once.
 """
 
 import asyncio
+import logging
 import os
 import random
 import signal
 import sys
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,10 +32,17 @@ broker = Broker(Settings(url=redis_url, preflight="warn", lease_ttl=timedelta(se
 engine = create_async_engine(database_url, pool_size=20)
 sessions = async_sessionmaker(engine)
 effects, outbox = Effects(sessions), Outbox(engine)
+BATCH = 50
 FAILURES = 0.05
 """The share of batches of which one message fails."""
 PATIENT = RetryPolicy(max_attempts=1000, wait=wait_random(0.05, 0.2))
 MOVE = text("UPDATE account SET balance = balance + :amount WHERE id = :id")
+BOOK = text("INSERT INTO transfer VALUES (:id)")
+
+
+def failing(count: int) -> list[Any] | None:
+    """What a batch handler returns: of some batches the first message fails, and the others are handled again."""
+    return [Retry("not yet"), *[None] * (count - 1)] if random.random() < FAILURES else None
 
 
 def is_time(point: str) -> bool:
@@ -58,7 +67,17 @@ async def move(session: AsyncSession, transfer: dict[str, int]) -> None:
     steps = sorted([(transfer["source"], -1), (transfer["target"], 1)])
     for account, sign in steps:
         await session.execute(MOVE, {"id": account, "amount": sign * transfer["amount"]})
-    await session.execute(text("INSERT INTO transfer VALUES (:id)"), {"id": transfer["id"]})
+    await session.execute(BOOK, {"id": transfer["id"]})
+
+
+async def move_all(session: AsyncSession, transfers: list[dict[str, int]]) -> None:
+    """The work of many transfers."""
+    changes = Counter[int]()
+    for transfer in transfers:
+        changes[transfer["source"]] -= transfer["amount"]
+        changes[transfer["target"]] += transfer["amount"]
+    await session.execute(MOVE, [{"id": account, "amount": changes[account]} for account in sorted(changes)])
+    await session.execute(BOOK, [{"id": transfer["id"]} for transfer in transfers])
 
 
 if "--plain" in mode:
@@ -77,20 +96,29 @@ if "--plain" in mode:
 
 else:
     broker.include(outbox)
+    if "--batch" in mode:
 
-    @broker.handler("transfers", group="bank", retry=PATIENT)
-    async def book(transfer: dict[str, int], session: Annotated[AsyncSession, Depends(effects.session)]) -> None:
-        await move(session, transfer)
-        await outbox.publish(session, "receipts", transfer["id"])
+        @broker.handler("transfers", group="bank", retry=PATIENT, batch=BATCH, linger="20ms")
+        async def book_all(
+            transfers: list[dict[str, int]], session: Annotated[AsyncSession, Depends(effects.session)]
+        ) -> list[Any] | None:
+            await move_all(session, transfers)
+            await outbox.publish_many(session, "receipts", [transfer["id"] for transfer in transfers])
+            return failing(len(transfers))
 
-    @broker.handler("receipts", group="mail", retry=PATIENT, batch=50)
+    else:
+
+        @broker.handler("transfers", group="bank", retry=PATIENT)
+        async def book(transfer: dict[str, int], session: Annotated[AsyncSession, Depends(effects.session)]) -> None:
+            await move(session, transfer)
+            await outbox.publish(session, "receipts", transfer["id"])
+
+    @broker.handler("receipts", group="mail", retry=PATIENT, batch=BATCH)
     async def send(numbers: list[int], session: Annotated[AsyncSession, Depends(effects.session)]) -> list[Any] | None:
         await session.execute(text("INSERT INTO receipt VALUES (:id)"), [{"id": number} for number in numbers])
         if is_time("sleep"):  # longer than the lease: a newer owner takes the messages meanwhile
             await asyncio.sleep(5)
-        if random.random() < FAILURES:  # the others are handled again at once, without it
-            return [Retry("not yet") if at == 0 else None for at in range(len(numbers))]
-        return None
+        return failing(len(numbers))
 
     commit, remove = Transaction.commit, Relay._remove
 
@@ -107,4 +135,5 @@ else:
     Relay._remove = die_and_remove  # type: ignore[method-assign]
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
     asyncio.run(broker.run())

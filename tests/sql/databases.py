@@ -34,7 +34,8 @@ class Postgres:
     def __enter__(self) -> Self:
         self._server.ensure_pgdata_inited()
         conf = self.directory / "postgresql.conf"
-        conf.write_text(conf.read_text() + "\nmax_connections = 200\n")
+        # a killed server leaves its segments of shared memory behind, unless they are files of its directory
+        conf.write_text(conf.read_text() + "\nmax_connections = 200\ndynamic_shared_memory_type = mmap\n")
         self.start()
         return self
 

@@ -16,6 +16,6 @@ async def test_each_transfer_and_each_receipt_counts_once(tmp_path: Path) -> Non
 
 async def test_without_effects_a_transfer_counts_twice(tmp_path: Path) -> None:
     """The control: the same work with a transaction of its own and a publish after it."""
-    verdict = await run_bank(60, die=tmp_path, is_plain=True)
+    verdict = await run_bank(60, die=tmp_path, mode="--plain")
     assert verdict.kills == 1, verdict
     assert verdict.doubled > 0, verdict

@@ -222,9 +222,9 @@ async def test_marks_are_deleted_an_hour_after_the_settle(pg_billing: Billing, m
         await until(billing.is_settled, "all are settled")
         assert await billing.effects.prune(context) == 0
         assert await billing.marks() == 9
-        monkeypatch.setattr("rsmq.sql.effects.now_ms", lambda: now_ms() + 59 * 60_000)
+        monkeypatch.setattr("rsmq.sql.handled.now_ms", lambda: now_ms() + 59 * 60_000)
         assert await billing.effects.prune(context) == 0
-        monkeypatch.setattr("rsmq.sql.effects.now_ms", lambda: now_ms() + 61 * 60_000)
+        monkeypatch.setattr("rsmq.sql.handled.now_ms", lambda: now_ms() + 61 * 60_000)
         await billing.effects.prune(context)  # or the worker, at the same time
         await until(lambda: has_marks(billing, 0), "they are deleted")
 
@@ -249,7 +249,7 @@ async def test_marks_above_the_settled_floor_stay(pg: AsyncEngine, broker: Broke
         await until(lambda: has_marks(billing, 5), "the others are handled")
         hour = timedelta(hours=2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rsmq.sql.effects.now_ms", lambda: now_ms() + int(hour.total_seconds() * 1000))
+            patch.setattr("rsmq.sql.handled.now_ms", lambda: now_ms() + int(hour.total_seconds() * 1000))
             is_together = await same_partition(broker)
             await billing.effects.prune(context)  # or the worker, at the same time
             await until(lambda: has_marks(billing, 5 if is_together else 0), "the settled ones are deleted")

@@ -95,9 +95,11 @@ async def test_plain_sessions_publish_too(sync_engine: Engine, broker: Broker) -
             session.rollback()
         with sessions.begin() as session:
             assert isinstance(outbox.publish(session, "orders", "kept", key="ada"), str)
-        await until(lambda: seen, "it is handled")
+            assert len(outbox.publish_many(session, "orders", ["this", "that"], key=lambda _: "ada")) == 2
+            assert outbox.publish_many(session, "orders", []) == []
+        await until(lambda: len(seen) == 3, "all are handled")
         await until(lambda: is_empty(outbox), "the row is deleted")
-    assert seen == ["kept"]
+    assert seen == ["kept", "this", "that"]
 
 
 async def test_messages_come_in_the_order_of_their_commits(engine: AsyncEngine, broker: Broker) -> None:
@@ -106,8 +108,10 @@ async def test_messages_come_in_the_order_of_their_commits(engine: AsyncEngine, 
     broker.include(outbox)
     for first in range(0, 300, 100):
         async with sessions.begin() as session:
-            for number in range(first, first + 100):
+            for number in range(first, first + 50):
                 await outbox.publish(session, "orders", number, key="ada")
+            ids = await outbox.publish_many(session, "orders", range(first + 50, first + 100), key=lambda _: "ada")
+            assert len(set(ids)) == 50
     async with broker.running():
         await until(lambda: len(seen) == 300, "all are handled")
     assert [int(each) for each in seen] == list(range(300))
@@ -309,7 +313,7 @@ async def test_delayed_messages_wait_beside_their_topic(pg: AsyncEngine, broker:
     async with broker.running():
         async with sessions.begin() as session:
             await outbox.publish(session, "orders", "tomorrow", delay=timedelta(days=1))
-            await outbox.publish(session, "orders", "soon", delay=timedelta(milliseconds=50))
+            await outbox.publish(session, "orders", "soon", delay="50ms")
             await outbox.publish(session, "orders", "past", at=datetime(2020, 1, 1, tzinfo=UTC))
         await until(lambda: sorted(seen) == ["past", "soon"], "what is due is handled")
         assert await broker.client.execute_command("ZCARD", broker.keys.delayed("orders", 0)) == 1
@@ -339,6 +343,7 @@ async def test_bad_use_says_what_to_write(engine: AsyncEngine, tmp_path: Any) ->
             ({"topic": "a b"}, ConfigError), ({"payload": float("nan")}, NotJson), ({"key": 7}, ConfigError),
             ({"payload": "x" * 2_000_000}, TooLarge), ({"headers": {"a": 1}}, ConfigError),
             ({"delay": timedelta(-1)}, ConfigError), ({"delay": timedelta(1), "at": datetime.now(UTC)}, ConfigError),
+            ({"dely": "1s"}, ConfigError), ({"delay": 5}, ConfigError),
         ):  # fmt: skip
             options: dict[str, Any] = {"topic": "orders", "payload": 1, **wrong}
             with pytest.raises(error):

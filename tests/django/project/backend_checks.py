@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 from settings import SERVER
+from waiting import finished, wait_until
 
 from rsmq.django.apps import check_backends
 from rsmq.django.backend import BROKERS, RsmqBackend
@@ -28,25 +28,6 @@ from tests.forks import start as start_fork
 HERE = Path(__file__).parent
 DUMMY = f"{BaseTaskBackend.__module__.rpartition('.')[0]}.dummy.DummyBackend"
 backend = task_backends["default"]
-
-
-def wait_until(condition, what):
-    """Block until it is true."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"still not: {what}"
-        time.sleep(0.02)
-
-
-def finished(result):
-    """The result when the task has finished."""
-
-    def is_finished():
-        result.refresh()
-        return result.is_finished
-
-    wait_until(is_finished, f"{result.task.name} has finished: {result}")
-    return result
 
 
 def start_default():

@@ -1,5 +1,6 @@
 """The settings of a Django project, as small as possible."""
 
+import json
 import os
 from pathlib import Path
 
@@ -10,13 +11,15 @@ from rsmq import RetryPolicy
 SECRET_KEY = "of a test"
 USE_TZ = os.environ.get("PROJECT_USE_TZ", "1") == "1"
 TIME_ZONE = "Europe/Berlin"
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": Path(os.environ["PROJECT_DIR"], "db.sqlite3")}}
-INSTALLED_APPS = ["rsmq.django"]
+SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": Path(os.environ["PROJECT_DIR"], "db.sqlite3")}
+DATABASES = {"default": json.loads(os.environ.get("PROJECT_DATABASE", "{}")) or SQLITE}
+INSTALLED_APPS = ["rsmq.django", "rsmq.django.database", "billing"]
 BACKEND = "rsmq.django.RsmqBackend"
 SERVER = {"url": os.environ["PROJECT_URL"], "prefix": os.environ["PROJECT_PREFIX"], "preflight": "warn"}
 SERVER |= {"partitions": 2, "presence_interval": "100ms", "presence_grace": "300ms", "delay_resolution": "20ms"}
 TASKS = {
     "default": {"BACKEND": BACKEND, "QUEUES": ["default", "mail"], "OPTIONS": {**SERVER, "concurrency": 1}},
+    "outbox": {"BACKEND": BACKEND, "OPTIONS": {**SERVER, "topic": "boxed", "outbox": True}},
     "retrying": {
         "BACKEND": BACKEND,
         "OPTIONS": {

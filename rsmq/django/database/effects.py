@@ -1,0 +1,65 @@
+"""Effects that happen once: what a handler writes with Django's ORM commits once for each message, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+
+from rsmq.django.database.connection import DjangoConnection, engine_of, explained
+from rsmq.errors import ConfigError
+from rsmq.model.message import Message
+from rsmq.sql.database import Database
+from rsmq.sql.handled import HandledMessages, MarkedWork
+
+
+class Effects(HandledMessages):
+    """A transaction as a dependency of a handler: `db: Annotated[None, Depends(effects.atomic)]`.
+
+    It is `transaction.atomic` around the handler. It commits together with a mark of the message, before the message is
+    settled. If the mark is there already, the handler is skipped, or what it has done is rolled back. The database also
+    refuses the commit of a worker whose partition has a newer owner. `using` is the alias in DATABASES.
+    """
+
+    needs_thread: Final = "effects.atomic is for plain functions, as Django's transactions are: write `def`"
+    """Why an async handler cannot have it."""
+
+    def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
+        self._alias = using
+        self.database = Database(engine_of(using), "Effects")
+
+    def atomic(self, work: Message | list[Message] = None) -> Iterator[None]:  # type: ignore[assignment]
+        """The dependency: a transaction of the thread of the handler."""
+        marked, is_complete = MarkedWork(work, "effects.atomic"), False
+        wrapper = connections[self._alias]
+        wrapper.close_if_unusable_or_obsolete()
+        try:
+            with transaction.atomic(using=self._alias):
+                here: Any = DjangoConnection(self._alias)
+                if marked.is_redelivered:
+                    marked.skip_handled(here)
+                yield
+                marked.refuse_outputs("outbox.publish(topic, payload)")
+                if wrapper.needs_rollback:
+                    raise ConfigError(DROPS)
+                marked.write_marks(here)
+                is_complete = True
+        except Error as error:
+            is_in_doubt = is_complete and (wrapper.connection is None or not wrapper.is_usable())
+            wrapper.close_if_unusable_or_obsolete()
+            if is_in_doubt and self.has_committed_plain(marked.marks[0]):
+                return
+            said = explained(error)
+            if said is error:
+                raise
+            raise said from error
+        finally:
+            wrapper.close_if_unusable_or_obsolete()
+
+
+DROPS: Final = (
+    "the handler has marked the transaction of effects.atomic for a rollback, so what it wrote is dropped, and the "
+    "message is not handled: remove `transaction.set_rollback(True)`; a part that may fail alone, or whose "
+    "IntegrityError you catch, belongs into `with transaction.atomic():`; to undo everything raise an error"
+)

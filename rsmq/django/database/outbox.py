@@ -1,0 +1,71 @@
+"""The outbox: messages that are published if, and only if, a transaction of Django commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar, Unpack
+
+from django.db import DEFAULT_DB_ALIAS, Error, connections
+
+from rsmq.django.database.connection import DjangoConnection, engine_of, explained
+from rsmq.errors import ConfigError
+from rsmq.handler.options import refuse_unknown
+from rsmq.sql.database import Database
+from rsmq.sql.outbox import ManyOptions, OutboxOptions, RelayedOutbox
+
+T = TypeVar("T")
+
+
+class Outbox(RelayedOutbox):
+    """Messages in a table of a database of Django, which the workers relay to their topics after the commit.
+
+    `broker.include(outbox)` lets the workers of a broker relay it. `using` is the alias in DATABASES; `poll` and
+    `notify` are those of `rsmq.sql.Outbox`.
+    """
+
+    def __init__(
+        self,
+        using: str = DEFAULT_DB_ALIAS,
+        *,
+        poll: timedelta = timedelta(milliseconds=50),
+        notify: bool = True,
+    ) -> None:
+        self._alias = using
+        super().__init__(Database(engine_of(using), "Outbox"), poll=poll, notify=notify)
+
+    def publish(self, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str:
+        """Publish a message when the transaction of this thread commits, and return its id.
+
+        Options and errors are those of `broker.publish`; `delay` counts from now. Raises ConfigError outside of
+        `transaction.atomic()`. In async code write `await sync_to_async(...)` around the transaction, as for the ORM.
+        """
+        refuse_unknown("outbox.publish", options, OutboxOptions.__annotations__)
+        return self.add([self.row(topic, payload, **options)])[0]
+
+    def publish_many(
+        self,
+        topic: str,
+        items: Iterable[T],
+        *,
+        key: Callable[[T], str | None] | None = None,
+        **options: Unpack[ManyOptions],
+    ) -> list[str]:
+        """`publish` for many payloads, in one statement. `key` gives the key of a payload."""
+        refuse_unknown("outbox.publish_many", options, ManyOptions.__annotations__)
+        return self.add(self.rows(topic, items, key, options))
+
+    def add(self, rows: list[dict[str, Any]]) -> list[str]:
+        """Insert what `row` has made; returns the ids."""
+        if not connections[self._alias].in_atomic_block:
+            raise ConfigError(
+                f"outbox.publish outside of a transaction of {self._alias!r}: write it inside `with "
+                f"transaction.atomic():`, or publish at once with broker.publish_sync"
+            )
+        here = DjangoConnection(self._alias)
+        try:
+            for statement, values in self.steps(rows):
+                here.execute(statement, values)
+        except Error as error:
+            raise explained(error) from error
+        return [str(row["id"]) for row in rows]

@@ -1,0 +1,159 @@
+"""What a database knows of handled messages: the marks of one call, whether a commit has happened, and what is old."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import anyio
+import anyio.from_thread
+from sqlalchemy import Connection
+
+from rsmq.errors import BrokerError, ConfigError, StaleEpoch
+from rsmq.handler.retry import AlreadyHandled, BatchRolledBack
+from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.message import Message
+from rsmq.redis.leadership import TTL, Leadership
+from rsmq.redis.server_context import ServerContext
+from rsmq.sql.database import Database
+from rsmq.sql.marks import KEPT, Mark, already, delete_marks, handled_of, lanes, write_mark, write_marks
+from rsmq.sql.settled_floor import settled_floor
+
+log = logging.getLogger("rsmq.effects")
+
+PRUNE_SECONDS: Final = 60.0
+MOST_PARKED: Final = 5000
+"""With more messages that wait for a retry, a group's marks are kept until there are fewer."""
+RESOLVE_SECONDS: Final = 5.0
+
+
+class MarkedWork:
+    """The messages of one call of a handler, and their marks. `name`: of the dependency, for errors."""
+
+    def __init__(self, work: Message | list[Message] | None, name: str) -> None:
+        self.name, self.is_batch = name, isinstance(work, list)
+        self.messages = messages_of(work, name)
+        self.marks = [Mark.of(message) for message in self.messages]
+
+    @property
+    def is_redelivered(self) -> bool:
+        """Whether an earlier run may have committed."""
+        return any(message.is_redelivered for message in self.messages)
+
+    def skip_handled(self, connection: Connection) -> None:
+        """Raise AlreadyHandled if an earlier run has committed, or BatchRolledBack if one has for some of a batch."""
+        late = [mark for message, mark in zip(self.messages, self.marks, strict=True) if message.is_redelivered]
+        self._raise({mark: already(mark) for mark in handled_of(connection, late)})
+
+    def write_marks(self, connection: Connection) -> None:
+        """The last statements of the transaction. Raises if it must not commit."""
+        if len(self.marks) > 1:
+            self._raise(write_marks(connection, self.marks))
+            return
+        try:
+            write_mark(connection, self.marks[0])
+        except (AlreadyHandled, StaleEpoch) as error:
+            self._raise({self.marks[0]: error})
+
+    def refuse_outputs(self, instead: str) -> None:
+        """Raise ConfigError if the handler has published by a message: a mark that is found would skip the output."""
+        if any(message.has_outputs for message in self.messages):
+            raise ConfigError(
+                f"message.publish in a handler with {self.name}: its output is lost if the worker dies between the "
+                f"commit and the settlement. Write `{instead}`, which commits with the rest, or publish in a handler "
+                f"without {self.name}"
+            )
+
+    def _raise(self, refused: dict[Mark, Exception]) -> None:
+        if refused and self.is_batch:
+            raise BatchRolledBack([refused.get(mark) for mark in self.marks])
+        for error in refused.values():
+            raise error
+
+
+class HandledMessages:
+    """The marks in a database; its workers delete old ones."""
+
+    commits: Final = True
+    """Not for shared distribution: without a lease there is no fence, and a mark would outlive a reset of the group.
+    And what a batch handler returns must be known before the commit."""
+    database: Database
+
+    async def has_committed(self, mark: Mark) -> bool:
+        """Whether the transaction whose commit had no answer was committed.
+
+        To write the same mark waits for a transaction that is still about to commit. So the answer is final. Of a batch
+        one mark says it for all.
+        """
+        with anyio.move_on_after(RESOLVE_SECONDS):
+            while True:
+                try:
+                    await self.database.run(lambda connection: write_and_roll_back(connection, mark))
+                except RolledBack:
+                    return False
+                except AlreadyHandled:
+                    return True
+                except Exception as error:
+                    log.info("it is unknown yet whether %s was committed: %s", mark, error)
+                    await anyio.sleep(0.1)
+        return False
+
+    def has_committed_plain(self, mark: Mark) -> bool:
+        """The same, for the thread of a plain function."""
+        return anyio.from_thread.run(self.has_committed, mark)
+
+    # -- in the worker ----------------------------------------------------------------------------------------------
+
+    async def serve(self, context: ServerContext) -> None:
+        """Delete old marks, in one worker for all; for the worker."""
+        leadership = Leadership(context, f"effects.{await self.database.identity()}")
+        next_round = 0.0
+        try:
+            while True:
+                await anyio.sleep(await leadership.bid() or TTL / 3)
+                if leadership.epoch and anyio.current_time() >= next_round:
+                    next_round = anyio.current_time() + PRUNE_SECONDS
+                    await self.prune(context)
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+                await leadership.release()
+
+    async def prune(self, context: ServerContext) -> int:
+        """Delete the marks of messages that were settled more than an hour ago: these can never come again."""
+        before, count = now_ms() - to_ms(KEPT), 0
+        for lane in await self.database.run(lanes):
+            group, topic, partition = lane
+            try:
+                floor = await settled_floor(context, topic, partition, group, MOST_PARKED)
+            except BrokerError as error:
+                log.warning("the marks of %s.%d/%s are kept: %s", topic, partition, group, error)
+                continue
+            if floor is not None:
+                found = floor
+                count += await self.database.run(lambda each: delete_marks(each, lane, found, before))  # noqa: B023
+        return count
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.database!r}>"
+
+
+class RolledBack(Exception):
+    """A mark could be written, and was rolled back."""
+
+
+def write_and_roll_back(connection: Connection, mark: Mark) -> None:
+    """Raises AlreadyHandled if the mark is there, else RolledBack."""
+    write_mark(connection, mark)
+    raise RolledBack
+
+
+def messages_of(work: Message | list[Message] | None, name: str) -> list[Message]:
+    """The messages of a call. Raises ConfigError outside of a handler."""
+    messages: list[Any] = work if isinstance(work, list) else [work]
+    found = [message for message in messages if isinstance(message, Message)]
+    if not found:
+        raise ConfigError(
+            f"{name} works as a dependency of a handler only: write `Annotated[..., Depends({name})]` for one of its "
+            f"parameters; elsewhere open a transaction of your own"
+        )
+    return found
