@@ -30,9 +30,9 @@ def run(environment: dict[str, str], *args: str, cwd: Path = PROJECT) -> subproc
     )  # fmt: skip
 
 
-def run_checks(environment: dict[str, str], name: str) -> None:
-    """Run the tests of a file of the project, and fail with what they print."""
+def run_checks(environment: dict[str, str], *names: str) -> None:
+    """Run tests of the project, and fail with what they print."""
     code = "import django, pytest, sys; django.setup(); sys.exit(pytest.main(sys.argv[1:]))"
     options = ["-q", "-x", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull, "--rootdir", str(PROJECT)]
-    done = run(environment, "-c", code, *options, name)
+    done = run(environment, "-c", code, *options, *names)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ pytest.importorskip("django")
 
 @pytest.mark.parametrize("vendor", ["postgresql", "sqlite"])
 def test_effects_and_outbox_in_a_project(settings: Settings, tmp_path: Path, vendor: str) -> None:
-    """The tests of database_checks.py pass."""
+    """The tests of database_checks.py pass; all of them on SQLite with CHAOS=long."""
     environment = environment_of(settings, tmp_path)
     if vendor == "sqlite":
-        run_checks(environment, "database_checks.py")
+        parts = () if os.environ.get("CHAOS") == "long" else ("-k", "migrations or each_message or task")
+        run_checks(environment, "database_checks.py", *parts)
         return
     with Postgres() as postgres:
         url = postgres.url("psycopg", postgres.new_database())
