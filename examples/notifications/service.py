@@ -41,18 +41,23 @@ class Receipt(BaseModel):
     id: str
 
 
+def provider(message: Message) -> str:
+    """Who delivers it. A provider counts the calls of all workers together."""
+    return message.topic
+
+
 # a limit for each user: so many pushes a second; the other two are limits of the provider
 @broker.handler("notifications", group="sender", retry=QUICK, rate=Rate(5, per="1s", by="key"))
 async def send_push(notification: Notification, message: Message) -> None:
     await send(PUSH, notification, message, then="sms")
 
 
-@broker.handler("sms", group="sender", retry=QUICK, rate=Rate(100, per="1s"))
+@broker.handler("sms", group="sender", retry=QUICK, rate=Rate(100, per="1s", by=provider))
 async def send_sms(notification: Notification, message: Message) -> None:
     await send(SMS, notification, message, then="alimtalk")
 
 
-@broker.handler("alimtalk", group="sender", retry=PATIENT, rate=Rate(50, per="1s"))
+@broker.handler("alimtalk", group="sender", retry=PATIENT, rate=Rate(50, per="1s", by=provider))
 async def send_alimtalk(notification: Notification, message: Message) -> None:
     await ALIMTALK.send(notification, message.id, message.attempt)
 

@@ -14,6 +14,7 @@ import anyio
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.execution import build_runner
 from rsmq.consumer.fetchers import Fetchers
+from rsmq.consumer.group_rate import GroupRate
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.lane_lifecycle import LaneLifecycle
 from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit, call_quotas
@@ -54,8 +55,13 @@ class Consumer:
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
+        self._group_rate: GroupRate | None = None
         if handler.rate is not None and handler.rate.by == "key":
-            self.queue.key_rate = KeyRate(handler.rate, context.clock, self._let_go)
+            self.queue.message_rate = KeyRate(handler.rate, context.clock, self._let_go)
+        elif handler.rate is not None and handler.rate.by is not None:
+            self.queue.message_rate = self._group_rate = GroupRate(
+                handler.rate, context, self.settler.ask, self.queue, self._runner.wake_soon
+            )
         elif handler.rate is not None:
             self.queue.rate_limit = RateLimit(handler.rate, lambda: len(self.membership.live), self._runner.wake_soon)
         if handler.group_concurrency is not None:
@@ -96,6 +102,8 @@ class Consumer:
                 await outer.start(self.settler.run)
                 await outer.start(self._runner.run)
                 outer.start_soon(self._watch_group)
+                if self._group_rate is not None:
+                    outer.start_soon(self._group_rate.run)
                 outer.start_soon(self._reclaimer.cancellations.run)
                 async with anyio.create_task_group() as inner:
                     await inner.start(self.fetchers.run)

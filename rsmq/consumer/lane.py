@@ -84,7 +84,7 @@ class Lane:
         self.done: list[bytes] = []
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
-        self.held: dict[bytes, Message] = {}
+        self.held: dict[bytes | str, Message] = {}
         self.windows: dict[bytes, deque[float]] = {}
         self.asking: set[bytes] = set()
         self.cancels: set[bytes] = set()

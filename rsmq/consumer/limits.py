@@ -7,7 +7,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rsmq.consumer.lane import Lane
 from rsmq.handler.rate_limit import Rate, Window
@@ -34,6 +34,19 @@ def call_quotas(limit: int, members: Sequence[str], salt: str) -> dict[str, int]
     Equal up to one. With more members than the limit some have none: they must own no partition either.
     """
     return quotas(limit, dict.fromkeys(members, 1.0), f"{salt}/calls")
+
+
+class MessageRate(Protocol):
+    """A rate that tells messages apart: each has its own answer."""
+
+    def starts(self, message: Message, lane: Lane) -> bool:
+        """Whether a message may start now, which counts it. If not, the queue gets it back by `let_go`."""
+
+    async def starts_late(self, message: Message, lane: Lane) -> None:
+        """A message that was counted starts only now: it waited for the server."""
+
+    def forget(self, message: Message) -> None:
+        """A message that was counted does not start."""
 
 
 class RateLimit:
@@ -93,7 +106,7 @@ class KeyRate:
         window.append(now)  # the oldest of `limit` starts leaves
         return True
 
-    def starts_late(self, message: Message, lane: Lane) -> None:
+    async def starts_late(self, message: Message, lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server. Its key has started no other since."""
         key = message.routing_key
         if key is None:
@@ -102,6 +115,9 @@ class KeyRate:
         if window:
             window.pop()
         window.append(monotonic())
+
+    def forget(self, message: Message) -> None:
+        """It counts all the same: the times of a key are only starts that were possible."""
 
     def _forget(self, lane: Lane, now: float) -> None:
         """Forget the keys whose last start is over: what is kept grows with the keys of one time `per` only."""

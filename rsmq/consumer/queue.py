@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit
+from rsmq.consumer.limits import ConcurrencyLimit, MessageRate, RateLimit
 from rsmq.consumer.raw_entries import RawEntries
 from rsmq.model.message import Message, RawEntry
 
@@ -35,7 +35,7 @@ class Queue:
         self.takes_raw = False  # whether the runner takes RawEntries
         self.rate_limit: RateLimit | None = None
         self.group_limit: ConcurrencyLimit | None = None
-        self.key_rate: KeyRate | None = None
+        self.message_rate: MessageRate | None = None
         self.held = 0
         self.in_flight = 0
         self.blocked = 0
@@ -102,7 +102,7 @@ class Queue:
     @property
     def is_limited(self) -> bool:
         """Whether ready messages must be taken with `take`. Otherwise `ready.popleft` is the same, and faster."""
-        return self.rate_limit is not None or self.group_limit is not None or self.key_rate is not None
+        return self.rate_limit is not None or self.group_limit is not None or self.message_rate is not None
 
     @property
     def limited(self) -> int:
@@ -111,10 +111,10 @@ class Queue:
         return self.held + (len(self.ready) if is_closed else 0)
 
     def taker(self) -> Callable[[], Any]:
-        """What takes the next ready message: `take`, or less where there is no limit or only a rate by key."""
+        """What takes the next ready message: `take`, or less where there is no limit or only a rate by key or name."""
         if not self.is_limited:
             return self.ready.popleft
-        return self.take if self.rate_limit is not None or self.group_limit is not None else self._take_by_key
+        return self.take if self.rate_limit is not None or self.group_limit is not None else self._take_by_name
 
     def can_take(self) -> bool:
         """Whether the calling task may start a ready message now."""
@@ -128,16 +128,16 @@ class Queue:
         """The next ready message, which the calling task starts now. None: there is none, or a limit is reached."""
         if not self.can_take():
             return None
-        message: Message | None = self.ready.popleft() if self.key_rate is None else self._take_by_key()
+        message: Message | None = self.ready.popleft() if self.message_rate is None else self._take_by_name()
         if message is not None and self.rate_limit is not None:
             self.rate_limit.start()
         if message is not None and self.group_limit is not None:
             self.group_limit.enter()
         return message
 
-    def _take_by_key(self) -> Message | None:
-        """The next ready message whose key may start one. Others are held."""
-        ready, starts = self.ready, self.key_rate.starts  # type: ignore[union-attr]
+    def _take_by_name(self) -> Message | None:
+        """The next ready message whose key, or name, may start one. Others are held."""
+        ready, starts = self.ready, self.message_rate.starts  # type: ignore[union-attr]
         while ready:
             message = ready.popleft()
             if starts(message, message.origin):
@@ -146,21 +146,31 @@ class Queue:
         return None
 
     def hold(self, message: Message, lane: Lane) -> None:
-        """The key of a ready message has used up its rate: it and what is behind it wait for `let_go`."""
-        key = message.routing_key
-        assert key is not None, "a message without a key has no rate of its own"
+        """The rate of a ready message is used up: it and what is behind its key wait for `let_go`."""
         if message.is_suspect:
             self._next_suspect(message)
-        lane.held[key] = message
-        self._hold(1 + len(lane.waiting[key]))
+        lane.held[self._held_as(message)] = message
+        self._hold(1 + self._behind(message, lane))
+
+    def _held_as(self, message: Message) -> bytes | str:
+        """Its key, or its id where no key waits behind it."""
+        key = message.routing_key if self.is_ordered else None
+        return message.entry_id.decode() if key is None else key
+
+    def _behind(self, message: Message, lane: Lane) -> int:
+        """How many messages wait behind the key of a message."""
+        return 0 if message.routing_key is None else len(lane.waiting.get(message.routing_key, NONE))
+
+    def holds(self, message: Message, lane: Lane) -> bool:
+        """Whether a message still waits for its rate: its lane was not dropped meanwhile, and it is not cancelled."""
+        return lane.held.get(self._held_as(message)) is message
 
     def let_go(self, message: Message, lane: Lane) -> None:
-        """The rate of its key has room again."""
-        key = message.routing_key
-        if key is not None and lane.held.get(key) is message:  # else the lane was dropped meanwhile
-            del lane.held[key]
-            self._hold(-1 - len(lane.waiting[key]))
-            self._admit(message)
+        """Its rate has room again. It is the next one to start, so no other message can use that up."""
+        if self.holds(message, lane):
+            del lane.held[self._held_as(message)]
+            self._hold(-1 - self._behind(message, lane))
+            self._admit(message, is_first=True)
 
     def startable(self) -> int:
         """How many ready messages other tasks may start now."""
@@ -309,14 +319,16 @@ class Queue:
             if key in lane.parked:
                 self.blocked -= 1 + len(behind)
             elif key in lane.held:
-                self.blocked -= 1 + len(behind)
-                self.held -= 1 + len(behind)
+                self.blocked -= len(behind)
+                self.held -= len(behind)
             else:
                 self.in_flight -= len(behind)
             withdrawn.extend(behind)
             behind.clear()
-        taken = {head.routing_key for head in heads if head.routing_key is not None}
-        for free in taken | lane.parked.keys() | lane.held.keys():
+        self.blocked -= len(lane.held)
+        self.held -= len(lane.held)
+        taken = {each.routing_key for each in (*heads, *lane.held.values()) if each.routing_key is not None}
+        for free in taken | lane.parked.keys():
             lane.waiting.pop(free, None)  # the keys that are left belong to running messages
         lane.in_flight.difference_update(message.entry_id for message in lane.parked.values())
         lane.parked.clear()
@@ -348,32 +360,20 @@ class Queue:
                 waiting.remove(message)
                 gone.add(message.entry_id)
                 self.finish(message, lane)
-        for key, message in [pair for pair in lane.parked.items() if pair[1].entry_id in ids]:
-            del lane.parked[key]
-            self._block(-1 - len(lane.waiting[key]))
-            gone.add(message.entry_id)
-            self.finish(message, lane)
-        for key, message in [pair for pair in lane.held.items() if pair[1].entry_id in ids]:
-            del lane.held[key]
-            self._hold(-1 - len(lane.waiting[key]))
-            gone.add(message.entry_id)
-            self.finish(message, lane)
+        stuck: list[tuple[dict[Any, Message], Callable[[int], None]]]
+        stuck = [(lane.parked, self._block), (lane.held, self._hold)]
+        for messages, count in stuck:
+            for name, message in [pair for pair in messages.items() if pair[1].entry_id in ids]:
+                del messages[name]
+                count(-1 - self._behind(message, lane))
+                gone.add(message.entry_id)
+                self.finish(message, lane)
         return gone
 
-    def remove(self, lane: Lane, ids: Collection[bytes]) -> None:
-        """Remove messages that have not started: other members have them. Without key order only: no key waits."""
-        if lane.raw_entries:
-            self.unpack(lane)
-        for waiting in (self.ready, self._suspects):
-            gone = [each for each in waiting if each.origin is lane and each.entry_id in ids]
-            for message in gone:
-                waiting.remove(message)
-                self.leave(message)
-
-    def _admit(self, message: Message) -> None:
+    def _admit(self, message: Message, *, is_first: bool = False) -> None:
         """To `ready`, unless it is a suspect and another one is out."""
         if not message.is_suspect:
-            self.ready.append(message)
+            self.ready.appendleft(message) if is_first else self.ready.append(message)
         elif self._suspect is None or self._suspect is message:
             self._suspect = message
             self.ready.append(message)

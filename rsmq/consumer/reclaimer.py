@@ -74,7 +74,7 @@ class Reclaimer:
         gone = lane.undecided().intersection(taken)
         if gone:
             log.warning("%s of %s in flight taken over by other members", count(len(gone), "message"), lane.stream)
-            self._queue.remove(lane, gone)
+            self._queue.cancel(lane, gone)
             self._runner.cancel_lane(lane, "lost", gone)
             lane.in_flight -= gone
 

@@ -206,10 +206,16 @@ class Runner(Pool):
 
     async def _charge(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:
         """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
-        is_ours = await self._settler.charge(message, lane)
+        rate = self.queue.message_rate
+        try:
+            is_ours = await self._settler.charge(message, lane)
+        except BaseException:
+            if rate is not None:
+                rate.forget(message)
+            raise
+        if rate is not None:
+            await rate.starts_late(message, lane)
         task_slot.started = monotonic()
-        if self.queue.key_rate is not None:
-            self.queue.key_rate.starts_late(message, lane)
         return is_ours and task_slot.started < lane.lease.deadline
 
     async def _expires(self, message: Message, lane: Lane) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
 from rsmq.errors import ConfigError
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.message import Message
 from rsmq.model.words import duration
 
 Over = Literal["group", "member"]
-By = Literal["key"]
+By = Literal["key"] | Callable[[Message], str | None]
 
 MOST: Final = 100_000
 
@@ -24,6 +26,11 @@ class Rate:
     With `by="key"` that holds for each key by itself, such as a customer or a recipient. A key has one owner, so that
     is exact and needs no command; a handover takes the times along. If an owner dies, its times are lost with it: then
     the next owner may start up to `limit` more within `per`. Messages without a key are not limited.
+
+    With `by` a function, such as `by=lambda message: message.headers["provider"]`, it holds for each value that the
+    function returns, over the whole group: exact, and what one member does not use is free for the others. Members take
+    blocks of starts from the server, a few times a second while there are messages. None: the message is not limited.
+    The function gets the message before its payload is decoded: headers, key and data.
 
     Over the group each live member has an equal share, computed from the members it knows, without a call per message.
     A share that one member does not use is not given to others; while members join, the group may exceed the limit.
@@ -48,10 +55,13 @@ class Rate:
             raise ConfigError(f"a rate per {duration(self.per)} is not possible: write per='1s', at most a day")
         if self.over not in ("group", "member"):
             raise ConfigError(f"a rate over {self.over!r} is unknown: use 'group' or 'member'")
-        if self.by not in (None, "key"):
-            raise ConfigError(f"a rate by {self.by!r} is unknown: use by='key', or leave it out for one rate over all")
+        if self.by not in (None, "key") and not callable(self.by):
+            raise ConfigError(
+                f"a rate by {self.by!r} is unknown: use by='key', a function of the message such as by=lambda message: "
+                f"message.headers['provider'], or leave it out for one rate over all"
+            )
         if self.by is not None and self.over != "group":
-            raise ConfigError("a key has one owner, so over='member' says nothing with by='key': leave it out")
+            raise ConfigError("a rate with `by` holds over the whole group: leave over='member' out, or leave `by` out")
 
     def share(self, members: int) -> tuple[int, float]:
         """The share of one of `members`, as a limit and seconds. All shares together never exceed the rate."""

@@ -6,6 +6,7 @@ between them atomically.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,8 @@ from rsmq.errors import ConfigError
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 LONGEST_DEVICE: Final = 256
+LONGEST_NAME: Final = 200
+"""Characters of a name that a rate counts by. A longer one is hashed."""
 UNSAFE: Final = re.compile(r"[{}%\x00-\x1f\x7f]")
 ENCODED: Final = re.compile(r"%([0-9A-F]{2})")
 RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks", "relayed", "removed")
@@ -135,6 +138,13 @@ class Keys:
     def group(self, topic: str, group: str) -> str:
         """Hash: distribution, paused, created_ms."""
         return f"{self.prefix}:{{{topic}}}:{group}"
+
+    def rate(self, topic: str, group: str, name: str) -> str:
+        """String with TTL: the starts of one name that a rate over the group counts, as JSON."""
+        if len(name) > LONGEST_NAME:
+            name = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+        encoded = UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name).encode(errors="backslashreplace").decode()
+        return f"{self.prefix}:{{{topic}}}:{group}:rate:{encoded}"
 
     def members(self, topic: str, group: str) -> str:
         """Set: member ids."""

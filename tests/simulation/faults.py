@@ -11,6 +11,7 @@ from tests.simulation.plan import (
     DEVICE_COMMANDS,
     FEED_COMMANDS,
     GROUP,
+    GROUP_RATE_COMMANDS,
     OUTPUT_COMMANDS,
     RATE_COMMANDS,
     TAKING,
@@ -197,6 +198,8 @@ class Fates:
             return OUTPUT_COMMANDS
         if self._run.plan.rate[0]:
             return RATE_COMMANDS
+        if self._run.plan.group_rate[0]:
+            return GROUP_RATE_COMMANDS
         return FEED_COMMANDS if self._run.plan.is_inbox else COMMANDS
 
     def _drop(self, name: str, victim: Member) -> None:
@@ -329,7 +332,7 @@ class Fates:
         Not back when a lease was deleted: see `_unlease`.
         """
         run = self._run
-        is_due = run.plan.delayed or run.plan.schedule or run.plan.expires or run.plan.rate[0]
+        is_due = run.plan.delayed or run.plan.schedule or run.plan.expires or run.plan.rate[0] or run.plan.group_rate[0]
         if is_due or (self._was_unleased and offset < run.network.offset):
             return
         if offset > run.network.offset:

@@ -404,7 +404,7 @@ EXHIBITS: Final = (
         "a late start does not count for the rate",
         "a message of a key that waits for its charge counts from before, so the next one starts too soon",
         "consumer/runner.py",
-        "            self.queue.key_rate.starts_late(message, lane)\n",
+        "            await rate.starts_late(message, lane)\n",
         "            pass\n",
     ),
     bug(
@@ -420,6 +420,27 @@ EXHIBITS: Final = (
         "producer/sender.py",
         "            self._newest.clear()",
         "            pass",
+    ),
+    bug(
+        "what a member holds does not count",
+        "a name starts more than its rate allows, because a block that is not reported yet is given twice",
+        "redis/lua/take_starts.lua",
+        "      busy = busy + starts\n",
+        "",
+    ),
+    bug(
+        "uses that are not reported",
+        "a start counts only until the next call of its member",
+        "consumer/group_rate.py",
+        "            *ages(question.used, now, step),\n",
+        "",
+    ),
+    bug(
+        "a late start counts from before its charge",
+        "a message that waits for its charge counts from before, so another one starts too soon",
+        "consumer/group_rate.py",
+        "        if message.is_redelivered:\n",
+        "        if False:\n",
     ),
     bug(
         "a stop during the start",

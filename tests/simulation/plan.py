@@ -32,6 +32,7 @@ COMMANDS: tuple[str, ...] = (
 TAKING: tuple[str, ...] = ("take_lease", "take_lease", "claim_pending")
 OUTPUT_COMMANDS: tuple[str, ...] = ("settle_outputs", "settle_outputs", "settle_outputs", "settle_outputs", *COMMANDS)
 RATE_COMMANDS: tuple[str, ...] = ("keep_starts", "keep_starts", "keep_starts", "keep_starts", *COMMANDS)
+GROUP_RATE_COMMANDS: tuple[str, ...] = ("take_starts", "take_starts", "take_starts", "start_message", *COMMANDS)
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
@@ -52,7 +53,7 @@ class Plan:
     inboxes in which handlers publish an output for each message. `schedule`: seconds between two ticks of a schedule
     (0: none). `cancels`: the share of messages that the publisher cancels. `expires`: the share of those that expire.
     `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how many seconds
-    (0: any number).
+    (0: any number); `group_rate`: how many of a name, over all members.
     """
 
     inboxes: float = 0.15
@@ -63,6 +64,7 @@ class Plan:
     expires: float = 0.0
     has_hook: bool = False
     rate: tuple[int, float] = (0, 0.0)
+    group_rate: tuple[int, float] = (0, 0.0)
     members: int = 3
     partitions: int = 3
     keys: int = 4
@@ -105,7 +107,10 @@ class Plan:
         is_shared = distribution == "shared" and not batch
         has_hook = not is_inbox and choices.among([False, True, False, False, False], "hook")
         rates = [*[(0, 0.0)] * 4, (1, 0.3), (2, 1.0), (5, 3.0), *[(0, 0.0)] * 3]
+        rate = choices.among(rates, "rate") if ordering == "key" and not batch and not is_inbox else (0, 0.0)
         is_audited = distribution == "hash" and not is_inbox and choices.unit("audited") < self.audited
+        # not with deleted consumers: what waits for its rate longer than retention keeps it would be lost
+        has_group_rate = not (batch or is_inbox or is_audited or rate[0]) and choices.unit("group rate") < 0.15
         return replace(
             self,
             faults=FEED_FAULTS if is_inbox else AUDITED_FAULTS if is_audited else self.faults,
@@ -125,7 +130,8 @@ class Plan:
             poison=0.0 if is_inbox else 0.15 if has_hook else choices.among([0.0, 0.05], "poison"),
             expires=0.0 if is_inbox or is_audited else choices.among([0.5, 0.0, 0.0, 0.0, 0.0], "share of expiring"),
             has_hook=has_hook,
-            rate=choices.among(rates, "rate") if ordering == "key" and not batch and not is_inbox else (0, 0.0),
+            rate=rate,
+            group_rate=choices.among([(1, 0.2), (3, 0.5), (10, 2.0)], "rate of a name") if has_group_rate else (0, 0.0),
             is_inbox=is_inbox,
             cancels=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.3], "cancels"),
             has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,

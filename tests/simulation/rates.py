@@ -1,4 +1,4 @@
-"""A rate by key: no key starts more than its limit in any window, whichever member owns it."""
+"""Rates by key and by name: none starts more than its limit in any window, in whichever members."""
 
 from __future__ import annotations
 
@@ -22,12 +22,29 @@ class Rates:
         self._run = run
         self._starts = defaultdict[str, deque[tuple[float, int, int]]](deque)
         self._owners = defaultdict[int, list[tuple[int, str]]](list)
+        self._of_names = defaultdict[str, deque[float]](deque)
 
     def owns(self, partition: int, member: int, epoch: str) -> None:
         """A member believes in a lease."""
         owners = self._owners[partition]
         if not owners or owners[-1] != (member, epoch):
             owners.append((member, epoch))
+
+    def forget(self) -> None:
+        """The server has lost its last writes: what it had granted."""
+        self._of_names.clear()
+
+    def starts_of_name(self, name: str) -> None:
+        """A handler starts with a message of a name. Only the server can forget that: no fault of a member counts."""
+        limit, per = self._run.plan.group_rate
+        now, starts = self._run.world.now, self._of_names[name]
+        starts.append(now)
+        if len(starts) > limit > 0:
+            first = starts.popleft()
+            if now - first < per - 1e-9:
+                self._run.violate(
+                    f"{limit + 1} messages of the name {name} start within {now - first:.3f} s of {per:g}"
+                )
 
     def starts(self, key: str, partition: int, member: int, epoch: str) -> None:
         """A handler starts with a message of a key."""

@@ -61,6 +61,11 @@ class Member:
                     yield lane.lease
 
 
+def name_of(message: Message) -> str:
+    """What a rate of the group counts by: keys of any partition."""
+    return "odd" if message.key in ("k1", "k3", "k5") else "even"
+
+
 class Run:
     """The processes of a run, and its ledger."""
 
@@ -137,6 +142,7 @@ class Run:
         self._stored = {name: at for name, at in self._stored.items() if name not in lost}
         self._has_lost_writes = True
         self.cancels.forget(since)
+        self.rates.forget()
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
         self.unsure_until = self.world.now + self.plan.lease
@@ -276,6 +282,7 @@ class Run:
             self.cancels.starts(name, member.number)
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
+            self.rates.starts_of_name(name_of(message))
 
         async def handle_one(payload: Any, message: Message) -> None:
             name = (payload["key"], payload["n"])
@@ -346,6 +353,8 @@ class Run:
         options: dict[str, Any] = {"batch": plan.batch} if plan.batch else {"concurrency": plan.concurrency}
         if plan.rate[0]:
             options["rate"] = Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key")
+        if plan.group_rate[0]:
+            options["rate"] = Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of)
         member.broker.handler(
             TOPIC, group=GROUP, ordering=plan.ordering, distribution=plan.distribution,
             retry=RetryPolicy(max_attempts=50, wait=wait_fixed(0.3)), **options,

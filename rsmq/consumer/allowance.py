@@ -1,0 +1,130 @@
+"""What a member may start of one name under a rate over the group: blocks that the server has granted. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+AHEAD: Final = 2
+"""Times the pause between two calls: a start that becomes free so soon is granted in advance."""
+HOLD_MS: Final = 2000
+"""What is granted may be used for so long, and counts until then if its member dies."""
+SPARE: Final = 16
+"""The part of the limit that a member asks for beyond its need, while there is enough for all."""
+
+
+@dataclass(slots=True)
+class Question:
+    """One call: how many starts the member still holds and wants, and when it has used the others."""
+
+    kept: int
+    wanted: int
+    used: list[float]
+    sent: float
+
+
+class Allowance:
+    """The starts that a member holds, each from a moment on, and when it has used others. All until `end`.
+
+    `pending` is taken, and its use is not known yet: its message waits for the charge of its attempt. It counts as
+    held. The server may say that it counts less of what is held than the member does (it has lost its data, or did not
+    hear of the member for too long). Then nothing of that may be used: `losses` counts how often.
+    """
+
+    __slots__ = ("_blocks", "_used", "end", "is_short", "losses", "pending", "recent")
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[float, int]] = []
+        self._used: list[float] = []
+        self.end = 0.0
+        self.pending = self.losses = 0
+        self.recent = 0
+        """How many were used in the last pause between two calls."""
+        self.is_short = False
+        """The server had less than was wanted."""
+
+    @property
+    def held(self) -> int:
+        """How many may be used now or later."""
+        return sum(number for _, number in self._blocks)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to say to the server."""
+        return not (self._blocks or self._used or self.pending or self.recent)
+
+    def take(self, now: float) -> bool:
+        """Use one now, if there is one. `note` or `set_aside` must follow."""
+        blocks = self._blocks
+        if not blocks or now >= self.end:
+            return False
+        begin, number = blocks[0]
+        if now < begin:
+            return False
+        if number > 1:
+            blocks[0] = (begin, number - 1)
+        else:
+            del blocks[0]
+        return True
+
+    def note(self, now: float) -> None:
+        """What was taken is used now."""
+        self._used.append(now)
+
+    def usable(self, now: float) -> int:
+        """How many may be used now."""
+        return sum(number for begin, number in self._blocks if begin <= now) if now < self.end else 0
+
+    def next_begin(self, now: float) -> float | None:
+        """When more may be used than now."""
+        return next((begin for begin, _ in self._blocks if begin > now), None)
+
+    def ask(self, now: float, waiting: int, calls: int, limit: int) -> Question:
+        """What to say to the server. `calls`: how many messages can run at once.
+
+        What is not needed soon is given back now, so it must not be used any more. A member whose handlers are slow
+        asks for no more than they can use, however much waits.
+        """
+        self.recent = len(self._used)
+        need = min(waiting, max(calls, 4 * self.recent)) + 2 * self.recent
+        if not self.is_short and need:
+            need += limit // SPARE
+        self._keep(min(need, self.held))
+        used, self._used = self._used, []
+        kept = self.held
+        return Question(kept + self.pending, min(limit, max(0, need - kept)), used, now)
+
+    def _keep(self, number: int) -> None:
+        """Only so many, the earliest ones."""
+        kept = list[tuple[float, int]]()
+        for begin, each in self._blocks:
+            if number > 0:
+                kept.append((begin, min(each, number)))
+                number -= each
+        self._blocks = kept
+
+    def failed(self, question: Question) -> None:
+        """There is no answer: the uses are reported again. To report one twice is harmless."""
+        self._used[:0] = question.used
+
+    def answered(self, question: Question, reply: Sequence[int], now: float, ahead: float) -> None:
+        """Take what was granted."""
+        if reply[0] < question.kept:
+            self._blocks = []
+            self.losses += 1
+            self.pending = 0
+        granted = [(now + wait / 1000, number) for wait, number in zip(reply[1::2], reply[2::2], strict=True)]
+        self.is_short = sum(number for _, number in granted) < question.wanted
+        self._blocks = sorted(self._blocks + granted)
+        self.end = question.sent + ahead + HOLD_MS / 1000
+
+    def __repr__(self) -> str:
+        return f"<Allowance {self.held} held, {self.pending} pending>"
+
+
+def ages(used: Sequence[float], now: float, step: float) -> list[int]:
+    """Uses as pairs of age in ms and number, as the script reads them: in steps of so many seconds, never older."""
+    rounded = Counter(int((now - at) / step) for at in used)
+    return [part for steps, number in rounded.items() for part in (int(steps * step * 1000), number)]

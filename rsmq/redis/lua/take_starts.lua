@@ -1,0 +1,71 @@
+#!lua flags=allow-oom
+-- PURPOSE  Take a block of starts from a rate over a group, and report those used since the last call.
+-- KEYS     1 string: the rate of one name
+-- ARGV     1 member  2 limit:int  3 per:ms  4 ahead:ms  5 hold:ms  6 starts it holds:int  7 starts it wants:int
+--          then for what it has used: age:ms, count:int
+-- RETURNS  {starts it may still hold:int, then for each part of the block: wait:ms, count:int}
+-- WHY      A start counts from its use until `per` later. What is held may be used until `ahead` and `hold` after the
+--          call, so it counts until `per` after that, unless a later call of its member says what became of it. A start
+--          that becomes free within `ahead` is given in advance. When there are too few, each member that waits gets its
+--          part. The calls of a member come in order: after a lost reply its batcher ends the connection first.
+local limit, per, ahead, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local kept, wanted, step = tonumber(ARGV[6]), tonumber(ARGV[7]), math.max(1, math.floor(per / 200))
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local state = cjson.decode(redis.call('GET', KEYS[1]) or '{"seen":0,"used":[],"held":{}}')
+local back = state.seen - now > 1000 and state.seen - now or 0 -- the clock was set back: so are all times
+
+local counts, busy, members, held = {}, 0, 0, {}
+local function count(at, number)
+  if at > now then
+    counts[at] = (counts[at] or 0) + number
+    busy = busy + number
+  end
+end
+for _, each in ipairs(state.used) do count(each[1] - back, each[2]) end
+for member, each in pairs(state.held) do
+  local starts, at, waits, seen = unpack(each)
+  if at - back > now then
+    held[member] = { starts, at - back, waits, seen - back }
+    if member ~= ARGV[1] then
+      busy = busy + starts
+      if waits == 1 and seen - back > now - ahead then members = members + 1 end
+    end
+  end
+end
+
+local mine = held[ARGV[1]]
+kept = math.min(kept, mine and mine[1] or 0)
+busy = busy + kept
+for at = 8, #ARGV, 2 do
+  count(math.ceil((now + 1 - ARGV[at] + per) / step) * step, tonumber(ARGV[at + 1]))
+end
+
+local used = {}
+for at, number in pairs(counts) do used[#used + 1] = { at, number } end
+table.sort(used, function(a, b) return a[1] < b[1] end)
+local free = limit - busy
+local soon = free
+for _, each in ipairs(used) do
+  if each[1] <= now + ahead then soon = soon + each[2] end
+end
+local left = math.min(wanted, math.ceil(math.max(0, soon) / (members + 1)))
+local reply, given = { kept }, 0
+local function give(wait)
+  local number = math.min(left, free)
+  if number > 0 then
+    reply[#reply + 1], reply[#reply + 2] = wait, number
+    left, free, given = left - number, free - number, given + number
+  end
+end
+give(0)
+for _, each in ipairs(used) do
+  if each[1] > now + ahead then break end
+  free = free + each[2]
+  give(each[1] - now)
+end
+
+local ends = now + 1 + ahead + hold + per
+held[ARGV[1]] = { kept + given, ends, wanted > given and 1 or 0, now }
+redis.call('SET', KEYS[1], cjson.encode({ seen = now, used = used, held = held }), 'PX', ends - now + 1000)
+return reply
