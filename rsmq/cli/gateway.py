@@ -13,7 +13,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import anyio.abc
@@ -46,6 +46,27 @@ def gateway(
         Path | None, typer.Option(help="For mqtts:// and wss://: PEM, with those that signed it.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Its key, if it is in another file.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="mqtts:// and wss:// ask for certificates that these authorities have signed.")
+    ] = None,
+    certificate_user: Annotated[
+        Literal["cn", "san"], typer.Option(help="The name in a client's certificate that is its user name.")
+    ] = "cn",
+    crl: Annotated[Path | None, typer.Option(help="Revoked certificates of clients, as PEM.")] = None,
+    jwt_key: Annotated[
+        Path | None, typer.Option(help="Public keys as PEM, or a secret: tokens are taken as passwords.")
+    ] = None,
+    jwt_audience: Annotated[str | None, typer.Option(help="What `aud` of a token must have.")] = None,
+    jwt_issuer: Annotated[str | None, typer.Option(help="What `iss` of a token must be.")] = None,
+    user_as_client_id: Annotated[
+        bool, typer.Option("--user-as-client-id", help="A client may only use its user name as its client id.")
+    ] = False,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NETWORK", help="Load balancers that send the header of the PROXY protocol; repeatable."),
+    ] = None,
+    per_address: Annotated[int, typer.Option(min=0, help="Most connections of one address; 0 is no limit.")] = 0,
+    packet_rate: Annotated[int, typer.Option(min=0, help="Most packets of a client in a second; 0: no limit.")] = 0,
     origin: Annotated[
         list[str] | None, typer.Option(help="Web site whose pages may connect by ws:// and wss://; repeatable.")
     ] = None,
@@ -82,17 +103,21 @@ def gateway(
         supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)))
         raise typer.Exit(anyio.run(supervisor.run))
     found = load_object(target)
-    given = {"keep_alive": keep_alive, "session_expiry": session_expiry}
-    limits: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+    given: dict[str, Any] = {
+        "anonymous": anonymous, "password_file": password_file, "acl_file": acl_file, "certificate": certificate,
+        "key": key, "client_ca": client_ca, "crl": crl, "jwt_key": jwt_key, "jwt_audience": jwt_audience,
+        "jwt_issuer": jwt_issuer, "user_as_client_id": user_as_client_id, "proxies": tuple(proxy or ()),
+        "most_per_address": per_address, "most_packets": packet_rate, "origins": tuple(origin or ()),
+        "keep_alive": keep_alive, "session_expiry": session_expiry,
+    }  # fmt: skip
+    options = {name: each for name, each in given.items() if each}
+    if certificate_user != "cn":
+        options["certificate_user"] = certificate_user
     if isinstance(found, Broker):
-        options = GatewayOptions(
-            anonymous=anonymous, password_file=password_file, acl_file=acl_file, certificate=certificate, key=key,
-            origins=tuple(origin or ()), **limits,
-        )  # fmt: skip
-        found = Gateway(found, options=options)
+        found = Gateway(found, options=GatewayOptions(**options))
     elif not isinstance(found, Gateway):
         raise ConfigError(f"{target} is a {type(found).__name__}, not a Broker or a Gateway")
-    elif anonymous or password_file or acl_file or certificate or key or origin or limits:
+    elif options:
         raise ConfigError(f"{target} is a Gateway: give it its options in the code")
     if listen:
         found.listen = tuple(listen)

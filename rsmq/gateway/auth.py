@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -14,7 +15,9 @@ import anyio
 import anyio.to_thread
 
 from rsmq.errors import ConfigError
-from rsmq.gateway.options import GatewayOptions
+from rsmq.gateway.options import GatewayOptions, load_certificates, tls_context
+from rsmq.gateway.packet import Reason, Refused
+from rsmq.gateway.tokens import Tokens
 from rsmq.gateway.topic_filter import covers, is_valid_filter, split_share
 
 log = logging.getLogger("rsmq.gateway")
@@ -26,6 +29,9 @@ Authorize = Callable[[str, str | None, Access, str], bool]
 """Client id, user name, what it wants to do, topic name (or, to subscribe, topic filter)."""
 
 CHECKS_AT_ONCE: Final = 4
+MOST_REMEMBERED: Final = 10_000
+TOKEN: Final = b"eyJ"
+"""How a JSON Web Token begins."""
 DUMMY: Final = "$7$101$AAAAAAAAAAAAAAAA$" + base64.b64encode(bytes(64)).decode()
 """What the password of an unknown user is compared with, so that the answer takes as long."""
 
@@ -104,6 +110,13 @@ def read_rules(path: Path) -> dict[str | None, list[Rule]]:
     return rules
 
 
+class Admission(NamedTuple):
+    """Who has connected. `until`: when its token ends, in seconds since 1970."""
+
+    user: str | None
+    until: float | None = None
+
+
 class Gatekeeper:
     """Decides who may connect and what they may do. Callbacks of the user are asked after the files."""
 
@@ -114,6 +127,9 @@ class Gatekeeper:
         self.authenticate: Authenticate | None = None
         self.authorize: Authorize | None = None
         self._checks = anyio.CapacityLimiter(CHECKS_AT_ONCE)
+        self._tokens: Tokens | None = None
+        self.encryption: ssl.SSLContext | None = None
+        """The certificate of the listeners. Files that are read again are for new connections."""
         self.load()
 
     def load(self) -> None:
@@ -122,19 +138,56 @@ class Gatekeeper:
         try:
             users = read_passwords(options.password_file) if options.password_file else {}
             rules = read_rules(options.acl_file) if options.acl_file else None
+            tokens = None
+            if options.jwt_key is not None:
+                tokens = Tokens(options.jwt_key, options.jwt_audience, options.jwt_issuer)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"a file of the gateway cannot be read: {error}") from None
-        self._users, self._rules = users, rules
+        if options.certificate is not None:
+            encryption = tls_context(options)
+            if self.encryption is None:
+                self.encryption = encryption
+            else:  # the listeners have the old one
+                load_certificates(self.encryption, options)
+        self._users, self._rules, self._tokens = users, rules, tokens
 
     def require_some(self) -> None:
         """Raise ConfigError if nothing decides who may connect."""
-        if not (self._options.anonymous or self._options.password_file or self.authenticate):
+        options = self._options
+        if not (
+            options.anonymous or options.password_file or options.jwt_key or options.client_ca or self.authenticate
+        ):
             raise ConfigError(
-                "no client could connect: give --password-file, or --anonymous to let everyone in, or a callback"
+                "no client could connect: give --password-file, --jwt-key, --client-ca, or --anonymous to let "
+                "everyone in, or a callback"
             )
 
-    async def admit(self, client: str, user: str | None, password: bytes | None) -> bool:
-        """Whether a client may connect. A wrong password takes as long as an unknown user."""
+    async def admit(self, client: str, user: str | None, password: bytes | None, named: str | None) -> Admission:
+        """Who a client is. `named`: its name in its certificate, which is enough. Raises Refused."""
+        until: float | None = None
+        if named is not None:
+            user, is_right = named, bool(named) and await self._asked(client, named, password)
+        elif self._tokens is not None and password is not None and password.startswith(TOKEN):
+            claims = self._tokens.check(password)
+            is_right = claims is not None and user in (None, "", claims.user)
+            if claims is not None and is_right:
+                user, until = claims
+                is_right = await self._asked(client, user, password)
+        else:
+            is_right = await self._knows(client, user, password)
+        if not is_right:
+            has_some = user is not None or password is not None
+            reason = Reason.BAD_CREDENTIALS if has_some else Reason.NOT_AUTHORIZED
+            raise Refused(reason, "wrong or missing credentials")
+        if self._options.user_as_client_id and user is not None and user != client:
+            raise Refused(Reason.CLIENT_ID_NOT_VALID, f"user {user!r} may not have the client id {client!r}")
+        return Admission(user, until)
+
+    async def _asked(self, client: str, user: str | None, password: bytes | None) -> bool:
+        return self.authenticate is None or bool(await self.authenticate(client, user, password))
+
+    async def _knows(self, client: str, user: str | None, password: bytes | None) -> bool:
+        """Whether a password is right. A wrong one takes as long as an unknown user."""
         if user is None and self.authenticate is None:
             return self._options.anonymous
         if user is not None and self._options.password_file is not None:
@@ -146,7 +199,7 @@ class Gatekeeper:
                 return False
         elif self.authenticate is None:
             return self._options.anonymous
-        return self.authenticate is None or bool(await self.authenticate(client, user, password))
+        return await self._asked(client, user, password)
 
     def allows(self, client: str, user: str | None, access: Access, topic: str) -> bool:
         """Whether a client may publish to a topic name (write), or get a message of it or subscribe to a filter."""
@@ -155,6 +208,18 @@ class Gatekeeper:
         if self._rules is not None and not self._ruled(client, user, access, topic):
             return False
         return self.authorize is None or bool(self.authorize(client, user, access, topic))
+
+    def remembers(
+        self, known: dict[tuple[str, str], bool], client: str, user: str | None, access: Access, topic: str
+    ) -> bool:
+        """The same, with the answers that one connection has had before."""
+        found = known.get((access, topic))
+        if found is None:
+            found = self.allows(client, user, access, topic)
+            if len(known) >= MOST_REMEMBERED:
+                known.clear()
+            known[access, topic] = found
+        return found
 
     def _ruled(self, client: str, user: str | None, access: Access, topic: str) -> bool:
         assert self._rules is not None

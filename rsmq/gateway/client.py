@@ -11,7 +11,7 @@ from rsmq.errors import BrokerError, OwnershipError, SessionLost
 from rsmq.gateway import encode, packet
 from rsmq.gateway.context import QUICK, Context, Transport
 from rsmq.gateway.delivery import Delivery
-from rsmq.gateway.grant import capped, grant
+from rsmq.gateway.grant import PacketRate, capped, grant
 from rsmq.gateway.inbox_reader import InboxReader
 from rsmq.gateway.ingest import ReceivedIds
 from rsmq.gateway.machine import EARLY_BYTES, Machine, State
@@ -31,6 +31,7 @@ from rsmq.gateway.packet import (
     Subscription,
     Unsubscribe,
 )  # fmt: skip
+from rsmq.gateway.peer import Peer
 from rsmq.gateway.properties import Property
 from rsmq.gateway.publishing import Publishing
 from rsmq.gateway.sessions import SHARED, SLACK_MS, Ended
@@ -41,7 +42,6 @@ from rsmq.model.clock import to_ms
 
 log = logging.getLogger("rsmq.gateway")
 
-MOST_REMEMBERED: Final = 10_000
 NONE: Final = b"NONE"
 LARGEST: Final = 0xFFFFFFF
 
@@ -49,8 +49,8 @@ LARGEST: Final = 0xFFFFFFF
 class ClientConnection:
     """The packets of one client against the server. The rules of the packets themselves are in `Machine`."""
 
-    def __init__(self, context: Context, transport: Transport) -> None:
-        self._context, self._transport = context, transport
+    def __init__(self, context: Context, transport: Transport, peer: Peer) -> None:
+        self._context, self._transport, self._peer = context, transport, peer
         self._machine = Machine(context.limits)
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
@@ -69,6 +69,7 @@ class ClientConnection:
         self._publishing: Publishing | None = None
         self._requests: deque[Subscribe | Unsubscribe] = deque()
         self._may: dict[tuple[str, str], bool] = {}
+        self._rate = PacketRate(context.options.most_packets) if context.options.most_packets else None
         context.counts["connections"] += 1
         context.wheel.add(self.heard + context.options.connect_timeout.total_seconds(), self._connect_deadline)
 
@@ -78,7 +79,11 @@ class ClientConnection:
         """Bytes have come."""
         self.heard = self._loop.time()
         self._context.counts["bytes received"] += len(data)
-        self._act(self._machine.feed(data))
+        found = self._machine.feed(data)
+        if self._rate is None or self._rate.allows(len(found), self.heard):
+            self._act(found)
+        else:
+            self._refuse(Refused(Reason.MESSAGE_RATE_TOO_HIGH, "it sends more packets than it may"))
 
     def _act(self, packets: list[Packet]) -> None:
         for each in packets:
@@ -194,13 +199,7 @@ class ClientConnection:
 
     def may(self, access: Any, topic: str) -> bool:
         """Whether the client may publish to a topic name or read it. Answers are remembered."""
-        found = self._may.get((access, topic))
-        if found is None:
-            found = self._context.gatekeeper.allows(self.client_id, self.user, access, topic)
-            if len(self._may) >= MOST_REMEMBERED:
-                self._may.clear()
-            self._may[access, topic] = found
-        return found
+        return self._context.gatekeeper.remembers(self._may, self.client_id, self.user, access, topic)
 
     # -- the beginning ---------------------------------------------------------------------------------------------
 
@@ -217,14 +216,15 @@ class ClientConnection:
 
     async def _begin(self, request: Connect) -> None:
         context, options = self._context, self._context.options
-        self.level, self.user = request.level, request.username
+        self.level = request.level
         granted = grant(request, options, context.limits)
         self.client_id, self.expiry, self._keep_alive = granted.client_id, granted.expiry, granted.keep_alive
         if len(context.connections) >= options.most_connections:
             raise Refused(Reason.QUOTA_EXCEEDED, "this gateway has its most connections")
-        if not await context.gatekeeper.admit(self.client_id, request.username, request.password):
-            reason = Reason.BAD_CREDENTIALS if request.username is not None else Reason.NOT_AUTHORIZED
-            raise Refused(reason, "wrong or missing credentials")
+        given = (self.client_id, request.username, request.password, self._peer.user)
+        self.user, until = await context.gatekeeper.admit(*given)
+        if until is not None:
+            context.wheel.add(context.loop_time + until - context.now_ms() / 1000, self._token_deadline)
         if self._keep_alive:
             context.wheel.add(self.heard + QUICK * self._keep_alive, self._keep_alive_deadline)
         if (leaving := context.leaving.get(self.client_id)) is not None:
@@ -311,7 +311,7 @@ class ClientConnection:
 
     def _refuse(self, error: Refused) -> None:
         self._context.counts[f"refused: {error.reason.name.lower()}"] += 1
-        log.info("client %r is refused: %s", self.client_id, error.text)
+        log.info("client %r of %s is refused: %s", self.client_id, self._peer.address or "unknown", error.text)
         self.close(error.reason)
 
     def _reader_ended(self, error: Exception) -> None:
@@ -373,6 +373,10 @@ class ClientConnection:
     def _ended(self, epoch: str) -> Ended:
         shares = has_shares(self.subscriptions.values())
         return Ended(self.client_id, epoch, self.expiry, self._keeps_will, shares)
+
+    def _token_deadline(self, _now: float) -> float | None:
+        self.close(Reason.NOT_AUTHORIZED, "its token has ended")
+        return None
 
     def _connect_deadline(self, _now: float) -> float | None:
         if self._machine.state in (State.NEW, State.CONNECTING) and not self.is_closed:

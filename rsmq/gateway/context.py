@@ -15,6 +15,7 @@ from rsmq.gateway.machine import Limits
 from rsmq.gateway.message import Published
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.packet import Reason, Subscription
+from rsmq.gateway.peer import Network
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.routes import Routes
@@ -93,6 +94,10 @@ class Context:
     counts: Counter[str] = field(default_factory=Counter)
     leaving: dict[str, asyncio.Event] = field(default_factory=dict)
     """Clients whose last connection is not stored as ended yet: the next one waits for that."""
+    addresses: Counter[str] = field(default_factory=Counter)
+    """Connections of each address."""
+    proxies: tuple[Network, ...] = ()
+    """Load balancers that send the header of the PROXY protocol."""
     ending: int = 0
     """Tasks of connections that have not ended."""
 

@@ -27,6 +27,7 @@ from rsmq.gateway.machine import Limits
 from rsmq.gateway.message import Published, combine
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from rsmq.gateway.packet import Reason, Subscription
+from rsmq.gateway.peer import networks
 from rsmq.gateway.publishing import publish_will
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
@@ -112,8 +113,13 @@ class Gateway:
         gatekeeper = self.gatekeeper = Gatekeeper(self.options)
         gatekeeper.authenticate, gatekeeper.authorize = self._authenticate, self._authorize
         gatekeeper.require_some()
+        networks(self.options.proxies)
         if any(each.is_encrypted for each in addresses):
             tls_context(self.options)  # a wrong certificate ends the start before anything is connected
+            if self.options.proxies:
+                raise ConfigError(
+                    "mqtts:// and wss:// take no PROXY protocol: let the load balancer end TLS, or listen without TLS"
+                )
         settings = self._broker.settings
         async with connection(
             settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
@@ -157,7 +163,7 @@ class Gateway:
         context = Context(
             self.options, limits, gatekeeper, inboxes, registry, retained, ingest,
             Sessions(client, keys, batcher, registry, shares, wills, gateway), shares, self.routes, spawn,
-            self._broadcast, self.now_ms,
+            self._broadcast, self.now_ms, proxies=networks(self.options.proxies),
         )  # fmt: skip
         self.router = Router(registry, lambda: inboxes.writer)
         self._others = Broadcast(

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from rsmq.errors import ConfigError
+from rsmq.gateway.peer import NameOf
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 
@@ -38,6 +39,20 @@ class GatewayOptions:
     """For mqtts and wss: the certificate and those that signed it, as PEM."""
     key: Path | None = None
     """Its key, if it is not in the same file."""
+    client_ca: Path | None = None
+    """For mqtts and wss: clients must have a certificate that one of these authorities has signed, as PEM."""
+    certificate_user: NameOf = "cn"
+    """The name in a client's certificate that is its user name: the common name, or the first alternative name."""
+    crl: Path | None = None
+    """Client certificates that are revoked: lists of the authorities, as PEM."""
+    jwt_key: Path | None = None
+    """Public keys as PEM, or a secret: a client may give a token in place of its password."""
+    jwt_audience: str | None = None
+    jwt_issuer: str | None = None
+    user_as_client_id: bool = False
+    """Whether a client may only use its user name as its client id."""
+    proxies: tuple[str, ...] = ()
+    """Load balancers that say by the PROXY protocol whom they connect: addresses, or networks such as 10.0.0.0/8."""
     origins: tuple[str, ...] = ()
     """For ws and wss: the web sites whose pages may connect, such as https://shop.example. Empty: all."""
     receive_maximum: int = 20
@@ -46,6 +61,10 @@ class GatewayOptions:
     """Messages to a client that are not acknowledged at a time; a client may ask for fewer."""
     topic_aliases: int = 16
     most_connections: int = 100_000
+    most_per_address: int = 0
+    """Connections from one address; 0 is no limit."""
+    most_packets: int = 0
+    """Packets of one client in a second; 0 is no limit."""
     most_subscriptions: int = 1_000
     """Of one client."""
     most_retained: int = 100_000
@@ -87,10 +106,28 @@ def tls_context(options: GatewayOptions) -> ssl.SSLContext:
         raise ConfigError(
             "mqtts:// and wss:// need --certificate, a file with the certificate and those that signed it"
         )
+    if options.crl is not None and options.client_ca is None:
+        raise ConfigError("--crl needs --client-ca: only certificates of clients are looked up in it")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_certificates(context, options)
+    return context
+
+
+def load_certificates(context: ssl.SSLContext, options: GatewayOptions) -> None:
+    """Read the files into TLS settings, also again. Raises ConfigError."""
+    assert options.certificate is not None
     try:
         context.load_cert_chain(options.certificate, options.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the certificate {options.certificate} cannot be used: {error}") from None
-    return context
+    if options.client_ca is None:
+        return
+    try:
+        context.load_verify_locations(options.client_ca)
+        if options.crl is not None:
+            context.load_verify_locations(options.crl)
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the authorities of clients cannot be used: {error}") from None
+    context.verify_mode = ssl.CERT_REQUIRED

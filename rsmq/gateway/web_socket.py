@@ -14,6 +14,7 @@ from websockets.typing import Origin, Subprotocol
 from rsmq.gateway.client import ClientConnection
 from rsmq.gateway.context import Context
 from rsmq.gateway.listener import ClientProtocol
+from rsmq.gateway.peer import Peer
 
 PROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 """The standard's name, and what clients of version 3.1 ask for."""
@@ -59,7 +60,7 @@ class FramedTransport:
 class WebSocketProtocol(ClientProtocol):
     """A connection that begins with an HTTP request. The MQTT connection begins when it is accepted."""
 
-    __slots__ = ("_frames", "_socket", "_transport")
+    __slots__ = ("_frames", "_transport")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -69,10 +70,9 @@ class WebSocketProtocol(ClientProtocol):
             max_size=(None, context.limits.packet_size + EXTRA),
         )  # fmt: skip
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
-        self._socket = self.opened(transport)
-        self._transport = FramedTransport(self._socket, self._frames)
+    def started(self, transport: asyncio.Transport, peer: Peer) -> None:
+        """Its request may come."""
+        self._transport = FramedTransport(transport, self._frames)
         context = self._context
         context.wheel.add(context.loop_time + context.options.connect_timeout.total_seconds(), self._look)
 
@@ -81,9 +81,9 @@ class WebSocketProtocol(ClientProtocol):
         if self._client is None:
             self._socket.close()
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes have come: a request, or frames."""
-        self._frames.receive_data(bytes(data))
+    def bytes_came(self, data: bytes) -> None:
+        """Bytes of a request, or of frames."""
+        self._frames.receive_data(data)
         for event in self._frames.events_received():
             if isinstance(event, Request):
                 self._accept(event)
@@ -98,7 +98,7 @@ class WebSocketProtocol(ClientProtocol):
         self._frames.send_response(response)
         self._transport.flush()
         if self._frames.state is State.OPEN:
-            self._client = ClientConnection(self._context, self._transport)
+            self._client = ClientConnection(self._context, self._transport, self._peer)
         else:
             self._context.counts["refused: websocket"] += 1
 

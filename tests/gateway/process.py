@@ -111,9 +111,10 @@ async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
         if name in given:
             given[name] = timedelta(seconds=given[name])
     schemes = given.pop("schemes", ["mqtt"])
-    if "origins" in given:
-        given["origins"] = tuple(given["origins"])
-    for name in ("password_file", "acl_file", "certificate"):
+    for name in ("origins", "proxies"):
+        if name in given:
+            given[name] = tuple(given[name])
+    for name in ("password_file", "acl_file", "certificate", "client_ca", "crl", "jwt_key"):
         if name in given:
             given[name] = Path(given[name])
     broker = Broker(Settings(url=url, prefix=prefix, **settings))
