@@ -156,8 +156,8 @@ class Settings(BaseSettings):
     inbox_limit: int = Field(
         10_000,
         ge=1,
-        le=65_535,
-        description="Maximum number of letters of a device; packet ids allow no more than 65 535.",
+        le=65_000,
+        description="Maximum number of letters of a device; packet ids allow no more than 65 000.",
     )
     inbox_poll: Span = Field(
         timedelta(seconds=30),

@@ -14,7 +14,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.persistence.letter import seal_payload
+from rsmq.persistence.letter import pack_letter, pack_letters, seal_payload
 from rsmq.redis.script_batcher import Call, ScriptBatcher
 from rsmq.redis.scripts import ADD_LETTERS, Value
 
@@ -50,8 +50,8 @@ class Receipt:
 
 MOST_LETTERS: Final = 500
 """Letters in one script call: about 2 ms of the server's time."""
-MOST_DEVICES: Final = 32
-"""Devices in one script call: about 0.5 ms of the server's time."""
+MOST_DEVICES: Final = 64
+"""Devices in one script call: about 0.8 ms of the server's time."""
 MOST_BYTES: Final = 1 << 20
 MOST_PER_ROUND: Final = 500
 LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
@@ -73,7 +73,7 @@ class DeviceQueue:
     def open(self) -> LetterBatch:
         """The batch that the next letter joins."""
         last = self.last
-        if last is not None and last.letters < MOST_LETTERS and last.size < MOST_BYTES:
+        if last is not None and len(last.letters) < MOST_LETTERS and last.size < MOST_BYTES:
             return last
         batch = self.last = LetterBatch(self)
         if last is None:
@@ -95,13 +95,13 @@ class DeviceQueue:
 class LetterBatch:
     """Letters of one queue that are sent together."""
 
-    __slots__ = ("after", "letters", "others", "parts", "queue", "receipt", "size")
+    __slots__ = ("after", "letters", "others", "queue", "receipt", "size")
 
     def __init__(self, queue: DeviceQueue) -> None:
         self.queue = queue
         self.after: LetterBatch | None = None
-        self.parts: list[Value] = []
-        self.letters = self.size = 0
+        self.letters: list[bytes] = []
+        self.size = 0
         self.receipt: Receipt | None = None
         self.others: list[Receipt] | None = None
 
@@ -130,13 +130,9 @@ class AddLettersCall(Call):
     __slots__ = ("batches", "writer")
 
     def __init__(self, writer: InboxWriter, batches: list[LetterBatch], options: tuple[Value, ...]) -> None:
-        keys: list[str] = []
-        args: list[Value] = [*options]
-        for batch in batches:
-            keys += batch.queue.keys
-            args += (batch.queue.source, batch.letters)
-            args += batch.parts
-        super().__init__(ADD_LETTERS, keys, args)
+        keys = [key for batch in batches for key in batch.queue.keys]
+        letters = pack_letters([(batch.queue.source, batch.letters) for batch in batches])
+        super().__init__(ADD_LETTERS, keys, (*options, letters))
         self.writer, self.batches = writer, batches
 
     def done(self, reply: Any) -> None:
@@ -242,11 +238,10 @@ class InboxWriter:
         queue = queues.get(device)
         if queue is None:
             # a wrong id fails here, before anything is queued
-            queue = queues[device] = DeviceQueue(device, source, self._keys.device(device))
+            queue = queues[device] = DeviceQueue(device, source, self._keys.device(device)[:3])
             self._make_ready(queue)
         batch = queue.open()
-        batch.parts += (position, published, ttl, envelope)
-        batch.letters += 1
+        batch.letters.append(pack_letter(position, published, ttl, envelope))
         batch.size += len(envelope)
         if batch.receipt is not receipt:
             batch.add_receipt(receipt)
@@ -266,13 +261,13 @@ class InboxWriter:
             assert batch is not None, "a ready queue has a batch"
             if batches and (
                 len(batches) >= self._most_devices
-                or letters + batch.letters > MOST_LETTERS
+                or letters + len(batch.letters) > MOST_LETTERS
                 or size + batch.size > MOST_BYTES
             ):
                 self.submit(batches)
                 batches, letters, size = [], 0, 0
             batches.append(batch)
-            letters += batch.letters
+            letters += len(batch.letters)
             size += batch.size
         if batches:
             self.submit(batches)

@@ -12,7 +12,7 @@ the raw payload.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,7 @@ from pydantic_core import from_json
 from rsmq.errors import ConfigError, Malformed, TooLarge
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.message import BYTES, JSON, LARGEST_HEADERS, TEXT, encode_payload, read_headers, write_headers
+from rsmq.model.packing import pack_array, pack_values
 
 VERSION: Final = 1
 STAMP: Final = 13
@@ -245,6 +246,24 @@ def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, li
     if headers and not all(type(part) is str for pair in headers.items() for part in pair):
         raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
     return seal(data, kind, topic, headers)
+
+
+def pack_letter(position: str, published: str | bytes | int, ttl: str | bytes | int, envelope: bytes) -> bytes:
+    """One letter for `pack_letters`. `published` and `ttl` are milliseconds, or empty."""
+    stored, left = (str(each) if isinstance(each, int) else each for each in (published, ttl))
+    if stored or left:
+        return pack_values((position, stored, left, envelope))
+    where, size = position.encode(), len(envelope).to_bytes(4)
+    return b"\xda%b%b\xa0\xa0\xdb%b%b" % (len(where).to_bytes(2), where, size, envelope)
+
+
+def pack_letters(batches: Iterable[tuple[str, Sequence[bytes]]]) -> bytes:
+    """The letters of one call of `add_letters`: for each device the source, and its letters."""
+    count, parts = 0, list[bytes]()
+    for source, letters in batches:
+        count += 2 + 4 * len(letters)
+        parts += (pack_values((source, len(letters))), *letters)
+    return pack_array(count, parts)
 
 
 RECEIVED: Final = bytes([VERSION]) + bytes(STAMP - 1) + seal(b"")

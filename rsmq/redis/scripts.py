@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final, Protocol
@@ -28,12 +29,30 @@ SCRIPTS: Final[dict[str, Script]] = {}
 """Every script by the hash under which the server caches it."""
 
 
+USES: Final = re.compile(r"^-- USES +(.+)\n", re.MULTILINE)
+
+
+def read(name: str) -> str:
+    """A Lua file as it is."""
+    return (files("rsmq.redis") / "lua" / f"{name}.lua").read_text()
+
+
+def source_of(name: str) -> str:
+    """A script with the functions that its header names: each is a file in `lua/shared`."""
+    source = read(name)
+    used = USES.search(source)
+    if used is None:
+        return source
+    functions = "".join(read(f"shared/{each}") for each in used[1].split(", "))
+    return f"{source[: used.end()]}{functions}{source[used.end() :]}"
+
+
 class Script:
     """One script. Replies are raw: lists, ints and bytes, as the header of the Lua file says."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.source = (files("rsmq.redis") / "lua" / f"{name}.lua").read_text()
+        self.source = source_of(name)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         SCRIPTS[self.sha] = self
 

@@ -148,11 +148,11 @@ WEAKENINGS: Final = (
     Weakening("settle_messages", "acknowledges nothing", CRASH, "for i = first, last, 1000 do", "for i = 1, 0 do"),
     Weakening("settle_outputs", UNFENCED, OUTPUTS_PAUSE),
     Weakening(
-        "settle_outputs", "stores outputs whatever was acknowledged", OUTPUTS_LOST, "ARGV[4] == '0' and ", "",
+        "settle_outputs", "stores outputs whatever was acknowledged", OUTPUTS_LOST, "is_first and ", "",
     ),
     Weakening(
         "settle_outputs", "acknowledges nothing", OUTPUTS_LOST,
-        "if redis.call('XACK', KEYS[1], ARGV[3], id) == 1 then return true end", "if true then return true end",
+        "if redis.call('XACK', stream, group, id) == 1 then return true end", "if true then return true end",
     ),
     Weakening("", "a member that connects again leaves its last connection open", LATE, "", ""),
 )  # fmt: skip

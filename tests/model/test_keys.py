@@ -166,9 +166,9 @@ def test_the_page_names_no_key_of_its_own() -> None:
 def test_the_page_grants_every_command() -> None:
     """Every command in a script or in the code is in the ACL of the page."""
     granted = {command.split("|")[0] for command in re.findall(r"\+([a-z|]+)", ACL)}
-    lua = "".join(path.read_text() for path in (ROOT / "rsmq" / "redis" / "lua").glob("*.lua"))
+    lua = "".join(path.read_text() for path in (ROOT / "rsmq" / "redis" / "lua").rglob("*.lua"))
     code = "".join(path.read_text() for path in (ROOT / "rsmq").rglob("*.py"))
-    used = re.findall(r"(?:redis\.p?call|try)\('([A-Z]+)'", lua) + re.findall(
+    used = re.findall(r"(?:\bp?call|try)\('([A-Z]+)'", lua) + re.findall(
         r"(?:execute_command|pack\()\(\s*\"([A-Z]+)", code
     )
     assert "XADD" in used

@@ -10,7 +10,7 @@ import redis.asyncio
 
 from benchmarks.published import Published
 from rsmq.model.keys import Keys
-from rsmq.persistence.letter import Letter, seal
+from rsmq.persistence.letter import Letter, pack_letter, pack_letters, seal
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import (
     ACK_LETTERS,
@@ -35,17 +35,22 @@ class Inbox:
         self._position = self._connects = 0
 
     async def add(
-        self, *payloads: object, source: str = "s", first: int | None = None, ttl: object = "", published: object = ""
+        self,
+        *payloads: object,
+        source: str = "s",
+        first: int | None = None,
+        ttl: str | int = "",
+        published: str | int = "",
     ) -> list[int]:
         """Store; returns stored, dropped, expired, late. `first` is the position of the first one."""
         start = self._position + 1 if first is None else first
         self._position = max(self._position, start + len(payloads) - 1)
-        parts: list[Any] = []
+        letters = list[bytes]()
         for position, payload in enumerate(payloads, start):
             envelope = payload if isinstance(payload, bytes) else str(payload).encode()
-            parts += (f"{position:016d}", published, ttl, seal(envelope, "text/plain"))
-        args = (WEEK_MS, self.limit, 600_000, f"source:{source}", len(payloads), *parts)
-        reply = await ADD_LETTERS(self.client, self.keys.device(self.device), args)
+            letters.append(pack_letter(f"{position:016d}", published, ttl, seal(envelope, "text/plain")))
+        args = (WEEK_MS, self.limit, 600_000, pack_letters([(f"source:{source}", letters)]))
+        reply = await ADD_LETTERS(self.client, self.keys.device(self.device)[:3], args)
         assert reply[0] == b"OK"
         return list(reply[1:])
 

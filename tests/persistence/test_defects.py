@@ -10,7 +10,7 @@ import redis.exceptions
 from benchmarks.published import Gateway, Published, payload_of, published_message
 from rsmq import Broker, Settings
 from rsmq.errors import ConfigError
-from rsmq.persistence.letter import packet_id_of, seal
+from rsmq.persistence.letter import pack_letter, pack_letters, packet_id_of, seal
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import ADD_LETTERS
 from rsmq.redis.slots import slot_of
@@ -155,9 +155,9 @@ async def test_batch_with_a_repeated_position_stores_it_once(inbox: Inbox) -> No
     """A position that repeats within one call is stored once, too."""
     assert await inbox.add("a", "b", first=1) == [2, 0, 0, 0]
     envelopes = [("0000000000000003", "c"), ("0000000000000004", "d"), ("0000000000000003", "c")]
-    parts = [part for position, text in envelopes for part in (position, "", "", seal(text.encode()))]
-    args = (1000_000, 100, 600_000, "source:s", 3, *parts)
-    assert (await ADD_LETTERS(inbox.client, inbox.keys.device("phone"), args))[1] == 2
+    letters = [pack_letter(position, "", "", seal(text.encode())) for position, text in envelopes]
+    args = (1000_000, 100, 600_000, pack_letters([("source:s", letters)]))
+    assert (await ADD_LETTERS(inbox.client, inbox.keys.device("phone")[:3], args))[1] == 2
 
 
 # -- 5. the limit ---------------------------------------------------------------------------------------------------

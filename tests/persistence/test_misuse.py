@@ -132,7 +132,7 @@ async def test_peek_count_out_of_range_is_refused(broker: Broker, count: int) ->
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"inbox_limit": 65_536}, "RSMQ_INBOX_LIMIT.*65535"),
+        ({"inbox_limit": 65_001}, "RSMQ_INBOX_LIMIT.*65000"),
         ({"inbox_limit": 0}, "RSMQ_INBOX_LIMIT"),
         ({"inbox_ttl": timedelta(0)}, "RSMQ_INBOX_TTL"),
         ({"inbox_ttl": 5}, "RSMQ_INBOX_TTL.*text with a unit"),

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from rsmq.model.keys import Keys
-from rsmq.persistence.letter import STAMP, packet_id_of, read_envelope, seal
+from rsmq.persistence.letter import STAMP, pack_letter, pack_letters, packet_id_of, read_envelope, seal
 from rsmq.redis.scripts import (
     ACK_LETTERS,
     ADD_LETTERS,
@@ -334,12 +334,13 @@ class InboxMachine(RuleBasedStateMachine):
 
     def store(self, source: str, batch: list[tuple[int, str, str]]) -> None:
         """Add letters like the inbox writer."""
-        now, parts = self.now(), list[Any]()
+        now, letters = self.now(), list[bytes]()
         for position, kind, text in batch:
-            published, ttl = {"plain": ("", ""), "own": (now, HOUR), "dead": ("", 0), "late": (1, "")}[kind]
-            parts += (f"{position:016d}", published, ttl, seal(text.encode()))
-        args = (LIFE, LIMIT, LIFE, f"source:{source}", len(batch), *parts)
-        assert ADD_LETTERS.run(self.client, self.names, args) == [b"OK", *self.model.add(source, batch)]
+            times: dict[str, tuple[str | int, str | int]]
+            times = {"plain": ("", ""), "own": (now, HOUR), "dead": ("", 0), "late": (1, "")}
+            letters.append(pack_letter(f"{position:016d}", *times[kind], seal(text.encode())))
+        args = (LIFE, LIMIT, LIFE, pack_letters([(f"source:{source}", letters)]))
+        assert ADD_LETTERS.run(self.client, self.names[:3], args) == [b"OK", *self.model.add(source, batch)]
 
     def seqs(self) -> st.SearchStrategy[list[int]]:
         """Seqs to settle, with a repeated one."""

@@ -13,7 +13,7 @@ import pytest
 from rsmq.errors import BrokerError, BrokerUnavailable
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.persistence.letter import seal
+from rsmq.persistence.letter import pack_letter, pack_letters, seal
 from rsmq.redis.connector import Client, Connector
 from rsmq.redis.script_batcher import MOST_CALLS, ScriptBatcher
 from rsmq.redis.scripts import ADD_LETTERS, OPEN_SESSION, SEEK_ENTRY, TAKE_LEASE
@@ -113,8 +113,8 @@ def patient(client: Client) -> ScriptBatcher:
 def add(patient: ScriptBatcher, keys: Keys, device: str, count: int, size: int = 1) -> asyncio.Future[Any]:
     """Store so many letters, once."""
     envelope = seal(b"x" * size)
-    parts = [part for n in range(1, count + 1) for part in (f"{n:016d}", "", "", envelope)]
-    return patient.submit(ADD_LETTERS, keys.device(device), (WEEK_MS, 10_000, 600_000, "source:s", count, *parts))
+    letters = pack_letters([("source:s", [pack_letter(f"{n:016d}", "", "", envelope) for n in range(1, count + 1)])])
+    return patient.submit(ADD_LETTERS, keys.device(device)[:3], (WEEK_MS, 10_000, 600_000, letters))
 
 
 @pytest.mark.parametrize("size", [1, 50_000])

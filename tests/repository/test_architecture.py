@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rsmq.redis.scripts import USES, source_of
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rsmq"
 INTERNALS = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
@@ -37,7 +39,7 @@ OPTIONAL = {
     "fast_depends", "cronsim",
 }  # fmt: skip
 VAGUE = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
-LONGEST_FILE = 400
+LONGEST_FILE, LONGEST_SCRIPT = 400, 80
 HEADER = ("PURPOSE", "KEYS", "ARGV", "RETURNS", "WHY")
 
 Import = tuple[str, str, ast.stmt]  # module, name within it or "", statement
@@ -52,6 +54,7 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8"), path.name) for name, path in MODULES.items()}
 SCRIPTS = sorted((PACKAGE / "redis" / "lua").glob("*.lua"))
+SHARED = sorted((PACKAGE / "redis" / "lua" / "shared").glob("*.lua"))
 
 
 def part_of(module: str) -> str:
@@ -168,7 +171,34 @@ def test_a_file_has_at_most_400_lines_and_a_docstring(module: str) -> None:
 def test_a_script_starts_with_its_header(script: Path) -> None:
     """Every Lua script starts with its purpose, keys, arguments, replies and reason, in this order."""
     head = re.findall(r"^-- ([A-Z]+)  ", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert tuple(head) == HEADER, f"{script.name} has the header {head}"
+    assert tuple(head) in (HEADER, (*HEADER, "USES")), f"{script.name} has the header {head}"
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *SHARED], ids=lambda path: path.stem)
+def test_a_script_has_at_most_80_lines(script: Path) -> None:
+    """What is longer has a second purpose: a function in `shared`, or a decision in Python."""
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= LONGEST_SCRIPT
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_names_the_shared_functions_that_it_uses(script: Path) -> None:
+    """A file of `shared` is one function of its name; a script has those in it that it or they call, and no other."""
+    text = script.read_text(encoding="utf-8")
+    used = USES.search(text)
+    named = used[1].split(", ") if used else []
+    source = source_of(script.stem)
+    called = {path.stem for path in SHARED if re.search(rf"(?<!function )\b{path.stem}\(", source)}
+    assert called == set(named)
+    for name in named:
+        first, _, _ = source.partition(f"local function {name}(")
+        assert not re.search(rf"\b{name}\(", first), f"{script.name}: {name} is called before it is there"
+
+
+@pytest.mark.parametrize("path", SHARED, ids=lambda path: path.stem)
+def test_a_shared_function_has_users_and_a_comment(path: Path) -> None:
+    """It says what it does, and is in at least one script."""
+    assert re.match(rf"-- (.+\n-- )*.+\nlocal function {path.stem}\(", path.read_text(encoding="utf-8"))
+    assert any(path.stem in source_of(script.stem) for script in SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

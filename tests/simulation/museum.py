@@ -328,7 +328,7 @@ EXHIBITS: Final = (
         "no mark of a source",
         "letters of a call that is repeated are stored again",
         "redis/lua/add_letters.lua",
-        "if ARGV[i] > newest then",
+        "if letters[i] > newest then",
         "if true then",
     ),
     bug(

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from rsmq.errors import ConfigError, TooLarge
 from rsmq.model.clock import to_ms
 from rsmq.model.message import JSON
-from rsmq.persistence.letter import seal
+from rsmq.persistence.letter import pack_letter, pack_letters, seal
 from rsmq.pipeline.format.options import WriteOptions
 from rsmq.pipeline.format.rows import bytes_column, header_pairs, headers_column, source_positions
 from rsmq.pipeline.format.task_connection import TaskConnection
@@ -32,8 +32,6 @@ MAX_LETTERS: Final = 500
 MAX_CALLS: Final = 500
 MAX_BYTES: Final = 4 << 20
 
-LetterArguments = tuple[Value, Value, Value, bytes]
-"""Position, published_ms, ttl_ms and envelope, as the script takes them."""
 Call = tuple[tuple[str, ...], list[Value]]
 """Keys and arguments."""
 
@@ -56,7 +54,7 @@ class InboxSink:
         self._count = 0
         self._last: dict[bytes, str] = {}
         """The last position of each device of this task: about 200 bytes for each."""
-        self._waiting: dict[str, list[LetterArguments]] = {}
+        self._waiting: dict[str, list[bytes]] = {}
         self._size = 0
         self._stored = self._skipped = 0
 
@@ -76,7 +74,7 @@ class InboxSink:
         rows = zip(devices, self._positions(batch, devices), published_ms(batch), self._envelopes(batch), strict=True)
         for device, position, published, envelope in rows:
             letters = self._waiting.setdefault(device.decode(), [])
-            letters.append((position, published, self._ttl, envelope))
+            letters.append(pack_letter(position, published, self._ttl, envelope))
             self._size += len(envelope)
             if len(letters) >= MAX_LETTERS or len(self._waiting) >= MAX_CALLS or self._size >= MAX_BYTES:
                 self.flush()
@@ -86,10 +84,7 @@ class InboxSink:
         waiting, self._waiting, self._size = self._waiting, {}, 0
         keys = self._connection.keys
         calls: list[Call] = [
-            (
-                keys.device(device),
-                [*self._limits, self._source, len(letters), *(part for letter in letters for part in letter)],
-            )
+            (keys.device(device)[:3], [*self._limits, pack_letters([(self._source, letters)])])
             for device, letters in waiting.items()
         ]
         replies = self._connection.attempt(lambda: self._send(calls))

@@ -7,17 +7,13 @@
 --          Parked: `start_message` looks, and the owner is woken where the message holds its key. In a member's hands: a
 --          first delivery starts without telling the server, so only the owner knows; it answers in `cancels`, or by a
 --          settlement, and this call is repeated until then. Both halves of an id may exceed the 53 bits of a number.
+-- USES     dict, order
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
-local function order(value)
-  local ms, seq = value:match('^0*(%d+)%-0*(%d+)$')
-  return ('0'):rep(20 - #ms) .. ms .. ('0'):rep(20 - #seq) .. seq
-end
 if redis.call('ZSCORE', KEYS[4], id) then return { 'CANCELLED', 0 } end
 local last
 local rows = redis.pcall('XINFO', 'GROUPS', stream)
 for _, row in ipairs(rows.err and {} or rows) do
-  local found = {}
-  for i = 1, #row, 2 do found[row[i]] = row[i + 1] end
+  local found = dict(row)
   if found.name == group then last = found['last-delivered-id'] end
 end
 if not last or #redis.call('XRANGE', stream, id, id) == 0 then

@@ -8,11 +8,7 @@
 --          all pending messages before it reads, so those of other consumers were read without a lease. The first call
 --          reports nothing, because it has nothing to compare with. The caller stores `removed ever` in the field
 --          `seen|group` when it has reported what is new, so that a lost reply does not count as reported.
-local function dict(flat)
-  local out = {}
-  for i = 1, #flat, 2 do out[flat[i]] = flat[i + 1] end
-  return out
-end
+-- USES     dict
 local stream, delivered, pending = dict(redis.call('XINFO', 'STREAM', KEYS[1])), '0-0', 0
 for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   local group = dict(row)

@@ -4,10 +4,7 @@
 -- RETURNS  forgotten:int
 -- WHY      A note lives as long as its message. Both halves of an id may exceed the 53 bits of a number, so ids are
 --          compared as text.
-local function order(id)
-  local ms, seq = id:match('^0*(%d+)%-0*(%d+)')
-  return ms and ('0'):rep(20 - #ms) .. ms .. ('0'):rep(20 - #seq) .. seq
-end
+-- USES     order
 local forgotten, first = 0, nil
 if redis.call('EXISTS', KEYS[2]) == 1 then
   local entry = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]

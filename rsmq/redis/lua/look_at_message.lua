@@ -7,12 +7,12 @@
 --          its mark in cancels, or `done` if it is cancelled}
 -- WHY      One moment: a message that moves between the pending list and the retry set is in one of them. The number of
 --          attempts is part of the member in the retry set, so each is tried.
+-- USES     dict
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 local time, last = redis.call('TIME'), ''
 local rows = redis.pcall('XINFO', 'GROUPS', stream)
 for _, row in ipairs(rows.err and {} or rows) do
-  local found = {}
-  for i = 1, #row, 2 do found[row[i]] = row[i + 1] end
+  local found = dict(row)
   if found.name == group then last = found['last-delivered-id'] end
 end
 local reply = { string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), last, '', 0, 0, -1, '0', '', '', '', '' }

@@ -12,6 +12,7 @@
 --          letters that were published before the clean start but arrive after it. The epoch also grows when the
 --          session had expired, so that a connection of an earlier session stays shut out. If only the session was
 --          lost, seq and sent continue at its letters.
+-- USES     forget_marks
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local text = string.format('%.0f', now)
@@ -25,13 +26,7 @@ if mark:sub(1, #ARGV[5]) >= ARGV[5] then
   return { 'OK', epoch, tonumber(present), sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }
 end
 
-if not state[5] and redis.call('HLEN', KEYS[2]) > 48 then
-  local fields = redis.call('HGETALL', KEYS[2])
-  for i = 1, #fields, 2 do
-    local at = fields[i]:sub(1, 7) == 'source:' and tonumber(fields[i + 1]:match('@(%d+)$'))
-    if at and at * 1000 < now - ARGV[6] then redis.call('HDEL', KEYS[2], fields[i]) end
-  end
-end
+if not state[5] then forget_marks(KEYS[2], now - ARGV[6]) end
 if not seq then
   seq = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1] or '0'
   sent = seq

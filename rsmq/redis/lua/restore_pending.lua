@@ -6,16 +6,12 @@
 --          Messages that the group will receive again (it was reset or created anew) and deleted entries are left
 --          alone.
 -- both halves of an id may exceed the 53 bits of a number, so ids are compared as text
-local function order(id)
-  local ms, seq = id:match('^0*(%d+)%-0*(%d+)$')
-  return ('0'):rep(20 - #ms) .. ms .. ('0'):rep(20 - #seq) .. seq
-end
+-- USES     dict, order
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 local reply, delivered = { 'OK' }, order('0-0')
 for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local group = {}
-  for i = 1, #row, 2 do group[row[i]] = row[i + 1] end
+  local group = dict(row)
   if group.name == ARGV[3] then delivered = order(group['last-delivered-id']) end
 end
 for i = 5, #ARGV, 2 do

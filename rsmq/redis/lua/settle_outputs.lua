@@ -11,6 +11,7 @@
 --          allow-oom a server without memory refuses the whole call. A message without room holds back those after it:
 --          their order counts. Under a lease only the owner settles: on a first call, a message that is not pending lost
 --          its consumer (see start_message), unless the group was created again and will receive it once more.
+-- USES     dict, acknowledge
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -23,22 +24,6 @@ for place = 3, #KEYS do
     return redis.error_reply('NOPERM this user has no right to ' .. write .. ' ' .. KEYS[place])
   end
   lengths[place] = redis.call(write == 'XADD' and 'XLEN' or write == 'ZADD' and 'ZCARD' or 'EXISTS', KEYS[place])
-end
-
-local function is_acknowledged(id)
-  if ARGV[2] == '' then
-    local row = redis.call('XPENDING', KEYS[1], ARGV[3], id, id, 1)[1]
-    return row and row[2] == ARGV[1] and redis.call('XACK', KEYS[1], ARGV[3], id) == 1
-  end
-  if redis.call('XACK', KEYS[1], ARGV[3], id) == 1 then return true end
-  for _, row in ipairs(ARGV[4] == '0' and redis.call('XINFO', 'GROUPS', KEYS[1]) or {}) do
-    local group = {}
-    for i = 1, #row, 2 do group[row[i]] = row[i + 1] end
-    local entry = group.name == ARGV[3]
-      and redis.call('XRANGE', KEYS[1], id, group['last-delivered-id'], 'COUNT', 1)[1]
-    if entry and entry[1] == id then return true end
-  end
-  return false
 end
 
 -- walk over the outputs of a message: measure them (returns the end, and a target without room), or store them
@@ -78,7 +63,7 @@ while at <= #ARGV do
   local next, full = nil, 0
   if ARGV[7] == '1' then next, full = walk(at + 2, ARGV[at + 1], false) end
   if full > 0 then return { 'OK', done, acknowledged, full } end
-  if is_acknowledged(ARGV[at]) then
+  if acknowledge(KEYS[1], ARGV[3], ARGV[at], ARGV[2] == '' and ARGV[1], ARGV[4] == '0') then
     acknowledged, next = acknowledged + 1, walk(at + 2, ARGV[at + 1], true)
   elseif not next then
     next = walk(at + 2, ARGV[at + 1], false)

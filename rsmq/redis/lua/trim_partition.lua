@@ -6,39 +6,19 @@
 --          a required archive it is also the oldest entry that the slowest archive has not committed; without any
 --          archive nothing is trimmed. Marks (entries ever added -> id, written on each call) count entries without
 --          reading them.
--- both halves of an id may exceed the 53 bits of a number, so they are compared and counted as text
-local LAST = '18446744073709551615'
-local function order(id)
-  local ms, seq = id:match('^0*(%d+)%-0*(%d+)$')
-  return ('0'):rep(20 - #ms) .. ms .. ('0'):rep(20 - #seq) .. seq
-end
+-- USES     dict, order, next_id
 local function less(a, b) return order(a) < order(b) end
 local function lower(a, b) return less(a, b) and a or b end
-local function plus_one(digits)
-  local head, nines = digits:match('^(.-)(9*)$')
-  return (head == '' and '1' or head:sub(1, -2) .. (head:sub(-1) + 1)) .. ('0'):rep(#nines)
-end
-local function after(id)
-  local ms, seq = id:match('^(%d+)%-(%d+)$')
-  if seq ~= LAST then return ms .. '-' .. plus_one(seq) end
-  return ms ~= LAST and plus_one(ms) .. '-0' or id
-end
-local function dict(flat)
-  local out = {}
-  for i = 1, #flat, 2 do out[flat[i]] = flat[i + 1] end
-  return out
-end
-
 local known, groups = {}, redis.call('XINFO', 'GROUPS', KEYS[1])
 if #groups == 0 then return { 'NO_GROUPS' } end
 for i = 5, #ARGV do known[ARGV[i]] = KEYS[i] end
 local stream = dict(redis.call('XINFO', 'STREAM', KEYS[1]))
-local floor = after(stream['last-generated-id'])
+local floor = next_id(stream['last-generated-id'])
 for _, row in ipairs(groups) do
   local group = dict(row)
   local retry = known[group.name]
   if not retry then return { 'GROUPS_CHANGED' } end
-  floor = lower(after(group['last-delivered-id']), floor)
+  floor = lower(next_id(group['last-delivered-id']), floor)
   if group.pending > 0 then floor = lower(redis.call('XPENDING', KEYS[1], group.name)[2], floor) end
   if redis.call('ZCARD', retry) > 5000 then return { 'TOO_MANY_PARKED', group.name } end
   for _, member in ipairs(redis.call('ZRANGE', retry, 0, -1)) do
@@ -48,7 +28,7 @@ end
 if ARGV[4] == 'required' then
   local archives = redis.call('HGETALL', KEYS[3])
   if #archives == 0 then floor = '0-0' end
-  for i = 2, #archives, 2 do floor = lower(after(archives[i]), floor) end
+  for i = 2, #archives, 2 do floor = lower(next_id(archives[i]), floor) end
 end
 
 local added, keep = stream['entries-added'], tonumber(ARGV[2])
