@@ -29,7 +29,7 @@ check: $(READY) ## Format, lint, types
 	@$(BIN)/mypy --no-error-summary
 
 docs: $(READY) ## The documentation site, in site/; any warning fails
-	@$(BIN)/python -m zensical build --strict --clean
+	@$(BIN)/python -m tests.site
 	@echo "open site/index.html"
 
 bench: $(READY) ## CPU per message beside the bare client and beside other queues; QUICK=1 for the short form

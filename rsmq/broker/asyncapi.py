@@ -40,8 +40,8 @@ def flows(broker: Broker) -> Iterator[Flow]:
         answer = returned if handler.replies else inspect.Parameter.empty
         name = f"{handler.topic}.{handler.group}"
         yield Flow(name, handler.topic, "receive", payload, about, answer)
-        if handler.output is not None:
-            yield Flow(f"{name}.output", handler.output, "send", returned)
+        for at, output in enumerate(handler.outputs):
+            yield Flow(f"{name}.output{f'.{output}' if at else ''}", output, "send", returned)
     for schedule in broker.schedules:
         yield Flow(f"{schedule.topic}.every.{schedule.name}", schedule.topic, "send", returned_by(schedule.function))
     for topic, payload in broker._typed_topics.items():

@@ -25,8 +25,8 @@ from rsmq.model.message import Message
 def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
     """What a runner awaits for a message or a batch: the handler's function inside its middlewares."""
     innermost = {"inline": _inline, "thread": _in_thread, "process": _in_process}[handler.execution](handler)
-    if handler.output is not None:
-        innermost = (_publishing_each if handler.batch else _publishing)(innermost, handler.output)
+    if handler.outputs:
+        innermost = (_publishing_each if handler.batch else _publishing)(innermost, handler.outputs)
     return compose((*middlewares, *handler.around), innermost)
 
 
@@ -42,7 +42,7 @@ def build_runner(
 
 def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:
     """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
-    is_inline = handler.execution == "inline" and handler.output is None
+    is_inline = handler.execution == "inline" and not handler.outputs
     if not is_inline or handler.group_concurrency is not None or handler.rate is not None:
         return None  # a limit counts messages, and an output belongs to one
     call = handler.signature.payload_call()
@@ -57,19 +57,19 @@ def _inline(handler: Handler) -> Call:
     return handler.invoke if handler.batch is None else handler.invoke_batch
 
 
-def _publishing(call: Call, topic: str) -> Call:
-    """Publish what the call returns, as an output of its message."""
+def _publishing(call: Call, topics: Sequence[str]) -> Call:
+    """Publish what the call returns, as an output of its message for each topic."""
 
     async def publishing(message: Message) -> Any:
         result = await call(message)
-        if result is not None:
+        for topic in topics if result is not None else ():
             await message.publish(topic, result, key=message.key)
         return result
 
     return publishing
 
 
-def _publishing_each(call: Call, topic: str) -> Call:
+def _publishing_each(call: Call, topics: Sequence[str]) -> Call:
     """The same for each item of a batch. Returns the outcomes."""
 
     async def publishing(messages: Sequence[Message]) -> Any:
@@ -81,7 +81,8 @@ def _publishing_each(call: Call, topic: str) -> Call:
             outcome = result if isinstance(result, BaseException) else None
             if result is not None and outcome is None:
                 try:
-                    await message.publish(topic, result, key=message.key)
+                    for topic in topics:
+                        await message.publish(topic, result, key=message.key)
                 except RsmqError as error:
                     outcome = error
             outcomes.append(outcome)

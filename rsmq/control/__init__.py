@@ -2,7 +2,7 @@
 
 `finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
-`rescheduling.py` moves a delayed one.
+`rescheduling.py` moves a delayed one. `schedule_run.py` asks for a run of a schedule beside its ticks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rsmq.control.cancel import Cancel
     from rsmq.control.look import Look
     from rsmq.control.rescheduling import reschedule
+    from rsmq.control.schedule_run import run_schedule
     from rsmq.control.status import GroupStatus, MessageStatus
 else:
     from rsmq.model.lazy import loading
@@ -22,7 +23,7 @@ else:
         __name__,
         {
             "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel", "look": "Look",
-            "rescheduling": "reschedule",
+            "rescheduling": "reschedule", "schedule_run": "run_schedule",
             "status": "GroupStatus MessageStatus",
         },
     )  # fmt: skip
@@ -38,4 +39,5 @@ __all__ = [
     "Settled",
     "Unknown",
     "reschedule",
+    "run_schedule",
 ]

@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.datastructures import FormData
 
-from rsmq.control import Cancel, reschedule
+from rsmq.control import Cancel, reschedule, run_schedule
 from rsmq.dashboard.audit import State
 from rsmq.dashboard.page import Context, time_given
 from rsmq.dashboard.queries import MOST_LETTERS, NotFound, Refused
@@ -17,6 +17,8 @@ from rsmq.dashboard.roles import Role
 from rsmq.dlq import Selection, read_fields
 from rsmq.errors import ConfigError
 from rsmq.inspector.inspector import Inspector
+from rsmq.inspector.schedules import look_up
+from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.words import count
 from rsmq.redis.streams import reset_group, set_paused
@@ -87,6 +89,8 @@ class Wanted:
                 "paused": group.is_paused, "lag": group.lag, "pending": group.pending, "parked": group.parked,
                 "dead_letters": group.dead_letters,
             }  # fmt: skip
+        if self.value("schedule"):
+            return await schedule_state(self)
         topic = await self.inspector.topic(self.topic)
         return {} if topic is None else {"messages": topic.length, "delayed": topic.delayed}
 
@@ -245,6 +249,22 @@ async def reschedule_message(wanted: Wanted) -> Action:
     return Action(question, "run now" if due_ms is None else "reschedule", act)
 
 
+async def run_now(wanted: Wanted) -> Action:
+    """Publish a schedule once, beside its ticks."""
+    queries, name = wanted.context.queries, wanted.value("schedule")
+    topic = await queries.topic(wanted.topic)
+    states = {each.name: each for each in await look_up(queries.client, queries.keys, queries.topics, topic.name)}
+    if name not in states:
+        raise NotFound(f"topic {topic.name!r} has no schedule {name!r}")
+
+    async def act() -> str:
+        await run_schedule(queries.client, queries.keys, topic, name)
+        leader = states[name].leader
+        return f"{name} is asked for: {'its leader publishes it' if leader else 'it waits for a worker'}"
+
+    return Action(f"Publish schedule {name} of {topic.name} once now, beside its ticks?", "run now", act)
+
+
 async def message_state(wanted: Wanted) -> State:
     """What the audit notes of a message: the same as its page."""
     try:
@@ -252,6 +272,16 @@ async def message_state(wanted: Wanted) -> State:
     except NotFound as error:
         return {"message": wanted.value("message"), "state": str(error)}
     return {"message": found.id, "state": found.text, "groups": {each.group: each.text for each in found.groups}}
+
+
+async def schedule_state(wanted: Wanted) -> State:
+    """What the audit notes of a schedule."""
+    queries = wanted.context.queries
+    found = {each.name: each for each in await look_up(queries.client, queries.keys, queries.topics, wanted.topic)}
+    state = found.get(wanted.value("schedule"))
+    if state is None:
+        return {}
+    return {"schedule": state.name, "last": timestamp(state.last), "asked": timestamp(state.run_asked)}
 
 
 async def purge_device(wanted: Wanted) -> Action:
@@ -298,6 +328,7 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "reschedule": (Role.ACT, reschedule_message),
     "cancel": (Role.ADMIN, cancel),
     "cancel-delayed": (Role.ADMIN, cancel_delayed),
+    "run-schedule": (Role.ACT, run_now),
     "purge-device": (Role.ADMIN, purge_device),
     "kick-client": (Role.ACT, kick_client),
 }

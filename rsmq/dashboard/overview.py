@@ -8,11 +8,11 @@ from typing import Final
 
 from rsmq.dashboard.chart import Point, chart
 from rsmq.dashboard.history import GAP
-from rsmq.dashboard.html import Content, Html, Row, link, table, tag, text_field
+from rsmq.dashboard.html import Content, Html, Row, link, tag, text_field
 from rsmq.dashboard.page import Context, Page, joined
 from rsmq.dashboard.queries import EVERY, Running
 from rsmq.dashboard.roles import Role
-from rsmq.inspector.schedules import look_up
+from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
 from rsmq.inspector.text import age, rate, state, timestamp, trend
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
@@ -77,7 +77,8 @@ async def topic(context: Context, name: str) -> Page:
     keys, queries = context.queries.keys, context.queries
     schedules = await look_up(queries.client, keys, queries.topics, name)
     rows = [Row(each.name, (each.name, timestamp(each.next) or "–", timestamp(each.last) or "never",
-                            each.leader or "none")) for each in schedules]  # fmt: skip
+                            each.leader or "none", run_now(context, each))) for each in schedules]  # fmt: skip
+    columns = ("schedule", "next", "last", "leader", "run")
     state_of = context.queries.poller.topic_state(name)
     return Page(
         f"Topic {found.name}",
@@ -85,11 +86,19 @@ async def topic(context: Context, name: str) -> Page:
             tag("p", joined(links)), ranges(context), charts(context, {name}),
             tag("h2", "Groups"), group_table(context, board.groups), topic_table(context, board.topics),
             tag("h2", "Partitions"), partitions_of_topic(context, state_of.partitions if state_of else ()),
-            [tag("h2", "Schedules"), table(("schedule", "next", "last", "leader"), rows, "")] if rows else None,
+            [tag("h2", "Schedules"), context.live.table("schedules", columns, rows, "")] if rows else None,
         ],
         is_live=True,
         crumbs=[("Overview", context.url())],
     )  # fmt: skip
+
+
+def run_now(context: Context, schedule: ScheduleState) -> Content:
+    """A button, or that its run is asked for."""
+    if schedule.run_asked is not None:
+        return "asked for"
+    values = {"topic": schedule.topic, "schedule": schedule.name}
+    return context.action("run-schedule", "run now", Role.ACT, schedule.topic, values)
 
 
 async def group(context: Context, name: str, group: str) -> Page:

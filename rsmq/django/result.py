@@ -72,12 +72,17 @@ def read_result(text: str | bytes) -> TaskResult:
     return result
 
 
-def failed(text: str | bytes, error: BaseException) -> str:
-    """A result that cannot be read, as failed."""
+def failed(text: str | bytes, path: str, traceback: str) -> str:
+    """A result as failed, also one that cannot be read. `path` is that of the error's class."""
     record = json.loads(text)
-    record["status"] = TaskResultStatus.FAILED.value
-    record["errors"].append(described(error))
+    record["status"], record["finished_at"] = TaskResultStatus.FAILED.value, written(timezone.now())
+    record["errors"].append((path, traceback))
     return json.dumps(record)
+
+
+def is_finished(text: str | bytes) -> bool:
+    """Whether a task has ended, well or not."""
+    return json.loads(text)["status"] in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
 
 
 def described(error: BaseException) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from django.utils import timezone
 from rsmq.broker import Broker
 from rsmq.django.backend import RsmqBackend
 from rsmq.django.options import BANDS
-from rsmq.django.result import described, failed, read_result, set_fields, write_result
+from rsmq.django.result import described, failed, is_finished, read_result, set_fields, write_result
 from rsmq.django.tasks import (
     TaskContext,
     TaskError,
@@ -36,6 +36,7 @@ from rsmq.django.tasks import (
     task_started,
 )
 from rsmq.errors import ConfigError
+from rsmq.handler.dead_hook import Burial
 from rsmq.handler.retry import Bury, decide
 from rsmq.model.clock import to_ms
 from rsmq.model.message import Message
@@ -79,6 +80,10 @@ class Slots:
         self._free += 1
 
 
+class TaskGivenUp(Exception):
+    """The class of the error of a task whose workers have died in it again and again, or that has expired."""
+
+
 class TaskRunner:
     """Runs the tasks of one backend in threads, as handlers of the broker."""
 
@@ -89,10 +94,12 @@ class TaskRunner:
         self._threads = anyio.CapacityLimiter(self._options.concurrency)
         for queue in sorted(backend.queues):
             for band in BANDS:
+                topic = f"{self._options.topic}.{band}.{queue}"
                 self.broker.handler(
-                    f"{self._options.topic}.{band}.{queue}", group=GROUP, distribution="shared",
-                    concurrency=self._options.settings.prefetch, retry=self._options.retry,
+                    topic, group=GROUP, distribution="shared", concurrency=self._options.settings.prefetch,
+                    retry=self._options.retry,
                 )(self.run)  # fmt: skip
+                self.broker.on_dead(topic, group=GROUP)(self.fail)
         if backend.outbox is not None:
             self.broker.include(backend.outbox)
 
@@ -103,7 +110,7 @@ class TaskRunner:
         try:
             result = read_result(stored)
         except Exception as error:  # this code has no such task
-            await self._ask("SET", key, failed(stored, error), "PX", to_ms(self._options.result_ttl))
+            await self._ask("SET", key, failed(stored, *described(error)), "PX", to_ms(self._options.result_ttl))
             raise
         if result.status == TaskResultStatus.SUCCESSFUL:
             return  # it ran before, and the worker died before the message was settled
@@ -119,6 +126,27 @@ class TaskRunner:
             await self._save(key, result)
         if failure is not None:
             raise failure
+
+    async def fail(self, message: Message, burial: Burial) -> None:
+        """A task that is given up is a dead letter. Its result has failed, unless an attempt has said how it ended."""
+        key = self.broker.keys.task(message.id)
+        stored = await self._ask("GET", key) or message.data
+        if is_finished(stored):
+            return
+        error = TaskGivenUp(burial.error)
+        text = failed(stored, *described(error))
+        await self._ask("SET", key, text, "PX", to_ms(self._options.result_ttl))
+        await to_thread.run_sync(self._tell, text, error)
+
+    def _tell(self, text: str, error: TaskGivenUp) -> None:
+        """Send Django's signal of a task that has ended: in a thread, and where Django logs it with its error."""
+        close_old_connections()
+        try:
+            raise error
+        except TaskGivenUp:
+            task_finished.send(sender=type(self._backend), task_result=read_result(text))
+        finally:
+            close_old_connections()
 
     def _execute(self, result: TaskResult, message: Message) -> BaseException | None:
         """In a thread: the task, its signals, and the database connections, which are this thread's."""

@@ -50,7 +50,7 @@ class Handler:
     execution: Execution
     rate: Rate | None
     group_concurrency: int | None
-    output: str | None
+    outputs: tuple[str, ...]
     replies: bool
     signature: Signature
     decode: Decoder
@@ -89,11 +89,11 @@ def build_handler(
     checked = check.checked(function, is_async=signature.is_async, has_dependencies=called is not function)
     services: tuple[Service, ...] = getattr(called, "services", ())
     has_effects = any(getattr(each, "commits", False) for each in services)
-    if has_effects and checked["output"] is not None:
+    if has_effects and checked["outputs"]:
         raise ConfigError(
             f"handler {title}: an output is lost if the worker dies between the commit and the settlement, because the "
-            f"next delivery is skipped: write `await outbox.publish(session, {checked['output']!r}, ...)` instead of "
-            f"output={checked['output']!r}"
+            f"next delivery is skipped: write `await outbox.publish(session, {checked['outputs'][0]!r}, ...)` "
+            f"instead of output={options['output']!r}"
         )
     if has_effects and checked["distribution"] == "shared":
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Required, TypedDict, get_args
 
@@ -39,7 +39,7 @@ class SingleOptions(TypedDict, total=False):
     execution: Execution | None
     rate: Rate | None
     group_concurrency: int | None
-    output: str | None
+    output: str | Sequence[str] | None
     replies: bool
 
 
@@ -87,7 +87,7 @@ class OptionCheck:
             "execution": self._execution(function, is_async=is_async, has_dependencies=has_dependencies),
             "rate": self._rate(),
             "group_concurrency": self._group_concurrency(),
-            "output": None if self._options["output"] is None else check_name("topic", self._options["output"]),
+            "outputs": self._outputs(),
             "replies": self._replies(),
         }
 
@@ -98,6 +98,16 @@ class OptionCheck:
         if value and self.is_batch:
             raise self._wrong("replies=True answers one message at a time: leave batch out")
         return value
+
+    def _outputs(self) -> tuple[str, ...]:
+        value = self._options["output"]
+        topics = () if value is None else (value,) if isinstance(value, str) else value
+        if not isinstance(topics, list | tuple):
+            raise self._wrong(f"output={value!r} is no topic: write output='invoices', or a list of topics")
+        names = tuple(check_name("topic", each) for each in topics)
+        if len(set(names)) < len(names):
+            raise self._wrong(f"output={value!r} names a topic twice")
+        return names
 
     def _wrong(self, text: str) -> ConfigError:
         return ConfigError(f"handler {self._title}: {text}")

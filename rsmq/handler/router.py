@@ -58,8 +58,8 @@ class Router:
         - `linger`: a timedelta or text such as `50ms`, how long an incomplete batch waits for more messages (0).
         - `start`: where a new group begins: "earliest", "latest", a stream id or an aware datetime ("earliest").
         - `partitions`: 1 to 1024, for a topic that does not exist yet (RSMQ_PARTITIONS).
-        - `output`: a topic; what the function returns is published there when the message is settled, with the key of
-          the message, and None publishes nothing. With `batch` it returns a list, an error for an item that failed.
+        - `output`: a topic, or a list of topics; what the function returns is published there when the message is
+          settled, with its key; None publishes nothing. With `batch` it returns a list, an error for a failed item.
         - `replies`: what the function returns answers `broker.request` (False).
         - `execution`: "inline" in the event loop, "thread" or "process" ("inline" for `async def`, else "thread").
         """

@@ -22,6 +22,7 @@ class ScheduleState:
 
     `leader` is empty without a leader: then nothing is published. `last` is the newest published tick (of a new
     schedule its beginning). `next` is None if the rule cannot be read here (a cron expression without the extra).
+    `run_asked` is when an operator has asked for a run that is not published yet.
     """
 
     topic: str
@@ -32,6 +33,7 @@ class ScheduleState:
     last: datetime | None
     leader: str
     lease_left: timedelta | None
+    run_asked: datetime | None
 
 
 async def look_up(client: Client, keys: Keys, topics: Topics, name: str | None = None) -> list[ScheduleState]:
@@ -49,6 +51,7 @@ async def look_up(client: Client, keys: Keys, topics: Topics, name: str | None =
 
 
 def _state(topic: str, name: str, partition: int, fields: Mapping[str, str], now_ms: int) -> ScheduleState:
+    asked = _number(fields.get(f"run|{name}"))
     last, until = _number(fields.get(f"last|{name}")), _number(fields.get(f"until|{name}"))
     try:
         rule = ScheduleRule.model_validate_json(fields.get(f"rule|{name}", "{}"))
@@ -64,6 +67,7 @@ def _state(topic: str, name: str, partition: int, fields: Mapping[str, str], now
         last=None if last is None else from_epoch_ms(last),
         leader=fields.get(f"owner|{name}", "") if is_led else "",
         lease_left=timedelta(milliseconds=until - now_ms) if until is not None and is_led else None,
+        run_asked=None if asked is None else from_epoch_ms(asked),
     )
 
 

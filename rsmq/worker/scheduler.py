@@ -93,7 +93,9 @@ class Scheduler:
         if schedule.name not in self._led:
             log.info("%s publishes schedule %s", self._member, schedule.name)
             self._led.add(schedule.name)
-        now = rest[0]
+        now, asked = rest
+        if asked and not await self._publish(schedule, topic, partition, asked, is_tick=False):
+            return RETRY_AFTER
         found = due_ticks(schedule.trigger, schedule.missed, first, now, 2 * self._ttl_ms)
         if found.skipped:
             log.warning("schedule %s: ticks were missed, no worker ran; missed=%r", schedule.name, schedule.missed)
@@ -102,18 +104,23 @@ class Scheduler:
                 return RETRY_AFTER
         return float(min(found.next_ms - now, self._ttl_ms / 3)) / 1000  # each check also renews the lease
 
-    async def _publish(self, schedule: Schedule, topic: Topic, partition: int, tick: int) -> bool:
-        """False if the topic is full. A payload of None publishes nothing; the tick counts as done."""
+    async def _publish(
+        self, schedule: Schedule, topic: Topic, partition: int, tick: int, *, is_tick: bool = True
+    ) -> bool:
+        """False if the topic is full. A payload of None publishes nothing; the tick counts as done.
+
+        Not `is_tick`: an operator has asked for a run at this time. It has an id of its own.
+        """
         payload = await payload_of(schedule, tick)
         fields: list[bytes | str] = []
         if payload is not None:
             data, kind = encode_payload(payload)
-            message_id, headers = schedule.message_id(tick), schedule.headers
+            message_id, headers = f"{schedule.message_id(tick)}{'' if is_tick else '-run'}", schedule.headers
             if self.prepare is not None:
                 headers = self.prepare(topic.name, payload, headers, schedule.key, message_id=message_id)
             fields = entry_fields(data, message_id, schedule.key, kind, headers, schedule.expiry(tick))
         keys = (self._keys.stream(topic.name, partition), self._keys.every(topic.name, partition))
-        args = (schedule.name, tick, topic.max_length, topic.on_full, *fields)
+        args = (schedule.name, tick if is_tick else f"+{tick}", topic.max_length, topic.on_full, *fields)
         word = await PUBLISH_TICK(self._client, keys, args)
         if word == b"FULL":
             log.warning("schedule %s waits: topic %s is full", schedule.name, topic.name)

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 import anyio
 import pytest
 
-from rsmq import Broker, Settings
+from rsmq import Broker, Message, Settings
+from rsmq.control import run_schedule
 from rsmq.handler.schedule import Cron, Interval, ScheduleRule, rule_json
 from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.model.clock import epoch_ms
@@ -58,6 +59,39 @@ async def test_schedule_list_shows_rule_ticks_and_leader(server_url: str, prefix
     assert datetime.fromisoformat(row["next"]) == clock.next
     missing = await anyio.to_thread.run_sync(cli, "schedule", "list", "missing")
     assert (missing.returncode, missing.stdout) == (1, "")
+
+
+async def test_schedule_is_run_now_once_beside_its_ticks(server_url: str, prefix: str, cli: Cli) -> None:
+    """Asked for twice before the worker starts, it is published once; then once more by the running leader."""
+    broker = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", lease_ttl="1s"))
+    found = list[tuple[str, str]]()
+    broker.every(timedelta(hours=5), "ticks", name="clock")(lambda at: at.isoformat())
+
+    @broker.handler("ticks", group="g")
+    async def note(text: str, message: Message) -> None:
+        found.append((text, message.id))
+
+    async def seen(count: int) -> None:
+        with anyio.fail_after(PATIENCE):
+            while len(found) < count or (await look(broker))[0].run_asked is not None:
+                await anyio.sleep(0.01)
+
+    async with broker:
+        async with broker.running():
+            await led(broker, 1)
+        first = await anyio.to_thread.run_sync(cli.json, "schedule", "run", "ticks", "clock")
+        again = await anyio.to_thread.run_sync(cli.ok, "schedule", "run", "ticks", "clock")
+        assert again == "clock of ticks is asked for: no worker leads it: it is published when one starts\n"
+        before = (await look(broker))[0]
+        async with broker.running():
+            await seen(1)
+            at = datetime.fromisoformat(first["asked"])
+            assert found == [(at.isoformat(), f"clock@{at.isoformat()}-run")]
+            assert (await look(broker))[0].last == before.last, "the ticks stay as they are"
+            await run_schedule(broker.client, broker.keys, await broker.topics.existing("ticks"), "clock")
+            await seen(2)
+    wrong = await anyio.to_thread.run_sync(cli, "schedule", "run", "ticks", "watch")
+    assert (wrong.returncode, "its schedules are clock" in wrong.stderr) == (1, True)
 
 
 async def test_schedule_without_readable_rule_is_listed(server_url: str, prefix: str) -> None:

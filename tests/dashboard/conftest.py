@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.browsers import browser, sync_api
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server
 
 pytest.importorskip("starlette", reason="needs the extra `dashboard`")
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+__all__ = ["browser"]
 SCREENSHOTS = os.environ.get("SCREENSHOTS", "")
 """A directory: where the pictures of the documentation are made."""
 MODULE = """
@@ -25,6 +24,10 @@ from pathlib import Path
 from rsmq import Broker, Reject, Retry
 
 broker = Broker()
+
+@broker.every("8760h", "ticks", name="clock")
+def tick() -> str:
+    return "tick"
 
 @broker.handler("orders", group="billing", partitions=4)
 async def bill(order: dict) -> None:
@@ -38,22 +41,6 @@ async def bill(order: dict) -> None:
 
 Start = Callable[..., Running]
 Feed = Callable[..., None]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    """Headless, the one that is installed: none is downloaded.
-
-    Not longer than a module: as long as it is open it holds this thread's event loop, and no async test can run.
-    """
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.skip(f"there is no browser here: install one of {', '.join(BROWSERS)}")
-    sync_api.expect.set_options(timeout=30_000)  # its own 5 s are too few for a busy machine
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,17 @@ def test_delayed_messages_are_run_now_and_moved(web: httpx.Client, scene: Cli) -
     assert (nothing.status_code, "nothing is chosen" in nothing.text) == (400, True)
 
 
+def test_schedule_is_run_now(web: httpx.Client, scene: Cli) -> None:
+    """From the page of its topic; the audit has its state; an unknown one answers 404."""
+    place = {"topic": "ticks", "schedule": "clock"}
+    wait_until(lambda: ">run now</button>" in web.get("topic/ticks").text, "the worker has served it")
+    assert "Publish schedule clock of ticks once now, beside its ticks?" in ask(web, "run-schedule", **place)
+    assert "clock is asked for: its leader publishes it" in do(web, "run-schedule", **place)
+    wait_until(lambda: web.get("messages/ticks").text.count('data-label="stored"') == 1, "it is published")
+    assert '"schedule": "clock"' in unescape(web.get("audit").text)
+    assert web.post("do/run-schedule", data={"topic": "ticks", "schedule": "watch"}).status_code == 404
+
+
 def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Client, scene: Cli) -> None:
     """The page says the same as `rsmq trace`; the audit has its state before and after."""
     mine = scene.ok("publish", "orders", '{"n": 7}', "--delay", "2h", "--key", "k/7").strip()

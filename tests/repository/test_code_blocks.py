@@ -6,14 +6,11 @@ import ast
 import asyncio
 import inspect
 import re
-import shutil
-import subprocess
 import sys
 import textwrap
 import tomllib
 from collections.abc import Awaitable, Iterator
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +19,6 @@ from sybil import Example
 from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
 
-import rsmq
 from rsmq import Settings
 from rsmq.model.words import duration
 
@@ -135,23 +131,3 @@ def test_the_page_of_settings_has_a_row_for_each(name: str) -> None:
     default = short(knob.default) if isinstance(knob.default, timedelta) else knob.default
     row = f"| `RSMQ_{name.upper()}` | {'' if default is None else f'`{default}`'} | {knob.description} |"
     assert row in (ROOT / "docs" / "settings.md").read_text().splitlines(), f"write into docs/settings.md: {row}"
-
-
-@pytest.mark.skipif(find_spec("zensical") is None, reason="the extra `docs` is not installed")
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Without a warning: each link leads somewhere, each name of the reference exists."""
-    for name in ("zensical.toml", "docs", "rsmq"):
-        source = ROOT / name
-        shutil.copytree(source, tmp_path / name) if source.is_dir() else shutil.copy(source, tmp_path)
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    reference = (tmp_path / "site" / "reference" / "index.html").read_text()
-    shown = set(re.findall(r'id="rsmq\.([\w.]+)"', reference))
-    public = {name.removeprefix("errors.") for name in shown}
-    assert set(rsmq.__all__) - public == set(), "write it into docs/reference.md"
-    assert {f"Broker.{name}" for name in ("handler", "every", "middleware", "on_error", "include", "publish")} <= shown
-    assert {"redis.topics.Topics.change", "dlq.DeadLetters.replay", "testing.Harness.advance"} <= shown
-    assert not {"Broker.pointed_at", "Router.partitions_of", "errors.StaleEpoch"} & shown
-    text = re.sub(r"<[^>]+>", "", reference)
-    assert re.search(r"Broker\(\s*settings: ", text), "the constructor's signature is typed"

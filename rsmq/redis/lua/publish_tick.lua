@@ -1,12 +1,14 @@
--- PURPOSE  Publish one tick of a schedule, unless it or a later one is published already.
+-- PURPOSE  Publish one tick of a schedule, unless it or a later one is published already, or a run that was asked for.
 -- KEYS     1 stream  2 schedules hash
--- ARGV     1 name of the schedule  2 tick:ms  3 max_length:int  4 on_full:reject|trim  5.. field, value, ...; without
---          fields the tick is only recorded as done
+-- ARGV     1 name of the schedule  2 tick:ms, or + and the ms at which a run was asked for  3 max_length:int
+--          4 on_full:reject|trim  5.. field, value, ...; without fields the tick is only recorded as done
 -- RETURNS  'OK', 'DUPLICATE' or 'FULL'
 -- WHY      The stream and the record are in one slot, so each tick is published exactly once, also by a leader that was
---          paused.
-local last = redis.call('HGET', KEYS[2], 'last|' .. ARGV[1])
-if last and tonumber(last) >= tonumber(ARGV[2]) then return 'DUPLICATE' end
+--          paused. A run that was asked for is no tick: its request is removed instead, and the ticks stay as they are.
+local found = redis.call('HMGET', KEYS[2], 'last|' .. ARGV[1], 'run|' .. ARGV[1])
+local run = string.match(ARGV[2], '^%+(%d+)$')
+if run and found[2] ~= run then return 'DUPLICATE' end
+if not run and found[1] and tonumber(found[1]) >= tonumber(ARGV[2]) then return 'DUPLICATE' end
 local max = tonumber(ARGV[3])
 if #ARGV > 4 then
   if max > 0 and ARGV[4] == 'trim' then
@@ -16,5 +18,9 @@ if #ARGV > 4 then
     redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
   end
 end
-redis.call('HSET', KEYS[2], 'last|' .. ARGV[1], ARGV[2])
+if run then
+  redis.call('HDEL', KEYS[2], 'run|' .. ARGV[1])
+else
+  redis.call('HSET', KEYS[2], 'last|' .. ARGV[1], ARGV[2])
+end
 return 'OK'

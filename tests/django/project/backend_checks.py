@@ -30,15 +30,21 @@ DUMMY = f"{BaseTaskBackend.__module__.rpartition('.')[0]}.dummy.DummyBackend"
 backend = task_backends["default"]
 
 
+def refreshed(result):
+    """The result as it is now."""
+    result.refresh()
+    return result
+
+
 def start_default():
     """`manage.py rsmq worker`, from another directory. It ends with this process."""
     command = [sys.executable, str(HERE / "manage.py"), "rsmq", "--backend", "default", "worker"]
     return subprocess.Popen([*command, "--log-level", "error"], cwd="/", preexec_fn=dies_with_us())
 
 
-def start_retrying():
+def start_retrying(alias="retrying"):
     """What `manage.py rsmq --backend retrying worker` becomes: a fork, because it starts in no time."""
-    target = "rsmq.django.worker:brokers.retrying"
+    target = f"rsmq.django.worker:brokers.{alias}"
     environment = {**os.environ, "RSMQ_URL": SERVER["url"], "RSMQ_PREFIX": SERVER["prefix"]}
     return start_fork("rsmq", "worker", target, "--log-level", "error", cwd=HERE, env=environment, stdout=1, stderr=2)
 
@@ -220,6 +226,24 @@ def test_a_killed_worker_does_not_lose_its_task():
     results = [finished(result) for result in held]
     assert [result.return_value for result in results] == [str(n) for n in range(12)]
     assert sorted(result.attempts for result in results) == [1] * 10 + [2] * 2
+
+
+def test_a_task_that_kills_its_workers_fails():
+    """It is given up after its attempts: its result says so, and the workers that run then go on."""
+    result = shop.die.using(backend="deadly").enqueue()
+    endings, worker = [], start_retrying("deadly")
+    while not result.is_finished and len(endings) < 9:
+        has_ended = lambda each=worker: each.poll() is not None or refreshed(result).is_finished  # noqa: E731
+        wait_until(has_ended, "it dies, or gives the task up")
+        if worker.poll() is not None:
+            endings.append(worker.wait())
+            worker = start_retrying("deadly")
+    assert (endings, result.status) == ([-signal.SIGKILL] * 2, TaskResultStatus.FAILED)
+    assert result.finished_at is not None
+    [error] = result.errors
+    assert (error.exception_class.__name__, "the process died" in error.traceback) == ("TaskGivenUp", True), error
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
 
 
 def test_a_naive_time_is_local():

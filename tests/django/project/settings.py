@@ -20,6 +20,12 @@ SERVER |= {"partitions": 2, "presence_interval": "100ms", "presence_grace": "300
 TASKS = {
     "default": {"BACKEND": BACKEND, "QUEUES": ["default", "mail"], "OPTIONS": {**SERVER, "concurrency": 1}},
     "outbox": {"BACKEND": BACKEND, "OPTIONS": {**SERVER, "topic": "boxed", "outbox": True}},
+    "deadly": {
+        "BACKEND": BACKEND,
+        "OPTIONS": {
+            **SERVER, "topic": "deadly", "on_commit": False, "retry": RetryPolicy(max_attempts=1), "concurrency": 2,
+        },
+    },
     "retrying": {
         "BACKEND": BACKEND,
         "OPTIONS": {

@@ -17,7 +17,9 @@ async def lead(client: Client, keys: Keys, owner: str, ttl: int = TTL) -> Any:
     return await LEAD_SCHEDULE(client, (keys.every("t", 0),), ("clock", owner, ttl, RULE))
 
 
-async def publish(client: Client, keys: Keys, tick: int, *fields: str, limit: int = 0, on_full: str = "reject") -> Any:
+async def publish(
+    client: Client, keys: Keys, tick: int | str, *fields: str, limit: int = 0, on_full: str = "reject"
+) -> Any:
     """One call of publish_tick for `clock`."""
     return await PUBLISH_TICK(
         client, (keys.stream("t", 0), keys.every("t", 0)), ("clock", tick, limit, on_full, *fields)
@@ -37,8 +39,8 @@ async def length(client: Client, keys: Keys) -> int:
 
 async def test_lead_schedule_of_a_new_schedule_begins_now(client: Client, keys: Keys) -> None:
     """The first leader records the present time as the last tick; a second call only renews the lease."""
-    word, last, now = await lead(client, keys, "a")
-    assert (word, last) == (OK, now)
+    word, last, now, run = await lead(client, keys, "a")
+    assert (word, last, run) == (OK, now, 0)
     again = await lead(client, keys, "a")
     assert again[:2] == [OK, last]
     found = await state(client, keys)
@@ -66,6 +68,20 @@ async def test_lead_schedule_after_the_lease_is_granted(client: Client, keys: Ke
     for until in (1, 10**15):
         await client.execute_command("HSET", keys.every("t", 0), "until|clock", until, "owner|clock", "a")
         assert (await lead(client, keys, "b"))[0] == OK
+
+
+async def test_run_that_was_asked_for_is_published_once_and_moves_no_tick(client: Client, keys: Keys) -> None:
+    """The leader hears of it; only the run of that time is published, once, and a run that nobody wants is none."""
+    await publish(client, keys, 1000, "data", "x")
+    await client.execute_command("HSET", keys.every("t", 0), "run|clock", 900)
+    assert (await lead(client, keys, "a"))[3] == 900
+    assert await publish(client, keys, "+800", "data", "r") == b"DUPLICATE"
+    assert await publish(client, keys, "+900", "data", "r", limit=1) == b"FULL"
+    assert await publish(client, keys, "+900", "data", "r") == OK
+    assert await publish(client, keys, "+900", "data", "r") == b"DUPLICATE"
+    assert (await lead(client, keys, "a"))[3] == 0
+    assert (await state(client, keys))[b"last|clock"] == b"1000"
+    assert await length(client, keys) == 2
 
 
 async def test_publish_tick_called_twice_publishes_once(client: Client, keys: Keys) -> None:

@@ -1,0 +1,30 @@
+"""Running a schedule now, beside its ticks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rsmq.errors import ConfigError
+from rsmq.model.clock import from_epoch_ms
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import as_dict, ask_all
+from rsmq.redis.topics import Topic
+
+
+async def run_schedule(client: Client, keys: Keys, topic: Topic, name: str) -> datetime:
+    """Ask for one run, and return its time. Raises ConfigError for an unknown schedule.
+
+    The schedule's leader publishes it: the payload comes from the function in its code. It looks three times in a
+    lease. A run that was asked for before and is not published yet is that run.
+    """
+    places = [keys.every(topic.name, number) for number in range(topic.partitions)]
+    replies = [as_dict(each) for each in await ask_all(client, [("HGETALL", place) for place in places])]
+    known = {field.partition("|")[2]: place for place, reply in zip(places, replies, strict=True) for field in reply}
+    if name not in known:
+        raise ConfigError(f"topic {topic.name!r} has no schedule {name!r}")
+    place = known[name]
+    ((seconds, micros),) = await ask_all(client, [("TIME",)])
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    await client.execute_command("HSETNX", place, f"run|{name}", now_ms)
+    return from_epoch_ms(int(await client.execute_command("HGET", place, f"run|{name}") or now_ms))
