@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from rsmq.cli.connection import CommandConnection, ask
+from rsmq.cli.database import in_database, sql_room
 from rsmq.cli.output import print_json, print_line, print_table
 from rsmq.cli.parameters import Json, Url, duration_option
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
-from rsmq.inspector.doctor import gather, judge
+from rsmq.inspector.doctor import check_outbox, gather, judge
 from rsmq.inspector.inspector import installed
 from rsmq.inspector.state import ServerState
 from rsmq.model.words import count, duration
@@ -24,6 +25,9 @@ MARKS = {"ok": "ok", "warn": "WARN", "refuse": "REFUSE"}
 
 def doctor(
     over: Annotated[timedelta, duration_option("How long the lag is measured.")] = "1s",  # type: ignore[assignment]
+    outbox: Annotated[
+        str | None, typer.Option("--outbox", metavar="DATABASE_URL", help="Also check the outbox of this database.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings, too.")] = False,
     url: Url = None,
     as_json: Json = False,
@@ -33,6 +37,11 @@ def doctor(
     Exit code 1 if a worker would refuse to start, or if the server does not answer: a readiness probe.
     """
     state = ask(url, lambda connection: examine(connection, over))
+    if outbox is not None:
+        rows = in_database(outbox, sql_room().read_status)
+        age = timedelta(seconds=round(rows.age_seconds))
+        more = check_outbox(rows.backlog, age, rows.refused, rows.error)
+        state = replace(state, findings=(*state.findings, *more))
     if as_json:
         print_json(asdict(state) | {"is_refused": state.is_refused, "spark": spark_here()})
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from rsmq.dashboard.chart import Point, chart
 from rsmq.dashboard.history import GAP
@@ -18,6 +18,11 @@ from rsmq.inspector.text import age, rate, state, timestamp, trend
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import duration, number
+
+T = TypeVar("T")
+
+MOST_ROWS: Final = 50
+"""Rows of a table of the overview."""
 
 Measure = Callable[[Board], float | None]
 
@@ -44,7 +49,7 @@ DEAD: Final[dict[str, Measure]] = {"dead letters": lambda board: summed(group.de
 
 
 async def overview(context: Context) -> Page:
-    """Totals and charts, all topics, all groups; the worst groups first."""
+    """Totals and charts, topics and groups; the worst groups first."""
     board = await context.board()
     wanted = context.given("q").casefold()
     topics = [each for each in board.topics if wanted in each.name.casefold()]
@@ -56,11 +61,27 @@ async def overview(context: Context) -> Page:
         "Overview",
         [
             tiles(context, board), ranges(context), charts(context, {each.name for each in board.topics}), search,
-            tag("h2", "Groups"), group_table(context, sorted(groups, key=worst_first)),
-            tag("h2", "Topics"), topic_table(context, topics),
+            tag("h2", "Groups"), group_table(context, first(context, sorted(groups, key=worst_first))),
+            more(context, "groups", len(groups)),
+            tag("h2", "Topics"), topic_table(context, first(context, topics)), more(context, "topics", len(topics)),
         ],
         is_live=True,
     )  # fmt: skip
+
+
+def first(context: Context, rows: Sequence[T]) -> Sequence[T]:
+    """The first MOST_ROWS, or all if the visitor wants them: a browser needs long for a table of hundreds of rows."""
+    return rows if context.given("rows") == "all" else rows[:MOST_ROWS]
+
+
+def more(context: Context, name: str, count: int) -> Html:
+    """How many of a table are not shown, and the way to them."""
+    rest = 0 if context.given("rows") == "all" else count - MOST_ROWS
+    if rest <= 0:
+        return context.live.part(f"more-{name}", class_="none")
+    given = {each: context.given(each) for each in ("q", "range") if context.given(each)}
+    show = link(f"show all {number(count)} {name}", context.url(**given, rows="all"))
+    return context.live.part(f"more-{name}", f"{number(rest)} more: ", show, ", or filter by name")
 
 
 async def members(context: Context) -> Page:

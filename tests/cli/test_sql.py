@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,30 @@ def test_init_creates_what_is_missing_and_status_counts_what_waits(tmp_path: Pat
     engine.dispose()
     found = runner.invoke(app, ["outbox", "status", url])
     assert (found.exit_code, "why not" in found.output) == (1, True)
+
+
+def test_doctor_finds_an_outbox_that_does_not_drain(tmp_path: Path, server_url: str) -> None:
+    """Rows that wait for long and rows that are refused; a row that has just come is no finding."""
+    url, engine = f"sqlite:///{tmp_path / 'test.db'}", create_engine(f"sqlite:///{tmp_path / 'test.db'}")
+    assert runner.invoke(app, ["sql", "init", url]).exit_code == 0
+    outbox = Outbox(engine)
+
+    def findings() -> list[str]:
+        args = ["doctor", "--url", server_url, "--over", "0s", "--outbox", url, "--json"]
+        found = json.loads(runner.invoke(app, args).stdout)["findings"]
+        return [each["text"] for each in found if each["topic"] == "outbox"]
+
+    with engine.begin() as connection:
+        outbox.publish(connection, "orders", 1)
+    assert findings() == []
+    with engine.begin() as connection:
+        old = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=2)
+        connection.execute(insert(OUTBOX), {**outbox.row("orders", 2), "created_at": old})
+        connection.execute(insert(OUTBOX), {**outbox.row("orders", 3), "error": "why not"})
+    engine.dispose()
+    late, refused = findings()
+    assert "2 rows of the outbox wait, the oldest for 2 h" in late
+    assert "1 row of the outbox cannot be published (why not)" in refused
 
 
 def test_init_prints_the_statements_of_each_database() -> None:

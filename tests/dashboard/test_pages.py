@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from rsmq.dashboard.chart import chart, unbroken
 from rsmq.dashboard.dead_letter import kind_of
 from rsmq.dashboard.html import Live, Row, tag
+from rsmq.dashboard.overview import first, more
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
 
@@ -358,3 +362,19 @@ def test_changes_are_rows_or_the_whole_table() -> None:
 def test_errors_of_one_cause_are_one_kind(error: str, kind: str) -> None:
     """Without the values in them."""
     assert kind_of(error) == kind
+
+
+def test_overview_of_many_shows_the_first_and_a_way_to_all() -> None:
+    """What is left out is counted; a filter and a range stay in the link."""
+    given = {"q": "ord", "range": "1h"}
+    context: Any = SimpleNamespace(
+        given=lambda name: given.get(name, ""), live=Live(), url=lambda **query: f"/?{urlencode(query)}"
+    )
+    assert (list(first(context, range(200))), first(context, range(3))) == (list(range(50)), range(3))
+    assert unescape(more(context, "topics", 200)) == (
+        '<div id="more-topics">150 more: <a href="/?q=ord&range=1h&rows=all">show all 200 topics</a>, or filter by '
+        "name</div>"
+    )
+    assert more(context, "topics", 50) == '<div id="more-topics" class="none"></div>'
+    given["rows"] = "all"
+    assert (len(first(context, range(200))), "none" in more(context, "topics", 200)) == (200, True)

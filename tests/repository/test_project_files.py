@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.browsers import BROWSERS
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
@@ -33,6 +35,14 @@ def test_the_workflow_runs_the_two_commands_of_the_readme() -> None:
     jobs = WORKFLOW["jobs"].values()
     run = " ".join(step.get("run", "") for job in jobs for step in job["steps"])
     assert {f"make {target}" for target in ("demo", "test", "check")} <= set(re.findall(r"make \w+", run))
+
+
+def test_the_workflow_installs_a_browser_before_the_tests() -> None:
+    """One that the tests look for: without one they would say in a line that they were skipped."""
+    steps = [step.get("run", "") for step in WORKFLOW["jobs"]["test"]["steps"]]
+    (installs,) = [at for at, run in enumerate(steps) if set(BROWSERS) & set(run.split())]
+    (tests,) = [at for at, run in enumerate(steps) if "make test" in run]
+    assert installs < tests
 
 
 def test_the_workflow_matrix_requires_what_the_classifiers_claim() -> None:

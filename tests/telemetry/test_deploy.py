@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from rsmq.telemetry.metric import GROUPS
 from rsmq.telemetry.scaler import OPTIONS, goal_of
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
+from tests.telemetry.chart import render
 from tests.telemetry.conftest import Endpoint
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -30,6 +33,7 @@ UNIT = (DEPLOY / "systemd" / "rsmq-worker.service").read_text()
 CONTAINER = (DEPLOY / "container" / "Containerfile").read_text()
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text()))
 SCALING = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "autoscaling.yaml").read_text()))
+CHART = DEPLOY / "helm" / "rsmq"
 LONGEST_STOP = Settings.model_fields["stop_grace"].default + Settings.model_fields["lease_ttl"].default
 
 
@@ -124,6 +128,53 @@ def test_kubernetes_accepts_the_manifests(manifest: dict[str, Any]) -> None:
     spoilt = {**manifest, "spec": {**manifest["spec"], "maxUnavailabel": 1}}
     with pytest.raises(kubernetes.ValidationError):
         kubernetes.validate(spoilt, kubernetes.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("kind", ["none", "keda", "hpa"])
+def test_the_chart_makes_the_manifests(kind: str) -> None:
+    """With its own values it makes what deploy/kubernetes/ has, which the other tests check, and nothing else."""
+    keda, hpa, service = deepcopy(SCALING)
+    (trigger,) = keda["spec"]["triggers"]
+    trigger["metadata"]["url"] = trigger["metadata"]["url"].replace("&max=8", "&min=0&max=8")
+    workers, exporter, budget = deepcopy(MANIFESTS)
+    if kind != "none":
+        del workers["spec"]["replicas"]  # of the autoscaler
+    expected = [exporter, service, workers, budget]
+    expected[:0] = {"none": [], "keda": [keda], "hpa": [hpa]}[kind]
+    found = json.loads(
+        json.dumps(render(CHART, "billing", autoscaling={"kind": kind})).replace("billing-exporter", "rsmq-exporter")
+    )
+    for pod in (each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment"):
+        assert [container.pop("imagePullPolicy") for container in pod["containers"]] == ["IfNotPresent"]
+    assert found == expected
+
+
+def test_the_schema_of_the_chart_accepts_its_values_and_finds_mistakes() -> None:
+    """Helm checks values by it before anything is rendered."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    validator, values = jsonschema.Draft7Validator(schema), yaml.safe_load((CHART / "values.yaml").read_text())
+    validator.validate(values)
+    assert set(values) | {"global"} == set(schema["properties"])
+    for wrong in (
+        {"image": {"repository": "x"}}, {"autoscaling": {**values["autoscaling"], "kind": "keada"}},
+        {"settings": {"prefix": "shop"}}, {"workers": {}}, {"worker": {"replica": 3}},
+        {"autoscaling": {**values["autoscaling"], "kind": "keda"}, "exporter": {"enabled": False}},
+    ):  # fmt: skip
+        assert not validator.is_valid({**values, **wrong}), wrong
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="Helm is not installed")
+def test_helm_accepts_the_chart() -> None:
+    """Its own linter finds nothing, and what it renders is what these tests have rendered."""
+    linted = subprocess.run(["helm", "lint", "--strict", CHART], capture_output=True, text=True, check=False)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+    for kind in ("none", "keda", "hpa"):
+        command = ["helm", "template", "billing", str(CHART), "--set", f"autoscaling.kind={kind}"]
+        made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found = [each for each in yaml.safe_load_all(made) if each is not None]
+        order = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
+        assert sorted(found, key=order) == sorted(render(CHART, "billing", autoscaling={"kind": kind}), key=order)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

@@ -1,6 +1,9 @@
-"""What `rsmq doctor` says about the queues: `gather` reads the facts, `judge` applies the rules to them."""
+"""What `rsmq doctor` says about the queues: `gather` reads the facts, `judge` applies the rules to them.
+
+`check_outbox` is the rule for an outbox, which another server has.
+"""
 
 from rsmq.inspector.doctor.facts import QueueFacts, gather
-from rsmq.inspector.doctor.rules import judge
+from rsmq.inspector.doctor.rules import check_outbox, judge
 
-__all__ = ["QueueFacts", "gather", "judge"]
+__all__ = ["QueueFacts", "check_outbox", "gather", "judge"]

@@ -237,6 +237,21 @@ def check_gateways(facts: QueueFacts) -> Iterator[str]:
         yield from check_mqtt(facts.mqtt, facts.settings.inbox_limit, groups)
 
 
+def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) -> Iterator[Finding]:
+    """The rows of an outbox reach their topics soon. Not one of RULES: another server has it, so it is asked for."""
+    if backlog and age > WAITING_LONG:
+        yield Finding(
+            "warn", "outbox", f"{count(backlog, 'row')} of the outbox "
+            f"{'waits' if backlog == 1 else 'wait'}, the oldest for {duration(age)}: start a worker that includes the "
+            f"outbox, or see rsmq.outbox in the workers' log",
+        )  # fmt: skip
+    if refused:
+        yield Finding(
+            "warn", "outbox", f"{count(refused, 'row')} of the outbox cannot be published ({error}): correct or delete "
+            f"them in rsmq_outbox, and set their column error to NULL",
+        )  # fmt: skip
+
+
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
     check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "lag",
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
