@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -20,13 +20,16 @@ VERSION: Final = 0xA0
 BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
-def about(options: GatewayOptions, listen: Sequence[str], routes: Sequence[Route]) -> bytes:
+def about(
+    options: GatewayOptions, listen: Sequence[str], routes: Sequence[Route], counts: Mapping[str, int], started_ms: int
+) -> bytes:
     """As JSON."""
     until = None if options.certificate is None else epoch_ms(expires(options.certificate))
     return to_json(
         {
             "listen": list(listen), "anonymous": options.anonymous, "certificate_until": until,
             "routes": [(each.filter, each.topic, each.has_subscribers) for each in routes if each.is_explicit],
+            "counts": counts, "started_ms": started_ms,
         }
     )  # fmt: skip
 

@@ -35,6 +35,7 @@ from rsmq.gateway.router import Router
 from rsmq.gateway.routes import Routes
 from rsmq.gateway.sessions import Sessions, instance_of
 from rsmq.gateway.shares import Shares, choose
+from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.gateway.wills import Wills
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.own_tasks import own_tasks
@@ -84,7 +85,7 @@ class Gateway:
         self.is_ended = False
         self.router: Router | None = None
         self._stopping = anyio.Event()
-        self._passed_on = 0
+        self._passed_on = self._started_ms = 0
 
     # -- registering -----------------------------------------------------------------------------------------------
 
@@ -136,6 +137,9 @@ class Gateway:
                 async with anyio.create_task_group() as upkeep:
                     for role in (self._turn, self._keep_lease, self._keep_routes):
                         upkeep.start_soon(role, context, opened)
+                    if self.options.sys_interval:
+                        told = SysTopics(opened.client, self._broker.keys, self._deliver_locally)
+                        upkeep.start_soon(told.run, context)
                     await self._stopping.wait()
                     upkeep.cancel_scope.cancel()
                 await self._end(context, servers)
@@ -317,7 +321,8 @@ class Gateway:
     async def _tell_about(self, context: Context, opened: Connection) -> None:
         """Say what this gateway does, for the doctor."""
         key = self._broker.keys.gateway_about(context.sessions.gateway)
-        said = about(self.options, self.listen, list(self.routes))
+        self._started_ms = self._started_ms or self.now_ms()
+        said = about(self.options, self.listen, list(self.routes), totals(context.counts), self._started_ms)
         await opened.client.execute_command("SET", key, said, "EX", ABOUT_SECONDS)
 
     async def _keep_routes(self, context: Context, opened: Connection) -> None:

@@ -75,6 +75,8 @@ class GatewayOptions:
     """The longest keep-alive of a client of version 5; others keep theirs."""
     connect_timeout: timedelta = timedelta(seconds=10)
     """For the first packet, and again for its answer."""
+    sys_interval: timedelta = timedelta(seconds=10)
+    """How often clients that read $SYS get its figures; 0 is never."""
     lease: timedelta = timedelta(seconds=6)
     """A gateway that is paused or cut off for longer loses its clients to the others."""
     write_buffer: int = 64 << 10

@@ -44,6 +44,11 @@ class Registry:
         self.offline: set[str] = set()
         """Clients with shared subscriptions that are not connected."""
 
+    @property
+    def subscriptions(self) -> int:
+        """How many there are, as of the last `catch_up`."""
+        return sum(map(len, self._lists.values()))
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def write(

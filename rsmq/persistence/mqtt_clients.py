@@ -5,8 +5,8 @@ Gateways keep what is read here on the server. So it needs nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -60,6 +60,9 @@ class MqttGateway:
     certificate_until: datetime | None = None
     routes: tuple[tuple[str, str, bool], ...] = ()
     """Filter, topic, and whether MQTT clients that have subscribed get what it matches."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What it has counted since it started."""
+    started: datetime | None = None
 
 
 class MqttClients:
@@ -154,15 +157,19 @@ def read_client(
 
 
 def read_about(raw: bytes | None) -> tuple[Any, ...]:
-    """What a gateway says about itself: listeners, whether it is anonymous, end of its certificate, routes."""
+    """What a gateway says about itself, as the last fields of `MqttGateway`."""
     try:
         found = from_json(raw or b"{}")
         until = found.get("certificate_until")
         routes = tuple((str(pattern), str(topic), bool(has)) for pattern, topic, has in found.get("routes", ()))
         listen = tuple(map(str, found.get("listen", ())))
-        return listen, bool(found.get("anonymous")), None if until is None else from_epoch_ms(int(until)), routes
+        counts = {str(name): int(number) for name, number in found.get("counts", {}).items()}
+        end = None if until is None else from_epoch_ms(int(until))
+        started = found.get("started_ms")
+        begin = None if started is None else from_epoch_ms(int(started))
+        return listen, bool(found.get("anonymous")), end, routes, counts, begin
     except (ValueError, TypeError, AttributeError):  # another client may write anything
-        return (), False, None, ()
+        return ()
 
 
 def kick_frame(client: str) -> bytes:

@@ -29,7 +29,7 @@ def gateway(server: Server, fleet_prefix: str) -> Iterator[GatewayProcess]:
     with GatewayProcess(
         server.url, fleet_prefix, routes={"ingest/#": "ingest"},
         deny=[["write", "denied/write"], ["read", "denied/read"]],
-        connect_timeout=2, keep_alive=600, session_expiry=3600, most_subscriptions=50,
+        connect_timeout=2, sys_interval=0.5, keep_alive=600, session_expiry=3600, most_subscriptions=50,
     ) as running:  # fmt: skip
         yield running
 

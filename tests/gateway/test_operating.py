@@ -127,13 +127,34 @@ async def test_the_doctor_sees_a_gateway(gateway: GatewayProcess, server: Server
     with server.client() as redis:
         name = redis.zrange(f"{fleet_prefix}:{{%mqtt}}:gateways", 0, 0)[0].decode()
         said = json.loads(redis.get(f"{fleet_prefix}:{{%mqtt.g.{name}}}:about"))
-        assert said == {
+        assert said | {"counts": 0, "started_ms": 0} == {
             "listen": ["mqtt://127.0.0.1:0"], "anonymous": True, "certificate_until": None,
-            "routes": [["ingest/#", "ingest", True]],
+            "routes": [["ingest/#", "ingest", True]], "counts": 0, "started_ms": 0,
         }  # fmt: skip
         redis.set(f"{fleet_prefix}:{{%mqtt.g.{name}}}:about", json.dumps(said | {"listen": ["mqtt://0.0.0.0:0"]}))
     code, out, _ = await run(server, fleet_prefix, "doctor", "--over", "0s", "--json")
     assert "lets clients without credentials connect from other machines" in out
+
+
+async def test_sys_topics_show_the_figures_of_the_fleet_to_those_who_read_them(
+    gateway: GatewayProcess, client: Make, name: str
+) -> None:
+    """Under Mosquitto's names. They are no retained messages, and `#` does not match them."""
+    one, other = await client(5).connect(name), await client().connect(f"{name}-all")
+    await other.subscribe(("#", 0))
+    await one.subscribe(("$SYS/broker/#", 0))
+    found = dict[str, bytes]()
+    while len(found) < 9 or int(found["$SYS/broker/clients/connected"]) < 2:
+        got = await one.message()
+        found[got.topic] = got.payload
+    assert found["$SYS/broker/version"].startswith(b"rsmq version ")
+    assert found["$SYS/broker/uptime"].endswith(b" seconds")
+    assert int(found["$SYS/broker/subscriptions/count"]) >= 2
+    assert int(found["$SYS/broker/bytes/received"]) >= 0
+    assert {"publish/messages/received", "publish/messages/dropped", "retained messages/count"} <= {
+        each.removeprefix("$SYS/broker/") for each in found
+    }
+    assert await other.is_silent()
 
 
 async def test_retained_messages_are_listed_and_purged(
