@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import gateway_page
 from benchmarks.peers import picture
 from benchmarks.peers.environment import Unavailable
 from benchmarks.peers.results import Measured, Result, read
@@ -46,6 +47,7 @@ def write(output: Path) -> None:
         consume=markdown(CONSUME, consume_rows(measured)),
         publish=markdown(PUBLISH, publish_rows(measured)),
         recovery=markdown(RECOVERY, recovery_rows(measured), text=(5,)),
+        gateway=gateway_page.section(),
         systems=markdown(SYSTEMS, system_rows(systems), text=(1, 2, 4)),
         missing="".join(f"- {line}\n" for line in remarks) or "- nothing\n",
         machine=conditions(about),

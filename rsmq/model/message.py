@@ -329,6 +329,9 @@ def shown(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
+ONLY_TEXT: Final = {str}
+
+
 def read_headers(raw: bytes) -> dict[str, str]:
     """Headers from a JSON object. Raises Malformed for anything but an object of strings."""
     if len(raw) > LARGEST_HEADERS:
@@ -337,7 +340,7 @@ def read_headers(raw: bytes) -> dict[str, str]:
         headers = from_json(raw)
     except ValueError as error:
         raise Malformed(f"the headers are not JSON: {error}") from None
-    if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+    if not isinstance(headers, dict) or not {*map(type, headers.values())} <= ONLY_TEXT:
         raise Malformed("the headers are not a JSON object of strings")
     return headers
 

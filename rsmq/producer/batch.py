@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from rsmq.model.keys import Keys
-from rsmq.model.message import JSON, entry_fields
+from rsmq.model.message import JSON, entry_fields, write_headers
 from rsmq.model.message_ref import location
 from rsmq.model.packing import pack_array, pack_fields, pack_values
 from rsmq.producer.in_doubt import InDoubt
@@ -30,8 +30,15 @@ def encode_entry(
 ) -> Entry:
     """A message as `pack_messages` packs it.
 
-    Nearly all messages have one of two layouts. Formatting such a message at once costs a tenth of packing each field.
+    Nearly all messages have one of three layouts. Formatting one at once costs a tenth of packing each field.
     """
+    if headers and key is not None and content_type != JSON and not extra:
+        identity, route, kind, head = message_id.encode(), key.encode(), content_type.encode(), write_headers(headers)
+        if max(len(identity), len(route), len(kind)) < 256:
+            return 11, b"\x0a\xa4data\xdb%b%b\xa2id\xd9%c%b\xa3key\xd9%c%b\xa4type\xd9%c%b\xa1h\xdb%b%b" % (
+                len(data).to_bytes(4), data, len(identity), identity, len(route), route, len(kind), kind,
+                len(head).to_bytes(4), head,
+            )  # fmt: skip
     if content_type == JSON and not headers and not extra:
         identity, size = message_id.encode(), len(data).to_bytes(4)
         if key is None and len(identity) < 256:

@@ -10,6 +10,7 @@ import json
 import time
 from typing import Any
 
+from rsmq import BrokerError
 from tests.chaos.checker import Finding, History, Name, Verdict, check
 from tests.chaos.ledger import Event
 from tests.chaos.scenario_run import ScenarioRun
@@ -86,7 +87,10 @@ class GatewayRun(ScenarioRun):
     async def routing(self) -> GatewayProcess:
         """The gateway whose router owns the most partitions."""
         keys = [self.broker.keys.lease(TOPIC, n, "mqtt") for n in range((await self._found_topic()).partitions)]
-        owners = [await self.broker.client.execute_command("HGET", key, "owner") or b"" for key in keys]
+        try:
+            owners = [await self.broker.client.execute_command("HGET", key, "owner") or b"" for key in keys]
+        except BrokerError:  # the master has just been replaced
+            owners = []
         counts = {each: sum(b"-%d-" % each.pid in owner for owner in owners) for each in self.gateways}
         return max(self.gateways, key=lambda each: counts[each])
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from rsmq import Broker
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
+from tests.chaos.scenario_run import ScenarioRun
 from tests.cluster.cluster import Cluster
 from tests.contract.witness import Witness
 
@@ -56,3 +58,9 @@ def broker(make_broker: Callable[..., Broker]) -> Broker:
 def witness() -> Witness:
     """The messages that the handlers of a test have received."""
     return Witness()
+
+
+@pytest.fixture
+def run_on(tmp_path: Path, cluster: Cluster) -> Callable[..., ScenarioRun]:
+    """Makes the run of a test on the cluster."""
+    return lambda kind=ScenarioRun, **job: kind(tmp_path, cluster.url, 1, **job)

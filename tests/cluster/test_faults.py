@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -37,12 +36,6 @@ class Replicated(ScenarioRun):
         except BrokerError:  # PublishUnknown, or stored on too few
             self.history.unknown.add((key, n))
         return key, n
-
-
-@pytest.fixture
-def run_on(tmp_path: Path, cluster: Cluster) -> Callable[..., ScenarioRun]:
-    """Makes the run of a test on the cluster."""
-    return lambda kind=ScenarioRun, **job: kind(tmp_path, cluster.url, 1, **job)
 
 
 @pytest.mark.parametrize("distribution", ["hash", "shared"])

@@ -17,6 +17,7 @@ import pytest
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, PublishUnknown, RsmqError, TooLarge, TopicFull
 from rsmq.model.keys import Keys
+from rsmq.model.message import BYTES
 from rsmq.model.packing import unpack_fields
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
@@ -692,3 +693,19 @@ async def test_a_lost_reply_after_a_failover_to_a_clock_that_is_behind_is_not_re
                     proxy.reset()
                     proxy.release()
                 assert [entry[b"data"] for entry in await stored(other, keys, "orders", 1)] == [b"2"]
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256])
+async def test_every_layout_of_a_message_is_stored_as_its_fields(
+    producer: Producer, client: Client, keys: Keys, length: int
+) -> None:
+    """The usual ones are formatted at once; a text of more than 255 bytes is not."""
+    key, headers = "k" * length, {"a": "ä", "b": "x" * length}
+    for payload in (b"b" * length, {"n": length}):
+        for head in (headers, None):
+            await producer.publish("shapes", payload, key=key, headers=head)
+    found = await stored(client, keys, "shapes")
+    assert all(each.pop(b"key") == key.encode() and len(each.pop(b"id")) == 36 for each in found)
+    head = json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+    raw, data = {b"data": b"b" * length, b"type": BYTES.encode()}, {b"data": b'{"n":%d}' % length}
+    assert found == [raw | {b"h": head}, raw, data | {b"h": head}, data]
