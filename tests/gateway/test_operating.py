@@ -143,13 +143,12 @@ async def test_sys_topics_show_the_figures_of_the_fleet_to_those_who_read_them(
     one, other = await client(5).connect(name), await client().connect(f"{name}-all")
     await other.subscribe(("#", 0))
     await one.subscribe(("$SYS/broker/#", 0))
-    found = dict[str, bytes]()
-    while len(found) < 9 or int(found["$SYS/broker/clients/connected"]) < 2:
+    found, counts = dict[str, bytes](), ("$SYS/broker/clients/connected", "$SYS/broker/subscriptions/count")
+    while len(found) < 9 or min(int(found[each]) for each in counts) < 2:
         got = await one.message()
         found[got.topic] = got.payload
     assert found["$SYS/broker/version"].startswith(b"rsmq version ")
     assert found["$SYS/broker/uptime"].endswith(b" seconds")
-    assert int(found["$SYS/broker/subscriptions/count"]) >= 2
     assert int(found["$SYS/broker/bytes/received"]) >= 0
     assert {"publish/messages/received", "publish/messages/dropped", "retained messages/count"} <= {
         each.removeprefix("$SYS/broker/") for each in found
