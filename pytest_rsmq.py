@@ -7,14 +7,14 @@ the first test that uses a fixture. No fixture is automatic.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:  # nothing of rsmq is loaded until a test asks for it
     from rsmq import Settings
-    from rsmq.testing import Chaos, Harness
+    from rsmq.testing import Chaos, HarnessFixture
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,7 @@ def rsmq_settings(rsmq_url: str, rsmq_prefix: str) -> Settings:
 
 
 @pytest.fixture
-def rsmq_harness(rsmq_url: str, rsmq_prefix: str) -> Callable[..., Harness]:
+def rsmq_harness(rsmq_url: str, rsmq_prefix: str) -> HarnessFixture:
     """Makes a harness: `async with rsmq_harness(broker) as test:`. See `rsmq.testing.Harness`."""
     from rsmq.testing import Harness
 

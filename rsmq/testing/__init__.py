@@ -9,6 +9,7 @@ with what was published. The demo, the examples and rsmq's own chaos suite use t
 """
 
 from rsmq.testing.chaos import Chaos
+from rsmq.testing.fixtures import ChaosFixture, HarnessFixture
 from rsmq.testing.harness import Harness, Outcome
 from rsmq.testing.ledger import Event
 from rsmq.testing.server import ThrowawayServer
@@ -16,8 +17,10 @@ from rsmq.testing.verdict import MoreThanOnce, Never, OutOfOrder, Stuck, Verdict
 
 __all__ = [
     "Chaos",
+    "ChaosFixture",
     "Event",
     "Harness",
+    "HarnessFixture",
     "MoreThanOnce",
     "Never",
     "OutOfOrder",

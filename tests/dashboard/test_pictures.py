@@ -24,6 +24,9 @@ PATHS = {
     "overview": "",
     "dead-letters": "dead-letters/orders/billing",
     "delayed": "delayed/orders",
+    "topic": "topic/orders",
+    "messages": "messages/orders",
+    "device": "device/phone-1",
     "group": "group/orders/billing",
 }
 SIZES = {"light": (1200, 900), "dark": (1200, 900), "phone": (360, 900)}
@@ -75,6 +78,7 @@ def url(open_dashboard: Callable[..., str], start: Callable[..., Running], scene
     for n in range(3):
         scene.ok("publish", "orders", json.dumps({"bad": f"customer {n}"}), "--key", f"c-{n}")
         scene.ok("publish", "orders", json.dumps({"n": n}), "--delay", "2h")
+    scene.ok("device", "send", "phone-1", '{"text": "boarding"}')
     wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 3, "they are dead")
     return open_dashboard("--allow-changes")
 

@@ -9,17 +9,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.repository.test_pages import BLOCK
+
 ROOT = Path(__file__).parents[2]
 SAMPLES = [ROOT / "tests" / "typing" / name for name in ("sample.py", "mistakes.py")]
 
 
 def test_pyright_finds_the_mistakes_and_nothing_else(tmp_path: Path) -> None:
-    """Strict, by basedpyright, which needs no download. An ignored mistake that is none is an error, too."""
+    """Strict, by basedpyright, which needs no download. An ignored mistake that is none is an error, too.
+
+    The tests on the page about testing are clean as well.
+    """
+    page = tmp_path / "page"
+    page.mkdir()
+    for name, code in BLOCK.findall((ROOT / "docs" / "testing.md").read_text()):
+        with (page / name).open("a") as file:
+            file.write(code)
+    files = [*SAMPLES, *page.glob("*.py")]
+    assert {each.name for each in files} >= {"test_shop.py", "conftest.py"}
     pytest.importorskip("basedpyright")
     options = {
         "typeCheckingMode": "strict",
-        "include": [str(path) for path in SAMPLES],
-        "extraPaths": [str(ROOT)],
+        "include": [str(path) for path in files],
+        "extraPaths": [str(ROOT), str(page)],
         "pythonVersion": "3.11",
         "enableTypeIgnoreComments": True,
         "reportUnnecessaryTypeIgnoreComment": "error",
@@ -31,6 +43,6 @@ def test_pyright_finds_the_mistakes_and_nothing_else(tmp_path: Path) -> None:
         [*command, sys.executable], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
     )  # fmt: skip
     answer = json.loads(done.stdout)
-    assert answer["summary"]["filesAnalyzed"] == len(SAMPLES)
+    assert answer["summary"]["filesAnalyzed"] == len(files)
     errors = [each for each in answer["generalDiagnostics"] if each["severity"] == "error"]
     assert [(Path(each["file"]).name, each["range"]["start"]["line"] + 1, each["message"]) for each in errors] == []
