@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO := .venv/.demo
 OTHER := .cache/other-python/.ready
-NODE := .cache/node/.ready
+NODE := .venv/node/.ready
 
 # the newest one that really runs: a version manager's shim may exist without its Python
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; do \
@@ -74,7 +74,7 @@ $(OTHER): pyproject.toml
 	done; mkdir -p $(@D); touch $@
 
 # the MQTT client of browsers; without npm or its registry the tests of that client are skipped
-$(NODE):
+$(NODE): | $(READY)
 	@mkdir -p $(@D)
 	@! command -v npm >/dev/null || npm install --silent --no-save --no-audit --no-fund --prefix $(@D) mqtt@5 || \
 		echo "npm could not install mqtt: the tests of MQTT.js are skipped" >&2
