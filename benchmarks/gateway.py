@@ -100,6 +100,10 @@ class System:
         self.pids = [self._process.pid, *self.pids[1:]]
         wait_for_port(self.port)
 
+    def another(self) -> System | None:
+        """A second broker with the same sessions, if it can have one."""
+        return None
+
     def stop(self, number: int) -> None:
         """End the broker with a signal."""
         with suppress(ProcessLookupError):
@@ -110,10 +114,13 @@ class System:
 class Rsmq(System):
     """One gateway on an embedded server with its append-only file."""
 
-    name = "rsmq"
+    name, url = "rsmq", ""
+
+    def another(self) -> System:
+        return type("Second", (Rsmq,), {"url": self.url})(self._stack)
 
     def prepare(self) -> None:
-        url = self._stack.enter_context(server())
+        self.url = url = self.url or self._stack.enter_context(server())
         (self.directory / "app.py").write_text(APP.format(url=url, port=self.port))
         with redis.Redis.from_url(url, protocol=2) as client:
             self.pids = [0, int(client.info("server")["process_id"])]
@@ -219,6 +226,13 @@ def killed(system: System, given: dict[str, Any]) -> dict[str, Any]:
         return go(process)
 
 
+def resumed(system: System, given: dict[str, Any]) -> dict[str, Any]:
+    """Clients come back with a backlog: to a second gateway and to the first in turn, where there are several."""
+    other = system.another()
+    with load("resume", system.port, given | {"ports": [each.port for each in (other, system) if each]}) as process:
+        return go(process)
+
+
 def run(kind: type[System], work: str, options: argparse.Namespace) -> dict[str, Any]:
     """One work on a broker of its own."""
     n = 10 if options.quick else 1
@@ -227,7 +241,7 @@ def run(kind: type[System], work: str, options: argparse.Namespace) -> dict[str,
     count = 60_000 // n // slow_kind
     paced, rate = 20_000 // n, 4_000
     with ExitStack() as stack:
-        system = kind(stack, durable=work in ("kill", "slow"))
+        system = kind(stack, durable=work in ("kill", "slow", "resume"))
         match work:
             case "ingest":
                 return measured(system, "ingest", {"clients": many, "count": count}, count)
@@ -246,6 +260,8 @@ def run(kind: type[System], work: str, options: argparse.Namespace) -> dict[str,
                 return measured(system, "connects", {"count": clients}, clients)
             case "kill":
                 return killed(system, {"count": 5_000})
+            case "resume":
+                return resumed(system, {"count": 10_000 if kind is Rsmq else 1_000, "times": 40 // n})
             case _:
                 return measured(system, "slow", {"clients": many, "seconds": 5 if n == 1 else 2}, 1)
 

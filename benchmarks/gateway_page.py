@@ -14,7 +14,7 @@ PROSE: Final = """## MQTT gateway
 `python -m benchmarks.gateway`, {date}, on {cores} cores with a load of {load:g} from other work, which makes every
 figure larger; a run of about ten minutes, the best of {rounds}. QoS 1, 200 bytes, 200 connections, MQTT 3.1.1, one
 gateway process with uvloop on one server with its append-only file. Mosquitto ({mosquitto}) keeps everything in memory
-and has queues without limit; for the last four lines it has its persistence and its defaults. The goals are those of
+and has queues without limit; for the last five lines it has its persistence and its defaults. The goals are those of
 the design, on a machine without other work.
 """
 
@@ -31,7 +31,7 @@ WORKS: Final = {
     "ingest": "device → topic, busy (10 in flight each)", "ingest paced": "the same, 4 000 a second in all",
     "pairs": "device → device, kept sessions, busy", "pairs paced": "the same, 4 000 a second",
     "fan brief": "fan-out to clean sessions, a delivery", "fan kept": "fan-out to kept sessions, a delivery",
-    "connect": "connect, subscribe, kept session", "kill": "", "slow": "",
+    "connect": "connect, subscribe, kept session", "kill": "", "resume": "", "slow": "",
 }  # fmt: skip
 GOALS: Final = {"ingest": "5 + 3", "ingest paced": "32 + 18", "pairs": "18 + 14", "pairs paced": "75 + 65",
                 "fan brief": "6", "fan kept": "6 + 8", "connect": "150 + 60"}  # fmt: skip
@@ -73,6 +73,10 @@ def rows(results: dict[str, dict[str, Any]]) -> list[str]:
         for name in names)))  # fmt: skip
     other.append(("of these, from CONNECT to the last, s", *(
         cell(name, "kill", lambda got: f"{max(0.0, got['seconds']):.2f}" if got["delivered"] else "–")
+        for name in names)))  # fmt: skip
+    other.append(("CONNECT to the first of 10 000 waiting (others: 1 000), p50 / p99 / longest ms", *(
+        cell(name, "resume", lambda got: f"{got['resumed']['p50']:.1f} / {got['resumed']['p99']:.1f}"
+             f" / {got['longest']:.1f}")
         for name in names)))  # fmt: skip
     other.append(("200 publishers, one slow subscriber: acknowledged", *(
         cell(name, "slow", lambda got: f"{got['acked']:,}") for name in names)))  # fmt: skip

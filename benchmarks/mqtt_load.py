@@ -47,7 +47,7 @@ class Client(asyncio.Protocol):
         self.sent_at: dict[int, float] = {}
         self.topic = b""
         self.delay = 0.0
-        self.is_closed = False
+        self.is_closed = self.is_silent = False
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -62,8 +62,13 @@ class Client(asyncio.Protocol):
         """Connect, and wait for the CONNACK."""
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self, "127.0.0.1", port)
-        await self.ask(packet(0x10, text("MQTT") + bytes([4, 2 if self._clean else 0, 0, 0]) + text(self.client_id)))
+        await self.ask(self.first_packet)
         return self
+
+    @property
+    def first_packet(self) -> bytes:
+        """Its CONNECT."""
+        return packet(0x10, text("MQTT") + bytes([4, 2 if self._clean else 0, 0, 0]) + text(self.client_id))
 
     async def subscribe(self, topic: str) -> None:
         """Subscribe at QoS 1, and wait for the SUBACK."""
@@ -110,7 +115,8 @@ class Client(asyncio.Protocol):
             elif kind == 3:
                 start = middle + 2 + (data[middle] << 8 | data[middle + 1])
                 if data[at] & 6:
-                    acks.append(b"\x40\2" + data[start : start + 2])
+                    if not self.is_silent:
+                        acks.append(b"\x40\2" + data[start : start + 2])
                     start += 2
                 self.on_message(data[start : middle + size])
             elif kind in (2, 9):
@@ -290,6 +296,33 @@ async def absent(port: int, given: dict[str, Any]) -> dict[str, Any]:
             "seconds": last - opening}  # fmt: skip
 
 
+async def resume(port: int, given: dict[str, Any]) -> dict[str, Any]:
+    """A client with many messages waiting connects again and again: how long until the first one comes.
+
+    It acknowledges nothing, so that they all wait again. `port` and the next one are two brokers of one fleet, in turn.
+    """
+    (reader,) = await opened(port, "back", 1, clean=False, topic="back")
+    reader.close()
+    (writer,) = await opened(port, "bw", 1, clean=True)
+    await Flow([writer.to("back")], given["count"], 0, window=50).run()
+    ready()
+    times = list[float]()
+    for turn in range(given["times"]):
+        first = asyncio.get_running_loop().create_future()
+        back = Client("back0", clean=False)
+        back.is_silent = True
+        back.on_message = lambda _payload, first=first: None if first.done() else first.set_result(None)
+        where = given["ports"][turn % len(given["ports"])]
+        await asyncio.get_running_loop().create_connection(lambda back=back: back, "127.0.0.1", where)
+        started = time.monotonic()
+        opening = asyncio.ensure_future(back.ask(back.first_packet))
+        await asyncio.wait_for(first, 30)
+        times.append(time.monotonic() - started)
+        await opening
+        back.close()
+    return {"resumed": spread(times), "longest": max(times) * 1000}
+
+
 async def slow(port: int, given: dict[str, Any]) -> dict[str, Any]:
     """Many clients publish for some seconds to one subscriber, which acknowledges 1 000 a second."""
     (reader,) = await opened(port, "slow", 1, clean=False, topic="slow")
@@ -313,7 +346,7 @@ async def slow(port: int, given: dict[str, Any]) -> dict[str, Any]:
     return {"acked": flow.acked, "delivered": len(got), "puback": spread(flow.ack_times)}
 
 
-WORKS: Final = {each.__name__: each for each in (ingest, pairs, fan, connects, absent, slow)}
+WORKS: Final = {each.__name__: each for each in (ingest, pairs, fan, connects, absent, resume, slow)}
 
 
 async def main() -> None:
