@@ -1,4 +1,4 @@
-"""`python -m benchmarks.everyday [--rounds N] [--quick] [--write]`: what a message costs where users are.
+"""`python -m benchmarks.everyday [--rounds N] [--only TEXT] [--quick] [--write]`: what a message costs where users are.
 
 Messages of rsmq and of foreign producers, in a plain process, beside a web application and as `rsmq worker` runs it,
 over few partitions and many. Each measurement is a process of its own, and the bare redis-py loop is one of them in
@@ -15,12 +15,14 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 import redis
@@ -39,6 +41,7 @@ from rsmq.model.message import new_message_id
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Connector
+from rsmq.testing.server import remove_prefix
 from rsmq.worker.collector import tune_garbage_collector
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -49,7 +52,10 @@ MANY: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. `base` names the bare loop that it is compared with; the goal is of that ratio."""
+    """One measurement. `base` names the one that it is compared with; the goal is of that ratio.
+
+    `side`: whose CPU the ratio is of. What the server pays for writing is measured on keys of its own.
+    """
 
     name: str
     work: str
@@ -58,6 +64,7 @@ class Row:
     partitions: int = 8
     base: str = "bare"
     goal: float | None = None
+    side: str = "client"
 
 
 LAYOUTS: Final = {
@@ -67,6 +74,7 @@ LAYOUTS: Final = {
 }
 """The fields of a message: of our own producers, and of foreign ones with and without a key."""
 
+XADD: Final = "XADD in pipelines of 100"
 WITH_KEY: Final = "bare, foreign messages with a key"
 FOREIGN: Final = "bare, foreign messages"
 ROWS: Final = (
@@ -87,6 +95,9 @@ ROWS: Final = (
     Row("bare, 200 000 messages", "bare", "many", base=""),
     Row("single handler, 64 partitions", "single", "many", partitions=64, base="bare, 200 000 messages", goal=1.0),
     Row("single handler, 256 partitions", "single", "many", partitions=256, base="bare, 200 000 messages", goal=1.0),
+    Row(XADD, "pipeline", base="", side="server"),
+    Row("`publish_many`", "publish_many", base=XADD, goal=1.3, side="server"),
+    Row("`send`, each to a device of its own", "send", base=XADD, side="server"),
 )
 WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {
     "bare": bare.consume,
@@ -94,6 +105,9 @@ WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {
     "single": partial(work.consume, kind=work.single),
     "batch": partial(work.consume, kind=work.batches),
     "suspending": partial(work.consume, kind=work.suspending),
+    "pipeline": bare.publish,
+    "publish_many": work.publish_many,
+    "send": work.send_to_devices,
 }
 
 
@@ -113,9 +127,13 @@ def fill(load: Load, fields: tuple[str, ...]) -> None:
 async def measure(row: Row, load: Load) -> Cost:
     """One measurement, in this process."""
     client = Connector(load.url, Settings(url=load.url)).client()
+    if row.side == "server":
+        load = replace(load, prefix=f"{load.prefix}-{token_hex(4)}")
     try:
         return await WORK[row.work](load, Meter(client, BY_SCRIPT if row.base else BY_HAND))
     finally:
+        if row.side == "server":
+            await remove_prefix(client, load.prefix)
         await client.aclose()
 
 
@@ -160,19 +178,19 @@ def measure_apart(row: Row, load: Load) -> Cost:
     return Cost(**json.loads(ended.stdout.splitlines()[-1]))
 
 
-def run(count: int, rounds: int) -> dict[str, list[Cost]]:
+def run(rows: Sequence[Row], count: int, rounds: int) -> dict[str, list[Cost]]:
     """All rows in turn, in another order each round."""
-    taken: dict[str, list[Cost]] = {row.name: [] for row in ROWS}
+    taken: dict[str, list[Cost]] = {row.name: [] for row in rows}
     with server() as url, Progress(transient=True) as progress:
-        loads, task = dict[tuple[str, int], Load](), progress.add_task("filling", total=rounds * len(ROWS))
-        for row in ROWS:
+        loads, task = dict[tuple[str, int], Load](), progress.add_task("filling", total=rounds * len(rows))
+        for row in rows:
             if (row.layout, row.partitions) not in loads:
                 size = 2 * count if row.layout == "many" else count
                 load = Load(url, f"{row.layout}{row.partitions}", size, partitions=row.partitions)
                 loads[row.layout, row.partitions] = load
                 fill(load, LAYOUTS.get(row.layout, LAYOUTS["own"]))
         for number in range(rounds):
-            for row in random.Random(number).sample(ROWS, len(ROWS)):
+            for row in random.Random(number).sample(rows, len(rows)):
                 progress.update(task, description=row.name)
                 taken[row.name].append(measure_apart(row, loads[row.layout, row.partitions]))
                 progress.advance(task)
@@ -182,13 +200,10 @@ def run(count: int, rounds: int) -> dict[str, list[Cost]]:
 def report(taken: dict[str, list[Cost]], count: int) -> dict[str, Any]:
     """The medians: a ratio is of the bare loop of the same round."""
     rows = []
-    for row in ROWS:
-        costs = taken[row.name]
-        ratios = (
-            [mine.client_us / base.client_us for mine, base in zip(costs, taken[row.base], strict=True)]
-            if (row.base)
-            else []
-        )
+    for row in (row for row in ROWS if row.name in taken):
+        costs, figure = taken[row.name], attrgetter(f"{row.side}_us")
+        bases = taken[row.base] if row.base else []
+        ratios = [figure(mine) / figure(base) for mine, base in zip(costs, bases, strict=False)]
         rows.append(
             {
                 "name": row.name,
@@ -221,6 +236,7 @@ def lines(found: dict[str, Any]) -> list[str]:
 def page(found: dict[str, Any]) -> str:
     """The page, made from the results and nothing else."""
     box = found["machine"]
+    writing = " In the last rows, which write, the ratio is of the server's CPU, and the base is XADD by redis-py."
     return wrapped(
         f"""# What a message costs where users are
 
@@ -231,7 +247,7 @@ CPU of one process for a message of 200 bytes that a handler takes and does noth
 its own with Python's default garbage collector. "As `rsmq worker`" has the collector that the command sets. "Foreign
 messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a FastAPI
 application under uvicorn whose lifespan runs the worker. Ratios are medians of rounds, each beside the bare loop of its
-own round that reads the same messages.
+own round that reads the same messages.{writing if any(row["name"] == XADD for row in found["rows"]) else ""}
 
 {chr(10).join(lines(found))}
 
@@ -248,6 +264,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of 20 000 messages")
     parser.add_argument("--write", action="store_true", help="write docs/everyday.json and docs/everyday.md")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name contains it, and their bases")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--load", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -257,9 +274,13 @@ def main() -> None:
         return
     if options.quick:
         options.count, options.rounds = 20_000, 1
-    found = report(run(options.count, options.rounds), options.count)
+    chosen = [row for row in ROWS if options.only in row.name]
+    if not chosen:
+        parser.error(f"--only {options.only!r}: no row has this in its name")
+    chosen = [row for row in ROWS if row in chosen or row.name in {each.base for each in chosen}]
+    found = report(run(chosen, options.count, options.rounds), options.count)
     print("\n".join(lines(found)))
-    if options.write:
+    if options.write and not options.only:
         (DOCS / "everyday.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         (DOCS / "everyday.md").write_text(page(found))
 

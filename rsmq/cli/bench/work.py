@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from secrets import token_hex
 from typing import Any, Final
@@ -13,6 +14,9 @@ from rsmq.cli.bench.meter import Cost, Mark, Meter
 from rsmq.model.settings import Settings
 
 BATCH: Final = 500
+
+SENDERS: Final = 256
+"""Tasks that send letters at once."""
 
 
 def settings_of(load: Load) -> Settings:
@@ -42,6 +46,23 @@ async def publish_concurrently(load: Load, meter: Meter) -> Cost:
                     await broker.publish(TOPIC, payload, key=key_of(payload))
 
             await asyncio.gather(*[publisher() for _ in range(load.concurrency)])
+
+        return await published(load, meter, send)
+
+
+async def send_to_devices(load: Load, meter: Meter) -> Cost:
+    """Many tasks, each of which awaits one letter after the other; every letter is for a device of its own."""
+    async with Broker(settings_of(load)) as broker:
+        devices = itertools.count()
+
+        async def send(count: int) -> None:
+            payloads = load.payloads(count)
+
+            async def sender() -> None:
+                for payload in payloads:
+                    await broker.send(f"device-{next(devices):07d}", payload)
+
+            await asyncio.gather(*[sender() for _ in range(SENDERS)])
 
         return await published(load, meter, send)
 
