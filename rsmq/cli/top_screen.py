@@ -135,7 +135,9 @@ def heard(row: MemberState) -> Text:
 
 def in_flight(row: MemberState) -> Text:
     """What it has in flight of what it may run, and what only waits for a rate."""
-    return Text(f"{row.in_flight}/{row.concurrency}" + (f", {row.limited} limited" if row.limited else ""))
+    return Text(
+        f"{row.in_flight}/{row.concurrency}" + (f", {waits}" if (waits := printable(text.limited(row))) else "")
+    )
 
 
 def loop_lag(row: MemberState) -> Text:

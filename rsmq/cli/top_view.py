@@ -218,7 +218,7 @@ def member(each: MemberState) -> Text:
     if each.heard_ago is None:
         return Text(f"{printable(each.id)}  dead", style="red")
     lag = f"  loop lag {duration(each.loop_lag)}" if each.loop_lag is not None else ""
-    limited = f"  {number(each.limited)} limited" if each.limited else ""
+    limited = f"  {waits}" if (waits := printable(text.limited(each))) else ""
     parts = " ".join(map(str, each.partitions)) or "none"
     flight = f"{each.in_flight} of {each.concurrency} in flight"
     return Text(f"{printable(each.id)}  {flight}{limited}{lag}  partitions {parts}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -35,6 +36,9 @@ from rsmq.model.message import Message
 
 log = logging.getLogger("rsmq.consumer")
 
+MOST_NAMES: Final = 3
+"""Keys or names whose messages wait for a rate, of which a member tells how many."""
+LONGEST_NAME: Final = 60
 GROUP_SECONDS: Final = 5.0
 """Between two checks whether the group is paused, if no change is announced."""
 
@@ -72,6 +76,14 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
+
+    def _limited(self) -> dict[str, object]:
+        """For the vitals: how many messages only wait for a rate, and whose they are. Called from another thread."""
+        count, rate = self.queue.limited, self.queue.message_rate
+        if not count:
+            return {}
+        most = Counter[str]() if rate is None else rate.waiting(list(self.lanes.values()))
+        return {"limited": count, "limited_by": {name[:LONGEST_NAME]: n for name, n in most.most_common(MOST_NAMES)}}
 
     def _drop(self, lane: Lane) -> None:
         self.lifecycle.drop(lane)
@@ -133,7 +145,7 @@ class Consumer:
             info["ordering"] = self.handler.ordering
             info["gc_every"] = gc.get_threshold()[0] if gc.isenabled() else 0
             await self._heartbeat.join(
-                self.topic.name, self.handler.group, info, self.membership.refresh, lambda: self.queue.limited
+                self.topic.name, self.handler.group, info, self.membership.refresh, self._limited
             )
             await self._refuse_mixed_ordering()
             is_member = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 import anyio
@@ -125,6 +125,10 @@ class GroupRate:
         share, losses = self._pending.pop(message, (None, 0))
         if share is not None and losses == share.allowance.losses:
             share.allowance.pending -= 1
+
+    def waiting(self, _lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which name wait for it, without those behind them. May be called from any thread."""
+        return Counter({share.name: len(share.waiting) for share in list(self._shares.values()) if share.waiting})
 
     def _name(self, message: Message) -> str | None:
         """What the rate is counted by. If the function fails, all such messages have one rate."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
@@ -47,6 +47,9 @@ class MessageRate(Protocol):
 
     def forget(self, message: Message) -> None:
         """A message that was counted does not start."""
+
+    def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which key, or name, wait for it. May be called from any thread."""
 
 
 class RateLimit:
@@ -115,6 +118,13 @@ class KeyRate:
         if window:
             window.pop()
         window.append(monotonic())
+
+    def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which key wait for it. May be called from any thread."""
+        held = [
+            (key, len(lane.waiting.get(key, ()))) for lane in lanes for key in list(lane.held) if type(key) is bytes
+        ]
+        return Counter({key.decode(errors="backslashreplace"): 1 + behind for key, behind in held})
 
     def forget(self, message: Message) -> None:
         """It counts all the same: the times of a key are only starts that were possible."""

@@ -14,7 +14,7 @@ from rsmq.dashboard.queries import EVERY, Running
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
-from rsmq.inspector.text import age, rate, state, timestamp, trend
+from rsmq.inspector.text import age, limited, rate, state, timestamp, trend
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import duration, number
@@ -316,7 +316,7 @@ def member_table(context: Context, members: Sequence[MemberState], running: Sequ
             (
                 each.id, link(f"{each.topic}/{each.group}", context.url("group", each.topic, each.group)), each.handler,
                 tag("span", "dead", class_="unserved") if each.heard_ago is None else f"{spoken(each.heard_ago)} ago",
-                age(each.loop_lag), f"{each.in_flight} of {each.concurrency}",
+                age(each.loop_lag), joined_limits(f"{each.in_flight} of {each.concurrency}", each),
                 f"for {spoken(longest[each.id].since)}" if each.id in longest else "–",
                 " ".join(map(str, each.partitions)) or "–",
             ),
@@ -324,6 +324,11 @@ def member_table(context: Context, members: Sequence[MemberState], running: Sequ
         for each in members
     ]  # fmt: skip
     return context.live.table("members", columns, rows, "there are no members")
+
+
+def joined_limits(in_flight: str, member: MemberState) -> str:
+    """What a member has in flight, and what only waits for a rate."""
+    return f"{in_flight}, {waits}" if (waits := limited(member)) else in_flight
 
 
 def running_table(context: Context, topic: str, running: Sequence[Running]) -> Html:

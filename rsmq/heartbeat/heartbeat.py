@@ -123,7 +123,7 @@ class Heartbeat:
         group: str,
         info: Mapping[str, object],
         on_change: Callable[[], None],
-        limited: Callable[[], int] = lambda: 0,
+        limited: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         """Become a member; returns when the other members can see this one. `limited`: see `GroupMembership`."""
         membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change, limited)

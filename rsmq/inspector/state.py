@@ -106,8 +106,8 @@ class MemberState:
     `heard_ago` is None when its heartbeat has expired, `loop_lag` when the member does not report it. `partitions` are
     its leases. `is_present`: its process holds its presence connection; None in a snapshot, which does not ask.
     `gc_every`: new objects between two runs of its garbage collector, 0 if that is off, None if it does not say.
-    `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `limited`: messages in its memory that only wait
-    for a rate.
+    `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `limited`: messages in its memory that only wait for a
+    rate; `limited_by`: the keys or names with most of them, where the rate tells messages apart.
     """
 
     topic: str
@@ -123,6 +123,7 @@ class MemberState:
     gc_every: int | None = None
     lease_ttl: timedelta | None = None
     limited: int = 0
+    limited_by: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     name, info, left_ms, vitals = row
     member, about, vital = name.decode(errors="replace"), read_info(info), read_info(vitals)
     lag_ms, limited = vital.get("loop_lag_ms", -1), vital.get("limited")
+    most = vital.get("limited_by")
     gc_every = about.get("gc_every")
     lease_ms = about.get("lease_ttl_ms")
     concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
@@ -242,4 +244,5 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         gc_every=gc_every if isinstance(gc_every, int) else None,
         lease_ttl=timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None,
         limited=limited if isinstance(limited, int) and limited > 0 else 0,
+        limited_by=tuple((name, n) for name, n in most.items() if isinstance(n, int)) if isinstance(most, dict) else (),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
+from rsmq.inspector.state import MemberState
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.words import duration, number
 
@@ -20,6 +21,14 @@ def rate(value: float | None) -> str:
 def age(value: timedelta | None) -> str:
     """A duration, if it is known."""
     return NONE if value is None else duration(value)
+
+
+def limited(member: MemberState) -> str:
+    """How many messages of a member only wait for a rate, and whose they are; empty for none."""
+    if not member.limited:
+        return ""
+    most = ", ".join(f"{name} {number(count)}" for name, count in member.limited_by)
+    return f"{number(member.limited)} limited" + (f" ({most})" if most else "")
 
 
 def timestamp(at: datetime | None) -> str:

@@ -210,10 +210,10 @@ def test_screen_marks_what_is_wrong() -> None:
 def test_a_group_on_the_screen_shows_what_is_limited() -> None:
     """What a member holds back for a rate, on the page of the group; 0 is not shown."""
     for limited in (7, 0):
-        held = replace(MEMBER, limited=limited)
+        held = replace(MEMBER, limited=limited, limited_by=(("acme\x1b", 5), ("other", 2)))
         group = GroupTrend(
             "orders", "billing", "hash", False, 12.5, None, None, None, None, 3, 0, 0, 0, 0, (PART,), (held,)
         )  # fmt: skip
         board = Board(timedelta(seconds=1), (), (group,))
         page = "\n".join(map(str, picture(board, View(opened=("orders", "billing")), "title", 120, 24)))
-        assert ("  7 limited  " in page) is ("limited" in page) is bool(limited)
+        assert (r"  7 limited (acme\x1b 5, other 2)  " in page) is ("limited" in page) is bool(limited)

@@ -16,6 +16,7 @@ from rsmq import Broker, ConfigError, Message, Rate, Settings
 from rsmq.consumer.allowance import Allowance, ages
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.handler import build_handler
+from rsmq.inspector import Inspector
 from rsmq.model.partition import partition_for
 from rsmq.redis.scripts import Script
 from tests.contract.witness import Witness, settled
@@ -75,6 +76,13 @@ async def test_rate_of_a_group_is_used_up_by_one_member_while_others_are_idle(ma
         await publish(brokers[0], "acme", 20, keys)
         await until(lambda: len(witnesses[mine].seen) == 12, "one member uses all of the limit")
         await until(lambda: members[mine].queue.limited == 8, "the rest waits")
+        inspector = Inspector(brokers[0].client, brokers[0].keys, brokers[0].settings)
+
+        async def shown() -> bool:
+            found = (await inspector.snapshot()).members
+            return [each.limited_by for each in found if each.limited] == [(("acme", 8),)]
+
+        await until(shown, "rsmq top and the dashboard show which provider it is")
         await publish(brokers[0], "other", 12)
         handled = lambda: Counter(name for witness in witnesses for name, _ in witness.seen)  # noqa: E731
         await until(lambda: handled() == {"acme": 12, "other": 12}, "the other provider goes on in all members")
