@@ -58,11 +58,15 @@ class RateLimit:
     def __init__(self, rate: Rate, members: Callable[[], int], on_open: Callable[[], Any]) -> None:
         self._rate, self._members, self._on_open = rate, members, on_open
         self._window = Window()
+        self._share = 1, rate.share(1)
         self._timer: asyncio.TimerHandle | None = None
 
     def room(self) -> int:
         """How many messages may start now."""
-        now, share = monotonic(), self._rate.share(self._members())
+        now, members = monotonic(), self._members()
+        if self._share[0] != members:
+            self._share = members, self._rate.share(members)
+        share = self._share[1]
         room = self._window.room(now, *share)
         if room == 0 and self._timer is None:
             pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._window.wait(now, *share)))

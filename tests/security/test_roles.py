@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq import Broker, Settings, TopicFull
+from rsmq import Broker, Cancelled, Settings, Settled, TopicFull
 from rsmq.dashboard.history import History
 from rsmq.dashboard.queries import Queries, Search
 from rsmq.dashboard.waiting import WaitingMessages
@@ -42,6 +42,7 @@ def rule(role: str, page: str) -> list[str]:
 
 RULES = {
     "producer": rule("rsmq-producer", PAGE),
+    "commander": rule("rsmq-commander", PAGE),
     "worker": rule("rsmq-worker", PAGE),
     "admin": rule("rsmq", ADMIN),
     "dashboard": rule("rsmq-dashboard", PAGE),
@@ -103,6 +104,33 @@ async def test_a_producer_publishes(guarded: Server, topic: str) -> None:
         assert plain.keys(f"{PREFIX}:{{%preflight*") == []
 
 
+@pytest.mark.parametrize("role", ["commander", "worker", "admin"])
+async def test_a_commander_looks_cancels_and_reschedules(guarded: Server, topic: str, role: str) -> None:
+    """What is delayed, undelivered, settled, or waits for a retry."""
+    async with broker_as("worker", guarded) as worker, broker_as(role, guarded) as broker:
+        settled = await worker.publish(topic, {"n": 0})
+        await handled(worker, topic, 1)
+        assert await broker.cancel(settled) == Settled({"g": "settled"})
+        late = await broker.publish(topic, {"n": 1}, delay="1h")
+        assert (await broker.look(late)).state == "delayed"
+        await broker.reschedule(late, delay="2h")
+        assert await broker.cancel(late) == Cancelled({})
+        stored = await broker.publish(topic, {"n": 2})
+        assert (await broker.look(str(stored), topic=topic)).group("g").state == "undelivered"
+        assert await broker.cancel(stored) == Cancelled({"g": "cancelled"})
+        assert (await broker.look(stored)).group("g").state == "cancelled"
+
+
+@pytest.mark.parametrize("role", ["producer", "dashboard"])
+async def test_roles_that_only_publish_or_only_read_cancel_nothing(guarded: Server, topic: str, role: str) -> None:
+    """They lack the commands, and the error says so."""
+    async with broker_as("worker", guarded) as worker:
+        ref = await worker.publish(topic, {"n": 0})
+        async with broker_as(role, guarded, preflight="warn") as broker:
+            with pytest.raises((BrokerError, ConfigError), match="ACL"):
+                await broker.cancel(ref)
+
+
 async def test_a_producer_meets_a_full_topic(guarded: Server, topic: str) -> None:
     """It may not trim: full is full, and said so."""
     async with broker_as("producer", guarded, partitions=1, max_length=5) as broker:
@@ -118,6 +146,11 @@ FORBIDDEN = {
         ("CONFIG", "SET", "maxmemory", "1"), ("ACL", "LIST"),
         ("EVAL", "return redis.call('DEL', KEYS[1])", "1", "{key}"),
         ("EVAL", "return redis.call('XADD', KEYS[1], '*', 'data', '1')", "1", "elsewhere"),
+    ],
+    "commander": [
+        ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "{key}", ">"), ("XGROUP", "SETID", "{key}", "g", "$"),
+        ("XACK", "{key}", "g", "1-1"), ("XDEL", "{key}", "1-1"), ("DEL", "{key}"), ("SET", "elsewhere", "1"),
+        ("PUBLISH", "elsewhere", ""), ("FLUSHALL",), ("KEYS", "*"),
     ],
     "worker": [
         ("XGROUP", "DESTROY", "{key}", "g"), ("XGROUP", "SETID", "{key}", "g", "$"), ("XDEL", "{key}", "1-1"),
