@@ -11,7 +11,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Settings
-from rsmq.producer.producer import due_time
+from rsmq.producer.options import due_time
 from rsmq.redis.connector import Client
 from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topic, Topics

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
 from rsmq.broker.connection import Connected
+from rsmq.errors import ConfigError
 from rsmq.handler.options import refuse_unknown
 from rsmq.model.duration import Duration
 from rsmq.model.message_ref import MessageRef
-from rsmq.producer import ExpiryOptions, PublishOptions
+from rsmq.producer import ExpiryOptions, PublishOptions, RareOptions
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class Publishing(Connected):
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
-        **expiry: Unpack[ExpiryOptions],
+        **rare: Unpack[RareOptions],
     ) -> MessageRef:
         """Store one message and return its id, a text that knows where the message is. When this returns, it is stored.
 
@@ -46,13 +47,26 @@ class Publishing(Connected):
         - `expires`: no attempt of a handler starts after that, also of a message that waits for its retry: a duration
           from the moment when the server stores it, or an aware datetime (never).
         - `on_expiry`: "drop", or "dead" for a dead letter with the reason `expired` ("drop").
+        - `unique`: a name that one message of the topic has at a time. If another message has it, nothing is stored,
+          and the ref of that message is returned, with `is_new` False. A name belongs to one key; without a key it is
+          the key.
+        - `until`: "settled": the name is free when all groups have settled the message, or cancelled it; "started": as
+          soon as a worker of any group has it in its hands; a duration: after that time ("settled").
+        - `on_conflict`: "keep"; "replace": the new message takes the place of one that is delayed, or that no worker
+          has; "extend": a delayed message keeps its payload, and is due at the new time ("keep").
         - `wait_replicas`: return when so many replicas have the message, too (0).
         """
-        if expiry:
-            refuse_unknown("publish", expiry, PublishOptions.__annotations__)
-            return await self._connection.producer.publish(
+        if rare:
+            refuse_unknown("publish", rare, PublishOptions.__annotations__)
+            publish: Callable[..., Awaitable[MessageRef]] = self._connection.producer.publish_unique
+            if rare.get("unique") is None:
+                if rare.keys() & {"until", "on_conflict"}:
+                    raise ConfigError("until and on_conflict need unique, such as unique='user-7'")
+                rare.pop("unique", None)
+                publish = self._connection.producer.publish
+            return await publish(
                 topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-                wait_replicas=wait_replicas, **expiry,
+                wait_replicas=wait_replicas, **rare,
             )  # fmt: skip
         return await self._connection.producer.publish(
             topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,

@@ -24,12 +24,13 @@ from rsmq.cli.parameters import (
     parse_payload,
     time_option,
 )
+from rsmq.model.message_ref import MessageRef
 from rsmq.model.words import count
 
 STDIN, READ = 0, 1 << 16
 MOST_AT_ONCE = 500
 
-Publish = Callable[[Any], Awaitable[str]]
+Publish = Callable[[Any], Awaitable[MessageRef]]
 
 
 def publish(
@@ -41,6 +42,9 @@ def publish(
     at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
     expires: Annotated[timedelta | None, duration_option("No attempt starts after this time, such as 1h.")] = None,
     dead: Annotated[bool, typer.Option("--dead", help="With --expires: a dead letter then, not dropped.")] = False,
+    unique: Annotated[str | None, typer.Option(metavar="NAME", help="One message at a time has this name.")] = None,
+    until: Annotated[str, typer.Option(help="With --unique: settled, started, or a time such as 1m.")] = "settled",
+    on_conflict: Annotated[str, typer.Option(help="With --unique: keep, replace, or extend.")] = "keep",
     message_id: Annotated[str | None, typer.Option("--id", help="Message id: it is stored only once.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Take the payload as text, even if it is JSON.")] = False,
     url: Url = None,
@@ -49,15 +53,19 @@ def publish(
     """Publish a message, and print its id when the server has confirmed it."""
     if payload == "-" and message_id is not None:
         raise typer.BadParameter("--id cannot be used with stdin: every line would get the same id")
+    if payload == "-" and unique is not None:
+        raise typer.BadParameter("--unique cannot be used with stdin: every line would get the same name")
     options: dict[str, Any] = {
         "key": key, "headers": parse_headers(header or []), "delay": delay, "at": at, "message_id": message_id,
         "expires": expires, "on_expiry": "dead" if dead else None,
     }  # fmt: skip
 
+    if unique is not None:
+        options |= {"unique": unique, "until": until, "on_conflict": on_conflict}
     content = None if payload == "-" else parse_payload(payload, is_text=text)
 
     async def act(broker: Broker) -> None:
-        async def store(content: Any) -> str:
+        async def store(content: Any) -> MessageRef:
             return await broker.publish(topic, content, **options)
 
         if payload == "-":
@@ -66,7 +74,9 @@ def publish(
             print_result({"topic": topic, "published": published}, done, as_json=as_json)
         else:
             stored = await store(content)
-            print_result({"topic": topic, "id": stored}, stored, as_json=as_json)
+            about = {"topic": topic, "id": stored} | ({} if unique is None else {"is_new": stored.is_new})
+            is_kept = unique is not None and stored.is_new is False
+            print_result(about, f"{stored} has the name: nothing is stored" if is_kept else stored, as_json=as_json)
 
     ask_broker(url, act)
 

@@ -132,7 +132,7 @@ def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 
     """What the reply means. `before` and `behind` are asked for separately, and count only where they apply."""
     attempts, _, error = read_note(report.note)
     is_waiting = report.parked_attempts >= 0 or parse_stream_id(stream_id) > parse_stream_id(report.delivered)
-    if report.mark == b"done" or (report.mark and is_waiting):  # it does not start any more
+    if report.mark in (b"done", b"cancelled") or (report.mark and is_waiting):  # it does not start any more
         return GroupStatus(group, "cancelled", error=error)
     if parse_stream_id(stream_id) > parse_stream_id(report.delivered):
         return GroupStatus(group, "undelivered", before=before)

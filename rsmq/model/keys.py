@@ -19,7 +19,7 @@ LONGEST_NAME: Final = 200
 """Characters of a name that a rate counts by. A longer one is hashed."""
 UNSAFE: Final = re.compile(r"[{}%\x00-\x1f\x7f]")
 ENCODED: Final = re.compile(r"%([0-9A-F]{2})")
-RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks", "relayed", "removed")
+RESERVED_GROUPS: Final = ("archived", "delayed", "dedup", "every", "jobs", "marks", "relayed", "removed", "unique")
 """Such a group would share keys with its partition: the lease of a group `dedup` is the key of message id `lease`."""
 
 
@@ -80,6 +80,10 @@ class Keys:
     def dedup(self, topic: str, partition: int, message_id: str) -> str:
         """String with TTL: the stream id under which a message id was stored."""
         return f"{self.stream(topic, partition)}:dedup:{message_id}"
+
+    def unique(self, topic: str, partition: int) -> str:
+        """Hash: unique name -> its message, and until when that holds the name (MessagePack)."""
+        return f"{self.stream(topic, partition)}:unique"
 
     def marks(self, topic: str, partition: int) -> str:
         """ZSET: entries ever added -> stream id, so that retention can count without reading bodies."""

@@ -1,8 +1,9 @@
 """Publishing. `producer` encodes a message and chooses its partition, `batch` gathers the messages of a partition,
 `publication` completes its headers or refuses it, `send_queue` holds the batches, `sender` writes those of one node,
-`in_doubt` finds out what a lost reply meant."""
+`in_doubt` finds out what a lost reply meant. `claims` has the messages with a unique name."""
 
-from rsmq.producer.producer import ExpiryOptions, Producer, PublishOptions
+from rsmq.producer.options import ExpiryOptions, PublishOptions, RareOptions
+from rsmq.producer.producer import Producer
 from rsmq.producer.publication import BeforePublish, Publication
 
-__all__ = ["BeforePublish", "ExpiryOptions", "Producer", "Publication", "PublishOptions"]
+__all__ = ["BeforePublish", "ExpiryOptions", "Producer", "Publication", "PublishOptions", "RareOptions"]

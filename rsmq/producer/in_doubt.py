@@ -50,7 +50,7 @@ async def search(connection: RawConnection, stream: str, write: InDoubt, ids: Se
     (`on_full="trim"`, retention, another client). If all of them were, they are stored again, which "at least once"
     allows. The connection of the write is killed first, so the server reads nothing more from it.
     """
-    await ask(connection, "CLIENT", "KILL", "ID", write.client_id, "ADDR", write.address)
+    await end_write(connection, write)
     places = {message_id.encode(): place for place, message_id in enumerate(ids, 1)}
     before = last = write.since
     stored = 0
@@ -64,6 +64,11 @@ async def search(connection: RawConnection, stream: str, write: InDoubt, ids: Se
         if len(page) < PAGE:
             break
     return stored, before
+
+
+async def end_write(connection: RawConnection, write: InDoubt) -> None:
+    """Kill the connection of a write, so that the server reads nothing more from it."""
+    await ask(connection, "CLIENT", "KILL", "ID", write.client_id, "ADDR", write.address)
 
 
 async def ask(connection: RawConnection, *command: Value) -> Any:

@@ -5,27 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import anyio
 import anyio.abc
 
 from rsmq.errors import ConfigError, TooLarge
-from rsmq.handler.retry import LONGEST_DELAY
-from rsmq.model.clock import epoch_ms, to_ms
-from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.clock import to_ms
+from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields, new_message_id
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
-from rsmq.model.words import duration
+from rsmq.model.unique import OnConflict, Unique, Until
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once, Waiter
+from rsmq.producer.claims import Claim, Claims
 from rsmq.producer.in_doubt import InDoubtMessages
+from rsmq.producer.options import ExpiryOptions, check_message_id, due_time
 from rsmq.producer.output import Output
 from rsmq.producer.publication import Preparation
 from rsmq.producer.send_queue import SendQueue
@@ -35,30 +36,8 @@ from rsmq.redis.topics import Topic, Topics
 
 MOST_PER_ROUND: Final = 1000
 """More in one write only fills socket buffers: 1 000 messages cost 2.6 us each, 4 000 cost 4."""
-LONGEST_ID: Final = 256
 
 T = TypeVar("T")
-
-
-class PublishOptions(TypedDict, total=False):
-    """What `publish` takes besides topic and payload. `Broker.publish` describes them; `Producer.publish` has the
-    defaults, written out there because it runs for each message."""
-
-    key: str | None
-    headers: Mapping[str, str] | None
-    delay: Duration | None
-    at: datetime | None
-    message_id: str | None
-    wait_replicas: int
-    expires: Duration | datetime | None
-    on_expiry: OnExpiry | None
-
-
-class ExpiryOptions(TypedDict, total=False):
-    """What any publish takes about the expiry of its messages."""
-
-    expires: Duration | datetime | None
-    on_expiry: OnExpiry | None
 
 
 class Producer:
@@ -135,6 +114,45 @@ class Producer:
         ref.home, ref.key = batch.home, key
         if message_id is not None:
             note_answer(ref, batch, place)
+        return ref
+
+    async def publish_unique(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        unique: str,
+        until: Until | Duration = "settled",
+        on_conflict: OnConflict = "keep",
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        message_id: str | None = None,
+        wait_replicas: int = 0,
+        **expiry: Unpack[ExpiryOptions],
+    ) -> MessageRef:
+        """`publish` for a message with a unique name, and the ref of the message that has the name afterwards.
+
+        Without a key the name is the key, because a name lives in one partition.
+        """
+        name = Unique.checked(unique, until, on_conflict, is_delayed=delay is not None or at is not None)
+        key = name.name if key is None else key
+        target = self._topics.cached(topic) or await self._topics.lookup(topic)
+        if self.prepare is not None:
+            headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
+        due = "" if delay is None and at is None else due_time(delay, at)
+        extra = expiry_fields(expiry.get("expires"), expiry.get("on_expiry"), due) if any(expiry.values()) else ()
+        identity, fields, size = self._encode(Claims.encode, payload, key, headers, message_id, extra)
+        partition = partition_for(key, target.partitions)
+        batch = self._queue(wait_replicas).batch(Claims, target, partition, self._stream(target, partition))
+        claim, waiter = Claim(fields, name, due), asyncio.get_running_loop().create_future()
+        batch.add(identity, claim, size)
+        batch.waiters.append(waiter)
+        await waiter
+        ref = MessageRef.of(claim.keeper or identity, batch.home, key)
+        assert claim.answer is not None
+        ref.is_new, ref.is_same = claim.answer
         return ref
 
     async def output(
@@ -360,25 +378,3 @@ def note_answer(ref: MessageRef, batch: Batch, place: int) -> None:
     """Say in a ref what the server has answered about its id."""
     assert isinstance(batch, Once)
     ref.is_new, ref.is_same = batch.answers[place]
-
-
-def check_message_id(message_id: str) -> str:
-    """A given message id, or ConfigError: it becomes part of a key."""
-    if not isinstance(message_id, str) or not 1 <= len(message_id) <= LONGEST_ID or not message_id.isprintable():
-        raise ConfigError(f"message_id={message_id!r} is not possible: use 1 to {LONGEST_ID} printable characters")
-    return message_id
-
-
-def due_time(delay: Duration | None, at: datetime | None) -> str:
-    """`+ms` for a delay, to be counted from the server's now; milliseconds since 1970 for a moment."""
-    if at is None:
-        assert delay is not None
-        span = checked_duration("delay", delay)
-        if not timedelta(0) <= span <= LONGEST_DELAY:
-            raise ConfigError(f"delay of {duration(span)} is not possible: use 0 s to {duration(LONGEST_DELAY)}")
-        return f"+{to_ms(span)}"
-    if delay is not None:
-        raise ConfigError("give delay or at, not both")
-    if not isinstance(at, datetime):
-        raise ConfigError(f"at={at!r} is not a time: pass an aware datetime, or write delay='5m' instead")
-    return str(max(0, epoch_ms(at)))

@@ -25,7 +25,7 @@ from rsmq.model.clock import awake, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.producer.batch import Batch, Full, Once
-from rsmq.producer.in_doubt import InDoubt, InDoubtMessages, search
+from rsmq.producer.in_doubt import InDoubt, InDoubtMessages, end_write, search
 from rsmq.producer.send_queue import SendQueue
 from rsmq.redis.connector import Client
 from rsmq.redis.raw_connection import RawConnection, pack
@@ -134,6 +134,9 @@ class Sender:
                 write = self._in_doubt.get(message_id)
                 if write is not None:
                     _, batch.since[message_id] = await search(self._connection, batch.stream, write, [message_id])
+        elif batch.in_doubt is not None and batch.is_repeatable:
+            await end_write(self._connection, batch.in_doubt)  # or it stores a message that was answered as held
+            batch.in_doubt = None
         elif batch.in_doubt is not None:
             # a script stores all or, in a full topic, the front of a batch
             front, _ = await search(self._connection, batch.stream, batch.in_doubt, batch.ids)

@@ -104,6 +104,8 @@ def packed_with_source(packed: bytes) -> bytes:
 
 PUBLISH_MESSAGES: Final = Script("publish_messages")
 PUBLISH_ONCE: Final = Script("publish_once")
+PUBLISH_UNIQUE: Final = Script("publish_unique")
+FORGET_NAMES: Final = Script("forget_names")
 DELAY_MESSAGE: Final = Script("delay_message")
 RELEASE_DELAYED: Final = Script("release_delayed")
 TAKE_LEASE: Final = Script("take_lease")

@@ -223,7 +223,8 @@ class Topics:
                         yield key
         for partition in range(topic.partitions):
             for part in (
-                keys.delayed, keys.marks, keys.removed, keys.archived, keys.jobs, keys.every, keys.relayed, keys.stream,
+                keys.delayed, keys.marks, keys.removed, keys.archived, keys.jobs, keys.every, keys.relayed, keys.unique,
+                keys.stream,
             ):  # fmt: skip
                 yield part(topic.name, partition)
 

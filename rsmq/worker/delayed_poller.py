@@ -88,7 +88,8 @@ class DelayedPoller:
         """Move the due messages of these partitions; returns how many each had."""
         if not partitions:
             return []
-        calls = [((self._keys.stream(*each), self._keys.delayed(*each)), (MOST_AT_ONCE,)) for each in partitions]
+        names = (self._keys.stream, self._keys.delayed, self._keys.unique)
+        calls = [([name(*each) for name in names], (MOST_AT_ONCE,)) for each in partitions]
         replies = await self._connection.exchange(
             [(keys[0], pack(RELEASE_DELAYED.command(keys, args))) for keys, args in calls]
         )

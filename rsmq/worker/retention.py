@@ -16,7 +16,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
-from rsmq.redis.scripts import FORGET_REMOVED, REMOVE_CONSUMER
+from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER
 from rsmq.redis.streams import consumers_of, trim
 from rsmq.redis.topics import Topic, Topics
 
@@ -26,6 +26,8 @@ log = logging.getLogger("rsmq.retention")
 
 MOST_NOTES: Final = 10_000
 """Notes of a partition that one round looks at."""
+MOST_NAMES: Final = 1000
+"""Unique names of a partition that one round looks at."""
 FULL_TRIM: Final = 1000
 """One call trims at most 100 nodes of a stream, 10 000 entries by default; after this many, more may be left."""
 
@@ -45,6 +47,7 @@ class Retention:
         self._lease_ttl_ms = to_ms(settings.lease_ttl)
         self._was_out = False
         self._broken: set[str] = set()
+        self._cursors = dict[tuple[str, int], bytes]()  # how far the unique names of a partition are looked at
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Errors end here: an outage is logged once and waited out."""
@@ -66,6 +69,7 @@ class Retention:
             topic = found.get(name)  # read again in each round: a setting such as `archive` may have changed
             if topic is not None:
                 removed += await self._attempt(f"{name}.{partition}", self.trim(topic, partition)) or 0
+                await self._attempt(f"{name}.{partition} names", self.forget_names(name, partition))
         for consumer in self._consumers:
             topic, group = consumer.topic, consumer.handler.group
             for partition in [*consumer.lanes]:
@@ -124,6 +128,14 @@ class Retention:
         keys, at = self._keys, (topic, partition, group)
         names = (keys.stream(topic, partition), keys.cancelled(*at), keys.errors(*at), keys.cancels(*at))
         return int(await FORGET_REMOVED(self._client, names, (MOST_NOTES,)))
+
+    async def forget_names(self, topic: str, partition: int) -> int:
+        """Forget some unique names whose message is gone; the next call looks at others. Returns how many."""
+        keys, at = self._keys, (topic, partition)
+        names = (keys.stream(*at), keys.unique(*at), keys.delayed(*at))
+        args = (self._cursors.get(at, b"0"), MOST_NAMES)
+        self._cursors[at], forgotten = await FORGET_NAMES(self._client, names, args)
+        return int(forgotten)
 
     def __repr__(self) -> str:
         return f"<Retention every {self._interval:g} s>"

@@ -147,7 +147,17 @@ def test_publish_stores_an_id_once_and_delays_messages(cli: Cli) -> None:
     assert (topic["length"], topic["delayed"]) == (1, 2)
 
 
+def test_publish_stores_a_unique_name_once(cli: Cli) -> None:
+    """The second call prints the message that has the name, and says that nothing is stored."""
+    first = cli.ok("publish", "orders", "1", "--unique", "user-7", "--until", "started").strip()
+    assert cli.ok("publish", "orders", "2", "--unique", "user-7") == f"{first} has the name: nothing is stored\n"
+    again = cli.json("publish", "orders", "2", "--unique", "user-7", "--until", "1h")
+    assert again == {"topic": "orders", "id": first, "is_new": False}
+
+
 WRONG = [
+    (["publish", "orders", "--unique", "x"], "--unique cannot be used with stdin"),
+    (["publish", "orders", "1", "--unique", "x", "--until", "5"], "write until='5s'"),
     (["publish", "orders", "1", "--delay", "5"], "write 5s, 2h, 1d, 500ms or PT5S"),
     (["publish", "orders", "1", "--at", "2026-01-01T00:00:00"], "has no time zone"),
     (["publish", "orders", "1", "--header", "x"], "name=value"),

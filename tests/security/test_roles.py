@@ -131,6 +131,21 @@ async def test_roles_that_only_publish_or_only_read_cancel_nothing(guarded: Serv
                 await broker.cancel(ref)
 
 
+async def test_a_commander_publishes_unique_messages(guarded: Server, topic: str) -> None:
+    """It may look at the message that has the name, replace it, and move it."""
+    async with broker_as("worker", guarded) as worker:
+        await worker.topics.ensure(topic, 1)
+        await worker.client.execute_command("XGROUP", "CREATE", worker.keys.stream(topic, 0), "g", "0", "MKSTREAM")
+    async with broker_as("commander", guarded) as broker:
+        for name, delay in (("delayed", "1h"), ("at once", None)):
+            first = await broker.publish(topic, 1, unique=name, delay=delay)
+            assert first.is_new
+            assert await broker.publish(topic, 2, unique=name) == first
+            second = await broker.publish(topic, 3, unique=name, delay=delay, on_conflict="replace")
+            assert second.is_new
+            assert await broker.publish(topic, 4, unique=name, delay="2h", on_conflict="extend") == second
+
+
 async def test_a_producer_meets_a_full_topic(guarded: Server, topic: str) -> None:
     """It may not trim: full is full, and said so."""
     async with broker_as("producer", guarded, partitions=1, max_length=5) as broker:

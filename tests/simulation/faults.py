@@ -332,7 +332,8 @@ class Fates:
         Not back when a lease was deleted: see `_unlease`.
         """
         run = self._run
-        is_due = run.plan.delayed or run.plan.schedule or run.plan.expires or run.plan.rate[0] or run.plan.group_rate[0]
+        plan = run.plan
+        is_due = plan.delayed or plan.schedule or plan.expires or plan.rate[0] or plan.group_rate[0] or plan.uniques
         if is_due or (self._was_unleased and offset < run.network.offset):
             return
         if offset > run.network.offset:

@@ -53,7 +53,8 @@ class Plan:
     inboxes in which handlers publish an output for each message. `schedule`: seconds between two ticks of a schedule
     (0: none). `cancels`: the share of messages that the publisher cancels. `expires`: the share of those that expire.
     `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how many seconds
-    (0: any number); `group_rate`: how many of a name, over all members.
+    (0: any number); `group_rate`: how many of a name, over all members. `uniques`: how many unique names messages are
+    published under, beside the others.
     """
 
     inboxes: float = 0.15
@@ -65,6 +66,7 @@ class Plan:
     has_hook: bool = False
     rate: tuple[int, float] = (0, 0.0)
     group_rate: tuple[int, float] = (0, 0.0)
+    uniques: int = 0
     members: int = 3
     partitions: int = 3
     keys: int = 4
@@ -133,6 +135,7 @@ class Plan:
             rate=rate,
             group_rate=choices.among([(1, 0.2), (3, 0.5), (10, 2.0)], "rate of a name") if has_group_rate else (0, 0.0),
             is_inbox=is_inbox,
+            uniques=0 if is_inbox or is_audited else choices.among([0, 0, 0, 0, 3], "uniques"),
             cancels=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.3], "cancels"),
             has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,
             leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),

@@ -15,7 +15,7 @@ from typing import Any, Final
 import anyio
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, Rate, Reject, Retry, RetryPolicy, Settings
+from rsmq import Broker, Message, MessageRef, Rate, Reject, Retry, RetryPolicy, Settings
 from rsmq.errors import BrokerUnavailable, RsmqError
 from rsmq.heartbeat.lease import Lease
 from tests.chaos.checker import History, Name, check
@@ -28,6 +28,7 @@ from tests.simulation.network import Network
 from tests.simulation.plan import GROUP, TOPIC, Plan
 from tests.simulation.process import Process
 from tests.simulation.rates import Rates
+from tests.simulation.uniques import Uniques
 from tests.simulation.world import EPOCH, World
 
 OUTPUTS: Final = "invoices"
@@ -76,6 +77,7 @@ class Run:
         self.devices = Devices(self, self._note_letter)
         self.cancels = Cancels(self)
         self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
+        self.uniques = Uniques(self)
         self.violations: list[str] = []
         self._events: list[Event] = []
         self._stored, self._unknown, self._poison = dict[Name, float](), set[Name](), set[Name]()
@@ -84,7 +86,7 @@ class Run:
         self._settings_by_lease = dict[float, Settings]()
         self._is_published = False
         self._asked_at = 0.0
-        self.was_reset = self._has_lost_writes = False
+        self.was_reset = self.has_lost_writes = False
         self.unsure_until = 0.0
         """Leases have ended early (the server's clock, a reset, a failover): until the owners have found out."""
         network.after_command, network.fences.violate = self._check_leases, self.violate
@@ -123,6 +125,7 @@ class Run:
             *self.expiries.wrong(self._events, [name for name, _ in dead], self.cancels.done),
             *self.burials.wrong([name for name, _ in letters], Counter(map(itemgetter(0), self._outputs(BURIED)))),
             *self.violations,
+            *([] if self._is_published else ["the publisher is not done"]),
             *self._skipped_ticks(),
         ]
 
@@ -140,12 +143,17 @@ class Run:
         lost = {name for name, confirmed in self._stored.items() if confirmed >= since}
         self._unknown |= lost
         self._stored = {name: at for name, at in self._stored.items() if name not in lost}
-        self._has_lost_writes = True
+        self.has_lost_writes = True
         self.cancels.forget(since)
         self.rates.forget()
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
         self.unsure_until = self.world.now + self.plan.lease
+
+    @property
+    def begun(self) -> set[Name]:
+        """Messages whose handler was called."""
+        return {(event.key, event.n) for event in self._events}
 
     def is_perhaps_twice(self, name: Name) -> bool:
         """Whether a message may be stored twice: writes were lost, or its publisher had no answer for longer than
@@ -166,7 +174,7 @@ class Run:
             return []
         found, stored, last = [], Counter[Name](), dict[tuple[int, str], int]()
         # a message whose settlement was lost comes again, after those whose settlement was not
-        is_ordered = self.plan.ordering != "none" and not self._has_lost_writes
+        is_ordered = self.plan.ordering != "none" and not self.has_lost_writes
         for (key, n), partition in self._outputs(OUTPUTS):
             stored[key, n] += 1
             if is_ordered and n < last.get((partition, key), -1):
@@ -365,6 +373,9 @@ class Run:
     async def _publish(self) -> None:
         choices, plan, numbers = self.world.choices, self.plan, defaultdict[str, int](int)
         async with Broker(self.settings()) as broker, anyio.create_task_group() as tasks:
+            for n in range(plan.uniques):
+                for publisher in "ab":
+                    tasks.start_soon(self.uniques.publish, broker, f"u{n}", publisher)
             for n in range(plan.messages):
                 key = f"k{int(choices.unit(f'key {n}') * plan.keys)}"
                 name = (key, numbers[key])
@@ -379,20 +390,26 @@ class Run:
         choices, options = self.world.choices, dict[str, Any]()
         if choices.unit(f"delayed {name}") < self.plan.delayed:
             options["delay"] = timedelta(seconds=choices.between(0.1, 3, f"delay {name}"))
-        if choices.unit(f"poison {name}") < self.plan.poison:
-            self._poison.add(name)
         options |= self.expiries.options(name, options.get("delay"))
+        ref = await self.store(broker, name, **options)
+        if ref is not None and choices.unit(f"cancel {name}") < self.plan.cancels:
+            await self.cancels.cancel(broker, ref, name)
+
+    async def store(self, broker: Broker, name: Name, **options: Any) -> MessageRef | None:
+        """Publish a message. None: it may be stored, or not."""
+        if self.world.choices.unit(f"poison {name}") < self.plan.poison:
+            self._poison.add(name)
         self._tried[name] = self.world.now
         try:
-            ref = await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, key=name[0], **options)
-            self._stored[name] = self.world.now
-            self.expiries.published(name)
+            ref = await broker.publish(TOPIC, {"key": name[0], "n": name[1]}, **({"key": name[0]} | options))
         except RsmqError as error:
             self.world.note(f"   publishing {name} failed: {error!r}")
             self._unknown.add(name)
-            return
-        if choices.unit(f"cancel {name}") < self.plan.cancels:
-            await self.cancels.cancel(broker, ref, name)
+            return None
+        if ref.is_new is not False:
+            self._stored[name] = self.world.now
+            self.expiries.published(name)
+        return ref
 
     # -- what must hold ---------------------------------------------------------------------------------------------
 

@@ -22,14 +22,14 @@ if not last or #redis.call('XRANGE', stream, id, id) == 0 then
 end
 local known = redis.call('HGET', KEYS[3], id)
 if order(id) > order(last) then
-  if not known then redis.call('HSET', KEYS[3], id, 'asked') end
+  redis.call('HSET', KEYS[3], id, 'cancelled')
   return { 'CANCELLED', 0 }
 end
 local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
 for attempts = row and row[4] or 0, row and row[4] or tonumber(ARGV[4]) do
   if redis.call('ZSCORE', KEYS[2], id .. '|' .. attempts) then
     if row then
-      if not known then redis.call('HSET', KEYS[3], id, 'asked') end
+      redis.call('HSET', KEYS[3], id, 'cancelled')
       return { 'CANCELLED', 1 }
     end
     redis.call('ZREM', KEYS[2], id .. '|' .. attempts)
@@ -42,6 +42,7 @@ if not row then
   redis.call('HDEL', KEYS[3], id)
   return { 'SETTLED' }
 end
+if known == 'cancelled' then return { 'CANCELLED', 1 } end
 if known == 'running' and ARGV[3] == 'asked' then return { 'RUNNING' } end
 if known ~= 'interrupt' then redis.call('HSET', KEYS[3], id, ARGV[3]) end
 return { 'ASKED' }

@@ -19,7 +19,8 @@ local reply = { string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000
 if last == '' then return reply end
 local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
 if row then reply[3], reply[4], reply[5] = row[2], row[3], row[4] end
-for attempts = row and row[4] or 0, row and row[4] or tonumber(ARGV[4]) do
+local most = redis.call('EXISTS', KEYS[3]) == 0 and -1 or tonumber(ARGV[4])
+for attempts = row and row[4] or 0, row and row[4] or most do
   local due = redis.call('ZSCORE', KEYS[3], id .. '|' .. attempts)
   if due then
     reply[6], reply[7] = attempts, string.format('%.0f', due)

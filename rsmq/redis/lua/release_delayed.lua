@@ -1,8 +1,9 @@
 -- PURPOSE  Move delayed messages that are due into the stream.
--- KEYS     1 stream  2 delayed zset
+-- KEYS     1 stream  2 delayed zset  3 unique hash
 -- ARGV     1 limit:int
 -- RETURNS  {moved:int, wait_ms:int until the next one is due, -1 if there is none}
 -- WHY      ZREM and XADD run in one script: a poller that dies loses no message and moves none twice.
+--          A message that holds a unique name has it as its first field: the record of the name follows it.
 --          A message that cannot be unpacked becomes an entry without `data`: consumers bury it as malformed.
 local function unpacked(packed)
   local fields, at = {}, 1
@@ -22,8 +23,13 @@ local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', n
 for _, packed in ipairs(due) do
   local ok, fields = pcall(unpacked, packed)
   if not ok then fields = { 'packed', packed } end
-  redis.call('XADD', KEYS[1], '*', unpack(fields))
+  local id = redis.call('XADD', KEYS[1], '*', unpack(fields))
   redis.call('ZREM', KEYS[2], packed)
+  local record = fields[1] == 'unique' and redis.call('HGET', KEYS[3], fields[2])
+  if record then
+    local till, holder, _, own = unpack(cmsgpack.unpack(record))
+    if own == packed then redis.call('HSET', KEYS[3], fields[2], cmsgpack.pack({ till, holder, id, '' })) end
+  end
 end
 local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if #next == 0 then return { #due, -1 } end

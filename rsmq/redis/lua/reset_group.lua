@@ -14,7 +14,7 @@ end
 redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
 redis.call('UNLINK', KEYS[3])
-for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do redis.call('HSET', KEYS[4], id, 'asked') end
+for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do redis.call('HSET', KEYS[4], id, 'cancelled') end
 redis.call('UNLINK', KEYS[5])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -20,6 +20,7 @@ class Partition:
     def __init__(self, client: Client, keys: Keys) -> None:
         self.client, self.keys = client, keys
         self.stream, self.delayed = keys.stream("orders", 3), keys.delayed("orders", 3)
+        self.unique = keys.unique("orders", 3)
 
     async def call(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
@@ -40,7 +41,7 @@ class Partition:
         return await DELAY_MESSAGE(self.client, (self.delayed, self.dedup(message_id)), (due, WINDOW, packed))
 
     async def release(self, limit: int = 100) -> Any:
-        return await RELEASE_DELAYED(self.client, (self.stream, self.delayed), (limit,))
+        return await RELEASE_DELAYED(self.client, (self.stream, self.delayed, self.unique), (limit,))
 
     async def now_ms(self) -> int:
         seconds, microseconds = await self.call("TIME")

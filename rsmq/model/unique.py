@@ -1,0 +1,112 @@
+"""Unique names of messages: until when one is held, and what a second publish does. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+from rsmq.errors import ConfigError
+from rsmq.model.clock import to_ms
+from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.stream_id import parse_stream_id
+
+Until = Literal["settled", "started"]
+OnConflict = Literal["keep", "replace", "extend"]
+
+LONGEST_NAME: Final = 256
+LONGEST_HOLD: Final = timedelta(days=365)
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """A name, until when it is held (`settled`, `started`, or ms), and what is done if another message holds it."""
+
+    name: str
+    till: str
+    on_conflict: OnConflict
+
+    @classmethod
+    def checked(cls, name: Any, until: Any, on_conflict: Any, *, is_delayed: bool) -> Unique:
+        """The options of a publish, or ConfigError."""
+        if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+            raise ConfigError(f"unique={name!r} is not possible: use 1 to {LONGEST_NAME} printable characters")
+        if on_conflict not in ("keep", "replace", "extend"):
+            raise ConfigError(f"on_conflict={on_conflict!r} is unknown: use 'keep', 'replace' or 'extend'")
+        if on_conflict == "extend" and not is_delayed:
+            raise ConfigError("on_conflict='extend' moves the due time of a delayed message: give delay or at, too")
+        return cls(name, hold(until), on_conflict)
+
+
+def hold(until: Until | Duration) -> str:
+    """`until` as the script takes it."""
+    if until in ("settled", "started"):
+        return str(until)
+    span = checked_duration("until", until)
+    if not timedelta(0) < span <= LONGEST_HOLD:
+        raise ConfigError(
+            f"until={until!r} is not possible: use 'settled', 'started', or a duration up to {LONGEST_HOLD.days} days"
+        )
+    return str(to_ms(span))
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The message that holds a name, or held it: the answer HELD of `publish_unique.lua`."""
+
+    now_ms: int
+    record: bytes
+    till: bytes
+    message_id: bytes
+    stream_id: bytes
+    is_there: bool
+    packed: bytes
+    groups: tuple[bytes, ...]
+
+    @classmethod
+    def read(cls, reply: list[Any]) -> Holder:
+        """From the reply of the script, without its first word."""
+        now, record, till, message_id, stream_id, is_there, packed, *groups = reply
+        return cls(int(now), record, till, message_id, stream_id, bool(is_there), packed, tuple(groups))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the holder is for one group: the answer of `look_at_message.lua`."""
+
+    is_undelivered: bool
+    is_in_hand: bool
+    """Pending or parked."""
+    is_cancelled: bool
+    """It does not start any more."""
+
+    @classmethod
+    def read(cls, stream_id: bytes, reply: list[Any]) -> Place:
+        """From the reply of the script."""
+        delivered, member, parked, mark = reply[1], reply[2], reply[5], reply[10]
+        if not delivered:  # the group was deleted meanwhile
+            return cls(False, False, False)
+        if parse_stream_id(stream_id) > parse_stream_id(delivered):
+            return cls(True, False, bool(mark))
+        is_parked = parked >= 0
+        return cls(False, bool(member) or is_parked, mark in (b"done", b"cancelled") or (is_parked and bool(mark)))
+
+
+def is_held(holder: Holder, places: list[Place]) -> bool:
+    """Whether a message still holds its name. Once it does not, it never does again, unless its group is reset."""
+    if holder.till.isdigit():
+        return holder.now_ms < int(holder.till)
+    if not holder.stream_id:
+        return holder.is_there
+    alive = [each for each in places if not each.is_cancelled]
+    is_waiting = holder.is_there and (not places or any(each.is_undelivered for each in alive))
+    if holder.till == b"started":
+        return is_waiting and all(each.is_undelivered for each in places)
+    return is_waiting or any(each.is_in_hand for each in alive)
+
+
+def can_be_replaced(holder: Holder, places: list[Place]) -> bool:
+    """Whether no group has it yet. Without a group there is no place for the mark that cancels it."""
+    if not holder.stream_id:
+        return holder.is_there
+    return holder.is_there and bool(places) and all(each.is_undelivered for each in places)

@@ -1,0 +1,150 @@
+"""Messages with a unique name: their commands, and what the replies mean. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any, Final
+
+from rsmq.model.message import entry_fields
+from rsmq.model.unique import Holder, Place, Unique, can_be_replaced, is_held
+from rsmq.producer.batch import NEW, Answer, Batch, Fields, Full
+from rsmq.redis.raw_connection import pack
+from rsmq.redis.scripts import LOOK_AT_MESSAGE, OK, PUBLISH_UNIQUE, RESCHEDULE_DELAYED
+
+MOST_ATTEMPTS: Final = 1000
+"""A holder that is parked without being pending is found up to so many attempts."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One message and its claim to a name. It is decided when it has an `answer`, after one or more writes.
+
+    A write tries to store the message, or asks each group where `holder` is, or gives a delayed holder another due time
+    (`extends`). `seen` is the holder that has ended before the next try, or that it replaces. `is_sent`: a try may have
+    been executed, whose reply is not there; `was_sent`: before this one.
+    """
+
+    fields: Fields
+    unique: Unique
+    due: str
+    holder: Holder | None = None
+    extends: bool = False
+    seen: Holder | None = None
+    replaces: bool = False
+    is_sent: bool = False
+    was_sent: bool = False
+    answer: Answer | None = None
+    keeper: str = ""
+    """The id of the message that keeps the name; empty: this one."""
+
+    def restart(self) -> None:
+        """Begin again: the name has another holder than the one that was looked at."""
+        self.holder, self.extends, self.seen, self.replaces = None, False, None, False
+
+    def meet(self, holder: Holder) -> None:
+        """A try has met another message."""
+        if self.seen is not None and holder.record != self.seen.record:
+            self.restart()
+            return
+        self.holder = holder
+        is_timed = holder.till.isdigit() and self.unique.on_conflict != "replace"
+        if is_timed or not holder.stream_id or not holder.groups:  # no group has to be asked
+            self.decide([])
+
+    def decide(self, places: list[Place]) -> None:
+        """What follows from where the holder is: another try, or the other message keeps the name."""
+        assert self.holder is not None
+        holder = self.holder
+        if not is_held(holder, places):
+            self.holder, self.seen, self.replaces = None, holder, False
+        elif self.unique.on_conflict == "replace" and can_be_replaced(holder, places):
+            self.holder, self.seen, self.replaces = None, holder, True
+        elif self.unique.on_conflict == "extend" and not holder.stream_id and holder.is_there:
+            self.extends = True
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """The other message keeps the name."""
+        assert self.holder is not None
+        self.answer, self.keeper = (False, None), self.holder.message_id.decode()
+
+
+class Claims(Batch):
+    """Messages with a unique name: stored unless another message holds it."""
+
+    __slots__ = ()
+    script = PUBLISH_UNIQUE
+    encode = staticmethod(entry_fields)
+    is_repeatable = True
+
+    def commands(self) -> list[bytes]:
+        pairs = zip(self.ids, self.entries, strict=True)
+        return [command for message_id, claim in pairs for command in self._commands(message_id, claim)]
+
+    def _commands(self, message_id: str, claim: Claim) -> list[bytes]:
+        """Those of one message: none if it is decided."""
+        if claim.answer is not None:
+            return []
+        at, keys, unique, seen = (self.topic.name, self.partition), self.keys, claim.unique, claim.seen
+        if claim.holder is not None and claim.extends:
+            names = [keys.delayed(*at), keys.dedup(*at, claim.holder.message_id.decode())]
+            return [pack(RESCHEDULE_DELAYED.command(names, (claim.holder.packed, claim.due, self.window_ms)))]
+        if claim.holder is not None:
+            return [self._look(group.decode(), claim.holder.stream_id) for group in claim.holder.groups]
+        claim.was_sent, claim.is_sent = claim.is_sent, True
+        names = [self.stream, keys.dedup(*at, message_id), keys.unique(*at), keys.delayed(*at)]
+        groups: tuple[bytes, ...] = ()
+        if claim.replaces and seen is not None:
+            groups = seen.groups
+            names.append(keys.dedup(*at, seen.message_id.decode()))
+            names += [keys.cancels(*at, group.decode()) for group in groups]
+        args = (
+            self.topic.max_length, self.topic.on_full, self.window_ms, claim.due, unique.name, unique.till,
+            seen.record if seen is not None else b"", "replace" if claim.replaces else "keep", message_id,
+            len(groups), *groups, *claim.fields,
+        )  # fmt: skip
+        return [pack(self.script.command(names, args))]
+
+    def _look(self, group: str, stream_id: bytes) -> bytes:
+        at, keys = (self.topic.name, self.partition, group), self.keys
+        own = (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled)
+        names = (self.stream, *[part(*at) for part in own])
+        return pack(LOOK_AT_MESSAGE.command(names, (group, stream_id, "", MOST_ATTEMPTS, 0)))
+
+    def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
+        newest, troubles, left = b"", list[Exception](), iter(replies)
+        for claim in self.entries:
+            if claim.answer is not None:
+                continue
+            asked = claim.holder.groups if claim.holder is not None and not claim.extends else None
+            own = list(islice(left, 1 if asked is None else len(asked)))
+            error = next((each for each in own if isinstance(each, Exception)), None)
+            if error is not None:
+                troubles.append(error)
+            elif claim.extends:
+                claim.leave() if own[0][0] == OK else claim.restart()
+            elif claim.holder is not None:
+                claim.decide([Place.read(claim.holder.stream_id, each) for each in own])
+            else:
+                newest = self._take(claim, own[0], troubles) or newest
+        decided = sum(1 for _ in takewhile(lambda claim: claim.answer is not None, self.entries))
+        return decided, newest, troubles[0] if troubles else None
+
+    def _take(self, claim: Claim, reply: list[Any], troubles: list[Exception]) -> bytes:
+        """The reply to a try. Returns the id of the entry that it has stored, if it has stored one."""
+        word, *rest = reply
+        if word == b"DUPLICATE":
+            claim.answer = (None if claim.was_sent else False, None)
+            return b""
+        if word == b"OK":
+            claim.answer = NEW
+            return bytes(rest[0]) if b"-" in rest[0] else b""
+        claim.is_sent = False
+        if word == b"FULL":
+            troubles.append(Full())
+        else:
+            claim.meet(Holder.read(rest))
+        return b""
