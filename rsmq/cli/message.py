@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
-from rsmq.cli.output import as_data, print_json, print_line, print_result, print_table, printable
-from rsmq.cli.parameters import Json, Url, duration_option, noun, time_option
-from rsmq.control import Cancelled, GroupStatus, Look, MessageStatus
+from rsmq.cli.output import as_data, print_error, print_json, print_line, print_result, print_table, printable
+from rsmq.cli.parameters import Json, TopicName, Url, duration_option, noun, parse_headers, time_option
+from rsmq.control import Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
 from rsmq.control.finder import Finder, Found
+from rsmq.control.search import STATES
 from rsmq.inspector.text import timestamp
+from rsmq.model.words import count
 from rsmq.redis.topics import Topic
 
 MessageId = Annotated[
@@ -24,7 +26,7 @@ OfTopic = Annotated[
 ]
 OfKey = Annotated[str | None, typer.Option("--key", help="Its ordering key. Without it all partitions are searched.")]
 
-app = noun("One message: show, cancel, reschedule.")
+app = noun("Messages: find, show, cancel, reschedule.")
 
 
 def trace(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url = None, as_json: Json = False) -> None:
@@ -89,6 +91,69 @@ def show(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url 
     for name, value in headers.items():
         print_line(f"header {printable(name)}: {printable(value)}")
     print_line(f"data: {printable(found.message.data.decode(errors='backslashreplace'))}")
+
+
+@app.command("find", epilog="Example: rsmq message find orders --where customer.id=7 --since 2026-01-01T00:00:00Z")
+def find(
+    topic: TopicName,
+    key: Annotated[str | None, typer.Option("--key", help="Only with this ordering key.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="Only with this field in the JSON payload: a.b=5, state!=done."),
+    ] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only with this header.")] = None,
+    since: Annotated[datetime | None, time_option("Stored at this time or later (delayed: due, dead: died).")] = None,
+    until: Annotated[datetime | None, time_option("Before this time.")] = None,
+    state: Annotated[str, typer.Option(help=f"One of {', '.join(STATES)}.")] = "stored",
+    group: Annotated[str | None, typer.Option("--group", help="Whose undelivered, in_flight, parked, or dead.")] = None,
+    most: Annotated[int, typer.Option("-n", min=1, help="How many at most.")] = 20,
+    scan: Annotated[int, typer.Option(min=1, help="Look at so many messages at most.")] = 100_000,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Find messages by key, payload field, header, time and state. Consumes nothing."""
+    headers, step = parse_headers(header or []), 50_000
+
+    def progress(looked_at: int) -> None:
+        nonlocal step
+        if looked_at >= step:
+            print_error(f"looked at {count(looked_at, 'message')}")
+            step += 50_000
+
+    found = ask_broker(
+        url,
+        lambda broker: broker.find(
+            topic, key=key, where=where or (), headers=headers, since=since, until=until,
+            state=cast("FindState", state), group=group, most=most, scan=scan, progress=progress,
+        ),
+    )  # fmt: skip
+    rows = (
+        (each.at, f"{each.partition}/{each.stream_id or '-'}", each.id, each.key, each.letter, preview(each.data))
+        for each in found.hits
+    )
+    if as_json:
+        hits = [hit_as_object(each) for each in found.hits]
+        print_json({"messages": hits, "looked_at": found.looked_at, "is_all": found.is_all})
+        return
+    nothing = f"no such message among the {count(found.looked_at, 'message')} that were looked at"
+    print_table(("at", "stream id", "message id", "key", "dead letter", "data"), rows, nothing)
+    if not found.is_all:
+        print_error(f"not all was looked at ({count(found.looked_at, 'message')}): raise -n or --scan, or narrow it")
+
+
+def preview(data: bytes) -> str:
+    """The beginning of a payload."""
+    text = data[:240].decode(errors="backslashreplace")
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def hit_as_object(hit: Hit) -> dict[str, Any]:
+    """A hit as JSON."""
+    about = {
+        "id": hit.id, "topic": hit.topic, "partition": hit.partition, "stream_id": hit.stream_id, "key": hit.key,
+        "state": hit.state, "at": hit.at, "letter": hit.letter,
+    }  # fmt: skip
+    return about | as_data(hit.data)
 
 
 @app.command("cancel", epilog="Example: rsmq message cancel 01980000-0000-7000-8000-000000000000 --topic orders")

@@ -3,6 +3,7 @@
 `finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
 `rescheduling.py` moves a delayed one. `schedule_run.py` asks for a run of a schedule beside its ticks.
+`search.py` finds messages by what they hold.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rsmq.control.look import Look
     from rsmq.control.rescheduling import reschedule
     from rsmq.control.schedule_run import run_schedule
+    from rsmq.control.search import Criteria, Findings, FindState, Hit, Search
     from rsmq.control.status import GroupStatus, MessageStatus
 else:
     from rsmq.model.lazy import loading
@@ -24,7 +26,7 @@ else:
         {
             "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel", "look": "Look",
             "rescheduling": "reschedule", "schedule_run": "run_schedule",
-            "status": "GroupStatus MessageStatus",
+            "search": "Criteria FindState Findings Hit Search", "status": "GroupStatus MessageStatus",
         },
     )  # fmt: skip
 
@@ -32,10 +34,15 @@ __all__ = [
     "Answer",
     "Cancel",
     "Cancelled",
+    "Criteria",
+    "FindState",
+    "Findings",
     "GroupStatus",
+    "Hit",
     "Look",
     "MessageStatus",
     "Running",
+    "Search",
     "Settled",
     "Unknown",
     "reschedule",

@@ -155,6 +155,16 @@ def test_publish_stores_a_unique_name_once(cli: Cli) -> None:
     assert again == {"topic": "orders", "id": first, "is_new": False}
 
 
+def test_messages_are_found_by_a_field(cli: Cli) -> None:
+    """Those that have it, with their ids; and whether everything was looked at."""
+    first = cli.ok("publish", "orders", '{"n": 1}', "--key", "k", "--header", "a=b").strip()
+    cli.ok("publish", "orders", '{"n": 2}', "--key", "k")
+    found = cli.json("message", "find", "orders", "--where", "n=1", "--header", "a=b", "--key", "k")
+    assert (found["looked_at"], found["is_all"], [each["id"] for each in found["messages"]]) == (2, True, [first])
+    assert first in cli.ok("message", "find", "orders", "--where", "n=1")
+    assert "no such message" in cli.ok("message", "find", "orders", "--where", "n=3")
+
+
 WRONG = [
     (["publish", "orders", "--unique", "x"], "--unique cannot be used with stdin"),
     (["publish", "orders", "1", "--unique", "x", "--until", "5"], "write until='5s'"),

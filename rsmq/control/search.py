@@ -1,0 +1,217 @@
+"""Finding messages by what they hold: key, payload, headers, time. Bounded reads; nothing is consumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, Literal
+
+from rsmq.control.finder import read_entry
+from rsmq.dlq.selection import FieldCondition
+from rsmq.errors import ConfigError, Malformed
+from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
+from rsmq.model.keys import Keys
+from rsmq.model.message import Message
+from rsmq.model.packing import unpack_fields
+from rsmq.model.partition import partition_for
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import ask_all, groups_of
+from rsmq.redis.topics import Topic
+
+FindState = Literal["stored", "delayed", "undelivered", "in_flight", "parked", "dead"]
+STATES: Final = ("stored", "delayed", "undelivered", "in_flight", "parked", "dead")
+PAGE: Final = 500
+Row = tuple[bytes, list[bytes], int]
+"""Entry id, fields, and the time by which it is chosen, in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """Conditions that must all hold. `since` and `until`: when it was stored; of a delayed or parked message when it is
+    due, of a dead letter when it died. The end is excluded."""
+
+    key: str | None = None
+    where: tuple[FieldCondition, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def first_ms(self) -> int:
+        """The first moment that counts."""
+        return 0 if self.since is None else max(0, epoch_ms(self.since))
+
+    @property
+    def end_ms(self) -> int:
+        """The first moment that does not count any more."""
+        return LATEST_MS + 1 if self.until is None else max(0, epoch_ms(self.until))
+
+    def matches(self, message: Message) -> bool:
+        """Whether all conditions but the time hold."""
+        if self.key is not None and message.key != self.key:
+            return False
+        if self.headers:
+            headers = message.headers
+            if any(headers.get(name) != value for name, value in self.headers.items()):
+                return False
+        return not self.where or self._has_fields(message.data)
+
+    def _has_fields(self, data: bytes) -> bool:
+        try:
+            payload = json.loads(data)
+        except (ValueError, RecursionError):
+            return False
+        return all(each.matches(payload) for each in self.where)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A message that was found. `at`: the time by which it was chosen. `letter`: of a dead letter, for `rsmq dlq`."""
+
+    topic: str
+    partition: int
+    id: str
+    stream_id: str | None
+    key: str | None
+    state: FindState
+    at: datetime
+    data: bytes
+    letter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """`is_all`: everything was looked at. Otherwise there were enough hits, or `looked_at` has reached its limit."""
+
+    hits: tuple[Hit, ...]
+    looked_at: int
+    is_all: bool
+
+
+class Search:
+    """Looks through one topic, partition by partition, in pages of 500."""
+
+    def __init__(self, client: Client, keys: Keys, topic: Topic, state: FindState, group: str | None) -> None:
+        if state not in STATES:
+            raise ConfigError(f"state={state!r} is unknown: use {', '.join(STATES)}")
+        if state in ("undelivered", "in_flight", "parked", "dead") and group is None:
+            raise ConfigError(f"what is {state} differs from group to group: pass group, too")
+        self._client, self._keys, self._topic, self._state, self._group = client, keys, topic, state, group or ""
+
+    async def run(
+        self, wanted: Criteria, *, most: int, scan: int, progress: Callable[[int], None] | None = None
+    ) -> Findings:
+        """At most `most` hits among at most `scan` messages; `progress` is called with how many were looked at."""
+        hits, looked_at = list[Hit](), 0
+        one = None if wanted.key is None else partition_for(wanted.key, self._topic.partitions)
+        for partition in range(self._topic.partitions) if one is None else (one,):
+            async for page in self._pages(partition, wanted):
+                for row in page:
+                    if len(hits) == most or looked_at == scan:
+                        return Findings(tuple(hits), looked_at, is_all=False)
+                    looked_at += 1
+                    if wanted.first_ms <= row[2] < wanted.end_ms:
+                        hits += self._hit(partition, row, wanted)
+                if progress is not None and page:
+                    progress(looked_at)
+        return Findings(tuple(hits), looked_at, is_all=True)
+
+    def _hit(self, partition: int, row: Row, wanted: Criteria) -> list[Hit]:
+        entry_id, fields, ms = row
+        letter, named = None, dict(zip(fields[::2], fields[1::2], strict=False))
+        if self._state == "dead":
+            letter, entry_id = f"{partition}/{entry_id.decode()}", named.get(b"dlq.origin", entry_id)
+            fields = [part for name, value in named.items() if not name.startswith(b"dlq.") for part in (name, value)]
+        message = read_entry(self._topic, partition, entry_id, fields)
+        if not wanted.matches(message):
+            return []
+        stream_id = None if self._state == "delayed" else message.stream_id
+        at = from_epoch_ms(min(ms, LATEST_MS))
+        return [
+            Hit(self._topic.name, partition, message.id, stream_id, message.key, self._state, at, message.data, letter)
+        ]
+
+    async def _pages(self, partition: int, wanted: Criteria) -> AsyncIterator[list[Row]]:
+        """All messages of a partition in this state, page by page."""
+        at = (self._topic.name, partition)
+        stream, keys = self._keys.stream(*at), self._keys
+        if self._state == "delayed":
+            async for pairs in self._sorted_set(keys.delayed(*at), wanted):
+                yield [(b"0-0", unpacked(packed), ms) for packed, ms in pairs]
+        elif self._state == "parked":
+            async for pairs in self._sorted_set(keys.retry(*at, self._group), wanted):
+                ids = [member.partition(b"|")[0] for member, _ in pairs]
+                bodies = await ask_all(self._client, [("XRANGE", stream, each, each) for each in ids])
+                yield [(each[0][0], each[0][1], ms) for each, (_, ms) in zip(bodies, pairs, strict=True) if each]
+        elif self._state == "in_flight":
+            async for pending in self._pending(stream):
+                bodies = await ask_all(self._client, [("XRANGE", stream, each, each) for each in pending])
+                yield [row_of(*each[0]) for each in bodies if each]
+        else:
+            start = str(wanted.first_ms)
+            if self._state == "undelivered":
+                start = max(start, f"({await self._delivered(stream)}", key=sort_key)
+            name = keys.dlq(*at, self._group) if self._state == "dead" else stream
+            async for rows in self._entries(name, start, wanted.end_ms):
+                yield rows
+
+    async def _entries(self, stream: str, start: str, end_ms: int) -> AsyncIterator[list[Row]]:
+        while True:
+            rows = await self._client.execute_command("XRANGE", stream, start, f"({end_ms}-0", "COUNT", PAGE)
+            yield [row_of(*row) for row in rows]
+            if len(rows) < PAGE:
+                return
+            start = f"({rows[-1][0].decode()}"
+
+    async def _sorted_set(self, key: str, wanted: Criteria) -> AsyncIterator[list[tuple[bytes, int]]]:
+        offset, span = 0, (str(wanted.first_ms), f"({wanted.end_ms}")
+        while True:
+            command = ("ZRANGEBYSCORE", key, *span, "WITHSCORES", "LIMIT", offset, PAGE)
+            flat = await self._client.execute_command(*command)
+            if flat and isinstance(flat[0], list | tuple):
+                flat = [part for pair in flat for part in pair]
+            pairs = [(member, int(float(score))) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+            yield pairs
+            if len(pairs) < PAGE:
+                return
+            offset += PAGE
+
+    async def _pending(self, stream: str) -> AsyncIterator[list[bytes]]:
+        start = "-"
+        while True:
+            rows = await self._client.execute_command("XPENDING", stream, self._group, start, "+", PAGE)
+            yield [row[0] for row in rows]
+            if len(rows) < PAGE:
+                return
+            start = f"({rows[-1][0].decode()}"
+
+    async def _delivered(self, stream: str) -> str:
+        """The last id that the group was given."""
+        for row in await groups_of(self._client, stream):
+            if row["name"] == self._group.encode():
+                return str(row["last-delivered-id"].decode())
+        raise ConfigError(f"topic {self._topic.name!r} has no group {self._group!r}")
+
+    def __repr__(self) -> str:
+        return f"<Search {self._topic.name} {self._state} {self._group}>"
+
+
+def row_of(entry_id: bytes, fields: list[bytes]) -> Row:
+    """An entry with the time in its id."""
+    return entry_id, fields, int(entry_id.partition(b"-")[0])
+
+
+def sort_key(bound: str) -> tuple[int, int]:
+    """A lower bound of XRANGE in order: `5` is before `(5-0`."""
+    ms, _, seq = bound.removeprefix("(").partition("-")
+    return int(ms), int(seq) + 1 if seq else 0
+
+
+def unpacked(packed: bytes) -> list[bytes]:
+    """The fields of a delayed message; none if it cannot be read."""
+    try:
+        return unpack_fields(packed)
+    except Malformed:
+        return []
