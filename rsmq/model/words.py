@@ -21,12 +21,24 @@ def count(value: int | None, one: str, many: str | None = None) -> str:
 def duration(value: timedelta) -> str:
     """In one unit: `300 ms`, `1 s`, `90 s`, `1 min`, `36 h`, `1 day`, `3.5 days`."""
     seconds = value.total_seconds()
-    for size, one, many in UNITS:
-        if abs(seconds) == size:
-            return f"{seconds / size:g} {one}"
-        if abs(seconds) >= 2 * size:
-            return f"{seconds / size:.3g} {many}"
-    return f"{seconds:.3g} s" if abs(seconds) >= 1 or seconds == 0 else f"{seconds * 1000:.3g} ms"
+    unit, _, _ = _unit(seconds)
+    rounded = float(_short(seconds / unit)) * unit  # 23 h 59 min 50 s is not 24 h, but 1 day
+    unit, one, many = _unit(rounded)
+    text = _short(rounded / unit)
+    return f"{text} {one if text in ('1', '-1') else many}"
+
+
+def _unit(seconds: float) -> tuple[float, str, str]:
+    """The unit for a number of seconds, and its names. Exactly one of a unit, or two and more."""
+    for unit in UNITS:
+        if abs(seconds) == unit[0] or abs(seconds) >= 2 * unit[0]:
+            return unit
+    return (1, "s", "s") if abs(seconds) >= 1 or seconds == 0 else (0.001, "ms", "ms")
+
+
+def _short(value: float) -> str:
+    """Three digits, or a whole number."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def pause(value: timedelta) -> str:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rsmq import ConfigError
@@ -41,7 +41,10 @@ def test_other_text_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-@given(st.integers(0, 10**9))
+@given(st.integers(0, 10**12))
+@example(86_220_001)
+@example(999_999)
+@example(59_960)
 def test_what_is_printed_can_be_read(milliseconds: int) -> None:
     """A duration from a log line can be pasted into a setting."""
     text = duration(timedelta(milliseconds=milliseconds))
