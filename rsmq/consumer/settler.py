@@ -340,8 +340,10 @@ class Settler:
         deleted by another client becomes a dead letter.
         """
         while lane.lease.is_held() and entry_id in lane.in_flight:
-            if entry_id in lane.undelivered:
+            if entry_id in lane.undelivered:  # it comes again, and so do those after it
                 lane.in_flight.discard(entry_id)
+                if script in (START_MESSAGE, PARK_MESSAGE, BURY_MESSAGE):  # it is not done, so no later one may start
+                    lane.lease.lose()
                 return None
             try:
                 reply = await self.ask(script, *command)

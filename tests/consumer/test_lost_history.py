@@ -130,6 +130,23 @@ async def test_new_message_with_the_id_of_a_lost_one_stays_pending_until_it_is_h
         assert Counter(each.seen) == dict.fromkeys(("before", "lost", "after", "new"), 1)
 
 
+async def test_lost_message_that_fails_lets_no_later_message_of_its_key_start(prefix: str) -> None:
+    """Both come again, in order. The later one must not be handled before that."""
+    async with scene(prefix, "hash") as each:
+        await each.saves()
+        await each.handles("lost", partition=0)
+        await patient(each.broker.publish)("t", {"name": "lost, too"}, key=key_in(0, "lost"))
+        await until(lambda: len(each.consumer.lanes[0].in_flight) == 2, "the later one waits for its key")
+        await each.goes_back()
+        await each.handles("after")
+        each.failures["lost"] = 1
+        for gate in each.gates.values():
+            gate.set()
+        await until(lambda: "new, too" in each.seen, "both are handled again")
+        await settled(each.broker, "t")
+        assert [name for name in each.seen if "after" not in name] == ["before", "lost", "new", "new, too"]
+
+
 @pytest.mark.parametrize("distribution", ["hash", "shared"])
 async def test_lost_message_that_fails_is_not_retried_under_the_id_of_a_new_one(
     prefix: str, distribution: Distribution

@@ -408,6 +408,13 @@ EXHIBITS: Final = (
         "            pass\n",
     ),
     bug(
+        "a failed message that the server has lost lets its key go on",
+        "after a failover with a loss a message fails that comes again, and the next one of its key starts before that",
+        "consumer/settler.py",
+        "                if script in (START_MESSAGE, PARK_MESSAGE, BURY_MESSAGE):",
+        "                if False:",
+    ),
+    bug(
         "messages in flight are read again",
         "a group that is reset under shared distribution gives a running message to a second handler: both settle it",
         "consumer/lane.py",
