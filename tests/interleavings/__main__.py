@@ -11,7 +11,6 @@ import sys
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from tests.interleavings.moves import Moves
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario
 from tests.interleavings.search import Result, Search
 from tests.interleavings.store import store
@@ -29,7 +28,7 @@ def search(scenario: Scenario) -> tuple[Result, int]:
             counts = f"{result.states} states, {result.steps} steps, depth {result.depth}"
             progress.update(bar, description=f"{scenario.name}: {counts}")
 
-        return Search(Moves(server, scenario.rules, scenario.left), progress=show).run(), server.calls
+        return Search(scenario.moves(server), progress=show).run(), server.calls
 
 
 def tell(result: Result) -> None:

@@ -17,13 +17,14 @@ from rsmq.consumer.outputs import Outputs
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.settler import Settler
 from rsmq.handler.retry import Bury, Park, Reason, RetryPolicy
+from rsmq.heartbeat.heartbeat import Heartbeat, InFlightMessages
 from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
 from rsmq.producer.output import Output
-from rsmq.redis.scripts import RENEW_LEASE, SETTLE_MESSAGES, SETTLE_OUTPUTS
+from rsmq.redis.scripts import REMOVE_CONSUMER, RENEW_LEASE, SETTLE_MESSAGES, SETTLE_OUTPUTS
 from tests.interleavings.world import Command
 
 KEYS: Final = Keys()
@@ -136,6 +137,22 @@ def _claim(command: Command, cursor: int, reader: str) -> Wire:
     lane = _lane(command)
     lane.cursor = stream_id(cursor)
     return sent(_reclaimer(command).claim_page(lane, reader, SETTINGS.prefetch))
+
+
+def _adopt(command: Command, source: str) -> Wire:
+    return sent(_reclaimer(command).adopt(_lane(command), SETTINGS.prefetch, source=source, leases={}))
+
+
+def _touch(command: Command, *numbers: int) -> Wire:
+    heartbeat: Any = SimpleNamespace(member=command.member, _settings=SETTINGS)
+    ids = [stream_id(number) for number in numbers]
+    messages = InFlightMessages(STREAM, GROUP, _lane(command).lease, DLQ, lambda: ids, lambda *_: None)
+    (made,) = Heartbeat._touches(heartbeat, messages)
+    return made
+
+
+def _remove(command: Command) -> Wire:
+    return REMOVE_CONSUMER.command((STREAM,), (GROUP, command.member))
 
 
 def _read(command: Command, _reader: str) -> Wire:

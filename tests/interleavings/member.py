@@ -15,6 +15,8 @@ from tests.interleavings.commands import POLICY, number_of
 from tests.interleavings.world import (
     BURYING,
     DONE,
+    GATHERED,
+    HANDLED,
     PARKED,
     PARKING,
     READY,
@@ -35,13 +37,16 @@ class Rules(NamedTuple):
     """The handler: a key or "" for each message, and how many calls run at once.
 
     `ends_late`: a member that connects again first ends its last connection, so nothing comes late on it.
-    `has_outputs`: each handler publishes one message.
+    `has_outputs`: each handler publishes one message. `batch`: a call gets so many messages at most (0: one, and not as
+    a batch). `is_shared`: shared distribution.
     """
 
     keys: tuple[str, ...]
     concurrency: int = 1
     ends_late: bool = True
     has_outputs: bool = False
+    batch: int = 0
+    is_shared: bool = False
 
     def blocks(self, number: int) -> bool:
         """Whether a message holds back later ones while it waits for its retry."""
@@ -93,12 +98,42 @@ def _run(member: Member, rules: Rules, started: list[int]) -> Member:
         role = f"work {item.number}"
         if item.phase in ASKING and member.is_free(role):
             return _send(member, *_asked(item, role, rules), lane=lane)
+    if rules.batch:
+        return member if (changed := _batch(lane, rules, started)) is lane else member._replace(lane=changed)
+    for item in lane.items:
         if item.phase == READY and _may_start(lane, item, rules):
             lane = _with(lane, item._replace(phase=STARTING if item.is_again else RUNNING))
             if not item.is_again:
                 started.append(item.number)
             return member._replace(lane=lane)
     return member
+
+
+def _batch(lane: Lane, rules: Rules, started: list[int]) -> Lane:
+    """What the one call of a batch handler can do next: gather, start, or leave what it has handled to be settled."""
+    phases = {item.phase for item in lane.items}
+    if not phases.isdisjoint(ASKING):
+        return lane
+    if HANDLED in phases:
+        return _turned(lane, HANDLED, DONE)
+    if GATHERED in phases:
+        started += [item.number for item in lane.items if item.phase == GATHERED]
+        return _turned(lane, GATHERED, RUNNING)
+    if RUNNING in phases:
+        return lane
+    picked: list[Item] = []
+    for place, item in enumerate(lane.items):
+        ahead = [each for each in lane.items[:place] if each not in picked]
+        if item.phase == READY and len(picked) < rules.batch and not _is_blocked(item.number, ahead, rules):
+            picked.append(item)
+    for item in picked:
+        lane = _with(lane, item._replace(phase=STARTING if item.is_again else GATHERED))
+    return lane
+
+
+def _turned(lane: Lane, phase: str, into: str) -> Lane:
+    """All items of one phase are in another one."""
+    return lane._replace(items=tuple(each._replace(phase=into) if each.phase == phase else each for each in lane.items))
 
 
 def _asked(item: Item, role: str, rules: Rules) -> tuple[Any, ...]:
@@ -150,7 +185,7 @@ def _leave(member: Member) -> Member:
         if unstarted:
             return _send(member, "hand_back", "lease", *unstarted, lane=lane)
         return member._replace(lane=lane)
-    if lane.leaving == 3 and not any(item.phase in (RUNNING, *ASKING) for item in lane.items):
+    if lane.leaving == 3 and not any(item.phase in (RUNNING, GATHERED, HANDLED, *ASKING) for item in lane.items):
         lane = lane._replace(items=tuple(item for item in lane.items if item.phase in (DONE, SETTLING)))
         if lane.items:
             return member if lane == member.lane else member._replace(lane=lane)
@@ -192,6 +227,13 @@ def _accepted(
             )
             if lane.cursor is None and lane.newest is None:
                 lane = lane._replace(newest=0)
+        case "adopt":
+            entries = [(number_of(each[0]), each[1], each[2] > 0, bool(each[4])) for each in reply[3:]]
+            lane = _enqueued(lane, [each for each in entries if each[0] not in command.known], rules)
+        case "touch":
+            taken = {number_of(each) for each in reply[0]}
+            undecided = [item.number for item in lane.items if item.phase not in (*ASKING, DONE, SETTLING)]
+            lane = _without(lane, *taken.intersection(undecided))
         case "read":
             numbers = [number_of(entry[0]) for _, entries in reply or () for entry in entries]
             lane = lane._replace(items=(*lane.items, *(Item(number, 1) for number in numbers)))
@@ -212,8 +254,8 @@ def _accepted(
             item = next(item for item in lane.items if item.number == command.args[0])
             item = item._replace(is_unsure=False)
             if word != NOT_PENDING and command.kind == "start" and lane.is_held:
-                started.append(item.number)
-                lane = _with(lane, item._replace(phase=RUNNING))
+                lane = _with(lane, item._replace(phase=GATHERED if rules.batch else RUNNING))
+                started += [] if rules.batch else [item.number]
             elif word != NOT_PENDING and command.kind == "park" and rules.blocks(item.number):
                 lane = _with(lane, item._replace(phase=PARKED))
             else:
@@ -224,7 +266,7 @@ def _accepted(
 def unanswered(member: Member, command: Command) -> Member:
     """The connection was lost before the reply came."""
     member = _off_way(member, command)
-    if command.role not in ("lease", "renew"):  # these take any connection of the pool, the others have one
+    if command.role not in ("lease", "renew", "adopt"):  # these take any connection of the pool, the others have one
         member = member._replace(broken=member.broken | {command.role})
     if command.kind == "read":
         member = member._replace(is_read_late=True)
@@ -234,6 +276,8 @@ def unanswered(member: Member, command: Command) -> Member:
     match command.kind:
         case "read" | "claim":
             lane = restarted(member, is_ours=True)
+        case "adopt":
+            lane = restarted(member)
         case "unpark":
             lane = lane._replace(is_missing_retries=True)
         case "hand_back":
@@ -265,6 +309,26 @@ def ended(lane: Lane, item: Item, error: Exception | None) -> Lane:
     if isinstance(decision, Bury):
         return _with(lane, item._replace(phase=BURYING, reason=str(decision.reason)))
     return _with(lane, item._replace(phase=DONE))
+
+
+def batch_ended(lane: Lane, failed: Item | None, rules: Rules) -> tuple[Lane, set[int]]:
+    """The call of a batch has ended, for one message with an error. Returns what is handled, too.
+
+    Later messages of its key wait behind it again, if it is retried.
+    """
+    batch, handled = [item for item in lane.items if item.phase == RUNNING], set[int]()
+    if failed is not None:
+        lane = ended(lane, failed, ValueError())
+    is_parked = failed is not None and isinstance(decide(ValueError(), failed.attempt, POLICY), Park)
+    for item in batch:
+        if item == failed:
+            continue
+        if failed is not None and is_parked and failed.number in rules.before(item.number):
+            lane = _with(lane, item._replace(phase=READY))
+            continue
+        handled.add(item.number)
+        lane = _with(lane, item._replace(phase=DONE if failed is None or item.number < failed.number else HANDLED))
+    return lane, handled
 
 
 def resumed(lane: Lane, item: Item) -> Lane:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from rsmq.redis.scripts import OK, STALE_EPOCH
-from tests.interleavings.member import Rules, answered, ended, pump, restarted, resumed, unanswered
+from tests.interleavings.member import Rules, answered, batch_ended, ended, pump, restarted, resumed, unanswered
 from tests.interleavings.store import Store
 from tests.interleavings.world import PARKED, RUNNING, Command, Lane, Left, Member, Opening, Server, Truth, World
 
@@ -14,6 +14,9 @@ ACTS: Final = {
     "renew": "renewal",
     "release": "release",
     "claim": "take-over of pending messages",
+    "adopt": "adoption",
+    "touch": "touch",
+    "remove": "removal of its consumer",
     "read": "read",
     "start": "start",
     "park": "parking",
@@ -83,17 +86,16 @@ class Moves:
             after = world._replace(left=left._replace(crashes=left.crashes - 1))
             yield self._gone(f"{name} dies", after, place, member)
         if left.stops and is_replaceable and lane and lane.is_held and _is_idle(lane):
-            late = member.is_read_late or any(command.kind == "read" for command in member.on_way)
-            release = Command("release", "lease", name, lane.grant, lane.epoch, (member.reader if late else "",))
-            after = world._replace(left=left._replace(stops=left.stops - 1), late=world.late | {release})
-            yield self._gone(f"{name} stops{', its read still on the way' if late else ''}", after, place, member)
+            yield self._stopped(world._replace(left=left._replace(stops=left.stops - 1)), place, member, lane)
 
     def _of_lane(self, world: World, place: int, member: Member, lane: Lane) -> Iterator[Move]:
         name, left = member.name, world.left
         if not lane.is_held:
             yield self._changed(f"{name} sees that its lease is over", world, place, member._replace(lane=None))
+        if self._rules.batch and any(item.phase == RUNNING for item in lane.items):
+            yield from self._batch_ended(world, place, member, lane)
         for item in lane.items:
-            if item.phase == RUNNING:
+            if item.phase == RUNNING and not self._rules.batch:
                 number = item.number
                 after = world._replace(truth=world.truth._replace(handled=world.truth.handled | {number}))
                 done = member._replace(lane=ended(lane, item, None))
@@ -120,6 +122,24 @@ class Moves:
             after = world._replace(left=left._replace(renewals=left.renewals - 1))
             renewing = member._replace(on_way=(*member.on_way, command))
             yield self._changed(f"{name} renews its lease", after, place, renewing, is_fault=True)
+
+    def _batch_ended(self, world: World, place: int, member: Member, lane: Lane) -> Iterator[Move]:
+        fails = [item for item in lane.items if item.phase == RUNNING and world.left.failures]
+        for failed in (None, *fails):
+            changed, handled = batch_ended(lane, failed, self._rules)
+            after = world._replace(truth=world.truth._replace(handled=world.truth.handled | handled))
+            text = f"{member.name} has handled {_listed(handled) or 'nothing'} of a batch"
+            if failed is not None:
+                after = after._replace(left=world.left._replace(failures=world.left.failures - 1))
+                text += f", and {failed.number} fails"
+            done = member._replace(lane=changed)
+            yield self._changed(text, after, place, done, is_fault=failed is not None)
+
+    def _stopped(self, world: World, place: int, member: Member, lane: Lane) -> Move:
+        late = member.is_read_late or any(command.kind == "read" for command in member.on_way)
+        release = Command("release", "lease", member.name, lane.grant, lane.epoch, (member.reader if late else "",))
+        after = world._replace(late=world.late | {release})
+        return self._gone(f"{member.name} stops{', its read still on the way' if late else ''}", after, place, member)
 
     def _gone(self, text: str, world: World, place: int, member: Member) -> Move:
         late = world.late.union(member.on_way)
@@ -177,12 +197,9 @@ class Moves:
         text = f"{'late: ' if place is None else ''}{command.member}'s {_described(command)}"
         reply, server = self._store.execute(world.server, command, _alive(world))
         broken = self._unfenced(world, command, reply) or _uncharged(command, reply, server)
-        truth = world.truth
-        if command.kind == "settle" and reply[0][0] == OK:
-            truth = truth._replace(settled=truth.settled.union(command.args))
-        if command.kind == "settle_outputs" and reply[0] == OK:
-            truth = truth._replace(settled=truth.settled.union(command.args[1:]))
-        after = world._replace(server=server, truth=truth)
+        broken = broken or self._taken(world, command, server)
+        settled = world.truth.settled.union(self._settled(world, command, reply, server))
+        after = world._replace(server=server, truth=world.truth._replace(settled=settled))
         if place is None:
             after = after._replace(late=world.late - {command})
             if command.kind == "take" and reply[0] == OK:
@@ -191,10 +208,20 @@ class Moves:
             return
         member, started = answered(world.members[place], command, reply, self._rules)
         yield self._changed(f"{text} → {_shown(reply)}", after, place, member, started, broken=broken)
-        if world.left.lost and command.kind not in ("renew", "release"):
+        if world.left.lost and command.kind not in ("renew", "release", "touch"):
             member = unanswered(world.members[place], command)
             text = f"the connection of {text} breaks before the reply"
             yield self._changed(text, _lost(world, {command}), place, member, is_fault=True)
+
+    def _settled(self, world: World, command: Command, reply: Any, server: Server) -> Iterable[int]:
+        """What a command has acknowledged."""
+        if command.kind == "settle" and reply[0][0] == OK:
+            return command.args
+        return command.args[1:] if command.kind == "settle_outputs" and reply[0] == OK else ()
+
+    def _taken(self, world: World, command: Command, server: Server) -> str:
+        """Whether a command has changed what it must leave alone."""
+        return ""
 
     def _unfenced(self, world: World, command: Command, reply: Any) -> str:
         """Only the last grant may write."""
@@ -241,12 +268,12 @@ class Moves:
         if started:
             text += f"; it starts {_listed(started)}"
         for number in started:
-            broken = broken or self._wrong_start(world, number)
+            broken = broken or self._wrong_start(world, number, started if self._rules.batch else ())
         return self._checked(text, world._replace(members=members), is_fault=is_fault, broken=broken)
 
-    def _wrong_start(self, world: World, number: int) -> str:
+    def _wrong_start(self, world: World, number: int, together: Iterable[int]) -> str:
         truth, dead = world.truth, {number for number, _ in world.server.dead}
-        missing = [each for each in self._rules.before(number) if each not in truth.handled | dead]
+        missing = [each for each in self._rules.before(number) if each not in truth.handled.union(dead, together)]
         if missing:
             return f"{number} starts before {_listed(missing)} of the same key"
         if number in truth.settled:
@@ -261,10 +288,11 @@ class Moves:
         return Move(text, world, is_fault, broken or self._fault(world))
 
     def _fault(self, world: World) -> str:
-        server = world.server
         believers = [member.name for member in world.members if _believes(member)]
-        if len(believers) > 1:
-            return "two members believe in the lease"
+        return "two members believe in the lease" if len(believers) > 1 else self._wrong_records(world)
+
+    def _wrong_records(self, world: World) -> str:
+        server = world.server
         dead = [number for number, _ in server.dead]
         if len(dead) != len(set(dead)):
             return "a message has two dead letters"
@@ -335,7 +363,7 @@ def _uncharged(command: Command, reply: Any, server: Server) -> str:
     if (
         command.kind != "start"
         or reply[0] != OK
-        or (command.args[0], command.member, command.args[1]) in server.pending
+        or (command.args[0], command.member, command.args[1]) in {each[:3] for each in server.pending}
     ):
         return ""
     return f"attempt {command.args[1]} of {command.args[0]} starts without being charged"

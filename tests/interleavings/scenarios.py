@@ -11,9 +11,16 @@ from typing import Final
 from rsmq.redis.scripts import SCRIPTS
 from tests.interleavings.commands import wire
 from tests.interleavings.member import Rules
+from tests.interleavings.moves import Moves
+from tests.interleavings.shared import SharedMoves
+from tests.interleavings.store import Store
 from tests.interleavings.world import Left
 
 KEYS: Final = Rules(("a", "a", "b"))
+BATCH: Final = KEYS._replace(batch=3)
+SHARED: Final = Rules(("", "", ""), is_shared=True)
+SHARED_TWO: Final = Rules(("", ""), is_shared=True)
+SHARED_BATCH: Final = SHARED._replace(batch=3)
 ONE_KEY: Final = Rules(("a", "a"))
 NO_KEYS: Final = Rules(("", ""))
 OUTPUTS: Final = ONE_KEY._replace(has_outputs=True)
@@ -28,6 +35,10 @@ class Scenario:
     rules: Rules
     left: Left
     is_short: bool = False
+
+    def moves(self, store: Store) -> Moves:
+        """What can happen in it."""
+        return (SharedMoves if self.rules.is_shared else Moves)(store, self.rules, self.left)
 
 
 SCENARIOS: Final = (
@@ -50,6 +61,16 @@ SCENARIOS: Final = (
     Scenario("2 with outputs, 1 pause, 1 failure", OUTPUTS, Left(pauses=1, failures=1)),
     Scenario("2 with outputs, 1 handover, 1 lost reply", OUTPUTS, Left(handovers=1, lost=1)),
     Scenario("2 with outputs, 1 stop, 1 pause, 1 lost reply", OUTPUTS, Left(stops=1, pauses=1, lost=1)),
+    Scenario("3 in batches, 1 crash, 1 lost reply", BATCH, Left(crashes=1, lost=1)),
+    Scenario("3 in batches, 1 failure, 1 pause", BATCH, Left(failures=1, pauses=1)),
+    Scenario("2 in batches, 1 crash, 1 lost reply", ONE_KEY._replace(batch=2), Left(crashes=1, lost=1)),
+    Scenario("2 in batches, 1 failure, 1 lost reply", ONE_KEY._replace(batch=2), Left(failures=1, lost=1)),
+    Scenario("3 shared, 1 crash, 1 lost reply", SHARED, Left(crashes=1, lost=1)),
+    Scenario("3 shared in batches, 1 crash, 1 lost reply", SHARED_BATCH, Left(crashes=1, lost=1)),
+    Scenario("2 shared, 1 crash, 1 lost reply", SHARED_TWO, Left(crashes=1, lost=1)),
+    Scenario("2 shared, 1 pause", SHARED_TWO, Left(pauses=1)),
+    Scenario("2 shared, 1 failure, 1 lost reply", SHARED_TWO, Left(failures=1, lost=1)),
+    Scenario("2 shared, 1 stop, 1 lost reply", SHARED_TWO, Left(stops=1, lost=1)),
     Scenario("3 with outputs, 1 crash, 1 lost reply", KEYS._replace(has_outputs=True), Left(crashes=1, lost=1)),
 )
 
@@ -69,6 +90,16 @@ LATE: Final = Scenario("no keys, 1 failure, 1 lost reply", NO_KEYS._replace(ends
 LATE_KEY: Final = Scenario(
     "late commands, 1 failure, 1 lost reply", ONE_KEY._replace(ends_late=False), Left(failures=1, lost=1)
 )
+SHARED_PAUSE: Final = Scenario("shared, 1 pause", SHARED_TWO, Left(pauses=1))
+SHARED_PAUSES: Final = Scenario("shared, 2 pauses", SHARED_TWO, Left(pauses=2))
+SHARED_RETRY: Final = Scenario("shared, 1 failure, 1 pause", SHARED_TWO, Left(failures=1, pauses=1))
+SHARED_CRASH: Final = Scenario("shared, 1 crash, 1 lost reply", SHARED_TWO, Left(crashes=1, lost=1))
+SHARED_BURIAL: Final = Scenario("shared, 2 failures, 1 pause", SHARED_TWO, Left(failures=2, pauses=1))
+SHARED_OUTPUTS: Final = Scenario("shared with outputs, 1 pause", SHARED_TWO._replace(has_outputs=True), Left(pauses=1))
+SHARED_STOP: Final = Scenario("shared, 1 stop, 1 lost reply", SHARED_TWO, Left(stops=1, lost=1))
+BATCH_CRASH: Final = Scenario("batches, 1 crash, 1 lost reply", ONE_KEY._replace(batch=2), Left(crashes=1, lost=1))
+BATCH_LOST: Final = Scenario("batches, 1 failure, 1 lost reply", ONE_KEY._replace(batch=2), Left(failures=1, lost=1))
+BATCH_PAUSE: Final = Scenario("batches, 1 pause, 1 failure", ONE_KEY._replace(batch=2), Left(pauses=1, failures=1))
 
 
 @dataclass(frozen=True)
@@ -109,6 +140,10 @@ class Weakening:
             wire.cache_clear()
 
 
+OTHERS_OR_NONE: Final = "if row and row[2] ~= ARGV[1] or not row and ARGV[2] == '' then"
+NONE: Final = "if not row and ARGV[2] == '' then"
+OTHERS: Final = "if row and row[2] ~= ARGV[1] then"
+REMOVES: Final = "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then"
 UNFENCED: Final = "checks neither owner nor epoch"
 WEAKENINGS: Final = (
     Weakening("start_message", UNFENCED, CRASH),
@@ -147,6 +182,46 @@ WEAKENINGS: Final = (
     Weakening("bury_message", "writes a second dead letter", TWICE, "or ARGV[7] == '1'", ""),
     Weakening("settle_messages", "acknowledges nothing", CRASH, "for i = first, last, 1000 do", "for i = 1, 0 do"),
     Weakening("settle_outputs", UNFENCED, OUTPUTS_PAUSE),
+    Weakening("start_message", "of a batch checks neither owner nor epoch", BATCH_PAUSE),
+    Weakening(
+        "start_message", "of a batch does not charge the attempt", BATCH_CRASH, "ARGV[5] + 1, 'FORCE'",
+        "ARGV[5], 'FORCE'",
+    ),
+    Weakening(
+        "park_message", "of a batch gives up the place of a key", BATCH_LOST, "if ARGV[7] == '0' then", "if true then",
+    ),
+    Weakening(
+        "settle_messages", "of a batch checks neither owner nor epoch", BATCH_PAUSE,
+        "if holder[1] ~= ARGV[1] or holder[2] ~= epoch then",
+    ),
+    Weakening("start_message", "starts what another member has", SHARED_PAUSES, OTHERS_OR_NONE, NONE),
+    Weakening("start_message", "starts what is settled", SHARED_PAUSE, OTHERS_OR_NONE, OTHERS),
+    Weakening("park_message", "parks what another member has", SHARED_RETRY, OTHERS_OR_NONE, NONE),
+    Weakening(
+        "bury_message", "buries what another member has", SHARED_BURIAL,
+        "if row and row[2] ~= ARGV[1] or not row and", "if not row and",
+    ),
+    Weakening(
+        "settle_messages", "acknowledges what another member has", SHARED_PAUSE, "if row and row[2] == ARGV[1] then",
+        "if row then",
+    ),
+    Weakening(
+        "settle_outputs", "acknowledges what another member has", SHARED_OUTPUTS,
+        "return row and row[2] == ARGV[1] and", "return row and",
+    ),
+    Weakening(
+        "touch_messages", "takes back what another member has", SHARED_PAUSE, "if row and row[2] ~= ARGV[1] then",
+        "if false then",
+    ),
+    Weakening(
+        "claim_pending", "adopts what is touched", SHARED_PAUSE,
+        "row[3] >= (patience[row[2]] or tonumber(ARGV[6]))", "true",
+    ),
+    Weakening(
+        "claim_pending", "takes over what is not its own", SHARED_CRASH, "if ARGV[7] ~= '' then range[4]",
+        "if false then range[4]",
+    ),
+    Weakening("remove_consumer", "deletes a consumer with pending messages", SHARED_STOP, REMOVES, "if false then"),
     Weakening(
         "settle_outputs", "stores outputs whatever was acknowledged", OUTPUTS_LOST, "is_first and ", "",
     ),

@@ -8,13 +8,29 @@ from typing import Any, Final
 
 import redis
 
+from rsmq.model.clock import to_ms
 from rsmq.redis.scripts import SCRIPTS
 from rsmq.testing.server import ThrowawayServer
-from tests.interleavings.commands import DLQ, GROUP, KEYS, LEASE, OUT, RETRY, STREAM, Wire, number_of, stream_id, wire
+from tests.interleavings.commands import (
+    DAY,
+    DLQ,
+    GROUP,
+    KEYS,
+    LEASE,
+    OUT,
+    RETRY,
+    STREAM,
+    Wire,
+    number_of,
+    stream_id,
+    wire,
+)
 from tests.interleavings.world import Command, Server
 
 LATEST: Final = 10**15
 """The epoch before the first one: later than the clock, so that every grant adds 1, at whatever time it comes."""
+LONG_MS: Final = to_ms(DAY)
+"""So long a message is idle when its member is taken for dead. No search takes so long."""
 PARTS: Final = (STREAM, LEASE, RETRY, DLQ, OUT)
 PICTURE: Final = (
     ("TIME",),
@@ -76,6 +92,15 @@ class Store:
         place = next(place for place, each in enumerate(server.parked) if not each[2])
         return self._pass(server, "retry", [self._due(place, *server.parked[place][:2])])
 
+    def pass_idle(self, server: Server, numbers: frozenset[int]) -> Server:
+        """These messages were not touched for a lease, and every retry is due."""
+        dues = [self._due(place, *each[:2]) for place, each in enumerate(server.parked)]
+        idle = [
+            ("XCLAIM", STREAM, GROUP, row[1], 0, stream_id(row[0]), "IDLE", LONG_MS, "JUSTID")
+            for row in server.pending if row[0] in numbers
+        ]  # fmt: skip
+        return self._pass(server, f"idle {sorted(numbers)}", [*idle, *dues])
+
     def _due(self, place: int, number: int, attempts: int) -> Wire:
         return "ZADD", RETRY, place, f"{number}-0|{attempts}"
 
@@ -121,7 +146,7 @@ def _picture(time: Any, lease: Any, groups: Any, pending: Any, parked: Any, dead
         reader,
         tuple(before.split("\n")) if before else (),
         number_of(_fields(groups[0])[b"last-delivered-id"]),
-        tuple((number_of(entry_id), consumer.decode(), count) for entry_id, consumer, _, count in pending),
+        tuple((number_of(each), consumer.decode(), count, idle >= LONG_MS) for each, consumer, idle, count in pending),
         tuple(
             (number_of(entry_id), int(attempts), float(due) <= now)
             for (entry_id, _, attempts), due in ((each.partition(b"|"), due) for each, due in _fields(parked).items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interleavings.moves import Moves
 from tests.interleavings.scenarios import SCENARIOS, WEAKENINGS, Scenario, Weakening
 from tests.interleavings.search import Result, Search
 from tests.interleavings.store import store
@@ -24,7 +23,7 @@ QUICK = {
 def search(scenario: Scenario) -> Result:
     """What the search finds."""
     with store("m1", "m2") as server:
-        return Search(Moves(server, scenario.rules, scenario.left)).run()
+        return Search(scenario.moves(server)).run()
 
 
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.is_short], ids=lambda each: each.name)

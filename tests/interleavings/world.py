@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 READY: Final = "ready"
+GATHERED: Final = "gathered"
+"""In a batch that waits until others of it are charged."""
 STARTING: Final = "starting"
 RUNNING: Final = "running"
 PARKING: Final = "parking"
 PARKED: Final = "parked"
 BURYING: Final = "burying"
+HANDLED: Final = "handled"
+"""In a batch of which another message is being parked or buried."""
 DONE: Final = "done"
 SETTLING: Final = "settling"
 
@@ -75,7 +79,8 @@ class Opening(NamedTuple):
 class Member(NamedTuple):
     """`connection` counts its reading connections; a role in `broken` has lost its connection.
 
-    `is_read_late`: a read may be on its way on the connection that was lost.
+    `is_read_late`: a read may be on its way on the connection that was lost. `lanes` counts those that it has opened
+    under shared distribution.
     """
 
     name: str
@@ -86,6 +91,7 @@ class Member(NamedTuple):
     on_way: tuple[Command, ...] = ()
     broken: frozenset[str] = frozenset()
     is_read_late: bool = False
+    lanes: int = 0
 
     @property
     def reader(self) -> str:
@@ -98,7 +104,10 @@ class Member(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The keys of the partition, without what no script looks at."""
+    """The keys of the partition, without what no script looks at.
+
+    `pending`: number, consumer, deliveries, and whether it was not touched for a lease.
+    """
 
     owner: str = ""
     epoch: str = ""
@@ -106,7 +115,7 @@ class Server(NamedTuple):
     reader: str = ""
     before: tuple[str, ...] = ()
     delivered: int = 0
-    pending: tuple[tuple[int, str, int], ...] = ()
+    pending: tuple[tuple[int, str, int, bool], ...] = ()
     parked: tuple[tuple[int, int, bool], ...] = ()
     dead: tuple[tuple[int, str], ...] = ()
     outputs: tuple[int, ...] = ()
