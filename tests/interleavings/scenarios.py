@@ -207,7 +207,7 @@ WEAKENINGS: Final = (
     ),
     Weakening(
         "settle_outputs", "acknowledges what another member has", SHARED_OUTPUTS,
-        "return row and row[2] == ARGV[1] and", "return row and",
+        "return row and row[2] == consumer and", "return row and",
     ),
     Weakening(
         "touch_messages", "takes back what another member has", SHARED_PAUSE, "if row and row[2] ~= ARGV[1] then",
