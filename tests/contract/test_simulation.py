@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.museum import EXHIBITS, put_back
+from tests.simulation.museum import EXHIBITS, Exhibit, put_back
 from tests.simulation.museum import SEEDS as FAILED
 from tests.simulation.server import compiler
 
@@ -70,6 +70,13 @@ def test_seed_of_the_simulator_gives_the_same_trace_under_another_python(tmp_pat
         pytest.skip("no second Python with the packages: `make simulation` sets one up")
     for seed in (7, 8, 9):
         assert trace_of(seed, tmp_path / "a") == trace_of(seed, tmp_path / "b", python=str(OTHER_PYTHON))
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda each: each.name.replace(" ", "-"))
+def test_exhibit_is_an_edit_of_the_code_as_it_is(exhibit: Exhibit) -> None:
+    """The lines that it replaces are there, once: otherwise the museum cannot put the bug back."""
+    for edit in exhibit.edits:
+        assert (ROOT / edit.path).read_text().count(edit.old) == 1
 
 
 def test_failing_seed_of_the_simulator_is_shrunk_to_a_story_that_can_be_replayed(tmp_path: Path) -> None:

@@ -63,14 +63,14 @@ SCENARIOS: Final = (
     Scenario("2 with outputs, 1 stop, 1 pause, 1 lost reply", OUTPUTS, Left(stops=1, pauses=1, lost=1)),
     Scenario("3 in batches, 1 crash, 1 lost reply", BATCH, Left(crashes=1, lost=1)),
     Scenario("3 in batches, 1 failure, 1 pause", BATCH, Left(failures=1, pauses=1)),
-    Scenario("2 in batches, 1 crash, 1 lost reply", ONE_KEY._replace(batch=2), Left(crashes=1, lost=1)),
+    Scenario("2 in batches, 1 crash, 1 lost reply", ONE_KEY._replace(batch=2), Left(crashes=1, lost=1), is_short=True),
     Scenario("2 in batches, 1 failure, 1 lost reply", ONE_KEY._replace(batch=2), Left(failures=1, lost=1)),
     Scenario("3 shared, 1 crash, 1 lost reply", SHARED, Left(crashes=1, lost=1)),
     Scenario("3 shared in batches, 1 crash, 1 lost reply", SHARED_BATCH, Left(crashes=1, lost=1)),
     Scenario("2 shared, 1 crash, 1 lost reply", SHARED_TWO, Left(crashes=1, lost=1)),
     Scenario("2 shared, 1 pause", SHARED_TWO, Left(pauses=1)),
     Scenario("2 shared, 1 failure, 1 lost reply", SHARED_TWO, Left(failures=1, lost=1)),
-    Scenario("2 shared, 1 stop, 1 lost reply", SHARED_TWO, Left(stops=1, lost=1)),
+    Scenario("2 shared, 1 stop, 1 lost reply", SHARED_TWO, Left(stops=1, lost=1), is_short=True),
     Scenario("3 with outputs, 1 crash, 1 lost reply", KEYS._replace(has_outputs=True), Left(crashes=1, lost=1)),
 )
 

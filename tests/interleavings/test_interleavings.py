@@ -16,6 +16,9 @@ QUICK = {
     "release_lease deletes a consumer with pending messages",
     "park_message stores no due time",
     "start_message does not charge the attempt",
+    "start_message of a batch does not charge the attempt",
+    "settle_messages acknowledges what another member has",
+    "claim_pending takes over what is not its own",
 }
 """Found within a thousand states or so."""
 
