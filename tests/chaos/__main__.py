@@ -62,9 +62,12 @@ async def run_all(options: argparse.Namespace, console: Console) -> list[Result]
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 seed = next_seed(title, kind) if options.pieces else options.seed
-                result = await run_scenario(one, title, given, kind, seed, options.seconds, options.minutes)
+                result = await run_scenario(
+                    one, title, given, kind, seed, options.seconds, options.minutes, has_bank=options.bank
+                )
             results.append(result)
-            keep([result])
+            if result.booked or not options.bank:  # else the scenario has no place for the bank
+                keep([result])
             progress.advance(bar)
             is_good = result.verdict in ("clean", "skipped")
             details = result.details if not is_good else result.details[:160]
@@ -96,6 +99,7 @@ def main() -> int:
         metavar="N",
         help="print so many characters of the log of runs that are not clean",
     )
+    parser.add_argument("--bank", action="store_true", help="with handlers that book in a database, if possible")
     parser.add_argument("--base", help="the commit that the rolling upgrade starts from; default: the last other one")
     options = parser.parse_args()
     if options.base:

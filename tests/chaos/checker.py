@@ -104,9 +104,16 @@ class Stuck:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unsound:
+    """The books of the bank do not agree with the messages."""
+
+    what: str
+
+
 Excusable = Never | MoreThanOnce | DuplicateStart | DoubleCommit
 Repeat = MoreThanOnce | DuplicateStart | DoubleCommit
-Finding = Never | Repeat | TooMany | OutOfOrder | Unexpected | Innocent | Spared | Stuck | Leak
+Finding = Never | Repeat | TooMany | OutOfOrder | Unexpected | Innocent | Spared | Stuck | Leak | Unsound
 
 
 @dataclass(slots=True)

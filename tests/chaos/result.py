@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.chaos.catalogue import ELSEWHERE, Scenario
 
+WITH_BANK = ", with the bank"
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT, PAGE = DOCS / "chaos.json", DOCS / "chaos.md"
 
@@ -21,6 +22,7 @@ KEPT, PAGE = DOCS / "chaos.json", DOCS / "chaos.md"
 @dataclass(frozen=True, slots=True)
 class Result:
     """One run. `verdict`: clean, broken, failed (a check of the scenario itself) or skipped. Times in seconds.
+    `booked`: messages in the books of the bank, if it was played with one.
 
     `date` is the day of the run, `commit` the state of the code.
     """
@@ -38,6 +40,7 @@ class Result:
     recovery: float = 0.0
     took: float = 0.0
     note: str = ""
+    booked: int = 0
     date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
     commit: str = field(default_factory=lambda: state_of_the_code())
 
@@ -83,6 +86,7 @@ def page(scenarios: Sequence[Scenario], results: Sequence[Result]) -> str:
             cells = [seeds(by_cell[title, each]) for each in servers]
             lines.append(f"| {one.number} | {title} | {one.injection} | {one.bound} | {' | '.join(cells)} |")
     lines += added_up(results)
+    lines += banked(results)
     lines += ["", "## Covered by other tests", "", "| # | fault | tests |", "|---|---|---|"]
     lines += [f"| {one.number} | {one.name} | {', '.join(f'`{test}`' for test in one.tests)} |" for one in ELSEWHERE]
     broken = [each for each in results if each.verdict in ("broken", "failed")]
@@ -113,6 +117,21 @@ def added_up(results: Sequence[Result]) -> list[str]:
         times = f"{sum(each.took for each in pieces) / 3600:.2f} | {max(each.recovery for each in pieces):.1f} s"
         counts = f"{sum(each.handled for each in pieces):,} | {sum(each.duplicates for each in pieces):,}"
         lines.append(f"| {server} | {len(pieces)} | {times} | {counts} | {not_clean} |".replace(",", " "))
+    return lines
+
+
+def banked(results: Sequence[Result]) -> list[str]:
+    """A table of the runs with the bank: a line for each server."""
+    by_server = defaultdict[str, list[Result]](list)
+    for each in results:
+        if each.title.endswith(WITH_BANK) and each.verdict != "skipped":
+            by_server[each.server].append(each)
+    lines = [BANK] if by_server else []
+    for server, runs in sorted(by_server.items(), reverse=True):
+        not_clean = sum(each.verdict != "clean" for each in runs)
+        names = len({each.title for each in runs})
+        booked, again = sum(each.booked for each in runs), sum(each.restarted for each in runs)
+        lines.append(f"| {server} | {names} | {len(runs)} | {booked:,} | {again:,} | {not_clean} |".replace(",", " "))
     return lines
 
 
@@ -168,6 +187,18 @@ that was not clean is played again after the change that mends its cause. That h
 
 | server | pieces | hours | longest recovery | messages handled | handled twice | pieces not clean |
 |---|---|---|---|---|---|---|"""
+
+BANK = """
+## With the bank
+
+`python -m tests.chaos --bank` plays the scenarios with handlers that move money in a PostgreSQL, in a transaction of
+[Effects](database.md), and send a receipt by an outbox. At the end the books are compared with the messages: each
+message that was confirmed is booked once and has one receipt, and no booking is there by half. A scenario whose fault
+loses messages, or handles them again on purpose (a reset of the group), says so to the judge. Handlers in processes of
+their own and shared distribution, where `Effects` is refused, are left out.
+
+| server | scenarios | runs | messages booked | started again | runs not clean |
+|---|---|---|---|---|---|"""
 
 OPEN = """
 ## Known gaps

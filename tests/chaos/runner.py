@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.catalogue import Scenario
-from tests.chaos.result import Result
+from tests.chaos.result import WITH_BANK, Result
 from tests.chaos.testbed import Testbed
 from tests.servers import Kind
 
@@ -22,14 +22,22 @@ KEPT = Path(".chaos")
 
 
 async def run_scenario(
-    scenario: Scenario, title: str, given: Mapping[str, Any], kind: Kind, seed: int, seconds: float, minutes: float
+    scenario: Scenario,
+    title: str,
+    given: Mapping[str, Any],
+    kind: Kind,
+    seed: int,
+    seconds: float,
+    minutes: float,
+    *,
+    has_bank: bool = False,
 ) -> Result:
     """Run a variant of a scenario on a server of this kind."""
     started = time.monotonic()
     verdict, details, found, run = "clean", "", None, None
     with tempfile.TemporaryDirectory(prefix="rsmq-chaos-") as path:
         try:
-            async with Testbed(kind, seed, seconds, Path(path), minutes=minutes) as testbed:
+            async with Testbed(kind, seed, seconds, Path(path), minutes=minutes, has_bank=has_bank) as testbed:
                 try:
                     found = await scenario.function(testbed, **given)
                 finally:
@@ -43,7 +51,7 @@ async def run_scenario(
         if verdict in ("broken", "failed"):
             shutil.copytree(path, KEPT / f"{title} on {kind}", dirs_exist_ok=True)
     return Result(
-        title, kind, seed, verdict, details,
+        f"{title}{WITH_BANK}" if has_bank else title, kind, seed, verdict, details,
         handled=found.handled if found else 0,
         duplicates=len(found.repeats) if found else 0,
         restarted=found.starts if found else 0,
@@ -52,4 +60,5 @@ async def run_scenario(
         recovery=round(run.recovered, 2) if run else 0.0,
         took=round(time.monotonic() - started, 1),
         note=run.note if run else "",
+        booked=run.booked if run else 0,
     )  # fmt: skip

@@ -21,7 +21,8 @@ from rsmq.dlq import DeadLetters
 from rsmq.dlq.dead_letter import DeadLetter
 from rsmq.inspector.retention_holds import group_needs
 from rsmq.redis.topics import Topic, Topics
-from tests.chaos.checker import History, Name, Verdict, check
+from tests.chaos.bank import audit
+from tests.chaos.checker import History, Name, Unsound, Verdict, check
 from tests.chaos.leak import leaks
 from tests.chaos.ledger import EventLedger
 from tests.chaos.processes import ChaosProcess, Processes
@@ -64,6 +65,7 @@ class ScenarioRun:
         self.recovered = 0.0
         self.lost = 0
         self.note = ""
+        self.booked, self.wrong_bookings = 0, list[str]()
         self._forgiven: list[tuple[float, float]] = []
         self.is_watched = True
         self._next: dict[str, int] = {}
@@ -217,6 +219,11 @@ class ScenarioRun:
         self.history.events = list(self.ledger.events())
         self._add_published()
         verdict = check(self.history)
+        if self.job.bank:
+            await self.processes.stop_all()
+            self.booked, self.wrong_bookings = await audit(self.broker, self.job.bank, self.history)
+            if not self.job.is_plain:
+                verdict.findings += [Unsound(each) for each in self.wrong_bookings]
         if verdict.faults:
             print(self.processes.log(20_000))
         return verdict

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import anyio
 
 from rsmq.testing.proxy import Proxy
+from tests.chaos.bank import Bank
 from tests.chaos.processes import ChaosProcess
 from tests.chaos.scenario_run import ScenarioRun
 from tests.chaos.system_faults import FaultyServer
@@ -21,18 +22,29 @@ R = TypeVar("R", bound=ScenarioRun)
 class Testbed:
     """Servers of one kind and runs on them, all with the same seed and duration.
 
-    `seconds`: the least duration of each phase under load without faults; `minutes`: the duration of a scenario that
-    has no end of its own. `run` is the last run that was started.
+    `has_bank`: handlers book their messages in a database, where the scenario allows it. `seconds`: the least duration
+    of each phase under load without faults; `minutes`: the duration of a scenario that has no end of its own. `run` is
+    the last run that was started.
     """
 
     __test__ = False  # pytest: not a class of tests
 
     def __init__(
-        self, kind: Kind, seed: int, seconds: float, path: Path, shared: Server | None = None, minutes: float = 10
+        self,
+        kind: Kind,
+        seed: int,
+        seconds: float,
+        path: Path,
+        shared: Server | None = None,
+        minutes: float = 10,
+        *,
+        has_bank: bool = False,
     ) -> None:
         self.kind, self.seed, self.seconds, self.minutes, self._path = kind, seed, seconds, minutes, path
         self._shared, self._stack = shared, AsyncExitStack()
         self.run: ScenarioRun | None = None
+        self.has_bank = has_bank
+        self._bank: Bank | None = None
 
     async def server(self, *args: str, **options: Any) -> Server:
         """A server for this scenario alone, with an append-only file: killed, it keeps what it has confirmed."""
@@ -56,12 +68,22 @@ class Testbed:
 
     async def begin(self, kind: type[R], url: str, /, workers: int = 3, **job: Any) -> R:
         """A run of a kind of its own, of clients that connect to `url`."""
+        is_inline = job.get("execution", "inline") == "inline"
+        if self.has_bank and is_inline and job.get("distribution", "hash") == "hash" and not job.get("output"):
+            job["bank"] = await self.database()
         run = await self._stack.enter_async_context(
             kind(self._path, url, self.seed, **{"seconds": self.seconds, **job})
         )
         self.run = run
         await run.processes.start_workers(workers)
         return run
+
+    async def database(self) -> str:
+        """A new database of the bank."""
+        if self._bank is None:
+            self._bank = await anyio.to_thread.run_sync(Bank)
+            self._stack.callback(self._bank.close)
+        return await anyio.to_thread.run_sync(self._bank.open)
 
     async def _started(self, server: S) -> S:
         self._stack.callback(server.close)

@@ -15,17 +15,19 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import anyio
 from tenacity import wait_fixed
 
 import rsmq.worker.worker
 from rsmq import Broker, Message, RetryPolicy, Settings
+from tests.chaos.bank import Till
 from tests.chaos.ledger import EventWriter
 from tests.chaos.recorder import RecordingSettler, install
 
@@ -39,6 +41,7 @@ class Job:
     """How a worker runs. Times in seconds; `more` are further settings, as strings like in the environment.
 
     `cycles`: start and stop the broker so often before serving. `member`: a fixed member id instead of a unique one.
+    `bank`: the address of a database: handlers book their messages there; `is_plain`: without effects and outbox.
     `output`: handlers publish to `receipts`: with their message, or by the broker. `log`: a file, not standard error.
     """
 
@@ -59,6 +62,8 @@ class Job:
     cycles: int = 0
     member: str = ""
     output: Literal["", "message", "broker"] = ""
+    bank: str = ""
+    is_plain: bool = False
     log: str = ""
     more: dict[str, str] = field(default_factory=dict)
 
@@ -113,9 +118,10 @@ async def swallow(seconds: float) -> None:
             await asyncio.sleep(end - time.monotonic())
 
 
-def make_broker(job: Job, ledger: EventWriter) -> Broker:
-    """A broker with one handler, which writes the ledger."""
+def make_broker(job: Job, ledger: EventWriter) -> tuple[Broker, Till | None]:
+    """A broker with one handler, which writes the ledger, and the till of the bank if there is one."""
     broker = Broker(job.settings())
+    till = Till(broker, job.bank, is_plain=job.is_plain) if job.bank else None
 
     async def handle(order: dict[str, object], message: Message) -> None:
         key, n = str(order["key"]), int(str(order["n"]))
@@ -132,6 +138,14 @@ def make_broker(job: Job, ledger: EventWriter) -> Broker:
             raise
         ledger.note("commit", key, n, message.attempt)
 
+    def booking(till: Till) -> Callable[..., Any]:
+        async def book(order: dict[str, object], message: Message, session: Any = till.dependency) -> None:
+            await till.book(session, str(order["key"]), int(str(order["n"])))
+            await handle(order, message)
+
+        return book
+
+    inline = handle if till is None else booking(till)
     broker.handler(
         TOPIC,
         group=GROUP,
@@ -141,8 +155,8 @@ def make_broker(job: Job, ledger: EventWriter) -> Broker:
         retry=RetryPolicy(max_attempts=job.attempts, wait=wait_fixed(0.1)),
         timeout=job.timeout,
         execution=None if job.execution == "inline" else job.execution,
-    )(handle if job.execution == "inline" else handle_apart)
-    return broker
+    )(inline if job.execution == "inline" else handle_apart)
+    return broker, till
 
 
 def handle_apart(order: dict[str, object]) -> None:
@@ -169,7 +183,7 @@ def limit_descriptors(room: int) -> None:
 
 async def serve(job: Job, ledger: EventWriter) -> None:
     """Serve until SIGTERM. SIGUSR1 takes all free file descriptors away, SIGUSR2 returns them."""
-    broker = make_broker(job, ledger)
+    broker, till = make_broker(job, ledger)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, broker.stop)
     loop.add_signal_handler(signal.SIGUSR1, limit_descriptors, 0)
@@ -180,6 +194,8 @@ async def serve(job: Job, ledger: EventWriter) -> None:
     async with anyio.create_task_group() as tasks:
         await tasks.start(broker.run)
         ledger.note("ready")
+    if till is not None:
+        await till.engine.dispose()
 
 
 def main(job: Job) -> None:

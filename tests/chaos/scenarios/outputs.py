@@ -42,6 +42,34 @@ async def outputs_while_workers_die(testbed: Testbed, way: str) -> Verdict:
     return verdict
 
 
+@scenario("A35", injection="every handler moves money in a PostgreSQL and works on; the busiest of three workers is "
+          "killed (SIGKILL), twice (long runs: five times); another one sleeps for two leases",
+          bound="each message is booked once, with one receipt; `plain`, the control: with transactions of their own "
+          "and broker.publish some are booked several times",
+          variants=({"way": "effects"}, {"way": "plain"}), servers=ONE)  # fmt: skip
+async def bank_while_workers_die(testbed: Testbed, way: str) -> Verdict:
+    """What a handler writes with effects, and sends by the outbox, counts once."""
+    database = await testbed.database()
+    run = await testbed.start(await testbed.shared_server(), lease=2, bank=database, is_plain=way == "plain")
+    async with run.load(seconds=0.02):
+        for turn in range(5 if IS_LONG else 2):
+            await run.handles(100)
+            await run.burst(200, seconds=0.01)
+            victim = run.busiest()
+            victim.kill()
+            run.excuse("killed", victim)
+            await run.processes.start_workers(1)
+            if turn % 2:
+                sleeper = run.busiest()
+                run.excuse("paused", sleeper)
+                await paused(sleeper, 4)
+        await run.handles(200)
+    verdict = await run.verdict()
+    if way == "plain":
+        assert any("times" in each for each in run.wrong_bookings), "a check that cannot fail is none"
+    return verdict
+
+
 async def wrong_outputs(run: ScenarioRun) -> list[str]:
     """Messages with too many or too few outputs, and outputs out of order."""
     found, counts = list[str](), Counter[Name]()
