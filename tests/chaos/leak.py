@@ -9,11 +9,11 @@ from typing import Any
 from rsmq import Broker
 
 PERMANENT = re.compile(
-    r":topics$|:topic:\{|\}$|\}:(marks|removed|delayed|archived|jobs)$"
+    r":topics$|:topic:\{|\}$|\}:(marks|removed|delayed|archived|jobs|relayed)$"
     r"|\}:workers(:(lease|retry|dlq|errors|cancels|cancelled))?$"
 )
-"""Keys that have no TTL: topics, partitions, groups, leases (they hold the epoch), dead letters, and what is known of
-single messages until retention removes them."""
+"""Keys that have no TTL: topics, partitions, groups, leases (they hold the epoch), dead letters, what is known of
+single messages until retention removes them, and what an outbox has relayed."""
 
 
 async def leaks(broker: Broker, topic: str, group: str) -> list[str]:

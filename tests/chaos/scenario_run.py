@@ -30,6 +30,8 @@ from tests.chaos.worker import GROUP, TOPIC, Job
 
 IS_LONG = os.environ.get("CHAOS") == "long"
 LOAD = 3 if IS_LONG else 1
+BANK_LOAD, BANK_PATIENCE = 0.25, 3
+"""With the bank each message is a transaction: fewer messages a second, and more time to drain them."""
 FAILING = 0.03
 """The part of all messages whose first attempt fails."""
 PATIENCE = 60.0
@@ -99,7 +101,8 @@ class ScenarioRun:
     ) -> AsyncIterator[None]:
         """Publish during the block: about 500 messages a second over `keys` keys."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._keep_publishing, keys, burst * LOAD, seconds, failing)
+            share = BANK_LOAD if self.job.bank else 1
+            tasks.start_soon(self._keep_publishing, keys, max(1, int(burst * LOAD * share)), seconds, failing)
             yield
             tasks.cancel_scope.cancel()
 
@@ -212,7 +215,7 @@ class ScenarioRun:
             if publisher.exit_code is None:
                 publisher.terminate()
                 await publisher.ended()
-        await self.until_settled(seconds)
+        await self.until_settled(seconds * (BANK_PATIENCE if self.job.bank else 1))
         self.history.dead = await self._dead()
         if self.is_watched:
             self.history.leaks = await self._leaks()
