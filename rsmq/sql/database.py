@@ -94,9 +94,12 @@ def read_identity(connection: Connection) -> uuid.UUID | None:
 
 def explained(error: DBAPIError) -> Exception:
     """A missing table of rsmq as a ConfigError that says what to do; any other error as it is."""
-    text = str(error.orig).lower()
+    return missing_table(str(error.orig)) or error
+
+
+def missing_table(text: str) -> ConfigError | None:
+    """The error of a driver that says that a table of rsmq is missing."""
+    text = text.lower()
     is_missing = any(part in text for part in ("no such table", "does not exist", "doesn't exist"))
     name = next((name for name in metadata.tables if name in text), None)
-    if is_missing and name is not None:
-        return ConfigError(f"the database has no table {name}: {INIT}")
-    return error
+    return ConfigError(f"the database has no table {name}: {INIT}") if is_missing and name else None

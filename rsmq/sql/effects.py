@@ -10,12 +10,13 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from rsmq.errors import ConfigError
 from rsmq.model.message import Message
-from rsmq.sql.database import Database, explained
+from rsmq.sql.database import Database, explained, missing_table
 from rsmq.sql.handled import HandledMessages, MarkedWork
+from rsmq.sql.marks import write_mark_directly
 from rsmq.sql.tables import HANDLED
 
 Sessions = async_sessionmaker[Any] | sessionmaker[Any]
@@ -41,6 +42,7 @@ class Effects(HandledMessages):
         if not isinstance(bind, Engine | AsyncEngine):
             raise ConfigError("Effects: the sessionmaker has no engine: write Effects(async_sessionmaker(engine))")
         self.database = Database(bind, "Effects")
+        self._is_direct = bind.dialect.driver == "asyncpg"
         if isinstance(sessions, async_sessionmaker):
             guarded = guarded_class(sessions.kw.get("sync_session_class", sessions.class_.sync_session_class))
             self._new_session: Callable[[], Any] = partial(sessions, sync_session_class=guarded)
@@ -57,7 +59,9 @@ class Effects(HandledMessages):
                 yield session
                 transaction.refuse_outputs(PUBLISH)
                 try:
-                    await session.run_sync(transaction.write_and_commit)
+                    if not (self._is_direct and await transaction.write_directly(session)):
+                        await session.run_sync(transaction.write)
+                    await session.run_sync(transaction.commit)
                 except DBAPIError as error:
                     if not (transaction.is_in_doubt(error) and await self.has_committed(transaction.marks[0])):
                         raise
@@ -89,6 +93,8 @@ class Effects(HandledMessages):
             if said is error:
                 raise
             raise said from error
+        finally:
+            transaction.is_over = True
 
 
 PUBLISH: Final = "await outbox.publish(session, topic, payload)"
@@ -110,7 +116,19 @@ def guarded_class(kind: type[Session]) -> type[Session]:
     """A class of sessions that refuse a commit by the handler itself."""
     guarded = type(kind.__name__, (kind,), {})
     event.listen(guarded, "before_commit", lambda session: session.info[Transaction].refuse(session))
+    event.listen(guarded, "after_transaction_create", refuse_late_use)
     return guarded
+
+
+def refuse_late_use(session: Session, new: SessionTransaction) -> None:
+    """Raise ConfigError for a transaction that begins when the handler has returned: nothing would commit it."""
+    own = session.info.get(Transaction)
+    if own is not None and own.is_over and new.parent is None:
+        new.close()  # so that the next use is refused, too
+        raise ConfigError(
+            "the handler has returned, and its transaction of effects.session has ended: what a task writes or "
+            "publishes by this session now is lost. Await the task in the handler, or open a session of your own"
+        )
 
 
 class Transaction(MarkedWork):
@@ -120,16 +138,30 @@ class Transaction(MarkedWork):
     def __init__(self, session: Session, work: Message | list[Message]) -> None:
         super().__init__(work, "effects.session")
         self._begun = session.begin()
-        self._may_commit = False
+        self._may_commit = self.is_over = False
 
     def refuse(self, session: Session) -> None:
         """Before a commit: of a savepoint, by the handler, or at the end."""
         if not (self._may_commit or session.in_nested_transaction()):
             raise ConfigError(COMMITS)
 
-    def write(self, session: Session) -> None:
-        """What the handler has left to write, and the marks. Raises ConfigError if the handler has dropped its work:
-        the marks would commit alone."""
+    async def write_directly(self, session: AsyncSession) -> bool:
+        """`write` for one message on asyncpg. False if the marks are still to be written."""
+        if len(self.marks) > 1:
+            return False
+        await session.run_sync(self.flush)
+        connection = await session.connection(bind_arguments={"clause": HANDLED.insert()})
+        try:
+            found = await write_mark_directly((await connection.get_raw_connection()).driver_connection, self.marks[0])
+        except Exception as error:
+            raise missing_table(str(error)) or error from error
+        if found is not None:
+            await session.run_sync(lambda each: self.check_mark(connection_of(each), *found))
+        return found is not None
+
+    def flush(self, session: Session) -> None:
+        """What the handler has left to write. Raises ConfigError if it has dropped its work: the marks would commit
+        alone."""
         if session.get_transaction() is not self._begun:
             raise ConfigError(DROPS)
         if session.in_nested_transaction():
@@ -137,6 +169,10 @@ class Transaction(MarkedWork):
                 "the handler has returned with an open savepoint: write `async with session.begin_nested():`"
             )
         session.flush()
+
+    def write(self, session: Session) -> None:
+        """What the handler has left to write, and the marks."""
+        self.flush(session)
         self.write_marks(connection_of(session))
 
     def write_and_commit(self, session: Session) -> None:

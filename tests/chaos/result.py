@@ -197,6 +197,13 @@ message that was confirmed is booked once and has one receipt, and no booking is
 loses messages, or handles them again on purpose (a reset of the group), says so to the judge. Handlers in processes of
 their own and shared distribution, where `Effects` is refused, are left out.
 
+The long form, `python -m tests.sql.bank --transfers 600000 --batch --die 0.001 --every 10`, has faults of its own:
+workers die between commit and settlement, between publish and delete of the relay, and at random moments; they sleep
+for longer than their lease; all connections to PostgreSQL are cut; PostgreSQL is killed. On 2026-11-22 it moved 600 000
+transfers and 600 000 receipts in 53 minutes at a load average of 30. 160 workers died. Nothing was missing, nothing was
+doubled, and the sum of all accounts was as before. Without effects (`--plain`) transfers count twice:
+`tests/sql/test_bank.py::test_without_effects_a_transfer_counts_twice`.
+
 | server | scenarios | runs | messages booked | started again | runs not clean |
 |---|---|---|---|---|---|"""
 

