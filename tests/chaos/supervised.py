@@ -41,7 +41,7 @@ def serving_broker(job: Job) -> Broker:
     """The broker of a child, which notes in the ledger when it serves."""
     ledger = EventWriter(Path(job.ledger))
     install(ledger)
-    broker = make_broker(job, ledger)
+    broker, _ = make_broker(job, ledger)
 
     async def note_ready() -> None:
         while broker.worker is None or not broker.worker.is_serving:
