@@ -88,14 +88,13 @@ def check_page(browser: sync_api.Browser, url: str, scheme: str, color: str) -> 
 def check_search(browser: sync_api.Browser, url: str) -> None:
     """A word of both is found on a page that was written before it is found in the reference."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    page.goto(url)
-    page.wait_for_load_state("networkidle")
-    page.keyboard.press("/")
     for word, guide in (("retry", "how-to/"), ("middleware", "how-to/"), ("cancel", "how-to/")):
-        page.keyboard.press("Control+A")
-        page.keyboard.type(word)
+        page = context.new_page()  # with the next word typed, the results of the last one stay for a moment
+        page.set_default_timeout(30_000)
+        page.goto(url)
+        page.wait_for_load_state("networkidle")
+        page.keyboard.press("/")
+        page.keyboard.insert_text(word)
         results = page.locator(f'{RESULTS}[href*="h={word}"]')
         results.nth(5).wait_for()
         found = [each.removeprefix(url) for each in results.evaluate_all("all => all.map((each) => each.href)")]
