@@ -76,7 +76,8 @@ $(OTHER): pyproject.toml
 # the MQTT client of browsers; without npm or its registry the tests of that client are skipped
 $(NODE): | $(READY)
 	@mkdir -p $(@D)
-	@! command -v npm >/dev/null || npm install --silent --no-save --no-audit --no-fund --prefix $(@D) mqtt@5 || \
+	@! command -v npm >/dev/null || npm install --silent --no-save --no-audit --no-fund --fetch-retries 1 \
+		--fetch-retry-mintimeout 1000 --fetch-timeout 30000 --prefix $(@D) mqtt@5 || \
 		echo "npm could not install mqtt: the tests of MQTT.js are skipped" >&2
 	@touch $@
 

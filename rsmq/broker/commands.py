@@ -68,7 +68,7 @@ class Commands(ABC):
         - `state`: "stored", or "delayed", or for `group` "undelivered", "in_flight", "parked" or "dead".
         - `most`: so many hits; `scan`: look at so many messages at most. `progress` is called with the number so far.
 
-        There is no index: it costs about a second for 100 000 messages. Narrow it by `key`, `since` and `until`.
+        There is no index: it costs about two seconds for 100 000 messages. Narrow it by `key`, `since` and `until`.
         """
         wanted = control.Criteria(key, read_fields(where), dict(headers or {}), since, until)
         search = control.Search(self.client, self.keys, await self.topics.existing(topic), state, group)

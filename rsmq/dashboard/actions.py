@@ -179,11 +179,12 @@ async def reset(wanted: Wanted) -> Action:
 
 async def move_delayed(wanted: Wanted) -> Action:
     """Make delayed messages due now, or at another time."""
-    refs, topic = wanted.chosen(), await wanted.context.queries.topic(wanted.topic)
-    due, when = due_of(wanted)
+    refs, queries = wanted.chosen(), wanted.context.queries
+    topic, (due, when) = await queries.topic(wanted.topic), due_of(wanted)
 
     async def act() -> str:
-        done = await wanted.context.room.waiting.move_delayed(topic, refs, due)
+        window_ms = to_ms(queries.settings.dedup_window)
+        done = await wanted.context.room.waiting.move_delayed(topic, refs, due, window_ms)
         return f"{of(done, refs, 'delayed message')} due {when}"
 
     question = f"Make {count(len(refs), 'delayed message')} of {wanted.topic} due {when}?"

@@ -15,7 +15,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.connector import Client
-from rsmq.redis.scripts import CANCEL_DELAYED, CANCELLED
+from rsmq.redis.scripts import CANCEL_DELAYED, CANCELLED, OK, RESCHEDULE_DELAYED
 from rsmq.redis.streams import ask_all
 from rsmq.redis.topics import Topic
 
@@ -71,31 +71,41 @@ class WaitingMessages:
             found.append(Waiting(ref_of(number, due, member), from_epoch_ms(due), entry, count, bool(pending)))
         return found
 
-    async def move_delayed(self, topic: Topic, refs: Sequence[str], due_ms: int | None) -> int:
+    async def move_delayed(self, topic: Topic, refs: Sequence[str], due_ms: int | None, window_ms: int) -> int:
         """Make delayed messages due at a time, or now; returns how many still waited."""
-        return await self._move([self._keys.delayed(topic.name, number) for number in partitions(topic)], refs, due_ms)
+        due, moved = "+0" if due_ms is None else str(due_ms), 0
+        for ref in refs:
+            async for names, member in self._delayed(topic, ref):
+                moved += (await RESCHEDULE_DELAYED(self._client, names, (member, due, window_ms)))[0] == OK
+        return moved
 
     async def cancel_delayed(self, topic: Topic, refs: Sequence[str], window_ms: int) -> int:
         """Cancel delayed messages for all groups; returns how many still waited."""
         cancelled = 0
         for ref in refs:
-            async for number, member in self._members(
-                [self._keys.delayed(topic.name, n) for n in partitions(topic)], ref
-            ):
-                try:
-                    fields = unpack_fields(member)
-                except Malformed:
-                    fields = []
-                message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields).message_id
-                names = (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id))
+            async for names, member in self._delayed(topic, ref):
                 cancelled += await CANCEL_DELAYED(self._client, names, (member, window_ms)) == CANCELLED
         return cancelled
 
+    async def _delayed(self, topic: Topic, ref: str) -> AsyncIterator[tuple[tuple[str, str], bytes]]:
+        """The keys of a delayed message, and its content."""
+        async for number, member in self._members([self._keys.delayed(topic.name, n) for n in partitions(topic)], ref):
+            try:
+                fields = unpack_fields(member)
+            except Malformed:
+                fields = []
+            message_id = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields).message_id
+            yield (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id)), member
+
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:
         """The same for parked ones. Those that hold their key stay: the member that has it would not see it."""
-        return await self._move(
-            [self._keys.retry(topic.name, number, group) for number in partitions(topic)], refs, due_ms
-        )
+        keys, moved = [self._keys.retry(topic.name, number, group) for number in partitions(topic)], 0
+        for ref in refs:
+            async for number, member in self._members(keys, ref):
+                when = due_ms if due_ms is not None else await self._now()
+                # XX: what has become due meanwhile does not come back
+                moved += int(await self._client.execute_command("ZADD", keys[number], "XX", "CH", when, member))
+        return moved
 
     async def _next(self, keys: Sequence[str]) -> list[tuple[int, bytes, int]]:
         """Partition, member and due time of those that are due next, over all partitions."""
@@ -107,16 +117,6 @@ class WaitingMessages:
             flat = [part for pair in reply for part in pair] if reply and isinstance(reply[0], list) else reply or []
             rows += [(number, member, as_ms(due)) for member, due in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(rows, key=lambda row: row[2])[:MOST]
-
-    async def _move(self, keys: Sequence[str], refs: Sequence[str], due_ms: int | None) -> int:
-        moved = 0
-        for ref in refs:
-            async for number, member in self._members(keys, ref):
-                when = due_ms if due_ms is not None else await self._now()
-                # XX: what has become due meanwhile does not come back
-                changed = await self._client.execute_command("ZADD", keys[number], "XX", "CH", when, member)
-                moved += int(changed)
-        return moved
 
     async def _members(self, keys: Sequence[str], ref: str) -> AsyncIterator[tuple[int, bytes]]:
         """Partition and content of what a form names, if it still waits."""

@@ -116,8 +116,7 @@ def test_messages_are_found_by_key_id_and_field(web: httpx.Client, scene: Cli) -
 
 def test_delayed_messages_are_run_now_and_moved(web: httpx.Client, scene: Cli) -> None:
     """What is ticked changes, with its number in the question; the rest waits on."""
-    for n in range(3):
-        scene.ok("publish", "orders", f'{{"n": {n}}}', "--delay", "2h")
+    ids = [scene.ok("publish", "orders", f'{{"n": {n}}}', "--delay", "2h", "--id", f"moved-{n}").strip() for n in range(3)]
     refs = re.findall(r'name="id" value="([^"]+)"', web.get("delayed/orders").text)
     assert len(refs) == 3
     question = ask(web, "move-delayed", topic="orders", id=refs[:1], when="now")
@@ -128,6 +127,8 @@ def test_delayed_messages_are_run_now_and_moved(web: httpx.Client, scene: Cli) -
     moved = do(web, "move-delayed", topic="orders", id=refs, when="at", at="2099-01-01T00:00")
     assert "2 delayed messages of 3: the others are gone due at 2099-01-01" in moved
     assert web.get("delayed/orders").text.count("2099-01-01 00:00:00Z") == 2
+    shown = [scene.ok("message", "show", each, "--topic", "orders") for each in ids]
+    assert sum("2099-01-01" in each for each in shown) == 2, "an id of the publisher still leads to it"
     wrong = web.post("do/move-delayed", data={"topic": "orders", "id": refs, "when": "at", "at": ""})
     assert (wrong.status_code, "give the time" in wrong.text) == (400, True)
     nothing = web.post("do/move-delayed", data={"topic": "orders", "when": "now"})
