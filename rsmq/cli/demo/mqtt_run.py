@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from rsmq.cli.demo.flight import UNKNOWN_AIRCRAFT, Departure
 from rsmq.cli.demo.mqtt_clients import Aircraft, DemoClient, Tower
 from rsmq.cli.demo.mqtt_result import Confirmed, MqttResult, Received, handled, received
 from rsmq.cli.demo.result import LEDGER_VARIABLE
+from rsmq.cli.demo.run import finish
 from rsmq.cli.demo.screen import COLOURS, TITLE, Check, Timeline, bars, print_checks
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.clock import monotonic
@@ -31,7 +31,7 @@ from rsmq.model.words import count
 from rsmq.testing.ledger import Ledger
 
 POLL_SECONDS = 0.1
-START_SECONDS, STALL_SECONDS, STOP_SECONDS = 60, 60, 20
+START_SECONDS, STALL_SECONDS = 60, 60
 SERVICE = "rsmq.cli.demo.mqtt_service"
 KILL_AT = 0.4
 WIDEST = 45
@@ -122,16 +122,6 @@ def fleet(number: int, directory: Path, environment: Mapping[str, str]) -> Itera
             )
             for at in range(number)
         ]  # fmt: skip
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    """End a process, gracefully if it can."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def free_ports(number: int) -> list[int]:

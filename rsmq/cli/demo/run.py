@@ -54,12 +54,17 @@ def workers(count: int, directory: Path, environment: Mapping[str, str]) -> Iter
         try:
             yield
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            finish(process)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """End a process, gracefully if it can."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class DemoRun:

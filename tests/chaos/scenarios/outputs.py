@@ -20,19 +20,7 @@ from tests.chaos.worker import OUTPUT_TOPIC
 async def outputs_while_workers_die(testbed: Testbed, way: str) -> Verdict:
     """Outputs leave with the settlement of their message."""
     run = await testbed.start(await testbed.shared_server(), lease=2, output=way)
-    async with run.load(seconds=0.02):
-        for turn in range(5 if IS_LONG else 2):
-            await run.handles(100)
-            await run.burst(200, seconds=0.01)
-            victim = run.busiest()
-            victim.kill()
-            run.excuse("killed", victim)
-            await run.processes.start_workers(1)
-            if turn % 2:
-                sleeper = run.busiest()
-                run.excuse("paused", sleeper)
-                await paused(sleeper, 4)
-        await run.handles(200)
+    await kill_and_pause_workers(run)
     verdict = await run.verdict()
     wrong = await wrong_outputs(run)
     if way == "message":
@@ -51,6 +39,15 @@ async def bank_while_workers_die(testbed: Testbed, way: str) -> Verdict:
     """What a handler writes with effects, and sends by the outbox, counts once."""
     database = await testbed.database()
     run = await testbed.start(await testbed.shared_server(), lease=2, bank=database, is_plain=way == "plain")
+    await kill_and_pause_workers(run)
+    verdict = await run.verdict()
+    if way == "plain":
+        assert any("times" in each for each in run.wrong_bookings), "a check that cannot fail is none"
+    return verdict
+
+
+async def kill_and_pause_workers(run: ScenarioRun) -> None:
+    """Under load."""
     async with run.load(seconds=0.02):
         for turn in range(5 if IS_LONG else 2):
             await run.handles(100)
@@ -64,10 +61,6 @@ async def bank_while_workers_die(testbed: Testbed, way: str) -> Verdict:
                 run.excuse("paused", sleeper)
                 await paused(sleeper, 4)
         await run.handles(200)
-    verdict = await run.verdict()
-    if way == "plain":
-        assert any("times" in each for each in run.wrong_bookings), "a check that cannot fail is none"
-    return verdict
 
 
 async def wrong_outputs(run: ScenarioRun) -> list[str]:
