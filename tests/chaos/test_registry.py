@@ -18,6 +18,12 @@ def test_catalogue_covers_every_fault_of_the_design() -> None:
     assert len({number for number in numbers if number.startswith("A")}) >= 10
 
 
+def test_an_added_fault_has_a_number_of_its_own() -> None:
+    """The page of results names it by that."""
+    numbers = [one.number for one in load() if one.number.startswith(("A", "G"))]
+    assert sorted(numbers) == sorted(set(numbers))
+
+
 def test_tests_named_by_the_catalogue_exist() -> None:
     """A renamed test must not disappear from the catalogue."""
     for test in [test for one in ELSEWHERE for test in one.tests]:

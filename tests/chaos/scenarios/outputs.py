@@ -30,7 +30,7 @@ async def outputs_while_workers_die(testbed: Testbed, way: str) -> Verdict:
     return verdict
 
 
-@scenario("A35", injection="every handler moves money in a PostgreSQL and works on; the busiest of three workers is "
+@scenario("A36", injection="every handler moves money in a PostgreSQL and works on; the busiest of three workers is "
           "killed (SIGKILL), twice (long runs: five times); another one sleeps for two leases",
           bound="each message is booked once, with one receipt; `plain`, the control: with transactions of their own "
           "and broker.publish some are booked several times",
