@@ -243,6 +243,7 @@ class SyncBroker(Blocking):
     # -- one message ---
 
     look = blocking(Broker.look)
+    find = blocking(Broker.find)
     cancel = blocking(Broker.cancel)
     reschedule = blocking(Broker.reschedule)
 

@@ -265,7 +265,7 @@ class ClientConnection:
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
             context.inboxes, self.client_id, min(asked, context.options.window), on_letter=self._delivery.letter,
-            on_received=self._delivery.received, on_end=self._reader_ended,
+            on_received=self._delivery.received, on_end=self.fail,
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms, now_ms=context.now_ms())
@@ -314,18 +314,17 @@ class ClientConnection:
         log.info("client %r of %s is refused: %s", self.client_id, self._peer.address or "unknown", error.text)
         self.close(error.reason)
 
-    def _reader_ended(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """The connection has lost its session, or something that was accepted could not be stored: without an
+        acknowledgement the client sends it again."""
+        if self.is_closed:
+            return
         if isinstance(error, OwnershipError) and not isinstance(error, SessionLost):
             self.close(Reason.SESSION_TAKEN_OVER, "the client has connected elsewhere")
-        else:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Something that was accepted could not be stored: without an acknowledgement the client sends it again."""
-        if not self.is_closed:
-            log.warning("client %r is disconnected: %s", self.client_id, error)
-            self._context.counts["failed: server"] += 1
-            self.close(Reason.UNSPECIFIED_ERROR)
+            return
+        log.warning("client %r is disconnected: %s", self.client_id, error)
+        self._context.counts["failed: server"] += 1
+        self.close(Reason.UNSPECIFIED_ERROR)
 
     def close(self, reason: Reason, text: str = "") -> None:
         """End the connection, with the packet that says why."""

@@ -92,6 +92,7 @@ async def test_a_session_is_taken_over_at_another_gateway(
     one, two = await old.take(3), await old.take(3)
     old.send(p.publish(f"{name}/x", b"mine", 2, 77, 5))
     assert (await old.take(5)).packet_id == 77
+    old.send(b"".join(p.publish(f"{name}/y", b"cut off", 2, number, 5) for number in range(100, 115)))
     new = await RawClient(pair[1].port, 5).connect(name, clean=False, raw_props=raw)
     clients.append(new)
     last = await old.ended()

@@ -29,7 +29,7 @@ def test_documented_acl_rules_are_accepted_by_every_server(name: str, monkeypatc
         if program is None:
             pytest.skip(f"no {name} on this machine")
         monkeypatch.setenv("SERVER_BINARY", str(program))
-    assert len(RULES) == 5
+    assert len(RULES) == 6
     with Server() as server, server.client() as client:
         for rule in RULES:
             client.execute_command("ACL", "SETUSER", *re.findall(r"\([^)]*\)|\S+", rule))
