@@ -143,8 +143,8 @@ class KeyRate:
         return window[-1] > now - self._seconds
 
     def pack(self, lane: Lane) -> str:
-        """The starts that still count, by the server's clock, for the next owner; empty for none."""
-        now, ahead = monotonic(), self._clock.now_ms()
+        """The starts that still count, by the server's clock and not too early, for the next owner; empty for none."""
+        now, ahead = monotonic(), self._clock.now_ms() + round(1000 * self._clock.behind)
         open_ones = {key: each for key, each in lane.windows.items() if self._is_open(each, now)}
         starts = {
             key.decode("latin-1"): [ahead + round(1000 * (at - now)) for at in window]
@@ -153,7 +153,7 @@ class KeyRate:
         return json.dumps(starts) if starts else ""
 
     def unpack(self, lane: Lane, text: bytes) -> None:
-        """Take over what the last owner has packed. Its clock may have been behind ours by the time of a reply."""
+        """Take over what the last owner has packed."""
         now, ahead = monotonic(), self._clock.now_ms()
         for key, starts in json.loads(text).items():
             moments = [min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN) for at in starts]

@@ -194,11 +194,12 @@ class Membership:
     async def _check_members(self) -> None:
         about = self._topic, self._group
         names = (self._keys.members(*about), self._keys.group(*about), self._keys.alive(*about, ""))
+        asked = monotonic()
         seconds, micros, paused, *found = await self._ask(LOOK_AT_MEMBERS, names, ())
         now = monotonic()
         self._members = sorted(member.decode() for member in found[::2])
         alive = [member.decode() for member, is_there in zip(found[::2], found[1::2], strict=True) if is_there]
-        self.clock.saw(now, int(seconds) + int(micros) / 1e6)
+        self.clock.saw(asked, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_clock(now, int(seconds) + int(micros) / 1e6)
         self._liveness.saw_members(now, self._members, alive)
         self.paused = paused == b"1"

@@ -65,16 +65,19 @@ class ServerClock:
     Until the first answer it is this machine's.
     """
 
-    __slots__ = ("_ahead", "moved")
+    __slots__ = ("_ahead", "behind", "moved")
 
     def __init__(self) -> None:
         self._ahead: float | None = None
+        self.behind = 0.0
+        """Seconds by which it is behind at most."""
         self.moved = 0.0
         """Seconds by which a test has moved it."""
 
-    def saw(self, now: float, seconds: float) -> None:
-        """The server said `seconds` since 1970 when `monotonic` was `now`."""
-        self._ahead = seconds - now
+    def saw(self, asked: float, seconds: float) -> None:
+        """The server has said `seconds` since 1970; it was asked when `monotonic` was `asked`."""
+        now = monotonic()
+        self._ahead, self.behind = seconds - now, now - asked
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""

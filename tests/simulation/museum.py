@@ -401,6 +401,13 @@ EXHIBITS: Final = (
         "(self._member, lane.epoch, '')",
     ),
     bug(
+        "a handover is early by the time of a reply",
+        "a member whose look at the clock was slow hands over starts that seem older than they are",
+        "consumer/limits.py",
+        "self._clock.now_ms() + round(1000 * self._clock.behind)",
+        "self._clock.now_ms()",
+    ),
+    bug(
         "a late start does not count for the rate",
         "a message of a key that waits for its charge counts from before, so the next one starts too soon",
         "consumer/runner.py",

@@ -148,6 +148,10 @@ class Run:
         self.rates.forget()
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
+        latest = {(event.key, event.n): event.what for event in self._events if event.at < since}
+        parked = {name for name, what in latest.items() if what == "fail"}
+        # the start of a retry is lost: the retry is due again, also after the settlement
+        self._perhaps_twice |= parked & {(event.key, event.n) for event in self._events if event.at >= since}
         self.unsure_until = self.world.now + self.plan.lease
 
     @property
