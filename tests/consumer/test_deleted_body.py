@@ -99,7 +99,7 @@ async def test_message_deleted_in_flight_becomes_a_dead_letter_when_it_fails(
         await settled(scene.broker, "t")
         assert await dead(scene.broker, "t", "g") == [("lost-body", None)]
         assert (scene.attempts, scene.stats["lost_body"], await scene.is_parked()) == ([1], 1, False)
-    assert [record.levelno for record in caplog.records if "was deleted by another client" in record.message] == [
+    assert [record.levelno for record in caplog.records if "was deleted by another client" in record.getMessage()] == [
         logging.ERROR
     ]
 

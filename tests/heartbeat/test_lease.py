@@ -202,7 +202,7 @@ async def test_user_without_client_kill_gets_the_lease_and_one_warning(
                 for partition in range(3):
                     await Leases(client, keys, short, "one").take(TOPIC, partition, GROUP, reader="7 127.0.0.1:1")
                     assert await two.take(TOPIC, partition, GROUP, reader="")
-    assert len([record for record in caplog.records if "cut off" in record.message]) == 1
+    assert len([record for record in caplog.records if "cut off" in record.getMessage()]) == 1
 
 
 async def test_lease_after_a_lost_reply_is_granted_again(client: Client, keys: Keys, settings: Settings) -> None:

@@ -95,7 +95,7 @@ async def test_broken_partition_does_not_stop_the_others(
     for number in range(3):
         await delay(client, keys, 1, 1, str(number))
         assert await poller.release(PARTITIONS) == [0, 1]
-    assert [record.levelname for record in caplog.records if "orders.0" in record.message].count("ERROR") == 1
+    assert [record.levelname for record in caplog.records if "orders.0" in record.getMessage()].count("ERROR") == 1
     await poller.close()
 
 
@@ -134,7 +134,7 @@ async def test_delayed_poller_survives_a_long_outage(
     caplog.set_level(logging.DEBUG, "rsmq.delay")
 
     def failures() -> int:
-        return sum(record.message.startswith("delayed messages wait:") for record in caplog.records)
+        return sum(record.getMessage().startswith("delayed messages wait:") for record in caplog.records)
 
     with refused() as url:
         settings = Settings(url=url, delay_resolution=timedelta(milliseconds=1))
