@@ -244,6 +244,8 @@ class Runner(Pool):
         """Do not start it. Once a lease has run out it stays lost, or later messages would overtake this one."""
         if monotonic() >= lane.lease.deadline:
             lane.lease.lose()
+        if self.queue.message_rate is not None:
+            self.queue.message_rate.forget(message)
         self.queue.finish(message, lane)
         self._made_space()
 

@@ -401,6 +401,13 @@ EXHIBITS: Final = (
         "(self._member, lane.epoch, '')",
     ),
     bug(
+        "a dropped message keeps its start",
+        "a redelivered message whose lease is over before its charge holds a part of its rate for good",
+        "consumer/runner.py",
+        "            self.queue.message_rate.forget(message)\n        self.queue.finish",
+        "            pass\n        self.queue.finish",
+    ),
+    bug(
         "a handover is early by the time of a reply",
         "a member whose look at the clock was slow hands over starts that seem older than they are",
         "consumer/limits.py",
