@@ -63,7 +63,7 @@ class SysTopics:
         self._names = list(figures((), 0, 0, 0))
 
     async def run(self, context: Context) -> None:
-        """Until cancelled. Nothing is asked while nobody reads them."""
+        """Until cancelled. Nothing is asked while no client reads them."""
         while True:
             await anyio.sleep(context.options.sys_interval.total_seconds())
             if not any(context.local.match(name) for name in self._names):

@@ -84,7 +84,7 @@ def guarded(
     server: Server, fleet_prefix: str, tmp_path_factory: pytest.TempPathFactory, keys: tuple[Any, Any],
     authority: trustme.CA, lost: trustme.LeafCert,
 ) -> Iterator[GatewayProcess]:  # fmt: skip
-    """A gateway that knows tokens and certificates, and lets nobody else in."""
+    """A gateway that knows tokens and certificates, and admits no other client."""
     path = tmp_path_factory.mktemp("credentials")
     (path / "jwt.pem").write_text("".join(map(pem, keys)))
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(path / "server.pem")

@@ -230,7 +230,7 @@ async def test_an_empty_retained_message_removes_and_is_passed_on(client: Make, 
         got = [await one.message(), await one.message()]
         assert sorted(each.payload for each in got) == [b"", b"x"]
         assert not any(each.retain for each in got)
-        if qos:  # of QoS 0 nobody says when it is done
+        if qos:  # of QoS 0 no packet says when it is done
             late = await client().connect(f"{name}-late")
             await late.subscribe((name, 1))
             assert await late.is_silent()
@@ -330,7 +330,7 @@ async def test_clean_start_drops_what_has_waited(client: Make, name: str) -> Non
         await sender.publish(f"{name}/x", b"%d" % number)
     again = await client(5).connect(name, clean=True)
     assert await again.is_silent()
-    await sender.publish(f"{name}/x", b"nobody wants this")
+    await sender.publish(f"{name}/x", b"not wanted")
     await again.subscribe((f"{name}/#", 1))
     await sender.publish(f"{name}/x", b"new")
     assert (await again.message()).payload == b"new"

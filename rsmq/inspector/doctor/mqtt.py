@@ -78,7 +78,7 @@ def check_gateways(facts: MqttFacts) -> Iterator[str]:
 
 
 def check_listeners(facts: MqttFacts) -> Iterator[str]:
-    """No listener lets everybody in, and no certificate ends soon."""
+    """No public listener is open to all, and no certificate ends soon."""
     for each in facts.gateways:
         public = [text for text in each.listen if urlsplit(text).hostname not in LOCAL]
         if each.is_anonymous and public:

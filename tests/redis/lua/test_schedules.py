@@ -71,7 +71,7 @@ async def test_lead_schedule_after_the_lease_is_granted(client: Client, keys: Ke
 
 
 async def test_run_that_was_asked_for_is_published_once_and_moves_no_tick(client: Client, keys: Keys) -> None:
-    """The leader hears of it; only the run of that time is published, once, and a run that nobody wants is none."""
+    """The leader hears of it; only the run of that time is published, once, and one not asked for is none."""
     await publish(client, keys, 1000, "data", "x")
     await client.execute_command("HSET", keys.every("t", 0), "run|clock", 900)
     assert (await lead(client, keys, "a"))[3] == 900
