@@ -14,6 +14,7 @@ from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.model.clock import epoch_ms
 from tests.cli.conftest import Cli
 from tests.contract.witness import PATIENCE, ask
+from tests.patience import until
 
 
 async def look(broker: Broker, topic: str | None = None) -> list[ScheduleState]:
@@ -72,9 +73,10 @@ async def test_schedule_is_run_now_once_beside_its_ticks(server_url: str, prefix
         found.append((text, message.id))
 
     async def seen(count: int) -> None:
-        with anyio.fail_after(PATIENCE):
-            while len(found) < count or (await look(broker))[0].run_asked is not None:
-                await anyio.sleep(0.01)
+        async def is_done() -> bool:
+            return len(found) >= count and (await look(broker))[0].run_asked is None
+
+        await until(is_done, f"run {count} is published and handled")
 
     async with broker:
         async with broker.running():

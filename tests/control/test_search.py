@@ -100,6 +100,6 @@ async def test_search_is_bounded_and_says_so(broker: Broker) -> None:
         with pytest.raises(ConfigError, match="pass group"):
             await broker.find("in", state="dead")
         with pytest.raises(ConfigError, match="has no group"):
-            await broker.find("in", state="undelivered", group="nobody")
+            await broker.find("in", state="undelivered", group="missing")
         with pytest.raises(ConfigError, match="is unknown"):
             await broker.find("in", state="lost")  # type: ignore[arg-type]
