@@ -117,6 +117,24 @@ def test_an_error_fails_the_task_and_makes_a_dead_letter():
     wait_until(lambda: letters.count(topic, "workers") == 2, "both are dead letters")
 
 
+def test_a_task_that_exits_fails_and_its_worker_goes_on():
+    """`sys.exit` in a task ends the task alone."""
+    result = finished(shop.leave.enqueue())
+    [error] = result.errors
+    assert (result.status, error.exception_class) == (TaskResultStatus.FAILED, SystemExit)
+    assert error.traceback.endswith("SystemExit: the till is closed\n")
+    assert finished(shop.add.enqueue(1)).worker_ids == result.worker_ids
+
+
+def test_wrong_use_is_an_error_at_once():
+    """A queue that the backend does not have, and a result that is asked for from another task."""
+    with pytest.raises(Exception, match="Queue 'letters' is not valid for backend"):
+        shop.add.using(queue_name="letters").enqueue(1)
+    result = shop.add.enqueue(1)
+    with pytest.raises(Exception, match="does not match"):
+        shop.mail.get_result(result.id)
+
+
 def test_a_retry_policy_tries_again():
     """The errors of all attempts are kept, and each attempt has its worker."""
     result = finished(shop.count.using(backend="retrying").enqueue(until=3))

@@ -48,6 +48,11 @@ def fail():
 
 
 @task
+def leave():
+    raise SystemExit(ValueError("the till is closed"))
+
+
+@task
 def unserializable():
     return object()
 
