@@ -27,6 +27,7 @@ from rsmq.cli.parameters import Url, duration_option
 from rsmq.cli.serve import STDIN
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
+from rsmq.gateway.limits import read_limits
 from rsmq.telemetry.listener import Address
 from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Supervisor
 
@@ -67,6 +68,10 @@ def gateway(
     ] = None,
     per_address: Annotated[int, typer.Option(min=0, help="Most connections of one address; 0 is no limit.")] = 0,
     packet_rate: Annotated[int, typer.Option(min=0, help="Most packets of a client in a second; 0: no limit.")] = 0,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="Any other limit, such as bytes=65536 a second; repeatable."),
+    ] = None,
     origin: Annotated[
         list[str] | None, typer.Option(help="Web site whose pages may connect by ws:// and wss://; repeatable.")
     ] = None,
@@ -103,14 +108,15 @@ def gateway(
         supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)))
         raise typer.Exit(anyio.run(supervisor.run))
     found = load_object(target)
+    limits = read_limits(limit or ())
     given: dict[str, Any] = {
         "anonymous": anonymous, "password_file": password_file, "acl_file": acl_file, "certificate": certificate,
         "key": key, "client_ca": client_ca, "crl": crl, "jwt_key": jwt_key, "jwt_audience": jwt_audience,
         "jwt_issuer": jwt_issuer, "user_as_client_id": user_as_client_id, "proxies": tuple(proxy or ()),
         "most_per_address": per_address, "most_packets": packet_rate, "origins": tuple(origin or ()),
-        "keep_alive": keep_alive, "session_expiry": session_expiry,
+        "keep_alive": keep_alive, "session_expiry": session_expiry, **limits,
     }  # fmt: skip
-    options = {name: each for name, each in given.items() if each}
+    options = {name: each for name, each in given.items() if each or name in limits}
     if certificate_user != "cn":
         options["certificate_user"] = certificate_user
     if isinstance(found, Broker):

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from rsmq.errors import BrokerError, OwnershipError, SessionLost
 from rsmq.gateway import encode, packet
-from rsmq.gateway.context import QUICK, Context, Transport
+from rsmq.gateway.admission import admit
+from rsmq.gateway.context import QUICK, Context, Transport, hang_up
 from rsmq.gateway.delivery import Delivery
-from rsmq.gateway.grant import PacketRate, capped, grant
+from rsmq.gateway.grant import capped, grant
 from rsmq.gateway.inbox_reader import InboxReader
 from rsmq.gateway.ingest import ReceivedIds
+from rsmq.gateway.limits import ClientRates
 from rsmq.gateway.machine import EARLY_BYTES, Machine, State
 from rsmq.gateway.message import Published
 from rsmq.gateway.packet import (
@@ -62,38 +64,37 @@ class ClientConnection:
         self.heard = self._loop.time()
         self._keep_alive = 0
         self.expiry = 0
-        self._asked_expiry = 0
         self._keeps_will = True
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
         self._publishing: Publishing | None = None
         self._requests: deque[Subscribe | Unsubscribe] = deque()
         self._may: dict[tuple[str, str], bool] = {}
-        self._rate = PacketRate(context.options.most_packets) if context.options.most_packets else None
-        context.counts["connections"] += 1
+        self._rates = ClientRates.of(context.options, context.limits.packet_size)
         context.wheel.add(self.heard + context.options.connect_timeout.total_seconds(), self._connect_deadline)
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def received(self, data: bytes) -> None:
         """Bytes have come."""
+        if self.is_closed:
+            return
         self.heard = self._loop.time()
         self._context.counts["bytes received"] += len(data)
-        found = self._machine.feed(data)
-        if self._rate is None or self._rate.allows(len(found), self.heard):
-            self._act(found)
-        else:
-            self._refuse(Refused(Reason.MESSAGE_RATE_TOO_HIGH, "it sends more packets than it may"))
+        self._act(self._machine.feed(data), len(data))
 
-    def _act(self, packets: list[Packet]) -> None:
-        for each in packets:
-            if self.is_closed:
-                return
-            try:
+    def _act(self, packets: list[Packet], size: int = 0) -> None:
+        """Act on packets, behind `size` bytes that have just come."""
+        try:
+            if self._rates is not None:
+                self._rates.take(packets, size, self._loop.time())
+            for each in packets:
+                if self.is_closed:
+                    return
                 self._handle(each)
-            except Refused as error:
-                self._refuse(error)
-                return
+        except Refused as error:
+            self._refuse(error)
+            return
         if self._machine.error is not None:
             self._refuse(self._machine.error)
         elif self._machine.is_waiting and self._machine.held > EARLY_BYTES and self._is_reading:
@@ -110,7 +111,7 @@ class ClientConnection:
 
     def send(self, data: bytes) -> None:
         """Send bytes, together with all others of this turn of the loop."""
-        if self.is_closed:
+        if self.is_closed or not data:
             return
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -215,16 +216,13 @@ class ClientConnection:
             self.close(Reason.SERVER_UNAVAILABLE)
 
     async def _begin(self, request: Connect) -> None:
-        context, options = self._context, self._context.options
+        context = self._context
         self.level = request.level
-        granted = grant(request, options, context.limits)
+        granted = grant(request, context.options, context.limits)
         self.client_id, self.expiry, self._keep_alive = granted.client_id, granted.expiry, granted.keep_alive
-        if len(context.connections) >= options.most_connections:
-            raise Refused(Reason.QUOTA_EXCEEDED, "this gateway has its most connections")
-        given = (self.client_id, request.username, request.password, self._peer.user)
-        self.user, until = await context.gatekeeper.admit(*given)
-        if until is not None:
-            context.wheel.add(context.loop_time + until - context.now_ms() / 1000, self._token_deadline)
+        await admit(context, self, request, self._peer)
+        if self.is_closed:
+            return
         if self._keep_alive:
             context.wheel.add(self.heard + QUICK * self._keep_alive, self._keep_alive_deadline)
         if (leaving := context.leaving.get(self.client_id)) is not None:
@@ -242,15 +240,17 @@ class ClientConnection:
             self._keeps_will = False
             await context.sessions.closed(self._ended(self.epoch))
             return
-        older = context.connections.get(self.client_id)
-        context.connections[self.client_id] = self
-        if older is not None:
+        if (older := context.connections.get(self.client_id)) is not None:
             older.close(Reason.SESSION_TAKEN_OVER, "the client has connected again")
+        context.connections[self.client_id] = self
         for each in self.subscriptions.values():
             context.subscribe_locally(self, each)
         self.send(self._machine.accept(session_present=present, properties=granted.answer))
         context.counts["connects accepted"] += 1
+        context.sessions.known += not present
         assert self._reader is not None
+        if self._reader.before:
+            context.spawn(context.sessions.resumed(self.client_id, self._reader.before))
         self._reader.start()
         self._resume()
 
@@ -260,7 +260,7 @@ class ClientConnection:
         asked = properties.get(Property.RECEIVE_MAXIMUM, packet.MOST_PACKET_IDS)
         largest = properties.get(Property.MAXIMUM_PACKET_SIZE, LARGEST)
         self._delivery = Delivery(
-            self.send, context.now_ms, self._may_read, self._dropped, level=self.level, largest=largest,
+            self.send, context.now_ms, self._may_read, context.dropped, level=self.level, largest=largest,
             aliases=min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), context.options.topic_aliases),
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
@@ -298,20 +298,18 @@ class ClientConnection:
 
     @property
     def epoch(self) -> str:
-        """The epoch of this connection: the server refuses its steps when the client has connected again."""
+        """That of this connection: the server refuses its steps when the client has connected again."""
         return "" if self._reader is None else self._reader.epoch
 
     def _may_read(self, topic: str) -> bool:
         return not self._context.gatekeeper.checks_delivery or self.may("read", topic)
 
-    def _dropped(self, reason: str) -> None:
-        self._context.counts[f"dropped: {reason}"] += 1
-
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: Refused) -> None:
-        self._context.counts[f"refused: {error.reason.name.lower()}"] += 1
-        log.info("client %r of %s is refused: %s", self.client_id, self._peer.address or "unknown", error.text)
+        self._context.counts[f"refused: {error.name}"] += 1
+        text = f"client {self.client_id!r} of {self._peer.address or 'unknown'}: {error.text}"
+        self._context.refusals.warn(f"clients are refused, {error.name}", text)
         self.close(error.reason)
 
     def fail(self, error: Exception) -> None:
@@ -332,10 +330,10 @@ class ClientConnection:
             return
         if text:
             log.info("client %r: %s", self.client_id, text)
-        if self._machine.state is not State.CLOSED:
-            self.send(self._machine.end(reason))
+        last = b"" if self._machine.state is State.CLOSED else self._machine.end(reason)
+        self.send(last)
         self._flush()
-        self._transport.close()
+        hang_up(self._transport, lingers=bool(last) and self._is_reading)
         self.lost()
 
     def lost(self) -> None:
@@ -346,6 +344,8 @@ class ClientConnection:
         self._outgoing.clear()
         context = self._context
         context.counts["disconnects"] += 1
+        if self.user is not None:
+            context.users.remove(self.user)
         if context.connections.get(self.client_id) is self:
             del context.connections[self.client_id]
         for each in self.subscriptions.values():
@@ -373,7 +373,7 @@ class ClientConnection:
         shares = has_shares(self.subscriptions.values())
         return Ended(self.client_id, epoch, self.expiry, self._keeps_will, shares)
 
-    def _token_deadline(self, _now: float) -> float | None:
+    def end_with_token(self, _now: float) -> float | None:
         self.close(Reason.NOT_AUTHORIZED, "its token has ended")
         return None
 

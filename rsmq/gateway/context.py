@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Final, Protocol
 from rsmq.gateway.auth import Gatekeeper
 from rsmq.gateway.filter_tree import FilterTree
 from rsmq.gateway.ingest import Ingest
+from rsmq.gateway.limits import Arrivals
 from rsmq.gateway.machine import Limits
 from rsmq.gateway.message import Published
 from rsmq.gateway.options import GatewayOptions
@@ -22,10 +24,15 @@ from rsmq.gateway.routes import Routes
 from rsmq.gateway.sessions import Sessions
 from rsmq.gateway.shares import Shares
 from rsmq.gateway.topic_filter import SHARE
+from rsmq.model.log_throttle import ThrottledLog
 from rsmq.persistence.session import Inboxes
+
+log = logging.getLogger("rsmq.gateway")
 
 QUICK: Final = 1.5
 """A client is given up after so many keep-alives."""
+LINGER: Final = 2.0
+"""Seconds in which a client may read why its connection ends."""
 
 
 class Transport(Protocol):
@@ -33,6 +40,9 @@ class Transport(Protocol):
 
     def write(self, data: bytes, /) -> None: ...
     def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def can_write_eof(self) -> bool: ...
+    def write_eof(self) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def get_write_buffer_size(self) -> int: ...
@@ -45,6 +55,16 @@ class Connected(Protocol):
 
     def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
     def close(self, reason: Reason, text: str = "") -> None: ...
+
+
+def hang_up(transport: Transport, *, lingers: bool) -> None:
+    """Close a connection. One that `lingers`, because its last packet says why, when the client has closed its side,
+    or soon: bytes of the client that are not read would reset the connection, and it would lose that packet."""
+    if lingers and transport.can_write_eof():
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER, transport.abort)
+    else:
+        transport.close()
 
 
 class Wheel:
@@ -68,6 +88,20 @@ class Wheel:
                 if again is not None:
                     self._buckets.setdefault(max(int(again) + 1, int(now) + 1), {})[id(look)] = look
         self._last = int(now)
+
+
+class Tally(Counter[str]):
+    """How many there are of each name. A name that has none is forgotten."""
+
+    def add(self, name: str) -> None:
+        """One more."""
+        self[name] += 1
+
+    def remove(self, name: str) -> None:
+        """One less."""
+        self[name] -= 1
+        if not self[name]:
+            del self[name]
 
 
 @dataclass(slots=True)
@@ -94,12 +128,25 @@ class Context:
     counts: Counter[str] = field(default_factory=Counter)
     leaving: dict[str, asyncio.Event] = field(default_factory=dict)
     """Clients whose last connection is not stored as ended yet: the next one waits for that."""
-    addresses: Counter[str] = field(default_factory=Counter)
+    addresses: Tally = field(default_factory=Tally)
     """Connections of each address."""
+    users: Tally = field(default_factory=Tally)
+    """Connections of each user name."""
+    refusals: ThrottledLog = field(default_factory=lambda: ThrottledLog(log))
     proxies: tuple[Network, ...] = ()
     """Load balancers that send the header of the PROXY protocol."""
     ending: int = 0
     """Tasks of connections that have not ended."""
+    arrivals: Arrivals = field(init=False)
+    """The clients that connect."""
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.arrivals = Arrivals(options.most_connects, options.connect_timeout.total_seconds() / 2)
+
+    def dropped(self, reason: str) -> None:
+        """Count a message that a client does not get."""
+        self.counts[f"dropped: {reason}"] += 1
 
     def subscribe_locally(self, connection: Any, subscription: Subscription) -> None:
         """Note a subscription of a client that is connected here. A shared one is found by its member instead."""

@@ -128,6 +128,8 @@ class Gateway:
             context = self.context = self._build(opened, gatekeeper, tasks)
             await self.routes.look_up(opened.topics)
             await self._beat(context, new=True)
+            if self.options.most_sessions:
+                await context.sessions.count()
             async with self._routing(opened, context):
                 servers = [await listen(context, address) for address in addresses]
                 self.ports = [each.getsockname()[1] for server in servers for each in server.sockets]
@@ -160,8 +162,9 @@ class Gateway:
             tasks.start_soon(guarded, work, context)
 
         ingest = Ingest(opened.producer, client, keys, batcher, retained, spawn, self.now_ms)
+        largest = int(self._broker.settings.payload_limit) + PACKET_SLACK
         limits = Limits(
-            int(self._broker.settings.payload_limit) + PACKET_SLACK, self.options.receive_maximum,
+            min(self.options.most_packet_bytes or largest, largest), self.options.receive_maximum,
             self.options.topic_aliases,
         )  # fmt: skip
         context = Context(
@@ -332,6 +335,8 @@ class Gateway:
             try:
                 await self.routes.look_up(opened.topics)
                 await self._tell_about(context, opened)
+                if self.options.most_sessions:
+                    await context.sessions.count()
             except BrokerError as error:
                 log.info("topics wait for the server: %s", error)
 

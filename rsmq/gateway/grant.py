@@ -21,21 +21,6 @@ class Grant(NamedTuple):
     answer: Properties
 
 
-class PacketRate:
-    """How many packets a client may still send: as many as in a second at once, and then that many a second."""
-
-    __slots__ = ("_at", "_left", "_most")
-
-    def __init__(self, most: int) -> None:
-        self._most, self._left, self._at = most, float(most), 0.0
-
-    def allows(self, packets: int, now: float) -> bool:
-        """Whether so many more may come now."""
-        self._left = min(self._most, self._left + (now - self._at) * self._most) - packets
-        self._at = now
-        return self._left >= 0
-
-
 def capped(expiry: int, options: GatewayOptions) -> int:
     """A session expiry, at most what the options allow: 0xFFFFFFFF asks for a session without an end."""
     return min(expiry, int(options.session_expiry.total_seconds()))

@@ -45,6 +45,8 @@ class InboxReader:
         self._keys, self._received_key = tuple(keys), inboxes.keys.received(client)
         self._inboxes, self._on_letter, self._on_received, self._on_end = inboxes, on_letter, on_received, on_end
         self._cursor, self._sent = "0", 0
+        self.before = ""
+        """The epoch of the connection before this one, if it is known."""
         self.out: dict[int, int] = {}
         self._blocked = 0
         self._is_paging = self._is_drained = self._is_ended = False
@@ -64,8 +66,9 @@ class InboxReader:
         self.life_ms = life_ms
         inboxes = self._inboxes
         if not clean:
-            asked = ("HMGET", self._keys[1], "mqtt", "gateway", "seen_ms")
-            ((expiry, gateway, seen),) = await ask_all(inboxes.client, [asked])
+            asked = ("HMGET", self._keys[1], "mqtt", "gateway", "seen_ms", "epoch")
+            ((expiry, gateway, seen, before),) = await ask_all(inboxes.client, [asked])
+            self.before = (before or b"").decode()
             clean = expiry == b"0" or (
                 expiry is not None and gateway is None and int(seen or 0) + int(expiry) * 1000 <= now_ms
             )

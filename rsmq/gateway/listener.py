@@ -53,10 +53,11 @@ class ClientProtocol(asyncio.Protocol):
         context, address = self._context, self._peer.address
         most = context.options.most_per_address
         if most and context.addresses[address] >= most:
-            context.counts["refused: connections of an address"] += 1
+            context.counts["refused: most_per_address"] += 1
+            context.refusals.warn("clients are refused, most_per_address", f"{address} has its most connections")
             self._socket.close()
             return
-        context.addresses[address] += 1
+        context.addresses.add(address)
         self._is_counted = True
         self.started(self._socket, self._peer)
 
@@ -74,7 +75,9 @@ class ClientProtocol(asyncio.Protocol):
             try:
                 found = read_proxy(self._header)
             except Malformed as error:
-                log.info("a connection of %s is closed: %s", self._peer.address, error)
+                self._context.refusals.warn(
+                    "connections of load balancers are closed", f"{self._peer.address}: {error}"
+                )
                 self._context.counts["refused: proxy protocol"] += 1
                 self._socket.abort()
                 return
@@ -109,10 +112,7 @@ class ClientProtocol(asyncio.Protocol):
         """The socket is closed."""
         self._header = None
         if self._is_counted:
-            addresses, address = self._context.addresses, self._peer.address
-            addresses[address] -= 1
-            if not addresses[address]:
-                del addresses[address]
+            self._context.addresses.remove(self._peer.address)
         if self._client is not None:
             self._client.lost()
 

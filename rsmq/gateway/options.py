@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,15 @@ from rsmq.errors import ConfigError
 from rsmq.gateway.peer import NameOf
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+MAY_BE_0: Final = {
+    "most_per_address", "most_per_user", "most_connects", "most_sessions", "most_packets", "most_messages",
+    "most_bytes", "most_packet_bytes", "topic_aliases",
+}  # fmt: skip
+"""0 is no limit there; no topic aliases."""
+MOST: Final = 1 << 31
+HIGHEST: Final = dict.fromkeys(
+    ("receive_maximum", "window", "topic_aliases", "most_topic_bytes"), 65_535
+)  # fields of two bytes
 
 
 class Address(NamedTuple):
@@ -62,9 +71,25 @@ class GatewayOptions:
     topic_aliases: int = 16
     most_connections: int = 100_000
     most_per_address: int = 0
-    """Connections from one address; 0 is no limit."""
+    """Connections of this gateway from one address; 0 is no limit."""
+    most_per_user: int = 0
+    """Connections of this gateway with one user name; 0 is no limit."""
+    most_connects: int = 0
+    """Clients that connect to this gateway in a second; 0 is no limit. More wait, at most half of connect_timeout."""
+    most_sessions: int = 0
+    """Sessions of the whole fleet, connected or not; 0 is no limit. A gateway counts them every five seconds."""
     most_packets: int = 0
     """Packets of one client in a second; 0 is no limit."""
+    most_messages: int = 0
+    """PUBLISH packets of one client in a second; 0 is no limit."""
+    most_bytes: int = 0
+    """Bytes of one client in a second; 0 is no limit."""
+    most_packet_bytes: int = 0
+    """Bytes of a packet; 0: what the payload limit of the broker allows, which is also the most."""
+    most_topic_bytes: int = 65_535
+    """Bytes of a topic name or filter."""
+    most_levels: int = 128
+    """Levels of a topic name or filter."""
     most_subscriptions: int = 1_000
     """Of one client."""
     most_retained: int = 100_000
@@ -81,6 +106,18 @@ class GatewayOptions:
     """A gateway that is paused or cut off for longer loses its clients to the others."""
     write_buffer: int = 64 << 10
     """Bytes that a client has not read. Above that, its messages wait in the inbox, and those of QoS 0 are dropped."""
+
+    def __post_init__(self) -> None:
+        for name in self.limits():
+            lowest = 0 if name in MAY_BE_0 else 1
+            highest = HIGHEST.get(name, MOST)
+            if not lowest <= getattr(self, name) <= highest:
+                raise ConfigError(f"{name} is {getattr(self, name)}: use a number from {lowest} to {highest}")
+
+    @classmethod
+    def limits(cls) -> list[str]:
+        """The options that are numbers."""
+        return [each.name for each in fields(cls) if each.type == "int"]
 
 
 def split_listen(text: str) -> Address:

@@ -70,6 +70,7 @@ class Reason(IntEnum):
     PAYLOAD_FORMAT_INVALID = 0x99
     USE_ANOTHER_SERVER = 0x9C
     SHARED_NOT_SUPPORTED = 0x9E
+    CONNECTION_RATE_EXCEEDED = 0x9F
 
 
 RETURN_CODES: Final = {
@@ -78,6 +79,7 @@ RETURN_CODES: Final = {
     Reason.SERVER_UNAVAILABLE: 3,
     Reason.SERVER_BUSY: 3,
     Reason.QUOTA_EXCEEDED: 3,
+    Reason.CONNECTION_RATE_EXCEEDED: 3,
     Reason.SERVER_SHUTTING_DOWN: 3,
     Reason.USE_ANOTHER_SERVER: 3,
     Reason.BAD_CREDENTIALS: 4,
@@ -89,9 +91,11 @@ RETURN_CODES: Final = {
 class Refused(Exception):
     """A packet that ends its connection, and the reason code for it."""
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    def __init__(self, reason: Reason, text: str, limit: str = "") -> None:
         super().__init__(text)
         self.reason, self.text = reason, text
+        self.name = limit or reason.name.lower()
+        """What it is counted as: the option that limits it, or the reason."""
 
 
 class Malformed(Refused):

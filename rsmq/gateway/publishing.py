@@ -11,7 +11,7 @@ from rsmq.gateway.context import Context
 from rsmq.gateway.ingest import STORED, ReceivedIds
 from rsmq.gateway.message import from_packet
 from rsmq.gateway.packet import PUBACK, Ack, PendingAck, Publish, Reason
-from rsmq.gateway.topic_filter import MOST_LEVELS, levels_of
+from rsmq.gateway.topic_filter import is_within
 
 
 class Publisher(Protocol):
@@ -37,7 +37,7 @@ class Publishing:
         context, publisher = self._context, self._publisher
         context.counts["messages received"] += 1
         reason = 0
-        if levels_of(message.topic) > MOST_LEVELS:
+        if not is_within(message.topic, context.options.most_levels, context.options.most_topic_bytes):
             reason = Reason.TOPIC_NAME_INVALID
         elif not publisher.may("write", message.topic):
             reason = Reason.NOT_AUTHORIZED

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from rsmq.errors import BrokerUnavailable, SessionTaken
+from rsmq.errors import BrokerError, BrokerUnavailable, SessionTaken
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.scripts import BEAT_GATEWAY, CLOSE_MQTT_SESSION, END_MQTT_SESSION
 from rsmq.gateway.shares import Shares
@@ -64,6 +64,8 @@ class Sessions:
         self._shares = shares
         self.wills, self.gateway = wills, gateway
         self._offset_ms = 0.0
+        self.known = 0
+        """Sessions of the whole fleet, as of the last `count`, and those that have begun and ended here since."""
         self._unfinished: list[Ended] = []
 
     @property
@@ -85,6 +87,23 @@ class Sessions:
         _, gone = await ask_all(self._client, commands)
         if gone is not None:
             raise BrokerUnavailable("this gateway was away for longer than its lease")
+
+    async def has(self, client: str) -> bool:
+        """Whether a client has a session."""
+        return await self._client.execute_command("HGET", self._keys.session(client), "mqtt") is not None
+
+    async def count(self) -> None:
+        """Count the sessions of the whole fleet: those without a connection, and the connections."""
+        names = await self._client.execute_command("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf")
+        asked = [("HLEN", self._keys.gateway_clients(each.decode())) for each in names]
+        asked += [("ZCARD", self._keys.mqtt(shard, "sessions")) for shard in range(SHARDS)]
+        self.known = sum(await ask_all(self._client, asked))
+
+    async def resumed(self, client: str, epoch: str) -> None:
+        """A session goes on: the end that its last connection has noted is forgotten. Else it stays until it is due."""
+        key = self._keys.mqtt(shard_of(client), "sessions")
+        with contextlib.suppress(BrokerError):
+            await self._client.execute_command("ZREM", key, f"{epoch}:{client}")
 
     async def closed(self, ended: Ended, gateway: str | None = None) -> None:
         """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
@@ -141,6 +160,7 @@ class Sessions:
             if reply[0] != OK:
                 return
             left = reply[1]
+        self.known -= 1
 
     async def _set_offline(self, ended: Sequence[Ended]) -> None:
         """Clients with shared subscriptions are not connected any more: other members come first."""

@@ -9,7 +9,7 @@ from rsmq.gateway.context import Context
 from rsmq.gateway.message import Published, identifiers_of
 from rsmq.gateway.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
 from rsmq.gateway.shares import has_shares
-from rsmq.gateway.topic_filter import MOST_LEVELS, SHARE, levels_of
+from rsmq.gateway.topic_filter import SHARE, is_within
 from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
 
 
@@ -63,7 +63,7 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
 
 def refusal(context: Context, client: Subscriber, each: Subscription, wanted: dict[str, Subscription]) -> Reason | None:
     """Why a subscription is not possible, or None."""
-    if levels_of(each.filter) > MOST_LEVELS:
+    if not is_within(each.filter, context.options.most_levels, context.options.most_topic_bytes):
         return Reason.TOPIC_FILTER_INVALID
     if not context.gatekeeper.may_subscribe(client.client_id, client.user, each.filter):
         return Reason.NOT_AUTHORIZED

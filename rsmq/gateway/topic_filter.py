@@ -7,7 +7,6 @@ from typing import Final
 from rsmq.gateway.packet import ProtocolError, Reason
 
 SHARE: Final = "$share/"
-MOST_LEVELS: Final = 128
 
 
 def check_topic_name(name: str) -> None:
@@ -47,9 +46,9 @@ def check_filter(text: str) -> None:
         raise ProtocolError("the topic filter is not valid", Reason.TOPIC_FILTER_INVALID)
 
 
-def levels_of(text: str) -> int:
-    """The number of levels."""
-    return text.count("/") + 1
+def is_within(text: str, levels: int, size: int) -> bool:
+    """Whether a topic name or filter has at most so many levels and bytes."""
+    return text.count("/") < levels and (len(text) * 4 <= size or len(text.encode()) <= size)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -12,7 +12,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from rsmq.gateway.client import ClientConnection
-from rsmq.gateway.context import Context
+from rsmq.gateway.context import LINGER, Context
 from rsmq.gateway.listener import ClientProtocol
 from rsmq.gateway.peer import Peer
 
@@ -20,7 +20,6 @@ PROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 """The standard's name, and what clients of version 3.1 ask for."""
 
 
-CLOSE_SECONDS: Final = 2.0
 EXTRA: Final = 64 << 10
 """Bytes of a frame besides the largest packet: others that were sent with it."""
 
@@ -32,6 +31,7 @@ class FramedTransport:
         self._socket, self._frames = socket, frames
         self.pause_reading, self.resume_reading = socket.pause_reading, socket.resume_reading
         self.get_write_buffer_size = socket.get_write_buffer_size
+        self.write_eof, self.abort = socket.write_eof, socket.abort
 
     def write(self, data: bytes, /) -> None:
         """Send one binary message."""
@@ -47,6 +47,10 @@ class FramedTransport:
             else:
                 self._socket.close()
 
+    def can_write_eof(self) -> bool:
+        """A close frame says that nothing follows."""
+        return False
+
     def close(self) -> None:
         """End the connection with a close frame. The socket is closed when that of the client has come, or soon."""
         if self._frames.state is not State.OPEN:
@@ -54,7 +58,7 @@ class FramedTransport:
             return
         self._frames.send_close(CloseCode.NORMAL_CLOSURE)
         self.flush()
-        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._socket.abort)
+        asyncio.get_running_loop().call_later(LINGER, self._socket.abort)
 
 
 class WebSocketProtocol(ClientProtocol):

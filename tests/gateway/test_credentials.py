@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from rsmq.errors import ConfigError, Malformed
 from rsmq.gateway import Gateway, GatewayOptions
 from rsmq.gateway.auth import Gatekeeper
-from rsmq.gateway.grant import PacketRate
 from rsmq.gateway.options import tls_context
 from rsmq.gateway.peer import is_in, networks, read_proxy, user_of
 from rsmq.gateway.tokens import Tokens
@@ -291,7 +290,7 @@ def test_networks_know_their_addresses() -> None:
 async def test_a_load_balancer_says_whom_it_connects_and_an_address_has_a_limit(
     server: Server, fleet_prefix: str, tmp_path: Path
 ) -> None:
-    """Behind it, two connections of an address are the most. It says nothing for itself; a wrong header closes."""
+    """Behind it, two most_per_address are the most. It says nothing for itself; a wrong header closes."""
     with GatewayProcess(
         server.url, fleet_prefix, proxies=["127.0.0.0/8"], most_per_address=2, most_packets=50, connect_timeout=2,
     ) as gateway:  # fmt: skip
@@ -338,10 +337,3 @@ async def test_tls_behind_a_proxy_header_is_refused_at_the_start(broker: Any, tm
     options = GatewayOptions(anonymous=True, certificate=tmp_path / "server.pem", proxies=("10.0.0.1",))
     with pytest.raises(ConfigError, match="let the load balancer end TLS"):
         await Gateway(broker, listen=["mqtts://127.0.0.1:0"], options=options).run()
-
-
-def test_a_packet_rate_allows_bursts_of_a_second() -> None:
-    rate = PacketRate(10)
-    assert [rate.allows(packets, now) for packets, now in ((10, 100.0), (1, 100.0), (1, 100.2), (8, 101.0))] == [
-        True, False, True, True
-    ]  # fmt: skip

@@ -214,7 +214,7 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
     with log.open("w") as writing:
         parent = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", "rsmq", "gateway", "app:broker", "--listen", f"mqtt://127.0.0.1:{port}",
-             "--anonymous", "--processes", "2", "--keep-alive", "60s",
+             "--anonymous", "--processes", "2", "--keep-alive", "60s", "--limit", "levels=2",
              "--session-expiry", "1h", "--metrics", f"127.0.0.1:{metrics}"],
             cwd=tmp_path, env=environment, stderr=writing,
         )  # fmt: skip
@@ -228,9 +228,10 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
             if number == 0:
                 assert (await made[0].message()).payload == b"0"
         assert await made[1].publish("$SYS/x", b"no") == 0x87
+        assert await made[1].publish("a/b/c", b"no") == 0x90
         pages = [await asyncio.to_thread(scrape, metrics + slot) for slot in range(2)]
         assert sum(page["rsmq_mqtt_connections"] for page in pages) == 20
-        assert sum(page["rsmq_mqtt_messages_total"] for page in pages) == 21
+        assert sum(page["rsmq_mqtt_messages_total"] for page in pages) == 22
         assert sum(page.get('rsmq_mqtt_refused_total{reason="not_authorized"}', 0) for page in pages) == 1
         assert sum(page["rsmq_mqtt_letters_total"] for page in pages) == 20
         pid = int(log.read_text().partition("has pid ")[2].split()[0])
