@@ -56,6 +56,7 @@ class ClientConnection:
         self._machine = Machine(context.limits)
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
+        self._largest = LARGEST
         self._is_reading = True
         self.is_closed = False
         self.client_id, self.user = "", None  # type: tuple[str, str | None]
@@ -113,6 +114,9 @@ class ClientConnection:
         """Send bytes, together with all others of this turn of the loop."""
         if self.is_closed or not data:
             return
+        if len(data) > self._largest:
+            self.close(Reason.PACKET_TOO_LARGE, "an answer is larger than it allows")
+            return
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(data)
@@ -124,15 +128,10 @@ class ClientConnection:
             self._context.counts["bytes sent"] += len(data)
             self._transport.write(data)
 
-    def pause_delivery(self) -> None:
-        """The client does not read: its messages wait in the inbox."""
+    def pause_delivery(self, *, is_paused: bool) -> None:
+        """Whether the client does not read: then its messages wait in the inbox."""
         if self._reader is not None:
-            self._reader.is_paused = True
-
-    def resume_delivery(self) -> None:
-        """The client reads again."""
-        if self._reader is not None:
-            self._reader.is_paused = False
+            self._reader.is_paused = is_paused
             self._reader.turn()
 
     # -- packets ---------------------------------------------------------------------------------------------------
@@ -258,9 +257,9 @@ class ClientConnection:
         """Take the inbox over, and the session with it. Returns whether there was one."""
         context, properties = self._context, request.properties
         asked = properties.get(Property.RECEIVE_MAXIMUM, packet.MOST_PACKET_IDS)
-        largest = properties.get(Property.MAXIMUM_PACKET_SIZE, LARGEST)
+        self._largest = properties.get(Property.MAXIMUM_PACKET_SIZE, LARGEST)
         self._delivery = Delivery(
-            self.send, context.now_ms, self._may_read, context.dropped, level=self.level, largest=largest,
+            self.send, context.now_ms, self._may_read, context.dropped, level=self.level, largest=self._largest,
             aliases=min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), context.options.topic_aliases),
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(

@@ -37,6 +37,8 @@ KNOWN_NAMES: Final[dict[bytes, str]] = {}
 """Topic names that were checked before: nearly all messages have one of these."""
 FIRST_CONNECT: Final = 0x10
 """The first byte of a CONNECT."""
+OPENING: Final = b"\0\4MQTT\5"
+"""The first bytes of the body of a CONNECT of version 5."""
 
 
 class TooLarge(ProtocolError):
@@ -75,6 +77,16 @@ def read_frame(data: bytes, at: int, size: int, limit: int) -> tuple[int, int]:
         raise TooLarge(body - at + n)
     end = body + n
     return body, end if end <= size else -1
+
+
+def is_version_5(data: bytes, at: int) -> bool:
+    """Whether a packet that may be malformed is a CONNECT of version 5."""
+    if data[at] != FIRST_CONNECT:
+        return False
+    at += 1
+    while at < len(data) - 1 and data[at] >= 128:
+        at += 1
+    return data.startswith(OPENING, at + 1)
 
 
 def decode(head: int, data: bytes, at: int, end: int, level: int) -> Packet:

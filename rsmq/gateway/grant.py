@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
+from rsmq.gateway.encode import connack
 from rsmq.gateway.machine import Limits
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.packet import V5, V31, Connect, Properties, Reason, Refused
 from rsmq.gateway.properties import Property
+from rsmq.gateway.topic_filter import is_within
 from rsmq.model.keys import LONGEST_DEVICE
 
 
@@ -31,6 +33,8 @@ def grant(request: Connect, options: GatewayOptions, limits: Limits) -> Grant:
     client_id = request.client_id or assigned_id(request)
     if len(client_id.encode()) > LONGEST_DEVICE:
         raise Refused(Reason.CLIENT_ID_NOT_VALID, f"the client id has more than {LONGEST_DEVICE} bytes")
+    if request.will and not is_within(request.will.topic, options.most_levels, options.most_topic_bytes):
+        raise Refused(Reason.TOPIC_NAME_INVALID, "the topic name of the will is too long")
     if request.level != V5:
         expiry = 0 if request.clean_start else int(options.session_expiry.total_seconds())
         return Grant(client_id, expiry, request.keep_alive, {})
@@ -50,6 +54,9 @@ def grant(request: Connect, options: GatewayOptions, limits: Limits) -> Grant:
     keep_alive, most = request.keep_alive, min(int(options.keep_alive.total_seconds()), 65_535)
     if not 0 < keep_alive <= most:
         keep_alive = answer[Property.SERVER_KEEP_ALIVE] = most
+    largest = request.properties.get(Property.MAXIMUM_PACKET_SIZE)
+    if largest is not None and len(connack(Reason.SUCCESS, V5, properties=answer)) > largest:
+        raise Refused(Reason.PACKET_TOO_LARGE, f"not even a CONNACK has only {largest} bytes")
     return Grant(client_id, expiry, keep_alive, answer)
 
 

@@ -18,6 +18,8 @@ class Inbound:
         self._pending: deque[PendingAck] = deque()
         self._of_qos_1 = 0
         self.received: set[int] = set()
+        self.taken: set[int] = set()
+        """Those of them that were published in this connection: only they count against the Receive Maximum."""
 
     @property
     def unconfirmed(self) -> int:
@@ -27,7 +29,7 @@ class Inbound:
     @property
     def count(self) -> int:
         """Messages that count against the Receive Maximum of the server."""
-        return self._of_qos_1 + len(self.received)
+        return self._of_qos_1 + len(self.taken)
 
     def admit(self, message: Publish) -> None:
         """Note a message of QoS 1 or 2, whose acknowledgement is then pending."""
@@ -37,6 +39,7 @@ class Inbound:
         else:
             pending = PendingAck(PUBREC, message.packet_id, is_repeated=message.packet_id in self.received)
             self.received.add(message.packet_id)
+            self.taken.add(message.packet_id)
         message.pending = pending
         self._pending.append(pending)
 
@@ -50,11 +53,13 @@ class Inbound:
                 self._of_qos_1 -= 1
             elif done.reason >= 0x80:
                 self.received.discard(done.packet_id)  # refused: the id is free again
+                self.taken.discard(done.packet_id)
             ready.append(Ack(done.kind, done.packet_id, done.reason))
         return ready
 
     def release(self, packet_id: int) -> Ack:
         """The client has released a QoS 2 message: its id is free again. Returns the PUBCOMP."""
+        self.taken.discard(packet_id)
         if packet_id in self.received:
             self.received.discard(packet_id)
             return Ack(PUBCOMP, packet_id)

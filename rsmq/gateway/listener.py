@@ -101,12 +101,12 @@ class ClientProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read."""
         if self._client is not None:
-            self._client.pause_delivery()
+            self._client.pause_delivery(is_paused=True)
 
     def resume_writing(self) -> None:
         """The client reads again."""
         if self._client is not None:
-            self._client.resume_delivery()
+            self._client.pause_delivery(is_paused=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from rsmq.gateway import encode
-from rsmq.gateway.decode import FIRST_CONNECT, decode, read_frame
+from rsmq.gateway.decode import FIRST_CONNECT, decode, is_version_5, read_frame
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
     V5,
@@ -112,6 +112,8 @@ class Machine:
             if isinstance(error, UnsupportedVersion):
                 self.level = V5 if error.level >= V5 else 4
                 self.state = State.CONNECTING
+            elif self.state is State.NEW and is_version_5(data, at):
+                self.level, self.state = V5, State.CONNECTING  # its CONNACK says what is wrong
         rest = data[at:] if at else data
         if self.error is not None or self.state is State.CLOSED:
             rest = b""
@@ -150,7 +152,7 @@ class Machine:
                 self._resolve_alias(packet, alias)
         if packet.qos:
             if self.level == V5 and self.inbound.count >= self._limits.receive_maximum:
-                if packet.qos == 2 and packet.packet_id in self.inbound.received:
+                if packet.qos == 2 and packet.packet_id in self.inbound.taken:
                     pass  # a repetition takes no place of its own
                 else:
                     raise ProtocolError("more messages than Receive Maximum", Reason.RECEIVE_MAXIMUM_EXCEEDED)

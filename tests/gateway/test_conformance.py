@@ -1,0 +1,79 @@
+"""What the standard demands at its edges: each test names the statement of MQTT 5.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.gateway import packets as p
+from tests.gateway.raw_client import RawClient
+
+Make = Callable[..., RawClient]
+KEPT_MINUTE = b"\x11\0\0\0\x3c"
+
+
+async def test_receive_maximum_starts_anew_with_each_connection(client: Make, name: str) -> None:
+    """4.9: the quota is no part of the session. Messages of QoS 2 that wait for their PUBREL take no place of new ones,
+    and a PUBREL gives none back that it has not taken."""
+    one = await client(5).connect(name, clean=False, raw_props=KEPT_MINUTE)
+    one.send(b"".join(p.publish(f"{name}/x", b"%d" % n, 2, n, 5) for n in range(1, 21)))
+    assert sorted([(await one.take(5)).packet_id for _ in range(20)]) == list(range(1, 21))
+    one.abort()
+    for first, more in ((1, 11), (11, 21)):
+        one = await client(5).connect(name, clean=False, raw_props=KEPT_MINUTE)
+        assert one.connack is not None
+        assert one.connack.session_present
+        released = range(first, more)
+        one.send(
+            b"".join(p.ack(6, n) for n in released)
+            + b"".join(p.publish(f"{name}/x", b"", 1, n, 5) for n in range(101, 121))
+        )
+        got = [await one.take() for _ in range(30)]
+        assert sorted(each.packet_id for each in got if each.kind == 7) == list(released)
+        assert [each.packet_id for each in got if each.kind == 4] == list(range(101, 121))
+        if first == 1:
+            one.abort()
+    one.send(b"".join(p.publish(f"{name}/x", b"", 2, n, 5) for n in range(1, 22)))
+    last = await one.ended()
+    assert last is not None
+    assert last.reason == 0x93
+
+
+async def test_no_packet_is_larger_than_the_client_allows(client: Make, name: str) -> None:
+    """[3.1.2-24]: not only messages. A client with too small a maximum is refused, or disconnected, with 0x95."""
+    one = await client(5).connect(name, raw_props=b"\x27\0\0\0\x0a")
+    assert one.connack is not None
+    assert one.connack.reason == 0x95
+    two = await client(5).connect(name, raw_props=b"\x27\0\0\0\x40")
+    assert two.connack is not None
+    assert two.connack.reason == 0
+    assert await two.subscribe(*((f"{name}/{n}", 0) for n in range(40))) == bytes(40)
+    two.send(p.unsubscribe([f"{name}/{n}" for n in range(40)] * 2, 2, 5))
+    last = await two.ended()
+    assert last is not None
+    assert (last.kind, last.reason) == (14, 0x95)
+
+
+async def test_subscribing_again_without_an_identifier_removes_it(client: Make, name: str) -> None:
+    """[3.8.4-3], 3.8.2.1.2: the new subscription replaces the old one whole."""
+    one = await client(5).connect(name)
+    await one.subscribe((name, 1), raw_props=b"\x0b\x07")
+    await one.publish(name, b"x")
+    assert (await one.message()).properties[11] == [7]
+    await one.subscribe((name, 1))
+    for qos in (0, 1):
+        await one.publish(name, b"x", qos)
+        assert 11 not in (await one.message()).properties
+
+
+async def test_a_wrong_connect_of_version_5_gets_its_reason(client: Make, name: str) -> None:
+    """4.13.1: the server may say what is wrong before it closes. Version 3 has no code for it."""
+    for level, raw, code in (
+        (5, p.connect(name, 5, raw_props=b"\x21\0\0"), 0x82), (5, p.connect(name, 5, raw_props=b"\x0b\1"), 0x81),
+        (5, p.connect(name, 5, will=("a/#", b"x", 0, False)), 0x90), (5, p.connect(f"{name}\0", 5), 0x81),
+        (4, p.connect(f"{name}\0", 4), None), (5, p.connect(name, 5, flags=0x03), 0x81),
+        (5, p.connect(name, 5, will=("/".join("x" * 200), b"x", 0, False)), 0x90),
+    ):  # fmt: skip
+        one = await client(level).open()
+        one.send(raw)
+        last = await one.ended()
+        assert (None if last is None else (last.kind, last.reason)) == (None if code is None else (2, code)), raw
