@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rsmq.errors import RsmqError
-from rsmq.model.words import count, duration
+from rsmq.model.words import count, duration, number
 from rsmq.pipeline.report.charts import bars, columns, lines, short, stacked
 from rsmq.pipeline.report.data import DeadLetterCause, GroupReport, InboxBacklog, ReportData, TrafficHistory, jain
 
@@ -127,7 +127,7 @@ def latency(history: TrafficHistory) -> str:
     series = [("50 %", [e.p50 for e in found]), ("95 %", [e.p95 for e in found]), ("99 %", [e.p99 for e in found])]
     measured = sum(each.measured for each in found)
     return (
-        f'<h2>Publishing</h2><p class="about">From creating a message to its entry in the stream, {measured} of '
+        f'<h2>Publishing</h2><p class="about">From creating a message to its entry in the stream, {number(measured)} of '
         f"{count(history.messages, 'message')}, by steps of {duration(history.step)}.</p>"
         f"{lines('latency', times, series, 'ms')}"
     )
