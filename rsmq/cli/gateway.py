@@ -97,15 +97,15 @@ def gateway(
     """Connect MQTT clients to topics and inboxes.
 
     What they publish goes to topics, where handlers take it; what is meant for them waits in their inbox. SIGTERM or
-    Ctrl-C closes the connections: their sessions go on at another gateway. SIGHUP reads the files again (with
-    --processes: send it to each child).
+    Ctrl-C closes the connections: their sessions go on at another gateway. SIGHUP reads the files of users, rights,
+    keys and certificates again. Connections stay.
     """
     log_to_stderr(log_level, as_json=as_json)
     if url is not None:
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
     if processes > 1 and not child:
         command = [sys.executable, "-m", "rsmq", *sys.argv[1:], "--child"]
-        supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)))
+        supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)), rereads=True)
         raise typer.Exit(anyio.run(supervisor.run))
     found = load_object(target)
     limits = read_limits(limit or ())
@@ -178,8 +178,8 @@ async def obey(gateway: Gateway, received: AsyncIterable[int]) -> None:
     async for number in received:
         if number != signal.SIGHUP:
             gateway.stop()
-        elif gateway.gatekeeper is not None:
+        else:
             try:
-                gateway.gatekeeper.load()
+                gateway.reload()
             except ConfigError as error:
                 print_error(f"the files are not read again: {error}")

@@ -132,8 +132,11 @@ class Gatekeeper:
         """The certificate of the listeners. Files that are read again are for new connections."""
         self.load()
 
-    def load(self) -> None:
-        """Read the files, also again. A wrong file raises ConfigError, and what was read before stays."""
+    def load(self) -> set[str]:
+        """Read the files, also again. Returns the users that are gone, or have another password, since the last time.
+
+        A wrong file raises ConfigError, and what was read before stays.
+        """
         options = self._options
         try:
             users = read_passwords(options.password_file) if options.password_file else {}
@@ -149,7 +152,8 @@ class Gatekeeper:
                 self.encryption = encryption
             else:  # the listeners have the old one
                 load_certificates(self.encryption, options)
-        self._users, self._rules, self._tokens = users, rules, tokens
+        before, self._users, self._rules, self._tokens = self._users, users, rules, tokens
+        return {name for name, stored in before.items() if users.get(name) != stored}
 
     def require_some(self) -> None:
         """Raise ConfigError if nothing decides who may connect."""

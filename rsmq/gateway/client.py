@@ -70,7 +70,7 @@ class ClientConnection:
         self._delivery: Delivery | None = None
         self._publishing: Publishing | None = None
         self._requests: deque[Subscribe | Unsubscribe] = deque()
-        self._may: dict[tuple[str, str], bool] = {}
+        self.rights: dict[tuple[str, str], bool] = {}
         self._rates = ClientRates.of(context.options, context.limits.packet_size)
         context.wheel.add(self.heard + context.options.connect_timeout.total_seconds(), self._connect_deadline)
 
@@ -199,7 +199,7 @@ class ClientConnection:
 
     def may(self, access: Any, topic: str) -> bool:
         """Whether the client may publish to a topic name or read it. Answers are remembered."""
-        return self._context.gatekeeper.remembers(self._may, self.client_id, self.user, access, topic)
+        return self._context.gatekeeper.remembers(self.rights, self.client_id, self.user, access, topic)
 
     # -- the beginning ---------------------------------------------------------------------------------------------
 

@@ -213,6 +213,21 @@ class Gateway:
         """Stop: close the connections, and leave the fleet."""
         self._stopping.set()
 
+    def reload(self) -> None:
+        """Read the files again: passwords, rights, keys of tokens, certificates. Connections stay.
+
+        Rights count at once. Clients whose user is gone, or has another password, are disconnected. Raises ConfigError
+        for a wrong file: then what was read before stays.
+        """
+        if self.gatekeeper is None or self.context is None:
+            return
+        gone = self.gatekeeper.load()
+        for each in list(self.context.connections.values()):
+            each.rights.clear()
+            if each.user in gone:
+                each.close(Reason.NOT_AUTHORIZED, "its user is gone, or has another password")
+        log.info("the files are read again")
+
     # -- QoS 0 -----------------------------------------------------------------------------------------------------
 
     def _broadcast(self, message: Published) -> None:

@@ -75,13 +75,14 @@ FORWARD: Final = {
 
 
 @contextmanager
-def signals(on_signal: Callable[[int], object]) -> Iterator[None]:
+def signals(on_signal: Callable[[int], object], *, has_hangup: bool = False) -> Iterator[None]:
     """Call `on_signal` for SIGTERM, SIGINT, SIGHUP and SIGUSR1, even while the event loop is blocked. Main thread only.
 
-    SIGHUP, the end of the terminal, stays ignored where the process was started so, as by `nohup`.
+    SIGHUP, the end of the terminal, stays ignored where the process was started so, as by `nohup`: unless it has a
+    meaning of its own (`has_hangup`).
     """
     numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if has_hangup or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, lambda number, _: on_signal(number)) for number in numbers}
     try:
@@ -138,6 +139,8 @@ class Child:
     last_word: bytes = b""
     member: bytes = b""
     is_replaced: bool = False
+    is_outdated: bool = False
+    """Whether its files have changed before it was ready."""
     _rest: bytes = b""
 
     def read(self) -> list[bytes] | None:
@@ -167,7 +170,8 @@ class Supervisor:
 
     The first process starts alone, so that an error in the configuration is reported once. `arguments` returns the
     extra arguments for the process of a slot (from 1). With `changes`, an async iterator that yields when the code has
-    changed, the processes are restarted gracefully at each change.
+    changed, the processes are restarted gracefully at each change. With `rereads`, SIGHUP is passed on, so that each
+    process reads its files again. Else it stops them.
     """
 
     def __init__(
@@ -176,11 +180,13 @@ class Supervisor:
         processes: int,
         changes: Callable[[], AsyncIterator[Any]] | None = None,
         arguments: Callable[[int], Sequence[str]] = lambda slot: (),
+        *,
+        rereads: bool = False,
     ) -> None:
         self.stage = Stage.RUNNING
         self.restarts = 0
         self._command, self._processes, self._changes = list(command), processes, changes
-        self._arguments = arguments
+        self._arguments, self._rereads = arguments, rereads
         self._children: dict[int, Child] = {}
         self._ended: dict[int, bytes] = {}  # slot -> the last member whose process has ended
         self._exit_code = 0
@@ -190,7 +196,7 @@ class Supervisor:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> int:
         """Keep the processes running until all have ended; returns the exit code of the parent."""
         loop = asyncio.get_running_loop()
-        with signals(lambda number: loop.call_soon_threadsafe(self.obey, number)):
+        with signals(lambda number: loop.call_soon_threadsafe(self.obey, number), has_hangup=self._rereads):
             task_status.started()
             async with anyio.create_task_group() as upkeep:
                 if self._changes is not None:
@@ -215,10 +221,20 @@ class Supervisor:
 
     def obey(self, number: int) -> None:
         """Enter the stage that a signal asks for and forward it to the children."""
+        if number == signal.SIGHUP and self._rereads:
+            for child in self._children.values():
+                self._reread(child)
+            return
         stage = respond(self.stage, number)
         if stage != self.stage:
             log.info("%s: %s", signal.Signals(number).name, stage.name.lower())
             self._enter(stage)
+
+    def _reread(self, child: Child) -> None:
+        """Let a process read its files again. One that is not ready may not handle the signal yet: it would end."""
+        child.is_outdated = child.last_word != READY
+        if not child.is_outdated:
+            child.signal(signal.SIGHUP)
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
@@ -302,6 +318,8 @@ class Supervisor:
                 child.last_word = word
                 if word == READY:
                     self._first_ready.set()
+                    if child.is_outdated:
+                        self._reread(child)
 
     def _announce_end(self, slot: int, child: Child) -> None:
         """Write to the siblings that the process of a member has ended; one that starts later learns it, too.

@@ -57,3 +57,10 @@ def test_the_container_has_no_right_that_it_does_not_need() -> None:
     assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (False, True)
     assert rights["capabilities"] == {"drop": COMPOSE["services"]["gateway-2"]["cap_drop"]} == {"drop": ["ALL"]}
     assert "cpu" not in CONTAINER["resources"]["limits"]
+
+
+def test_systemd_reloads_a_gateway_by_sighup() -> None:
+    """Its parent process alone gets the signal, and passes it on."""
+    unit = (DEPLOY / "systemd" / "rsmq-gateway.service").read_text()
+    assert "\nExecReload=/bin/kill -HUP $MAINPID\n" in unit
+    assert "--processes" in unit

@@ -26,8 +26,10 @@ from rsmq.errors import RsmqError
 from rsmq.model.settings import Settings
 from rsmq.telemetry.metric import GATEWAY
 from rsmq.testing.server import free_port
+from tests.gateway import packets as p
 from tests.gateway.process import ROOT, GatewayProcess
 from tests.gateway.raw_client import RawClient
+from tests.gateway.test_auth import hashed
 from tests.servers import Server, wait_until
 
 Make = Callable[..., RawClient]
@@ -204,10 +206,31 @@ def test_the_page_has_every_metric_of_a_gateway() -> None:
         assert f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.text} |" in page
 
 
+async def publish_past(one: RawClient, topic: str) -> int:
+    """Publish `last`, and return the reason code of its acknowledgement. Messages that come before it are left out."""
+    one.send(p.publish(topic, b"last", 1, 9, 5))
+    while (got := await one.take()).kind != 4:
+        if got.qos == 1:
+            one.send(p.ack(4, got.packet_id))
+    return got.reason
+
+
+async def payloads(one: RawClient) -> list[bytes]:
+    """What comes until the answer to a ping."""
+    one.send(p.PING)
+    found = list[bytes]()
+    while (got := await one.take()).kind != 13:
+        found.append(got.payload)
+    return found
+
+
 async def test_processes_share_a_port_and_one_that_dies_is_replaced(
     server: Server, fleet_prefix: str, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text("from rsmq import Broker\n\nbroker = Broker()\n")
+    users, rights = tmp_path / "users", tmp_path / "rights"
+    users.write_text(f"ada:{hashed(b'a')}\nbob:{hashed(b'b')}\n")
+    rights.write_text("topic readwrite #\nuser ada\ntopic readwrite #\nuser bob\ntopic readwrite #\n")
     port, metrics = free_port(), two_free_ports()
     environment = os.environ | {"RSMQ_URL": server.url, "RSMQ_PREFIX": f"{fleet_prefix}-p", "PYTHONPATH": str(ROOT)}
     log = tmp_path / "log"
@@ -215,6 +238,7 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
         parent = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", "rsmq", "gateway", "app:broker", "--listen", f"mqtt://127.0.0.1:{port}",
              "--anonymous", "--processes", "2", "--keep-alive", "60s", "--limit", "levels=2",
+             "--password-file", str(users), "--acl-file", str(rights),
              "--session-expiry", "1h", "--metrics", f"127.0.0.1:{metrics}"],
             cwd=tmp_path, env=environment, stderr=writing,
         )  # fmt: skip
@@ -234,12 +258,38 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
         assert sum(page["rsmq_mqtt_messages_total"] for page in pages) == 22
         assert sum(page.get('rsmq_mqtt_refused_total{reason="not_authorized"}', 0) for page in pages) == 1
         assert sum(page["rsmq_mqtt_letters_total"] for page in pages) == 20
+        named = {each: await RawClient(port, 5).connect(each, username=each, password=each[:1].encode())
+                 for each in ("ada", "bob")}  # fmt: skip
+        for each in (*named.values(), *made[2:]):
+            await each.subscribe((f"{name}/#", 1))
+            assert await each.publish(f"{name}/ok", b"x") == 0
+        users.write_text(f"ada:{hashed(b'a')}\ncleo:{hashed(b'c')}\n")
+        rights.write_text("topic write other/#\nuser ada\ntopic readwrite #\ntopic deny no/#\n")
+        parent.send_signal(signal.SIGHUP)
+        await asyncio.to_thread(wait_until, lambda: log.read_text().count("files are read again") == 2, "both reload")
+        while (got := await named["bob"].take()).kind != 14:
+            pass
+        assert got.reason == 0x87  # it is gone
+        codes = [await publish_past(each, f"{name}/ok") for each in made]
+        assert codes == [0x87] * 20  # at once, in both processes, and no connection was lost
+        assert [await publish_past(named["ada"], topic) for topic in ("no/x", f"{name}/last")] == [0x87, 0]
+        assert b"last" not in await payloads(made[2])  # its subscription is there, but it may not read any more
+        rights.write_text("nonsense\n")
+        parent.send_signal(signal.SIGHUP)
+        await asyncio.to_thread(wait_until, lambda: log.read_text().count("are not read again") == 2, "both complain")
+        cleo = await RawClient(port, 5).connect("cleo", username="cleo", password=b"c")
+        assert cleo.connack is not None
+        assert cleo.connack.reason == 0
+        assert await cleo.publish("other/x", b"x") == 0x87
+        rights.write_text("topic readwrite #\n")
+        parent.send_signal(signal.SIGHUP)
+        await asyncio.to_thread(wait_until, lambda: log.read_text().count("files are read again") == 4, "both reload")
         pid = int(log.read_text().partition("has pid ")[2].split()[0])
         os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(wait_until, lambda: log.read_text().count("listens on") == 3, "another one listens")
         fresh = await RawClient(port, 5).connect(f"{name}-fresh")
         assert await fresh.publish("x", b"x") == 0
-        for each in (*made, fresh):
+        for each in (*made, fresh, cleo, *named.values()):
             each.abort()
     finally:
         parent.terminate()
