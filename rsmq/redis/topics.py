@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,7 +56,7 @@ class Topics:
     ) -> None:
         self._client, self._keys, self._settings, self._declared = client, keys, settings, declared
         self._known: dict[str, tuple[float, Topic]] = {}
-        self._lock = anyio.Lock()
+        self._lock, self._lookups = anyio.Lock(), Counter[str]()
 
     async def ensure(self, name: str, partitions: int | None = None) -> Topic:
         """Return the topic, created on first use.
@@ -109,20 +110,28 @@ class Topics:
         return topic
 
     def cached(self, name: str) -> Topic | None:
-        """The topic as read within the last 10 s, or None."""
+        """The topic as read within the last 10 s, or None. None, too, while earlier callers wait for it in `lookup`:
+        another task may have read it meanwhile, and a message that is published now must not overtake theirs."""
+        return None if name in self._lookups else self._fresh(name)
+
+    def _fresh(self, name: str) -> Topic | None:
         entry = self._known.get(name)
         return entry[1] if entry is not None and entry[0] > monotonic() else None
 
     async def lookup(self, name: str) -> Topic:
         """The topic for publishing: created if needed, read again after 10 s; waits for an unavailable server."""
-        async with self._lock:
-            topic = self.cached(name)
-            if topic is None:
-                async for attempt in retrying(self._settings):
-                    with attempt:
-                        topic = await self.ensure(name)
-            assert topic is not None, "retrying ends with a result or an error"
-            return topic
+        self._lookups[name] += 1
+        try:
+            async with self._lock:  # in the order of the calls
+                topic = self._fresh(name)
+                if topic is None:
+                    async for attempt in retrying(self._settings):
+                        with attempt:
+                            topic = await self.ensure(name)
+                assert topic is not None, "retrying ends with a result or an error"
+                return topic
+        finally:
+            self._lookups -= Counter((name,))
 
     async def names(self) -> list[str]:
         """All topics, sorted."""

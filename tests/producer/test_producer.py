@@ -138,6 +138,20 @@ async def test_order_of_a_key_is_the_order_of_the_calls(producer: Producer, clie
     assert [int(fields[1]) for _, fields in entries] == list(range(2500))
 
 
+async def test_message_does_not_overtake_those_that_wait_for_the_topic(
+    producer: Producer, client: Client, keys: Keys, settings: Settings
+) -> None:
+    """Another task reads the topic while 200 calls wait for it, so the next call would find it in the cache."""
+    await producer.publish("orders", "the topic exists")
+    async with publishing(client, keys, settings) as other, asyncio.TaskGroup() as tasks:
+        for number in range(200):
+            tasks.create_task(other.publish("orders", number, key="k"))
+        await other.read_limits("orders")
+        await other.publish("orders", 200, key="k")
+    entries = await client.execute_command("XRANGE", keys.stream("orders", partition_for("k", 8)), "-", "+")
+    assert [int(fields[1]) for _, fields in entries if b"key" in fields] == list(range(201))
+
+
 async def test_publish_many_returns_the_ids_in_order(producer: Producer, client: Client, keys: Keys) -> None:
     """Any number of items, keys and headers by function, a payload and an id for each."""
     ids = await producer.publish_many(
