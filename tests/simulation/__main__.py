@@ -28,7 +28,7 @@ HASH_SEED: Final = "PYTHONHASHSEED"
 def options() -> argparse.Namespace:
     """What the user wants."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="the first seed, or all of them")
     parser.add_argument("--count", type=int, default=1, help="how many seeds")
     parser.add_argument("--failed", action="store_true", help=f"play the seeds of {FAILED.name} instead")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
@@ -59,7 +59,7 @@ def main() -> int:
     started = clock.real_clock()
     trace = chosen.trace.absolute() if chosen.trace else None
     only = None if chosen.only is None else frozenset(chosen.only)
-    seeds = range(chosen.seed, chosen.seed + chosen.count)
+    seeds = chosen.seed if len(chosen.seed) > 1 else range(chosen.seed[0], chosen.seed[0] + chosen.count)
     if chosen.failed:
         seeds = sorted({int(line.split()[0]) for line in FAILED.read_text().splitlines()})
     tasks = [Task(seed, plan_of(chosen), chosen.server, only=only, trace=trace) for seed in seeds]

@@ -12,6 +12,7 @@ from tests.simulation.plan import (
     FEED_COMMANDS,
     GROUP,
     GROUP_RATE_COMMANDS,
+    LAST_COMMANDS,
     OUTPUT_COMMANDS,
     RATE_COMMANDS,
     TAKING,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tests.simulation.run import Member, Run
 
 FAULTS_A_SECOND: Final = (0.15, 0.7)
+HALTS: Final = 0.15
+"""The share of seeds in which a worker dies while it stops."""
 AUDITED_AFTER: Final = 15.0
 """Seconds after which the audit has found the messages of a deleted consumer; until then no list names them."""
 
@@ -46,6 +49,8 @@ class Fates:
             kind = choices.among(run.plan.faults, f"fault {n} kind")
             moment = choices.between(1.0, run.plan.seconds, f"fault {n} moment")
             run.world.at(moment, lambda n=n, kind=kind, moment=moment: self._begin(n, kind, moment))  # type: ignore[misc]
+        if not run.plan.is_inbox and choices.unit("halt") < HALTS:
+            run.world.at(choices.between(1.0, run.plan.seconds, "halt moment"), self._halt)
 
     def _begin(self, n: int, kind: Fault, moment: float) -> None:
         """A fault, and often a second one for the same member shortly afterwards: most defects need two that meet."""
@@ -83,7 +88,8 @@ class Fates:
         self._run.world.after(span, victim.process.thaw)
 
     def _cut(self, name: str, victim: Member) -> None:
-        """Most of its connections break, and often no new one can be opened for a while: about the grace, or longer."""
+        """Most of its connections break, and often no new one can be opened for a while: about the grace, or longer.
+        Then an attempt to connect is refused, or it hangs."""
         run, choices = self._run, self._run.world.choices
         self._excuse(victim, "cut off")
         is_lapse = choices.unit(f"{name} lapse") < 0.25
@@ -97,7 +103,8 @@ class Fates:
         elif choices.unit(f"{name} unreachable") < 0.5:
             low, high = choices.among([(0.7, 1.4), (0.1, 1.5 * run.plan.lease)], f"{name} unreachable how")
             until = run.world.now + choices.between(low, high, f"{name} unreachable for")
-            run.network.refuse(victim.process.name, until)
+            hangs = choices.unit(f"{name} hangs") < 0.3
+            (run.network.hang if hangs else run.network.refuse)(victim.process.name, until)
 
     def _late(self, name: str, victim: Member) -> None:
         """One of its connections, often the reading one, is slow: nothing is lost, but it comes late."""
@@ -190,6 +197,31 @@ class Fates:
                 self._strike(then, f"{name} then", victim)
 
         run.network.trap(victim.process.name, command, spring)
+
+    def _halt(self) -> None:
+        """A worker is told to stop, what it sends last comes late, and it is gone meanwhile."""
+        run, choices = self._run, self._run.world.choices
+        available = [member for member in run.members if member.is_available]
+        if not available or not choices.allows("halt"):
+            return
+        victim = choices.among(available, "halt victim")
+        command = choices.among(LAST_COMMANDS, "halt command")
+
+        def spring(connection: SimulatedConnection) -> None:
+            self._excuse(victim, "killed")
+            connection.held_until = run.world.now + run.plan.lease * choices.between(0.3, 2, "halt late")
+            run.world.note(f"{command} of {victim.process.name} comes at {connection.held_until:.3f}")
+            run.world.after(choices.between(0, 0.3, "halt pause"), end)
+
+        def end() -> None:
+            if choices.unit("halt sleeps") < 0.5:
+                victim.process.kill()
+            elif victim.process.runs:
+                victim.process.freeze()
+                run.world.after(run.plan.lease * choices.between(0.7, 2.5, "halt thawed"), victim.process.thaw)
+
+        run.network.trap(victim.process.name, command, spring)
+        self._stop("halt", victim)
 
     def _commands_of(self, victim: Member) -> tuple[str, ...]:
         if victim.device:

@@ -11,17 +11,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Final
+
+from tests.simulation.plan import Plan
+from tests.simulation.world import Choices
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "simulation.md"
 SEEDS: Final = Path(__file__).with_name("failed_seeds.txt")
-HEADER: Final = "| put back | what it does | seed | first broken promise | CPU seconds |\n|---|---|---|---|---|\n"
+HEADER: Final = (
+    "| put back | what it does | seed | first broken promise | seeds | CPU seconds |\n|---|---|---|---|---|---|\n"
+)
 MINUTES: Final = 10
 BATCH: Final = 50
 FENCE: Final = "if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end"
@@ -45,6 +51,8 @@ class Exhibit:
     name: str
     what: str
     edits: Sequence[Edit]
+    needs: Callable[[Plan], bool] = lambda _: True
+    """Only seeds with such a plan can show it; the others are not played."""
 
 
 def unfenced(script: str) -> Exhibit:
@@ -53,9 +61,21 @@ def unfenced(script: str) -> Exhibit:
     return Exhibit(f"{script} without its fence", "a former owner may run it", [edit])
 
 
-def bug(name: str, what: str, path: str, old: str, new: str = "") -> Exhibit:
+def bug(
+    name: str, what: str, path: str, old: str, new: str = "", needs: Callable[[Plan], bool] = lambda _: True
+) -> Exhibit:
     """A bug in one place."""
-    return Exhibit(name, what, [Edit(f"rsmq/{path}", old, new)])
+    return Exhibit(name, what, [Edit(f"rsmq/{path}", old, new)], needs)
+
+
+def has_undelivered(plan: Plan) -> bool:
+    """Whether there is something that a late read could take: owners do not read everything at once."""
+    return plan.distribution == "hash" and plan.prefetch <= 10
+
+
+def may_set_clock(plan: Plan) -> bool:
+    """Whether the server's clock is set (`Fates._set_clock`)."""
+    return not (plan.delayed or plan.schedule or plan.expires or plan.rate[0] or plan.group_rate[0] or plan.uniques)
 
 
 EXHIBITS: Final = (
@@ -95,6 +115,7 @@ EXHIBITS: Final = (
         "redis/lua/settle_outputs.lua",
         "ARGV[4] == '0') then",
         "ARGV[4] == '0') or true then",
+        needs=lambda plan: plan.has_outputs,
     ),
     unfenced("settle_outputs"),
     bug(
@@ -103,6 +124,7 @@ EXHIBITS: Final = (
         "consumer/runner.py",
         "            if outcome is not None:\n                lane.outputs.pop(message.entry_id, None)\n",
         "",
+        needs=lambda plan: plan.has_outputs,
     ),
     bug(
         "a cancelled worker repeats the settlement of outputs",
@@ -110,6 +132,7 @@ EXHIBITS: Final = (
         "consumer/outputs.py",
         "            if any(entry.is_sent for entry in lane.outgoing.values()):\n                continue\n",
         "",
+        needs=lambda plan: plan.has_outputs,
     ),
     bug(
         "no look at the clock before a start",
@@ -124,6 +147,7 @@ EXHIBITS: Final = (
         "heartbeat/lease.py",
         "await self._cut_off(key, reply[3].decode().splitlines())",
         "pass",
+        needs=has_undelivered,
     ),
     Exhibit(
         "a release forgets the reader",
@@ -132,6 +156,7 @@ EXHIBITS: Final = (
             Edit("rsmq/redis/lua/release_lease.lua", "'reader', ARGV[4]", "'reader', ''"),
             Edit("rsmq/consumer/lane_lifecycle.py", "await self._fetchers.end_late_reads()", "pass"),
         ],
+        has_undelivered,
     ),
     bug(
         "an absent member goes on",
@@ -223,6 +248,13 @@ EXHIBITS: Final = (
         "    return 0, write.since\n    places = {message_id",
     ),
     bug(
+        "a publish that overtakes",
+        "a message is published while others wait for their topic, which another task has read: it is stored first",
+        "redis/topics.py",
+        "return None if name in self._lookups else self._fresh(name)",
+        "return self._fresh(name)",
+    ),
+    bug(
         "a handover does not wait",
         "a partition is given away while its handlers run",
         "consumer/lane_lifecycle.py",
@@ -250,6 +282,7 @@ EXHIBITS: Final = (
         "redis/lua/take_lease.lua",
         "if owner ~= '' and epoch == lease[5] and left > tonumber(ttl) then",
         "if false then",
+        needs=may_set_clock,
     ),
     bug(
         "the owner of a deleted lease is forgotten",
@@ -286,6 +319,7 @@ EXHIBITS: Final = (
         "redis/lua/claim_pending.lua",
         "row[3] >= (patience[row[2]] or tonumber(ARGV[6]))",
         "row[3] >= tonumber(ARGV[6])",
+        needs=lambda plan: plan.distribution == "shared" and len(plan.leases) > 1,
     ),
     bug(
         "a read without a look at the marks",
@@ -293,6 +327,7 @@ EXHIBITS: Final = (
         "consumer/fetcher.py",
         "        if marks:\n",
         "        if False:\n",
+        needs=lambda plan: bool(plan.cancels),
     ),
     bug(
         "a cancelled message is not noted",
@@ -300,6 +335,7 @@ EXHIBITS: Final = (
         "redis/lua/settle_cancelled.lua",
         "redis.call('ZADD', KEYS[5], ARGV[4]:match('^%d+'), ARGV[4])",
         "",
+        needs=lambda plan: bool(plan.cancels),
     ),
     Exhibit(
         "a retry waits for the clock",
@@ -308,6 +344,7 @@ EXHIBITS: Final = (
             Edit(f"rsmq/redis/lua/{name}.lua", "if now < seen - 1000 then", "if false then")
             for name in ("park_message", "unpark_messages", "claim_pending")
         ],
+        may_set_clock,
     ),
     bug(
         "a settlement without its script",
@@ -330,12 +367,14 @@ EXHIBITS: Final = (
         "redis/lua/add_letters.lua",
         "if letters[i] > newest then",
         "if true then",
+        needs=lambda plan: plan.is_inbox,
     ),
     bug(
         "ack_letters without its fence",
         "a session that was taken over acknowledges letters",
         "redis/lua/ack_letters.lua",
         "if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
+        needs=lambda plan: plan.is_inbox,
     ),
     bug(
         "a claim under an old recovery",
@@ -357,6 +396,7 @@ EXHIBITS: Final = (
         "consumer/runner.py",
         "if left is None or left > 0:",
         "if True:",
+        needs=lambda plan: bool(plan.expires),
     ),
     bug(
         "an expired message is handled all the same",
@@ -364,6 +404,7 @@ EXHIBITS: Final = (
         "consumer/runner.py",
         "            await self._settle(message, lane)\n        return True\n",
         "            return False\n        return True\n",
+        needs=lambda plan: bool(plan.expires),
     ),
     bug(
         "an expiry is early",
@@ -371,6 +412,7 @@ EXHIBITS: Final = (
         "model/message.py",
         "else self.expires_ms - now_ms",
         "else self.expires_ms - now_ms - 1000",
+        needs=lambda plan: bool(plan.expires),
     ),
     bug(
         "outputs of an on_dead that failed",
@@ -378,6 +420,7 @@ EXHIBITS: Final = (
         "consumer/runner.py",
         "if is_done and message.entry_id",
         "if message.entry_id",
+        needs=lambda plan: plan.has_hook,
     ),
     bug(
         "outputs of a dead letter that was stored before",
@@ -385,6 +428,7 @@ EXHIBITS: Final = (
         "redis/lua/settle_outputs.lua",
         "ARGV[4] == '0') then",
         "ARGV[4] == '0') or ARGV[at + 1] == '2' then",
+        needs=lambda plan: plan.has_hook,
     ),
     bug(
         "a batch starts after a burial",
@@ -392,6 +436,7 @@ EXHIBITS: Final = (
         "consumer/batch_runner.py",
         "            batch = self._still_ours(kept)\n",
         "            batch = kept\n",
+        needs=lambda plan: bool(plan.batch and plan.poison),
     ),
     bug(
         "a handover forgets the rate",
@@ -399,6 +444,7 @@ EXHIBITS: Final = (
         "consumer/lane_lifecycle.py",
         "(self._member, lane.epoch, limit.pack(lane))",
         "(self._member, lane.epoch, '')",
+        needs=lambda plan: bool(plan.rate[0]),
     ),
     bug(
         "a dropped message keeps its start",
@@ -406,6 +452,7 @@ EXHIBITS: Final = (
         "consumer/runner.py",
         "            self.queue.message_rate.forget(message)\n        self.queue.finish",
         "            pass\n        self.queue.finish",
+        needs=lambda plan: bool(plan.rate[0]),
     ),
     bug(
         "a handover is early by the time of a reply",
@@ -413,6 +460,7 @@ EXHIBITS: Final = (
         "consumer/limits.py",
         "self._clock.now_ms() + round(1000 * self._clock.behind)",
         "self._clock.now_ms()",
+        needs=lambda plan: bool(plan.rate[0]),
     ),
     bug(
         "a late start does not count for the rate",
@@ -420,6 +468,7 @@ EXHIBITS: Final = (
         "consumer/runner.py",
         "            await rate.starts_late(message, lane)\n",
         "            pass\n",
+        needs=lambda plan: bool(plan.rate[0]),
     ),
     bug(
         "a failed message that the server has lost lets its key go on",
@@ -434,6 +483,7 @@ EXHIBITS: Final = (
         "consumer/lane.py",
         "if len(self.in_flight) - known < len(entry_ids):",
         "if False:",
+        needs=lambda plan: plan.distribution == "shared",
     ),
     bug(
         "the newest entry of another connection",
@@ -448,6 +498,7 @@ EXHIBITS: Final = (
         "redis/lua/take_starts.lua",
         "      busy = busy + starts\n",
         "",
+        needs=lambda plan: bool(plan.group_rate[0]),
     ),
     bug(
         "uses that are not reported",
@@ -455,6 +506,7 @@ EXHIBITS: Final = (
         "consumer/group_rate.py",
         "            *ages(question.used, now, step),\n",
         "",
+        needs=lambda plan: bool(plan.group_rate[0]),
     ),
     bug(
         "a late start counts from before its charge",
@@ -462,6 +514,7 @@ EXHIBITS: Final = (
         "consumer/group_rate.py",
         "        if message.is_redelivered:\n",
         "        if False:\n",
+        needs=lambda plan: bool(plan.group_rate[0]),
     ),
     bug(
         "a stop during the start",
@@ -495,40 +548,44 @@ class Found:
 
     exhibit: Exhibit
     cpu: float
+    seeds: int
     seed: int | None = None
     promise: str = ""
 
     def __str__(self) -> str:
         result = "not found" if self.seed is None else f"seed {self.seed}: {self.promise}"
-        return f"{self.exhibit.name}: {result} ({self.cpu:.0f} s of CPU)"
+        return f"{self.exhibit.name}: {result} ({self.seeds} seeds, {self.cpu:.0f} s of CPU)"
 
     @property
     def row(self) -> str:
         """Its row in the table of the page."""
         seed, promise = ("", "not found") if self.seed is None else (self.seed, self.promise)
-        return f"| {self.exhibit.name} | {self.exhibit.what} | {seed} | {promise} | {self.cpu:.0f} |"
+        return f"| {self.exhibit.name} | {self.exhibit.what} | {seed} | {promise} | {self.seeds} | {self.cpu:.0f} |"
 
 
 def find(exhibit: Exhibit, seconds: float) -> Found:
     """Play seeds from 1 on, for so many seconds of CPU. The seed that fails must be clean without the bug."""
-    cpu, first = 0.0, 1
+    cpu, played = 0.0, 0
+    seeds = (seed for seed in count(1) if exhibit.needs(Plan().varied(Choices(seed))))
     with put_back(exhibit) as scratch:
         while cpu < seconds:
-            printed = play(scratch, first, BATCH)
-            total = re.search(r"in ([\d.]+) seconds of CPU", printed)
-            cpu += float(total[1]) if total else 0.0
-            failed = re.search(r"^seed (\d+): .*\n  (.*)", printed, re.MULTILINE)
-            if not total:
-                raise RuntimeError(f"{exhibit.name}: the simulation ended with an error\n{printed}")
-            if failed and "1 of 1 seeds are clean" in play(ROOT, int(failed[1]), 1):
-                return Found(exhibit, cpu, int(failed[1]), failed[2])
-            first = int(failed[1]) + 1 if failed else first + BATCH
-    return Found(exhibit, cpu)
+            batch = list(islice(seeds, BATCH))
+            while batch:
+                printed = play(scratch, batch)
+                total = re.search(r"of (\d+) seeds are clean, .* in ([\d.]+) seconds of CPU", printed)
+                if not total:
+                    raise RuntimeError(f"{exhibit.name}: the simulation ended with an error\n{printed}")
+                played, cpu = played + int(total[1]), cpu + float(total[2])
+                failed = re.search(r"^seed (\d+): .*\n  (.*)", printed, re.MULTILINE)
+                if failed and "1 of 1 seeds are clean" in play(ROOT, [int(failed[1])]):
+                    return Found(exhibit, cpu, played, int(failed[1]), failed[2])
+                batch = batch[batch.index(int(failed[1])) + 1 :] if failed else []
+    return Found(exhibit, cpu, played)
 
 
-def play(folder: Path, first: int, count: int) -> str:
+def play(folder: Path, seeds: Sequence[int]) -> str:
     """What the command prints about some seeds, up to the first that fails."""
-    command = [sys.executable, "-m", "tests.simulation", "--seed", str(first), "--count", str(count), "--until-failure"]
+    command = [sys.executable, "-m", "tests.simulation", "--until-failure", "--seed", *map(str, seeds)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 

@@ -113,7 +113,7 @@ class Network:
         self.on_slow_heartbeat: Callable[[str, float], None] = lambda _, __: None
         self.noise = 0.0
         """The share of commands and replies that take long."""
-        self._refused = dict[str, float]()
+        self._refused, self._hangs = dict[str, float](), dict[str, float]()
         self._traps: dict[str, list[Trap]] = {}
 
     def _socket(self) -> socket.socket:
@@ -153,6 +153,15 @@ class Network:
         """Open no connection for a process until then; for none at all if it is empty."""
         self._world.note(f"{owner or 'every process'} cannot connect until {until:.3f}")
         self._refused[owner] = max(until, self._refused.get(owner, 0.0))
+
+    def hang(self, owner: str, until: float) -> None:
+        """Attempts of a process to connect get no answer until then."""
+        self._world.note(f"connections of {owner} hang until {until:.3f}")
+        self._hangs[owner] = max(until, self._hangs.get(owner, 0.0))
+
+    def opens_at(self, owner: str, label: str) -> float:
+        """When an attempt to connect that begins now gets its answer."""
+        return max(self._world.now + self.latency(label, "connect"), self._hangs.get(owner, 0.0))
 
     def closed(self, connection: SimulatedConnection) -> None:
         """The process has closed it: what is still on its way reaches the server first."""

@@ -29,6 +29,8 @@ COMMANDS: tuple[str, ...] = (
     "XREADGROUP", "XREADGROUP",
 )  # fmt: skip
 """Those that a fault waits for."""
+LAST_COMMANDS: tuple[str, ...] = ("hand_back", "hand_back", "hand_back", "settle_messages", "release_lease")
+"""What a worker sends when it stops."""
 TAKING: tuple[str, ...] = ("take_lease", "take_lease", "claim_pending")
 OUTPUT_COMMANDS: tuple[str, ...] = ("settle_outputs", "settle_outputs", "settle_outputs", "settle_outputs", *COMMANDS)
 RATE_COMMANDS: tuple[str, ...] = ("keep_starts", "keep_starts", "keep_starts", "keep_starts", *COMMANDS)

@@ -8,8 +8,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tests.simulation.loop import SimulatedLoop, SimulatedTransport
-from tests.simulation.network import Network
-from tests.simulation.threads import Socket, Thread
+from tests.simulation.network import Network, SimulatedConnection
+from tests.simulation.threads import Socket, Thread, deadline_after
 from tests.simulation.world import World
 
 
@@ -22,7 +22,7 @@ class Process:
         self.ready, self.runnable = self.loop.calls, deque[Thread]()
         self.timer = 0.0
         """When it has to run next, if nothing is ready before."""
-        self.is_frozen = self.is_dead = False
+        self.is_frozen = self.was_frozen = self.is_dead = False
         self.main: asyncio.Task[Any] | None = None
         self._connections = 0
         world.processes.append(self)
@@ -65,7 +65,7 @@ class Process:
     def freeze(self) -> None:
         """It does nothing until it is thawed; its connections stay open."""
         self.world.note(f"{self.name} frozen")
-        self.is_frozen = True
+        self.is_frozen = self.was_frozen = True
 
     def thaw(self) -> None:
         """It goes on, if it was not killed meanwhile."""
@@ -87,11 +87,12 @@ class Process:
         label = self._label()
 
         def open_it() -> None:
+            if opened.done():
+                return
             connection = self.network.open(self.name, label)
-            if not opened.done():
-                opened.set_result(connection) if connection else opened.set_exception(ConnectionRefusedError("refused"))
+            opened.set_result(connection) if connection else opened.set_exception(ConnectionRefusedError("refused"))
 
-        self.world.after(self.network.latency(label, "connect"), open_it)
+        self.world.at(self.network.opens_at(self.name, label), open_it)
         connection = await opened
         transport = SimulatedTransport(self.loop, protocol, connection)
         connection.arrived = transport.arrived
@@ -101,13 +102,22 @@ class Process:
     def connect_thread(self, thread: Thread, timeout: float | None) -> Socket:
         """A blocking connection for a thread."""
         label, found = self._label(), Socket(timeout)
+        answers = list[SimulatedConnection | None]()
+        has_given_up = False
 
         def open_it() -> None:
-            found.connection = self.network.open(self.name, label)
-            thread.wake()
+            if not has_given_up:
+                answers.append(self.network.open(self.name, label))
+                thread.wake()
 
-        self.world.after(self.network.latency(label, "connect"), open_it)
-        thread.wait(None)
+        self.world.at(self.network.opens_at(self.name, label), open_it)
+        deadline = deadline_after(timeout)
+        while not answers and self.world.now < deadline:
+            thread.wait_until(deadline)
+        if not answers:
+            has_given_up = True
+            raise TimeoutError("timed out")
+        found.connection = answers[0]
         if not found.connection:
             raise ConnectionRefusedError("refused")
         found.connection.arrived = found.arrived

@@ -81,6 +81,7 @@ class Run:
         self.violations: list[str] = []
         self._events: list[Event] = []
         self._stored, self._unknown, self._poison = dict[Name, float](), set[Name](), set[Name]()
+        self._lost = set[Name]()
         self._tried, self._perhaps_twice, self._ticks = dict[Name, float](), set[Name](), dict[int, float]()
         self._stream_ids = dict[Name, str]()
         self._settings_by_lease = dict[float, Settings]()
@@ -116,7 +117,8 @@ class Run:
         history = History(
             stored=set(stored), unknown=self._unknown | free, events=self._events, excused=self.fates.excused,
             holds=self._holds(), poison=poison, dead=dead, is_ordered=self.plan.ordering != "none",
-            given_up=dict.fromkeys(free, "cancelled or expired"),  # a worker that was struck may end one of them late
+            # a worker that was struck may end a cancelled or expired message late
+            given_up=dict.fromkeys(free | self._handled_after_a_loss(), "cancelled, expired or lost"),
         )  # fmt: skip
         return [
             *map(str, check(history).faults),
@@ -128,6 +130,12 @@ class Run:
             *([] if self._is_published else ["the publisher is not done"]),
             *self._skipped_ticks(),
         ]
+
+    def _handled_after_a_loss(self) -> set[Name]:
+        """Messages that the server has lost, and that a worker was handling, which then slept: the next owner does not
+        know of them, and does not wait."""
+        slept = {member.number for member in self.members if member.process.was_frozen}
+        return {(each.key, each.n) for each in self._events if each.what == "commit" and each.pid in slept} & self._lost
 
     def _skipped_ticks(self) -> list[str]:
         """A schedule leaves out no tick, unless no worker served it for two leases."""
@@ -142,6 +150,7 @@ class Run:
         """The server has lost its last writes: what was confirmed since then may be lost."""
         lost = {name for name, confirmed in self._stored.items() if confirmed >= since}
         self._unknown |= lost
+        self._lost |= lost
         self._stored = {name: at for name, at in self._stored.items() if name not in lost}
         self.has_lost_writes = True
         self.cancels.forget(since)
@@ -334,7 +343,7 @@ class Run:
             for message in messages:
                 begin(message)
             for order, message in zip(orders, messages, strict=True):
-                lane = order["key"] if plan.ordering == "key" else "all" if plan.ordering == "partition" else ""
+                lane = (message.key or "") if plan.ordering == "key" else "all" if plan.ordering == "partition" else ""
                 outcome: Exception | None = Retry("after the one before") if lane in failed else None
                 if outcome is None:
                     try:
