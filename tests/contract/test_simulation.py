@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,17 +21,23 @@ ROOT = Path(__file__).parents[2]
 OTHER_PYTHON = ROOT / ".cache" / "other-python" / "bin" / "python"
 
 
-def simulate(*options: str, python: str = sys.executable, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def simulate(*options: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """What the command prints."""
-    command = [python, "-m", "tests.simulation", *options]
+    command = [sys.executable, "-m", "tests.simulation", *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def trace_of(seed: int, file: Path, python: str = sys.executable) -> bytes:
-    """Everything that happened in a seed."""
-    done = simulate("--seed", str(seed), "--trace", str(file), python=python)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return file.read_bytes()
+def start(seeds: Sequence[int], trace: Path, python: str = sys.executable) -> subprocess.Popen[str]:
+    """Play seeds one after the other; the trace is that of the last one."""
+    command = [python, "-m", "tests.simulation", "--trace", str(trace), "--seed", *map(str, seeds)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def digests(running: subprocess.Popen[str]) -> list[str]:
+    """Those of the traces that it has printed."""
+    printed, _ = running.communicate()
+    assert running.returncode == 0, printed
+    return re.findall(r", trace (\w+)$", printed, re.MULTILINE)
 
 
 @pytest.mark.timeout(1800)
@@ -43,33 +51,35 @@ def test_seeds_of_the_simulator_keep_every_promise() -> None:
 def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
     """Each fails as soon as the bug of its line is put back: `python -m tests.simulation.museum` has found it so."""
     seeds = {line.split()[0] for line in FAILED.read_text().splitlines()}
-    done = simulate("--failed")
+    done = simulate("--failed", "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(seeds)} of {len(seeds)} seeds are clean" in done.stdout
 
 
 def test_seed_of_the_simulator_gives_the_same_trace_ten_times(tmp_path: Path) -> None:
-    """Byte for byte, with the threads of heartbeat and presence inside, and through a take-over."""
-    traces = [trace_of(7, tmp_path / "trace") for _ in range(10)]
-    assert b"> renew_lease" in traces[0]
-    assert b"> SUBSCRIBE" in traces[0]
-    assert b"> claim_pending" in traces[0]
-    assert all(trace == traces[0] for trace in traces[1:])
-
-
-def test_seed_with_inboxes_gives_the_same_trace_twice(tmp_path: Path) -> None:
-    """Devices have ids of their own."""
-    first, second = (trace_of(102, tmp_path / "trace") for _ in range(2))
-    assert b"> open_session" in first
+    """Byte for byte, in two processes, with the threads of heartbeat and presence inside, and through a take-over. So
+    does one with inboxes: devices have ids of their own."""
+    paths = (tmp_path / "a", tmp_path / "b")
+    first, second = [digests(each) for each in [start([102, 7, 7, 7, 7, 7], path) for path in paths]]
     assert first == second
+    assert len(set(first)) == 2
+    trace = paths[0].read_bytes()
+    assert trace == paths[1].read_bytes()
+    assert b"> renew_lease" in trace
+    assert b"> SUBSCRIBE" in trace
+    assert b"> claim_pending" in trace
 
 
 def test_seed_of_the_simulator_gives_the_same_trace_under_another_python(tmp_path: Path) -> None:
     """A race that is found under one version can be studied under another."""
     if not OTHER_PYTHON.exists():
         pytest.skip("no second Python with the packages: `make simulation` sets one up")
-    for seed in (7, 8, 9):
-        assert trace_of(seed, tmp_path / "a") == trace_of(seed, tmp_path / "b", python=str(OTHER_PYTHON))
+    seeds, other = (7, 8, 9, 102, 7, 7, 7, 7, 7, 7, 7, 7, 7), tmp_path / "other"
+    running = start(seeds, tmp_path / "this"), start(seeds, other, str(OTHER_PYTHON))
+    first, second = map(digests, running)
+    assert first == second
+    assert len(first) == len(seeds)
+    assert other.read_bytes() == (tmp_path / "this").read_bytes()
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda each: each.name.replace(" ", "-"))

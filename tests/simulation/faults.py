@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.simulation.run import Member, Run
 
 FAULTS_A_SECOND: Final = (0.15, 0.7)
-HALTS: Final = 0.15
-"""The share of seeds in which a worker dies while it stops."""
 AUDITED_AFTER: Final = 15.0
 """Seconds after which the audit has found the messages of a deleted consumer; until then no list names them."""
 
@@ -49,8 +47,10 @@ class Fates:
             kind = choices.among(run.plan.faults, f"fault {n} kind")
             moment = choices.between(1.0, run.plan.seconds, f"fault {n} moment")
             run.world.at(moment, lambda n=n, kind=kind, moment=moment: self._begin(n, kind, moment))  # type: ignore[misc]
-        if not run.plan.is_inbox and choices.unit("halt") < HALTS:
+        if run.plan.halts:
             run.world.at(choices.between(1.0, run.plan.seconds, "halt moment"), self._halt)
+        if run.plan.hangs:
+            run.world.at(choices.between(1.0, run.plan.seconds, "hang moment"), self._hang)
 
     def _begin(self, n: int, kind: Fault, moment: float) -> None:
         """A fault, and often a second one for the same member shortly afterwards: most defects need two that meet."""
@@ -88,8 +88,7 @@ class Fates:
         self._run.world.after(span, victim.process.thaw)
 
     def _cut(self, name: str, victim: Member) -> None:
-        """Most of its connections break, and often no new one can be opened for a while: about the grace, or longer.
-        Then an attempt to connect is refused, or it hangs."""
+        """Most of its connections break, and often no new one can be opened for a while: about the grace, or longer."""
         run, choices = self._run, self._run.world.choices
         self._excuse(victim, "cut off")
         is_lapse = choices.unit(f"{name} lapse") < 0.25
@@ -103,8 +102,7 @@ class Fates:
         elif choices.unit(f"{name} unreachable") < 0.5:
             low, high = choices.among([(0.7, 1.4), (0.1, 1.5 * run.plan.lease)], f"{name} unreachable how")
             until = run.world.now + choices.between(low, high, f"{name} unreachable for")
-            hangs = choices.unit(f"{name} hangs") < 0.3
-            (run.network.hang if hangs else run.network.refuse)(victim.process.name, until)
+            run.network.refuse(victim.process.name, until)
 
     def _late(self, name: str, victim: Member) -> None:
         """One of its connections, often the reading one, is slow: nothing is lost, but it comes late."""
@@ -201,10 +199,9 @@ class Fates:
     def _halt(self) -> None:
         """A worker is told to stop, what it sends last comes late, and it is gone meanwhile."""
         run, choices = self._run, self._run.world.choices
-        available = [member for member in run.members if member.is_available]
-        if not available or not choices.allows("halt"):
+        victim = self._victim("halt")
+        if victim is None:
             return
-        victim = choices.among(available, "halt victim")
         command = choices.among(LAST_COMMANDS, "halt command")
 
         def spring(connection: SimulatedConnection) -> None:
@@ -222,6 +219,24 @@ class Fates:
 
         run.network.trap(victim.process.name, command, spring)
         self._stop("halt", victim)
+
+    def _hang(self) -> None:
+        """Most connections of a worker break, and for about its grace the next ones are neither opened nor refused."""
+        run, choices = self._run, self._run.world.choices
+        victim = self._victim("hang")
+        if victim is None:
+            return
+        self._excuse(victim, "cut off")
+        run.network.hang(victim.process.name, run.world.now + choices.between(0.5, 2, "hang for"))
+        for connection in run.network.connections_of(victim.process.name):
+            if choices.unit(f"hang {connection.label}") < 0.5:
+                run.network.break_connection(connection)
+
+    def _victim(self, name: str) -> Member | None:
+        """A worker for a fault that is planned beside the others, if there is one."""
+        run, choices = self._run, self._run.world.choices
+        available = [member for member in run.members if member.is_available]
+        return choices.among(available, f"{name} victim") if available and choices.allows(name) else None
 
     def _commands_of(self, victim: Member) -> tuple[str, ...]:
         if victim.device:

@@ -55,10 +55,10 @@ class Exhibit:
     """Only seeds with such a plan can show it; the others are not played."""
 
 
-def unfenced(script: str) -> Exhibit:
+def unfenced(script: str, needs: Callable[[Plan], bool] = lambda _: True) -> Exhibit:
     """A script that does not check owner and epoch."""
     edit = Edit(f"rsmq/redis/lua/{script}.lua", FENCE, "")
-    return Exhibit(f"{script} without its fence", "a former owner may run it", [edit])
+    return Exhibit(f"{script} without its fence", "a former owner may run it", [edit], needs)
 
 
 def bug(
@@ -84,7 +84,7 @@ EXHIBITS: Final = (
     unfenced("unpark_messages"),
     unfenced("claim_pending"),
     unfenced("bury_message"),
-    unfenced("hand_back"),
+    unfenced("hand_back", lambda plan: plan.halts and plan.distribution == "hash"),
     bug(
         "restore_pending without its fence",
         "the audit of a former owner makes settled messages pending again",
@@ -177,6 +177,7 @@ EXHIBITS: Final = (
         "heartbeat/presence.py",
         "                self._absence_timer.start()\n",
         "                pass\n",
+        needs=lambda plan: plan.hangs,
     ),
     bug(
         "a pause is not counted",

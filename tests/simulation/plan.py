@@ -56,7 +56,8 @@ class Plan:
     (0: none). `cancels`: the share of messages that the publisher cancels. `expires`: the share of those that expire.
     `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how many seconds
     (0: any number); `group_rate`: how many of a name, over all members. `uniques`: how many unique names messages are
-    published under, beside the others.
+    published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses connections, and its
+    next attempts to connect hang.
     """
 
     inboxes: float = 0.15
@@ -69,6 +70,8 @@ class Plan:
     rate: tuple[int, float] = (0, 0.0)
     group_rate: tuple[int, float] = (0, 0.0)
     uniques: int = 0
+    halts: bool = False
+    hangs: bool = False
     members: int = 3
     partitions: int = 3
     keys: int = 4
@@ -138,6 +141,8 @@ class Plan:
             group_rate=choices.among([(1, 0.2), (3, 0.5), (10, 2.0)], "rate of a name") if has_group_rate else (0, 0.0),
             is_inbox=is_inbox,
             uniques=0 if is_inbox or is_audited else choices.among([0, 0, 0, 0, 3], "uniques"),
+            halts=not (is_inbox or is_audited) and choices.unit("halt") < 0.1,
+            hangs=not (is_inbox or is_audited) and choices.unit("hang") < 0.1,
             cancels=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.3], "cancels"),
             has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,
             leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),

@@ -7,12 +7,13 @@ import gc
 import json
 import logging
 import os
+import re
 import resource
 import selectors
 import shutil
 import tempfile
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Final
@@ -60,14 +61,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Task:
-    """A seed to play: on which kind of server, without which deviations or with which only (all of them if it is None),
-    and where its trace is written.
+    """A seed to play: on which kind of server, with which deviations only (all of them if it is None), and where its
+    trace is written.
     """
 
     seed: int
     plan: Plan
     kind: Kind = "valkey-8.1"
-    left_out: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
     trace: Path | None = None
 
@@ -87,7 +87,7 @@ def simulate(task: Task) -> Outcome:
     server.start()
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     started = real_clock()
-    world = World(Choices(task.seed, task.left_out, task.only))
+    world = World(Choices(task.seed, task.only))
     network = Network(world, server.address, server.clock)
     network.ask("DEBUG", "SET-ACTIVE-EXPIRE", "0")
     WORLD.append(world)
@@ -151,29 +151,50 @@ def outcomes(tasks: Iterable[Task], jobs: int = 1) -> Iterator[Outcome]:
             yield Outcome(**json.loads(answer)) if answer else Outcome(task.seed, ["the simulation itself failed"], [])
 
 
+def kind_of(fault: str) -> str:
+    """What is broken, without names and numbers."""
+    before = ""
+    while fault != before:
+        before, fault = fault, re.sub(r"\([^()]*\)", "", fault)
+    return re.sub(r"\d[\d.-]*", "#", fault)
+
+
 def shrink(task: Task, found: Outcome, seconds: float = LONGEST_SHRINK) -> Outcome:
-    """The same kind of failure with as few deviations as possible, as far as `seconds` suffice."""
-    kind, best = found.faults[0].split("(")[0], found
-    left_out, until = frozenset[str](), real_clock() + seconds
-    noise = frozenset(name for name in found.made if name.startswith("slow: "))
-    if noise:
-        again = play(task, noise)
-        if any(fault.startswith(kind) for fault in again.faults):
-            left_out, best = noise, again
+    """The same kind of failure with as few deviations as possible, as far as `seconds` suffice.
+
+    Only what happened before is allowed, so that nothing new takes the place of what is left out. First without the
+    delays, then without what came after the failure, then without ever smaller blocks, until each one is needed.
+    """
+    kind, best, until = kind_of(found.faults[0]), found, real_clock() + seconds
+
+    def suffices(names: Iterable[str]) -> bool:
+        nonlocal best
+        again = play(replace(task, only=frozenset(names)))
+        if len(again.made) >= len(best.made) or all(kind_of(fault) != kind for fault in again.faults):
+            return False
+        best = again
+        return True
+
+    suffices([name for name in best.made if not name.startswith("slow: ")])
+    low, high = 0, len(best.made)
+    while low < high:
+        middle = (low + high) // 2
+        if suffices(best.made[:middle]):
+            high = len(best.made)
+        else:
+            low = middle + 1
     size = len(best.made)
-    while size:
-        size //= 2
-        at = 0
-        while size and at < len(best.made) and real_clock() < until:
-            tried = left_out | set(best.made[at : at + size])
-            again = play(task, tried)
-            if any(fault.startswith(kind) for fault in again.faults):
-                left_out, best = tried, again
-            else:
-                at += size
-    return play(task, left_out)
+    while size and real_clock() < until:
+        size, before = (size + 1) // 2, len(best.made)
+        at = before
+        while at > 0 and real_clock() < until:
+            at = min(at, len(best.made)) - size
+            suffices([*best.made[: max(at, 0)], *best.made[max(at, 0) + size :]])
+        if size == 1 and len(best.made) == before:
+            break
+    return best
 
 
-def play(task: Task, left_out: Collection[str] = ()) -> Outcome:
-    """The outcome of one seed without some deviations."""
-    return next(outcomes([replace(task, left_out=frozenset(left_out))]))
+def play(task: Task) -> Outcome:
+    """The outcome of one seed."""
+    return next(outcomes([task]))

@@ -17,12 +17,12 @@ EPOCH: Final = 1_800_000_000.0
 class Choices:
     """The decisions of a seed. Each depends on the seed and its name alone: leaving one out changes no other.
 
-    `left_out`: names of deviations (a fault, a delay) that must not happen; `only`: the names of those that may, if it
-    is not None. `made` lists those that happened.
+    `only`: the names of the deviations (a fault, a delay) that may happen, if it is not None. `made` lists those that
+    happened.
     """
 
-    def __init__(self, seed: int, left_out: Collection[str] = (), only: Collection[str] | None = None) -> None:
-        self.seed, self.left_out = seed, frozenset(left_out)
+    def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
+        self.seed = seed
         self.only = None if only is None else frozenset(only)
         self.made: list[str] = []
 
@@ -39,13 +39,9 @@ class Choices:
         """One of them."""
         return options[int(self.unit(name) * len(options))]
 
-    def deviates(self, share: float, name: str) -> bool:
-        """Whether something rare happens here."""
-        return self.unit(name) < share and self.allows(name)
-
     def allows(self, name: str) -> bool:
         """Whether a planned fault happens; it is noted as made."""
-        if name in self.left_out or (self.only is not None and name not in self.only):
+        if self.only is not None and name not in self.only:
             return False
         self.made.append(name)
         return True
