@@ -28,6 +28,7 @@ from rsmq.gateway.message import Published, combine
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from rsmq.gateway.packet import Reason, Subscription
 from rsmq.gateway.peer import networks
+from rsmq.gateway.proxied import ProxiedServer
 from rsmq.gateway.publishing import publish_will
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
@@ -117,10 +118,6 @@ class Gateway:
         networks(self.options.proxies)
         if any(each.is_encrypted for each in addresses):
             tls_context(self.options)  # a wrong certificate ends the start before anything is connected
-            if self.options.proxies:
-                raise ConfigError(
-                    "mqtts:// and wss:// take no PROXY protocol: let the load balancer end TLS, or listen without TLS"
-                )
         settings = self._broker.settings
         async with connection(
             settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
@@ -194,7 +191,7 @@ class Gateway:
             finally:
                 worker.stop(END_SECONDS)
 
-    async def _end(self, context: Context, servers: Sequence[asyncio.Server]) -> None:
+    async def _end(self, context: Context, servers: Sequence[asyncio.Server | ProxiedServer]) -> None:
         """Close the listeners and all connections. Their sessions are kept for the next gateway."""
         for server in servers:
             server.close()

@@ -66,8 +66,8 @@ class WebSocketProtocol(ClientProtocol):
 
     __slots__ = ("_frames", "_transport")
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
+    def __init__(self, context: Context, address: str = "") -> None:
+        super().__init__(context, address)
         origins = context.options.origins
         self._frames = ServerProtocol(
             origins=[Origin(each) for each in origins] if origins else None, subprotocols=PROTOCOLS,

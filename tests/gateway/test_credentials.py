@@ -25,11 +25,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsmq.errors import ConfigError, Malformed
-from rsmq.gateway import Gateway, GatewayOptions
+from rsmq.gateway import GatewayOptions
 from rsmq.gateway.auth import Gatekeeper
 from rsmq.gateway.options import tls_context
 from rsmq.gateway.peer import is_in, networks, read_proxy, user_of
 from rsmq.gateway.tokens import Tokens
+from rsmq.testing.proxy import Proxy
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import SECONDS, RawClient
@@ -332,8 +333,65 @@ async def test_a_load_balancer_says_whom_it_connects_and_an_address_has_a_limit(
                 each.abort()
 
 
-async def test_tls_behind_a_proxy_header_is_refused_at_the_start(broker: Any, tmp_path: Path) -> None:
-    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    options = GatewayOptions(anonymous=True, certificate=tmp_path / "server.pem", proxies=("10.0.0.1",))
-    with pytest.raises(ConfigError, match="let the load balancer end TLS"):
-        await Gateway(broker, listen=["mqtts://127.0.0.1:0"], options=options).run()
+class Balancer(Proxy):
+    """Begins each connection with a header, in pieces of so many bytes; the last one has the first bytes of TLS."""
+
+    def __init__(self, target: int, header: bytes, size: int) -> None:
+        super().__init__(target)
+        self.header, self.size = header, size
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if writer.get_extra_info("peername")[1] == self._target:
+            data = self.header + await reader.read(1 << 16)
+            for at in range(0, len(data), self.size):
+                writer.write(data[at : at + self.size])
+                await writer.drain()
+        await super()._pump(reader, writer)
+
+
+@pytest.mark.parametrize("loop", ["", "uvloop"])
+async def test_tls_begins_behind_the_header_of_a_load_balancer(
+    server: Server, fleet_prefix: str, authority: trustme.CA, tmp_path: Path, loop: str, monkeypatch: Any
+) -> None:
+    """mqtts and wss, of both loops: with a certificate of the client, and its address for the limit."""
+    monkeypatch.setenv("UVLOOP", loop)
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    trusted = client_tls(authority, authority.issue_cert("a.example", common_name="ada"))
+    with GatewayProcess(
+        server.url, f"{fleet_prefix}{loop}", schemes=["mqtts", "wss"], proxies=["127.0.0.0/8"], most_per_address=1,
+        certificate=str(tmp_path / "server.pem"), client_ca=str(tmp_path / "ca.pem"), connect_timeout=3,
+        anonymous=False,
+    ) as gateway:  # fmt: skip
+        silent = await RawClient(gateway.port).open()
+        silent.send(b"PROXY TCP4")
+
+        def client(balancer: Balancer, name: str, **more: Any) -> aiomqtt.Client:
+            return aiomqtt.Client(
+                "localhost", balancer.port, identifier=name, tls_context=trusted, timeout=SECONDS, **more
+            )
+
+        async with (
+            Balancer(gateway.ports[0], binary("192.0.2.1", more=b"\x04\0\1x"), 7) as first,
+            Balancer(gateway.ports[1], b"PROXY TCP4 192.0.2.2 10.0.0.1 5000 443\r\n", 1 << 16) as second,
+            Balancer(gateway.ports[0], binary("192.0.2.1"), 1 << 16) as third,
+            Balancer(gateway.ports[0], b"nonsense", 1 << 16) as wrong, Balancer(gateway.ports[0], b"", 1 << 16) as none,
+            client(first, "ada") as one, client(second, "ben", transport="websockets") as two,
+        ):  # fmt: skip
+            for subscriber, publisher in ((one, two), (two, one)):
+                await subscriber.subscribe(f"{fleet_prefix}/x", qos=1)
+                await publisher.publish(f"{fleet_prefix}/x", b"hello", qos=1)
+                assert (await anext(subscriber.messages)).payload == b"hello"
+                await subscriber.unsubscribe(f"{fleet_prefix}/x")
+            for refused in (third, wrong, none):
+                answer = b""
+                with suppress(OSError):  # the handshake fails, or the connection is closed behind it
+                    reader, writer = await asyncio.open_connection("localhost", refused.port, ssl=trusted)
+                    writer.write(p.connect("cleo"))
+                    answer = await reader.read()
+                    writer.transport.abort()
+                assert answer == b""
+        assert await silent.ended() is None
+        silent.abort()
+        assert "192.0.2.1 has its most connections" in gateway.log()
+        assert gateway.log().count("connections of load balancers are closed") == 1  # in ten seconds
