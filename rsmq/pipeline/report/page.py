@@ -127,8 +127,8 @@ def latency(history: TrafficHistory) -> str:
     series = [("50 %", [e.p50 for e in found]), ("95 %", [e.p95 for e in found]), ("99 %", [e.p99 for e in found])]
     measured = sum(each.measured for each in found)
     return (
-        f'<h2>Publishing</h2><p class="about">From creating a message to its entry in the stream, {number(measured)} of '
-        f"{count(history.messages, 'message')}, by steps of {duration(history.step)}.</p>"
+        f'<h2>Publishing</h2><p class="about">From creating a message to its entry in the stream, '
+        f"{number(measured)} of {count(history.messages, 'message')}, by steps of {duration(history.step)}.</p>"
         f"{lines('latency', times, series, 'ms')}"
     )
 
