@@ -223,24 +223,29 @@ OPEN = """
   clock is set back, the messages in flight of a member that dies then wait for as much longer
   ([step by step](simulation.md#what-no-seed-may-show)).
 - Entries that another client removes are counted, not restored. How many of them a group had not yet received is
-  unknown. In a topic that is trimmed by its own policy (`on_full="trim"`) they are not counted.
+  unknown ([step by step](simulation.md#what-no-seed-may-show)). In a topic that is trimmed by its own policy
+  (`on_full="trim"`) they are not counted.
 - A delayed message (`delay`, `at`) is due at a time of the server's clock, as the user has asked. If that clock is set
-  back, it comes later by as much. A retry does not: its wait begins anew at most.
+  back, it comes later by as much ([step by step](simulation.md#what-no-seed-may-show)). A retry does not: its wait
+  begins anew at most.
 - If a failover or a power loss costs writes, and the server's clock is behind its newest entry, new messages get the
   ids of lost ones. A worker compares what it has in flight with the server when its reading connection is new, and
   settles nothing under such an id (`tests/consumer/test_lost_history.py`). It does not find out if that connection
   stays open: if the master becomes a replica of a server with another history and then a master again, and the worker
-  reads nothing in between.
+  reads nothing in between ([step by step](simulation.md#what-no-seed-may-show)).
 - With `appendfsync always`, leases are lost when an fsync takes longer than a sixth of `lease_ttl`. A command may wait
   for two syncs. A lease must last for two renewals and the third of `lease_ttl` between them, so four syncs must fit
   into the other two thirds. A renewal that waits longer for its reply would not change that. It would only find a dead
-  connection later. Nothing is lost and order is kept, but handlers are cancelled and run again.
+  connection later. Nothing is lost and order is kept, but handlers are cancelled and run again
+  ([step by step](simulation.md#what-no-seed-may-show)).
 - With `appendfsync everysec`, a crash of the server's process may cost confirmed messages of the last two seconds, as a
-  power failure may: while a sync is running, the server confirms writes before it has written them to its file (A33).
+  power failure may: while a sync is running, the server confirms writes before it has written them to its file (A33,
+  [step by step](simulation.md#what-no-seed-may-show)).
   Four of 53 pieces of the mix that were played beside other work lost one to four messages so, each confirmed within a
   quarter of a second before the server was killed. Since then the servers of the suite run without `appendfsync`, where
   no sync is meant to be slow. Another piece was stopped unfinished, because its processes got too little CPU for their
   leases of 1.5 s. These five pieces are not in the table.
 - The parts of the mix that depend on timing (which worker is the busiest, which messages are in flight) differ between
-  two runs with the same seed: a seed repeats the faults and their order, not the race.
+  two runs with the same seed: a seed repeats the faults and their order, not the race. The [simulator](simulation.md)
+  repeats the race.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import json
 import logging
 import os
@@ -117,7 +118,8 @@ def simulate(task: Task) -> Outcome:
 
 def _begin(task: Task) -> tuple[IO[str], int]:
     """Play it in a child process, which has its own copy of everything; the outcome arrives in the pipe."""
-    binary(task.kind)  # imports what each child would have to import again
+    binary(task.kind)  # imports what each child would have to import again, as does the next line
+    importlib.import_module("anyio._backends._asyncio")
     receiving, sending = os.pipe()
     child = os.fork()
     if child:
