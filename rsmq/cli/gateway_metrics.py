@@ -32,6 +32,7 @@ def read(gateway: Gateway) -> Iterator[Sample]:
     counts = dict(context.counts)
     yield Sample(metric.MQTT_CONNECTIONS, (), len(context.connections))
     yield Sample(metric.MQTT_UNCONFIRMED, (), context.ingest.unconfirmed)
+    yield Sample(metric.MQTT_HELD, (), 0 if context.ingest.pressure is None else context.ingest.pressure.held)
     yield Sample(metric.MQTT_ROUTED, (), router.routed)
     yield Sample(metric.MQTT_LETTERS, (), router.letters)
     for direction in ("received", "sent"):

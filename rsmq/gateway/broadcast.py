@@ -15,7 +15,7 @@ from rsmq.gateway.message import Published, from_headers
 from rsmq.model.backoff import Backoff
 from rsmq.model.message import read_headers, write_headers
 from rsmq.persistence.doorbell import PING_EVERY, SILENCE
-from rsmq.persistence.mqtt_clients import BROADCAST, KICK
+from rsmq.persistence.mqtt_clients import BROADCAST
 from rsmq.redis.connector import Client
 from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.redis.script_batcher import ScriptBatcher
@@ -30,20 +30,20 @@ MOST_WAITING: Final = 1_000
 
 class Broadcast:
     """Passes messages on to all other gateways. `received` gets theirs; `dropped` is called for each that is lost.
-    `kicked` gets the client ids whose connections an operator ends.
+    `orders` are what others ask for, by header: each gets the value.
 
     Its connection also listens on the channel `alive`, so that the others notice at once when this process has died.
     """
 
     def __init__(
         self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
-        received: Callable[[Published, Mapping[str, str]], None], kicked: Callable[[str], None],
+        received: Callable[[Published, Mapping[str, str]], None], orders: Mapping[str, Callable[[str], None]],
         dropped: Callable[[], None],
     ) -> None:  # fmt: skip
         self._client, self._channel, self._batcher = client, channel, batcher
         self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
         self._own = bytes((len(gateway),)) + gateway.encode()
-        self._received, self._kicked, self._dropped = received, kicked, dropped
+        self._received, self._orders, self._dropped = received, orders, dropped
         self._waiting: list[bytes] = []
         self._in_flight = 0
 
@@ -59,6 +59,12 @@ class Broadcast:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(b"%b%b%b%b" % (self._own, len(headers).to_bytes(2, "big"), headers, message.payload))
+
+    def order(self, name: str, value: str) -> None:
+        """Ask all other gateways for something. It may get lost."""
+        headers = write_headers({name: value})
+        data = b"%b%b%b" % (self._own, len(headers).to_bytes(2, "big"), headers)
+        self._batcher.submit(BROADCAST, (self._channel,), (data,)).add_done_callback(asyncio.Future.exception)
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -115,9 +121,10 @@ class Broadcast:
         end = at + 2 + int.from_bytes(data[at : at + 2], "big")
         try:
             headers = read_headers(data[at + 2 : end])
-            if KICK in headers:
-                self._kicked(headers[KICK])
-                return
+            for name, obey in self._orders.items():
+                if name in headers:
+                    obey(headers[name])
+                    return
             message, chosen = from_headers(headers, data[end:]), from_json(headers.get(SHARES, "{}"))
         except (Malformed, ValueError):
             message = None

@@ -384,10 +384,11 @@ class ClientConnection:
     def _keep_alive_deadline(self, now: float) -> float | None:
         if self.is_closed:
             return None
-        if now >= self.heard + QUICK * self._keep_alive:
+        if self._machine.is_waiting and self._machine.held:
+            self.heard = now  # what it has sent waits for this gateway
+        elif now >= self.heard + QUICK * self._keep_alive:
             self.close(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for one and a half keep-alives")
-            return None
-        return self.heard + QUICK * self._keep_alive
+        return None if self.is_closed else self.heard + QUICK * self._keep_alive
 
     def poll(self) -> None:
         """Look into the inbox in case a ring was lost; this renews the session, too."""

@@ -28,6 +28,8 @@ from rsmq.gateway.message import Published, combine
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from rsmq.gateway.packet import Reason, Subscription
 from rsmq.gateway.peer import networks
+from rsmq.gateway.pressure import TURN as PRESSURE_TURN
+from rsmq.gateway.pressure import Pressure
 from rsmq.gateway.proxied import ProxiedServer
 from rsmq.gateway.publishing import publish_will
 from rsmq.gateway.registry import Registry
@@ -40,11 +42,14 @@ from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.gateway.wills import Wills
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.own_tasks import own_tasks
+from rsmq.persistence.mqtt_clients import KICK
 from rsmq.producer import Producer
 from rsmq.worker.worker import Worker
 
 log = logging.getLogger("rsmq.gateway")
 
+HOLD: Final = "mqtt-hold"
+"""The header of a call for back-pressure, with partitions."""
 TURN: Final = 1.0
 BEAT: Final = 0.5
 """Seconds between two renewals of the lease."""
@@ -134,7 +139,7 @@ class Gateway:
                 await self._tell_about(context, opened)
                 task_status.started()
                 async with anyio.create_task_group() as upkeep:
-                    for role in (self._turn, self._keep_lease, self._keep_routes):
+                    for role in (self._turn, self._keep_lease, self._keep_routes, self._keep_pressure):
                         upkeep.start_soon(role, context, opened)
                     if self.options.sys_interval:
                         told = SysTopics(opened.client, self._broker.keys, self._deliver_locally)
@@ -170,8 +175,14 @@ class Gateway:
             self._broadcast, self.now_ms, proxies=networks(self.options.proxies),
         )  # fmt: skip
         self.router = Router(registry, lambda: inboxes.writer)
+        inboxes.writer.patience = self.options.full_inbox_wait.total_seconds()
+        inboxes.writer.on_dropped = lambda _client, number: context.counts.update({"dropped: full inbox": number})
+        pressure = ingest.pressure = Pressure(
+            self.router, lambda names: self._others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
+        )
+        orders = {KICK: self._kick, HOLD: lambda names: pressure.hold(names.split())}
         self._others = Broadcast(
-            client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally, self._kick,
+            client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally, orders,
             lambda: context.counts.update({"dropped: other gateways, QoS 0": 1}),
         )  # fmt: skip
         tasks.start_soon(self._others.run)
@@ -296,6 +307,12 @@ class Gateway:
                     await context.sessions.sweep()
             except BrokerError as error:
                 log.info("wills and expired sessions wait for the server: %s", error)
+
+    async def _keep_pressure(self, context: Context, _opened: Connection) -> None:
+        """Slow publishers down where the router lags."""
+        while context.ingest.pressure is not None:
+            await anyio.sleep(PRESSURE_TURN)
+            context.ingest.pressure.turn(self.now_ms())
 
     async def _beat(self, context: Context, *, new: bool = False) -> list[str] | None:
         """Renew the lease, and learn the server's time."""

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from rsmq.errors import BrokerError, ConfigError, RsmqError, SessionTaken, TooLarge, TopicFull
 from rsmq.gateway.message import Published, content_type_of, from_packet
 from rsmq.gateway.packet import PendingAck, Publish, Reason
+from rsmq.gateway.pressure import Pressure
 from rsmq.gateway.properties import Property
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.scripts import NOTE_RECEIVED
@@ -69,6 +70,7 @@ class Ingest:
         self._retained, self._spawn, self._now_ms = retained, spawn, now_ms
         self._token, self._count = secrets.token_hex(8), 0
         self.unconfirmed = 0
+        self.pressure: Pressure | None = None
 
     def next_token(self) -> str:
         """A token that no other message has."""
@@ -98,7 +100,7 @@ class Ingest:
             if published.retain:
                 self._spawn(self._retain(published, batch, sink, pending))
             elif pending is not None:
-                sink.confirm(pending)
+                self._confirm(pending, target.name, batch, sink)
 
         waiter = Stored(then, failed)
         pairs = packet.properties.get(Property.USER_PROPERTY, ()) if packet.properties else ()
@@ -114,6 +116,14 @@ class Ingest:
                 sink.confirm(pending, Reason.QUOTA_EXCEEDED)
             return
         self.unconfirmed += 1
+
+    def _confirm(self, pending: PendingAck, topic: str, batch: Batch | None, sink: Sink) -> None:
+        """Acknowledge a message that is stored. A will has no packet id, and no client that could wait."""
+        pressure = self.pressure
+        if pressure is not None and pressure.is_on and pending.packet_id and batch is not None:
+            pressure.after(f"{topic}.{batch.partition}", lambda: sink.confirm(pending))
+        else:
+            sink.confirm(pending)
 
     async def _retain(self, published: Published, batch: Batch | None, sink: Sink, pending: PendingAck | None) -> None:
         """Keep a retained message before its acknowledgement: its client finds it from then on."""

@@ -104,6 +104,8 @@ class GatewayOptions:
     """How often clients that read $SYS get its figures; 0 is never."""
     lease: timedelta = timedelta(seconds=6)
     """A gateway that is paused or cut off for longer loses its clients to the others."""
+    full_inbox_wait: timedelta = timedelta(seconds=10)
+    """How long publishers wait for a connected client whose inbox is full and that takes nothing; 0 is never."""
     write_buffer: int = 64 << 10
     """Bytes that a client has not read. Above that, its messages wait in the inbox, and those of QoS 0 are dropped."""
 

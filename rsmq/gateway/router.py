@@ -32,6 +32,8 @@ class Router:
     def __init__(self, registry: Registry, writer: Callable[[], InboxWriter]) -> None:
         self._registry, self._writer = registry, writer
         self.routed = self.letters = 0
+        self.under_way: dict[str, int] = {}
+        """The partitions of which messages are being routed, and when the oldest was stored, in ms of the server."""
 
     def handler(self, topic: str) -> Handler:
         """This router as the handler of a topic. A new group begins at the end: what is older meets no subscription."""
@@ -41,6 +43,23 @@ class Router:
 
     async def route(self, messages: list[Message]) -> list[BaseException | None] | None:
         """None when all letters of all messages are stored, else one outcome per message."""
+        partitions = self._begin(messages)
+        try:
+            return await self._route(messages)
+        finally:
+            for each in partitions:
+                self.under_way.pop(each, None)
+
+    def _begin(self, messages: list[Message]) -> list[str]:
+        """Note what is under way. A partition has one batch at a time."""
+        oldest = dict[tuple[str, int], str]()
+        for message in messages:
+            oldest.setdefault((message.topic, message.partition), message.stream_id)
+        found = {f"{topic}.{number}": int(first.partition("-")[0]) for (topic, number), first in oldest.items()}
+        self.under_way.update(found)
+        return list(found)
+
+    async def _route(self, messages: list[Message]) -> list[BaseException | None] | None:
         await self._registry.catch_up()
         receipts = list[Receipt | None]()
         for message in messages:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Final
@@ -13,10 +14,13 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
+from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.settings import Settings
 from rsmq.persistence.letter import pack_letter, pack_letters, seal_payload
 from rsmq.redis.script_batcher import Call, ScriptBatcher
 from rsmq.redis.scripts import ADD_LETTERS, Value
+
+log = logging.getLogger("rsmq.inbox")
 
 
 class Receipt:
@@ -55,6 +59,10 @@ MOST_DEVICES: Final = 64
 MOST_BYTES: Final = 1 << 20
 MOST_PER_ROUND: Final = 500
 LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
+RETRY: Final = 0.1
+"""Seconds until it is tried again whether a full inbox has room."""
+GIVEN_UP: Final = 60.0
+"""Seconds in which a full inbox is not waited for again, after its client has taken nothing for too long."""
 
 
 class DeviceQueue:
@@ -95,11 +103,13 @@ class DeviceQueue:
 class LetterBatch:
     """Letters of one queue that are sent together."""
 
-    __slots__ = ("after", "letters", "others", "queue", "receipt", "size")
+    __slots__ = ("after", "letters", "oldest", "others", "queue", "receipt", "size", "waits_since")
 
     def __init__(self, queue: DeviceQueue) -> None:
         self.queue = queue
         self.after: LetterBatch | None = None
+        self.oldest, self.waits_since = b"", 0.0
+        """The oldest letter of its inbox, when that was full, and since when it is that one."""
         self.letters: list[bytes] = []
         self.size = 0
         self.receipt: Receipt | None = None
@@ -129,10 +139,12 @@ class AddLettersCall(Call):
 
     __slots__ = ("batches", "writer")
 
-    def __init__(self, writer: InboxWriter, batches: list[LetterBatch], options: tuple[Value, ...]) -> None:
+    def __init__(
+        self, writer: InboxWriter, batches: list[LetterBatch], options: tuple[Value, ...], *, waits: bool
+    ) -> None:
         keys = [key for batch in batches for key in batch.queue.keys]
         letters = pack_letters([(batch.queue.source, batch.letters) for batch in batches])
-        super().__init__(ADD_LETTERS, keys, (*options, letters))
+        super().__init__(ADD_LETTERS, keys, (*options, letters, int(waits)))
         self.writer, self.batches = writer, batches
 
     def done(self, reply: Any) -> None:
@@ -144,9 +156,22 @@ class AddLettersCall(Call):
             for batch in self.batches:
                 self.writer.submit([batch])
             return
+        full = () if error is not None or len(reply) == 5 else reply[5:]
+        waiting = {self._full(*each.split(b":")) for each in full}
         for batch in self.batches:
-            batch.ended(error)
-            self.writer.batch_ended(batch.queue, error)
+            if batch not in waiting:
+                batch.ended(error)
+                self.writer.batch_ended(batch.queue, error)
+
+    def _full(self, number: bytes, dropped: bytes, stored: bytes, oldest: bytes) -> LetterBatch | None:
+        """An inbox was full. Returns its batch if the rest of that waits for room."""
+        batch = self.batches[int(number) - 1]
+        if int(dropped):
+            self.writer.on_dropped(batch.queue.device, int(dropped))
+        if int(stored) < 0:
+            return None
+        self.writer.wait(batch, int(stored), oldest)
+        return batch
 
 
 class InboxWriter:
@@ -154,6 +179,10 @@ class InboxWriter:
 
     Invariant: at most one batch per source and device is in flight. The positions of a source only grow, and the
     server skips letters at or below the last position it has stored: a batch can be sent again, but not overtaken.
+
+    `patience`: a letter of an MQTT session whose inbox is full, and whose client is connected, waits for room as long
+    as the client takes letters, and for so many seconds more. Otherwise the oldest letter is dropped. `on_dropped` gets
+    the client, and how many.
     """
 
     def __init__(self, batcher: ScriptBatcher, keys: Keys, settings: Settings, *, is_cluster: bool) -> None:
@@ -165,6 +194,10 @@ class InboxWriter:
         self._count = 0
         self._queues: dict[str, dict[str, DeviceQueue]] = {}
         self._ready: list[DeviceQueue] = []
+        self.patience = 0.0
+        self.on_dropped: Callable[[str, int], None] = lambda _device, _count: None
+        self._given_up: dict[str, float] = {}
+        self._throttled = ThrottledLog(log)
 
     # -- from this process ----------------------------------------------------------------------------------------
 
@@ -273,8 +306,33 @@ class InboxWriter:
             self.submit(batches)
 
     def submit(self, batches: list[LetterBatch]) -> None:
-        """Send batches in one call."""
-        self._batcher.add(AddLettersCall(self, batches, self._options))
+        """Send batches in one call. Those whose inbox is not waited for go in one of their own."""
+        if self._given_up:
+            now = asyncio.get_running_loop().time()
+            hopeless = [each for each in batches if self._given_up.get(each.queue.device, 0.0) > now]
+            if hopeless:
+                self._batcher.add(AddLettersCall(self, hopeless, self._options, waits=False))
+                batches = [each for each in batches if each not in hopeless]
+        if batches:
+            self._batcher.add(AddLettersCall(self, batches, self._options, waits=self.patience > 0))
+
+    def wait(self, batch: LetterBatch, stored: int, oldest: bytes) -> None:
+        """Try the rest of a batch again when its inbox may have room. Its client takes letters if `oldest` changes."""
+        loop, device = asyncio.get_running_loop(), batch.queue.device
+        now = loop.time()
+        del batch.letters[:stored]
+        if oldest != batch.oldest:
+            batch.oldest, batch.waits_since = oldest, now
+        if now - batch.waits_since < self.patience:
+            self._throttled.warn("publishers wait", f"the inbox of {device!r} is full")
+            loop.call_later(RETRY, self.submit, [batch])
+            return
+        self._given_up = {each: until for each, until in self._given_up.items() if until > now}
+        self._given_up[device] = now + GIVEN_UP
+        self._throttled.warn(
+            "letters are dropped", f"the inbox of {device!r} is full, and it has taken none for {self.patience:g} s"
+        )
+        self.submit([batch])
 
     def batch_ended(self, queue: DeviceQueue, error: Exception | None) -> None:
         """A batch of a queue has ended: make the next one ready, or drop the empty queue."""

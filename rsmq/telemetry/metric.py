@@ -164,6 +164,7 @@ MQTT_MESSAGES = Metric("rsmq_mqtt_messages_total", "counter", (), "PUBLISH packe
 MQTT_UNCONFIRMED = Metric(
     "rsmq_mqtt_unconfirmed_messages", "gauge", (), "Messages of clients that wait for the server to store them."
 )
+MQTT_HELD = Metric("rsmq_mqtt_held_acknowledgements", "gauge", (), "Acknowledgements that wait for a router that lags.")
 MQTT_ROUTED = Metric("rsmq_mqtt_routed_messages_total", "counter", (), "Messages that this process has routed.")
 MQTT_LETTERS = Metric("rsmq_mqtt_letters_total", "counter", (), "Letters that this process has stored in inboxes.")
 MQTT_WILLS = Metric("rsmq_mqtt_wills_total", "counter", (), "Wills that this process has published.")
@@ -172,6 +173,6 @@ MQTT_REFUSED = Metric("rsmq_mqtt_refused_total", "counter", ("reason",), "Packet
 MQTT_FAILED = Metric("rsmq_mqtt_failed_total", "counter", ("reason",), "Connections that ended by a failure here.")
 
 GATEWAY = (
-    MQTT_CONNECTIONS, MQTT_CONNECTS, MQTT_DISCONNECTS, MQTT_BYTES, MQTT_MESSAGES, MQTT_UNCONFIRMED, MQTT_ROUTED,
-    MQTT_LETTERS, MQTT_WILLS, MQTT_DROPPED, MQTT_REFUSED, MQTT_FAILED,
+    MQTT_CONNECTIONS, MQTT_CONNECTS, MQTT_DISCONNECTS, MQTT_BYTES, MQTT_MESSAGES, MQTT_UNCONFIRMED, MQTT_HELD,
+    MQTT_ROUTED, MQTT_LETTERS, MQTT_WILLS, MQTT_DROPPED, MQTT_REFUSED, MQTT_FAILED,
 )  # fmt: skip

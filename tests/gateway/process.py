@@ -107,7 +107,7 @@ class GatewayProcess:
 async def main(url: str, prefix: str, given: dict[str, Any]) -> None:
     settings = given.pop("settings", {})
     routes, deny = given.pop("routes", {}), given.pop("deny", ())
-    for name in ("session_expiry", "connect_timeout", "lease", "keep_alive", "sys_interval"):
+    for name in ("session_expiry", "connect_timeout", "lease", "keep_alive", "sys_interval", "full_inbox_wait"):
         if name in given:
             given[name] = timedelta(seconds=given[name])
     schemes = given.pop("schemes", ["mqtt"])

@@ -71,7 +71,11 @@ CASES = {
     ),
     "inbox nearly full": (
         mqtt(client=replace(CLIENT, waiting=9_000)),
-        "'sensor' with 9000 of 10000 letters: it reads more slowly",
+        "'sensor' with 9000 of 10000 letters: it reads more slowly than it gets messages. Its publishers wait",
+    ),
+    "inbox of an absent client nearly full": (
+        mqtt(client=replace(CLIENT, waiting=9_000, gateway=None, dropped=7)),
+        "it is not connected. The oldest letters are dropped next, and 7 letters were dropped before",
     ),
     "idle connections are cut": (facts(config={"timeout": "3"}), "CONFIG SET timeout 0"),
     "half-open connections stay": (facts(config={"tcp-keepalive": "0"}), "CONFIG SET tcp-keepalive 60"),

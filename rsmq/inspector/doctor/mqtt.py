@@ -54,10 +54,12 @@ def check_mqtt(facts: MqttFacts, inbox_limit: int, groups: frozenset[str]) -> It
     if full:
         worst = max(full, key=lambda each: each.waiting)
         why = "reads more slowly than it gets messages" if worst.gateway else "is not connected"
+        then = "Its publishers wait for it next" if worst.gateway else "The oldest letters are dropped next"
+        lost = f", and {count(worst.dropped, 'letter was', 'letters were')} dropped before" if worst.dropped else ""
         many = count(len(full), "inbox of an MQTT client is", "inboxes of MQTT clients are")
         yield (
             f"{many} nearly full, that of {worst.client_id!r} with {worst.waiting} of {inbox_limit} letters: it {why}. "
-            f"The oldest letters are dropped next. `rsmq client show {worst.client_id}`; RSMQ_INBOX_LIMIT"
+            f"{then}{lost}. `rsmq client show {worst.client_id}`; RSMQ_INBOX_LIMIT"
         )
 
 

@@ -1,36 +1,36 @@
 -- PURPOSE  Store letters in inboxes (on a cluster: in one) and remove old ones where an inbox is full.
 -- KEYS     per device: messages zset, session hash, expiry zset
 -- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int  4 one array of MessagePack, per device: field of the
---          source's mark, n:int, then n times: position, published_ms ('' = now), ttl_ms ('' = none), envelope
--- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together
+--          source's mark, n:int, then n times: position, published_ms ('' = now), ttl_ms ('' = none), envelope  5 wait:0|1
+-- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then for each MQTT session
+--          whose inbox is full: number:dropped:letters before the first that has no room (or -1):oldest seq
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
 --          assigned here, so the keys of letters follow from that of the inbox. A session hash that is new, or was lost,
---          is known to no session: its first letter rings. Letters of a source with '&' belong to an MQTT session.
--- USES     taken_ids, make_room, forget_marks
+--          is known to no session: its first letter rings. Letters of a source with '&' belong to an MQTT session. With
+--          `wait`, what has no room in that of a connected client is not stored, instead of dropping the oldest.
+-- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local latest, at_latest = now + life, string.format('%.0f', now + life) -- made once: most letters need the same
 local plain, renewed = struct.pack('>BI6I6', 1, now, latest), string.format('%.0f', latest + math.floor(life / 64))
-local total, refs, moment = { stored = 0, dropped = 0, expired = 0, late = 0 }, {}, '@' .. time[1]
+local total, full, refs, moment = { stored = 0, dropped = 0, expired = 0, late = 0 }, {}, {}, '@' .. time[1]
 local letters = cmsgpack.unpack(ARGV[4])
-
 local function count(session, field, n)
   if n > 0 then call('HINCRBY', session, field, n) end
   total[field] = total[field] + n
 end
 
-local function add(inbox, session, expiry, source, from, to)
-  if source:byte(8) == 38 and not call('HGET', session, 'mqtt') then
+local function add(inbox, session, expiry, source, from, to, number)
+  local state = call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
+  local since, mark, is_mqtt = tonumber(state[4] or 0), state[5] or '', source:byte(8) == 38
+  if is_mqtt and not state[6] then
     total.late = total.late + letters[from - 1]
     return
+  elseif is_mqtt and state[7] and ARGV[5] == '1' then
+    to = fit_letters(letters, from, to, mark, inbox, session, expiry, limit, now, full, number)
   end
-  local state = call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source)
-  local size, since, mark = call('ZCARD', inbox), tonumber(state[4] or 0), state[5] or ''
-  local last, newest, top = state[1], mark, 0
-  if not last and size > 0 then -- the session was lost, its letters were not
-    last = call('ZREVRANGE', inbox, 0, 0)[1]
-    call('HSET', session, 'sent', last)
-  end
+  local size = call('ZCARD', inbox)
+  local last, newest, top = last_seq(inbox, session, state[1], size), mark, 0
   local seq, taken = tonumber(last or 0), taken_ids(inbox, (last or 0) + size + (to - from + 1) / 4)
   for i = from, to, 4 do
     if letters[i] > newest then
@@ -65,6 +65,7 @@ local function add(inbox, session, expiry, source, from, to)
     local dropped, expired = make_room(inbox, session, expiry, size + top / 2 - limit, now)
     count(session, 'dropped', dropped)
     count(session, 'expired', expired)
+    if is_mqtt and dropped > 0 then full[#full + 1] = number .. ':' .. dropped .. ':-1:' end
   end
   if top > 0 and state[3] == '1' then call('HSET', session, 'idle', '0') end
   if top > 0 and (state[3] == '1' or not state[1]) then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
@@ -73,7 +74,7 @@ end
 local at = 1
 for key = 1, #KEYS, 3 do
   local to = at + 1 + 4 * letters[at + 1]
-  add(KEYS[key], KEYS[key + 1], KEYS[key + 2], letters[at], at + 2, to)
+  add(KEYS[key], KEYS[key + 1], KEYS[key + 2], letters[at], at + 2, to, (key + 2) / 3)
   at = to + 1
 end
-return { 'OK', total.stored, total.dropped, total.expired, total.late }
+return { 'OK', total.stored, total.dropped, total.expired, total.late, unpack(full) }
