@@ -102,15 +102,19 @@ class Commands(ABC):
         delay: Duration | None = None,
         topic: str | None = None,
         key: str | None = None,
+        group: str | None = None,
     ) -> datetime:
-        """Give a delayed message another due time, `at` or after `delay`, and return it.
+        """Give a message that waits for a time another due time, `at` or after `delay`, and return it.
 
-        `message`, `topic` and `key` are as for `look`. Raises ConfigError if the message is not delayed any more.
+        That is a delayed message, or one that is parked until its next attempt: for all groups where it is parked, or
+        only for `group`. It costs no attempt. With key order this waits for the member that has the timer, at most for
+        a lease. `message`, `topic` and `key` are as for `look`. Raises ConfigError for what waits for no time (it is
+        undelivered, in the hands of a member, settled, ...), with what to do instead: the due time is as it was.
         """
         if at is None and delay is None:
             raise ConfigError("give at or delay: when the message is to be delivered")
         due, found = due_time(delay, at), await self._topic_of(message, topic)
-        return await control.reschedule(self.client, self.keys, self.settings, message, found, key, due)
+        return await control.Reschedule(self.client, self.keys, self.settings)(message, found, key, due, group=group)
 
     async def _topic_of(self, message: str, topic: str | None) -> Topic:
         if isinstance(message, MessageRef):

@@ -183,12 +183,14 @@ def reschedule(
     delay: Annotated[timedelta | None, duration_option("Deliver it after this time from now, such as 5s.")] = None,
     at: Annotated[datetime | None, time_option("Deliver it at this time.")] = None,
     key: OfKey = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only where it is parked for this group.")] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Give a delayed message another due time."""
-    due = ask_broker(url, lambda broker: broker.reschedule(message, at=at, delay=delay, topic=topic, key=key))
-    print_result({"id": message, "due": due}, f"delayed until {due}", as_json=as_json)
+    """Give a delayed or parked message another due time."""
+    about = {"topic": topic, "key": key, "group": group}
+    due = ask_broker(url, lambda broker: broker.reschedule(message, at=at, delay=delay, **about))
+    print_result({"id": message, "due": due}, f"due at {due}", as_json=as_json)
 
 
 def as_object(found: Found) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.moves import Moves
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError
@@ -32,7 +33,7 @@ class Cancellations:
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
         self._context, self._client, self._member = context, context.client, context.member
-        self._runner, self._settler = runner, settler
+        self._runner, self._settler, self._moves = runner, settler, Moves(context, runner, settler)
         self._question: tuple[tuple[Lane, ...], bytes] = ((), b"")
         self._next_look = 0.0
         self.wanted = asyncio.Event()
@@ -99,8 +100,9 @@ class Cancellations:
             if isinstance(reply, Exception):
                 raise reply
             lane.cancels &= lane.in_flight
-            if reply:
+            if reply or lane.untimed:
                 await self._look_at(lane)
+                await self._moves.look_at(lane)
 
     async def _look_at(self, lane: Lane) -> None:
         ids = list(lane.in_flight)

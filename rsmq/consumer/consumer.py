@@ -170,6 +170,8 @@ class Consumer:
         seen = 0
         while True:
             await self.membership.wait(GROUP_SECONDS, seen)
+            if seen != self.membership.changes:
+                self._reclaimer.look_for_retries()
             seen = self.membership.changes
             self._reclaimer.cancellations.wanted.set()
             if self.queue.group_limit is not None:

@@ -67,7 +67,7 @@ class Lane:
         "errors_key", "group", "held", "idle_cursor", "in_flight", "is_full", "is_publishing", "is_quiet",
         "is_unsure_of_retries", "lease", "lease_key", "max_attempts", "newest_held", "outgoing", "outputs", "parked",
         "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running", "settling", "stream", "topic",
-        "undelivered", "waiting", "windows",
+        "undelivered", "untimed", "waiting", "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -88,6 +88,7 @@ class Lane:
         self.windows: dict[bytes, deque[float]] = {}
         self.asking: set[bytes] = set()
         self.cancels: set[bytes] = set()
+        self.untimed: set[bytes] = set()  # parked, and their timers wait for the server
         self.claims = 0  # claims and unparkings on their way
         self.running = 0
         self.settling: list[list[bytes]] = []

@@ -35,6 +35,7 @@ class Reclaimer:
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
         self._client, self._settings, self._member = context.client, context.settings, context.member
         self._runner, self._queue, self._settler, self._stats = runner, runner.queue, settler, context.stats
+        self._lanes = context.lanes
         self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
 
     async def claim_page(self, lane: Lane, reader: str, room: int) -> None:
@@ -139,6 +140,13 @@ class Reclaimer:
             await asyncio.sleep(0.002)  # it came back before the reply to its parking
         entries = [(entry_id, attempts, 0, fields, is_ours) for entry_id, attempts, fields, is_ours in due if fields]
         await self._enqueue(lane, entries, is_retry=True)
+
+    def look_for_retries(self) -> None:
+        """Parked messages may be due earlier than expected: `broker.reschedule` has woken the group."""
+        for lane in self._lanes.values():
+            if lane.retry_at < float("inf"):
+                lane.look_for_retries(0)
+        self._runner.retries.set()
 
     async def _enqueue(self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False) -> None:
         """Queue claimed entries, in order. What starts without another call must not be cancelled."""

@@ -2,8 +2,8 @@
 
 `finder.py` finds a message without an index, by the time in its id. `status.py` has what is known of it, and the pure
 decisions; `look.py` asks the server. `cancel.py` cancels a message in any state, and answers with one of `answer.py`.
-`rescheduling.py` moves a delayed one. `schedule_run.py` asks for a run of a schedule beside its ticks.
-`search.py` finds messages by what they hold.
+`rescheduling.py` moves a delayed or parked one; `asking.py` is what both need. `schedule_run.py` asks for a run of a
+schedule beside its ticks. `search.py` finds messages by what they hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rsmq.control.answer import Answer, Cancelled, Running, Settled, Unknown
     from rsmq.control.cancel import Cancel
     from rsmq.control.look import Look
-    from rsmq.control.rescheduling import reschedule
+    from rsmq.control.rescheduling import Reschedule
     from rsmq.control.schedule_run import run_schedule
     from rsmq.control.search import Criteria, Findings, FindState, Hit, Search
     from rsmq.control.status import GroupStatus, MessageStatus
@@ -25,7 +25,7 @@ else:
         __name__,
         {
             "answer": "Answer Cancelled Running Settled Unknown", "cancel": "Cancel", "look": "Look",
-            "rescheduling": "reschedule", "schedule_run": "run_schedule",
+            "rescheduling": "Reschedule", "schedule_run": "run_schedule",
             "search": "Criteria FindState Findings Hit Search", "status": "GroupStatus MessageStatus",
         },
     )  # fmt: skip
@@ -41,10 +41,10 @@ __all__ = [
     "Hit",
     "Look",
     "MessageStatus",
+    "Reschedule",
     "Running",
     "Search",
     "Settled",
     "Unknown",
-    "reschedule",
     "run_schedule",
 ]

@@ -6,23 +6,15 @@ import asyncio
 from typing import Final
 
 from rsmq.control.answer import Answer, Cancelled, Unknown, Word, combined
+from rsmq.control.asking import MOST_ATTEMPTS, Waking, groups_of_message, refuse_one_group
 from rsmq.control.finder import Finder, Found
-from rsmq.errors import ConfigError
-from rsmq.heartbeat.membership import announce
-from rsmq.model.backoff import Backoff
-from rsmq.model.clock import awake, to_ms
+from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, CANCELLED
-from rsmq.redis.streams import group_names
 from rsmq.redis.topics import Topic
 
-MOST_ATTEMPTS: Final = 1000
-"""A message that is parked without being pending is found up to so many attempts."""
-FIRST_PAUSE: Final = 0.005
-LONGEST_PAUSE: Final = 0.25
-"""Seconds between two questions for the answer of the owner."""
 MOST_TRIES: Final = 5
 """A delayed message may become due while it is looked for."""
 
@@ -52,21 +44,13 @@ class Cancel:
         if found.is_cancelled:
             return True
         at, keys = (found.topic.name, found.partition), self._keys
-        if group is not None and (others := set(await group_names(self._client, keys, *at)) - {group}):
-            raise ConfigError(
-                f"{found.message.id} is delayed, and so not in the stream of any group yet: cancel it for all groups "
-                f"(without group=), or when it is due. {found.topic.name!r} is read by {', '.join(sorted(others))}, too"
-            )
+        await refuse_one_group(self._client, keys, found, group, "cancel")
         names = (keys.delayed(*at), keys.dedup(*at, found.message.id))
         window_ms = to_ms(self._settings.dedup_window)
         return bool(await CANCEL_DELAYED(self._client, names, (found.packed or b"", window_ms)) == CANCELLED)
 
     async def _stored(self, found: Found, group: str | None, running: bool) -> Answer:
-        names = await group_names(self._client, self._keys, found.topic.name, found.partition)
-        if group is not None and group not in names:
-            raise ConfigError(f"topic {found.topic.name!r} has no group {group!r}: it has {', '.join(names) or 'none'}")
-        addressee = found.message.addressee
-        chosen = [each for each in names if group in (None, each) and addressee in (None, each.encode())]
+        chosen = await groups_of_message(self._client, self._keys, found, group)
         answers: dict[str, Word] = {}
 
         async def cancel(name: str) -> None:
@@ -80,18 +64,16 @@ class Cancel:
         at, keys = (found.topic.name, found.partition, group), self._keys
         names = (keys.stream(*at[:2]), keys.retry(*at), keys.cancels(*at), keys.cancelled(*at))
         args = (group, found.message.entry_id, how, MOST_ATTEMPTS)
-        patience = self._settings.lease_ttl.total_seconds() + self._settings.lease_margin.total_seconds()
-        deadline, backoff = awake() + patience, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        waking = Waking(self._client, keys, self._settings, at[0], group)
         while True:
             word, *rest = await CANCEL_MESSAGE(self._client, names, args)
             if word != b"ASKED":
                 if rest and rest[0]:
-                    await announce(self._client, keys, found.topic.name, group)
+                    await waking.wake()
                 return WORDS[word]
-            if awake() >= deadline:
+            if waking.is_over:
                 return "unknown"
-            await announce(self._client, keys, found.topic.name, group)
-            await asyncio.sleep(backoff.next())
+            await waking.wait()
 
     def __repr__(self) -> str:
         return f"<Cancel under {self._keys.prefix}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rsmq.control.asking import MOST_ATTEMPTS
 from rsmq.control.finder import Finder, Found, candidates, sent_ms
 from rsmq.control.status import (
     MOST_BEFORE,
@@ -19,8 +20,6 @@ from rsmq.redis.scripts import FIND_ENTRY, LOOK_AT_MESSAGE, SEEK_ENTRY
 from rsmq.redis.streams import group_names
 from rsmq.redis.topics import Topic
 
-MOST_ATTEMPTS = 1000
-"""A message that is parked without being pending is found up to so many attempts."""
 MOST_ROWS = 1000
 """Pending messages before one that are looked at, for the one that holds its key."""
 PAGE = 5000

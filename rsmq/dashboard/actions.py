@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.datastructures import FormData
 
-from rsmq.control import Cancel, reschedule, run_schedule
+from rsmq.control import Cancel, Reschedule, run_schedule
 from rsmq.dashboard.audit import State
 from rsmq.dashboard.page import Context, time_given
 from rsmq.dashboard.queries import MOST_LETTERS, NotFound, Refused
@@ -19,7 +19,7 @@ from rsmq.errors import ConfigError
 from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.schedules import look_up
 from rsmq.inspector.text import timestamp
-from rsmq.model.clock import epoch_ms, to_ms
+from rsmq.model.clock import epoch_ms
 from rsmq.model.words import count
 from rsmq.redis.streams import reset_group, set_paused
 
@@ -177,45 +177,42 @@ async def reset(wanted: Wanted) -> Action:
     return Action(f"Reset {wanted.place} to {start}? This drops {dropped}.", "reset", act, is_danger=True)
 
 
-async def move_delayed(wanted: Wanted) -> Action:
-    """Make delayed messages due now, or at another time."""
-    refs, queries = wanted.chosen(), wanted.context.queries
-    topic, (due, when) = await queries.topic(wanted.topic), due_of(wanted)
+async def move_waiting(wanted: Wanted) -> Action:
+    """Make delayed messages, or parked ones of a group, due now or at another time."""
+    refs, waiting = wanted.chosen(), wanted.context.room.waiting
+    topic, (due, when) = await wanted.context.queries.topic(wanted.topic), due_of(wanted)
+    what, place = waiting_at(wanted)
 
     async def act() -> str:
-        window_ms = to_ms(queries.settings.dedup_window)
-        done = await wanted.context.room.waiting.move_delayed(topic, refs, due, window_ms)
-        return f"{of(done, refs, 'delayed message')} due {when}"
+        if wanted.group:
+            done = await waiting.move_parked(topic, wanted.group, refs, due)
+        else:
+            done = await waiting.move_delayed(topic, refs, due)
+        return f"{of(done, refs, what)} due {when}"
 
-    question = f"Make {count(len(refs), 'delayed message')} of {wanted.topic} due {when}?"
+    question = f"Make {count(len(refs), what)} of {place} due {when}?"
     return Action(question, "run now" if due is None else "move", act)
 
 
-async def move_parked(wanted: Wanted) -> Action:
-    """Make parked messages due now, or at another time."""
-    refs, topic = wanted.chosen(), await wanted.context.queries.topic(wanted.topic)
-    due, when = due_of(wanted)
+async def cancel_waiting(wanted: Wanted) -> Action:
+    """Cancel the delayed messages that were chosen, or the parked ones of a group."""
+    refs, waiting = wanted.chosen(), wanted.context.room.waiting
+    topic, (what, place) = await wanted.context.queries.topic(wanted.topic), waiting_at(wanted)
 
     async def act() -> str:
-        done = await wanted.context.room.waiting.move_parked(topic, wanted.group, refs, due)
-        return f"{of(done, refs, 'parked message')} due {when}"
+        if wanted.group:
+            done = await waiting.cancel_parked(topic, wanted.group, refs)
+        else:
+            done = await waiting.cancel_delayed(topic, refs)
+        return f"cancelled {of(done, refs, what)}"
 
-    question = f"Make {count(len(refs), 'parked message')} of {wanted.place} due {when}?"
-    return Action(question, "run now" if due is None else "move", act)
+    whose = "this group only" if wanted.group else "all groups"
+    return Action(f"Cancel {count(len(refs), what)} of {place} for good, for {whose}?", "cancel", act, is_danger=True)
 
 
-async def cancel_delayed(wanted: Wanted) -> Action:
-    """Cancel the delayed messages that were chosen."""
-    refs, queries = wanted.chosen(), wanted.context.queries
-    topic = await queries.topic(wanted.topic)
-
-    async def act() -> str:
-        window_ms = to_ms(queries.settings.dedup_window)
-        done = await wanted.context.room.waiting.cancel_delayed(topic, refs, window_ms)
-        return f"cancelled {of(done, refs, 'delayed message')}"
-
-    question = f"Cancel {count(len(refs), 'delayed message')} of {wanted.topic} for good, for all groups?"
-    return Action(question, "cancel", act, is_danger=True)
+def waiting_at(wanted: Wanted) -> tuple[str, str]:
+    """What waits, and where."""
+    return ("parked message", wanted.place) if wanted.group else ("delayed message", wanted.topic)
 
 
 async def cancel(wanted: Wanted) -> Action:
@@ -236,17 +233,18 @@ async def cancel(wanted: Wanted) -> Action:
 
 
 async def reschedule_message(wanted: Wanted) -> Action:
-    """Give one delayed message another due time."""
+    """Give one delayed or parked message another due time."""
     queries, message_id, key = wanted.context.queries, wanted.value("message"), wanted.key
     topic, status = await queries.topic(wanted.topic), await queries.status(wanted.topic, message_id, key)
     due_ms, when = due_of(wanted)
+    places = [f" It is {each.text} for {each.group}." for each in status.groups if each.state == "parked"]
 
     async def act() -> str:
-        due = "+0" if due_ms is None else str(due_ms)
-        await reschedule(queries.client, queries.keys, queries.settings, message_id, topic, key, due)
+        command, due = Reschedule(queries.client, queries.keys, queries.settings), "+0"
+        await command(message_id, topic, key, due if due_ms is None else str(due_ms))
         return f"{message_id} is due {when}"
 
-    question = f"Make message {message_id} of {wanted.topic} due {when}? It is {status.text}."
+    question = f"Make message {message_id} of {wanted.topic} due {when}? It is {status.text}.{''.join(places)}"
     return Action(question, "run now" if due_ms is None else "reschedule", act)
 
 
@@ -324,11 +322,12 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
     "pause": (Role.ACT, pause),
     "resume": (Role.ACT, resume),
     "reset": (Role.ADMIN, reset),
-    "move-delayed": (Role.ACT, move_delayed),
-    "move-parked": (Role.ACT, move_parked),
+    "move-delayed": (Role.ACT, move_waiting),
+    "move-parked": (Role.ACT, move_waiting),
     "reschedule": (Role.ACT, reschedule_message),
     "cancel": (Role.ADMIN, cancel),
-    "cancel-delayed": (Role.ADMIN, cancel_delayed),
+    "cancel-delayed": (Role.ADMIN, cancel_waiting),
+    "cancel-parked": (Role.ADMIN, cancel_waiting),
     "run-schedule": (Role.ACT, run_now),
     "purge-device": (Role.ADMIN, purge_device),
     "kick-client": (Role.ACT, kick_client),

@@ -88,7 +88,7 @@ class Dashboard:
             async with own_tasks() as self._tasks:
                 await self._tasks.start(queries.poller.run)
                 await self._tasks.start(history.run)
-                self._room = Room(queries, WaitingMessages(client, keys), history, Audit(client, keys))
+                self._room = Room(queries, WaitingMessages(client, keys, settings), history, Audit(client, keys))
                 yield
                 self._room = None
                 self._tasks.cancel_scope.cancel()

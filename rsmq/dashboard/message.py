@@ -83,7 +83,7 @@ def crumbs(context: Context, topic: str) -> list[tuple[str, str]]:
 
 
 async def message(context: Context, topic: str, message_id: str, key: str | None = None) -> Page:
-    """One message: where it is, for each group, and its payload. It can be cancelled, and rescheduled if it is delayed.
+    """One message: where it is, for each group, and its payload. It can be cancelled, and rescheduled while it waits.
 
     `message_id` may also be a stream id after its partition: 3/1718000000000-0.
     """
@@ -118,7 +118,7 @@ def where(context: Context, status: MessageStatus, place: dict[str, str]) -> lis
     """The groups with what each has done with it, and buttons for what can still be changed."""
     topic, values = place["topic"], place | key_of(status.key)
     buttons: list[Content] = []
-    if status.state == "delayed":
+    if status.state == "delayed" or any(each.state == "parked" for each in status.groups):
         time = text_field("at", "to (UTC)", type="datetime-local", step=1)
         buttons += [
             context.action("reschedule", "run now", Role.ACT, topic, values | {"when": "now"}),
@@ -173,10 +173,8 @@ async def parked(context: Context, topic: str, group: str) -> Page:
     columns = ("", "due (UTC)", "message", "#attempts", "key", "payload")
     rows = [
         Row(each.ref, (
-            tag("span", "keeps its key", title="its member has the timer, so it cannot be moved", class_="dim")
-            if each.holds_key else box(each.ref),
-            timestamp(each.due), link_of(context, topic, each.entry), each.attempts, each.entry.key[:PREVIEW],
-            tag("code", each.entry.text[:PREVIEW])))
+            box(each.ref), timestamp(each.due), link_of(context, topic, each.entry), each.attempts,
+            each.entry.key[:PREVIEW], tag("code", each.entry.text[:PREVIEW])))
         for each in found
     ]  # fmt: skip
     place = {"topic": topic, "group": group}
@@ -184,9 +182,8 @@ async def parked(context: Context, topic: str, group: str) -> Page:
         f"Parked messages of {group} of {topic}",
         [
             said(found, "parked message"),
-            movable(context, "move-parked", topic, place, columns, rows, "no message waits for a retry"),
-            tag("p", "Run now: the group looks every ten seconds. A message that keeps its key is retried when it is "
-                "due, because its member has the timer.", class_="dim"),
+            movable(context, "move-parked", topic, place, columns, rows, "no message waits for a retry",
+                    cancel="cancel-parked"),
         ],
         crumbs=[*crumbs(context, topic)[:2], (f"group {group}", context.url("group", topic, group))],
     )  # fmt: skip

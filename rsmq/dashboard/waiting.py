@@ -1,19 +1,22 @@
-"""Messages that wait for a time: delayed ones of a topic, parked ones of a group. They can be run now, or moved."""
+"""Messages that wait for a time: delayed ones of a topic, parked ones of a group. They can be moved and cancelled."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from typing import Final
 
+from rsmq.control import Cancel, Cancelled, Reschedule
 from rsmq.dashboard.queries import Entry, read_entry
 from rsmq.errors import Malformed
-from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.clock import LATEST_MS, from_epoch_ms, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
 from rsmq.model.packing import unpack_fields
+from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCELLED, OK, RESCHEDULE_DELAYED
 from rsmq.redis.streams import ask_all
@@ -25,20 +28,19 @@ MOST: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One message and when it is due. `holds_key`: it keeps its key, and its member has the timer."""
+    """One message and when it is due."""
 
     ref: str
     due: datetime
     entry: Entry
     attempts: int = 0
-    holds_key: bool = False
 
 
 class WaitingMessages:
     """Reads and moves them. A change names each by its partition, its due time and a hash of its content."""
 
-    def __init__(self, client: Client, keys: Keys) -> None:
-        self._client, self._keys = client, keys
+    def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
+        self._client, self._keys, self._settings = client, keys, settings
 
     async def delayed(self, topic: Topic) -> list[Waiting]:
         """Those of a topic that are due next."""
@@ -56,32 +58,28 @@ class WaitingMessages:
         """Those of a group that are due next."""
         rows = await self._next([self._keys.retry(topic.name, n, group) for n in partitions(topic)])
         ids = [(number, *member.partition(b"|")[::2]) for number, member, _ in rows]
-        questions: list[tuple[str | bytes | int, ...]] = []
-        for number, entry_id, _ in ids:
-            stream = self._keys.stream(topic.name, number)
-            questions += [("XRANGE", stream, entry_id, entry_id), ("XPENDING", stream, group, entry_id, entry_id, 1)]
-        replies = await ask_all(self._client, questions)
+        questions = [("XRANGE", self._keys.stream(topic.name, number), each, each) for number, each, _ in ids]
         found = []
-        for (number, member, due), (_, entry_id, attempts), bodies, pending in zip(
-            rows, ids, replies[::2], replies[1::2], strict=True
+        for (number, member, due), (_, entry_id, attempts), bodies in zip(
+            rows, ids, await ask_all(self._client, questions), strict=True
         ):
             fields = bodies[0][1] if bodies else []
             entry = read_entry(MessageOrigin(topic.name, number, ""), entry_id, fields)
             count = int(attempts) if attempts.isdigit() else 0
-            found.append(Waiting(ref_of(number, due, member), from_epoch_ms(due), entry, count, bool(pending)))
+            found.append(Waiting(ref_of(number, due, member), from_epoch_ms(due), entry, count))
         return found
 
-    async def move_delayed(self, topic: Topic, refs: Sequence[str], due_ms: int | None, window_ms: int) -> int:
+    async def move_delayed(self, topic: Topic, refs: Sequence[str], due_ms: int | None) -> int:
         """Make delayed messages due at a time, or now; returns how many still waited."""
-        due, moved = "+0" if due_ms is None else str(due_ms), 0
+        due, moved, window_ms = due_text(due_ms), 0, to_ms(self._settings.dedup_window)
         for ref in refs:
             async for names, member in self._delayed(topic, ref):
                 moved += (await RESCHEDULE_DELAYED(self._client, names, (member, due, window_ms)))[0] == OK
         return moved
 
-    async def cancel_delayed(self, topic: Topic, refs: Sequence[str], window_ms: int) -> int:
+    async def cancel_delayed(self, topic: Topic, refs: Sequence[str]) -> int:
         """Cancel delayed messages for all groups; returns how many still waited."""
-        cancelled = 0
+        cancelled, window_ms = 0, to_ms(self._settings.dedup_window)
         for ref in refs:
             async for names, member in self._delayed(topic, ref):
                 cancelled += await CANCEL_DELAYED(self._client, names, (member, window_ms)) == CANCELLED
@@ -98,14 +96,24 @@ class WaitingMessages:
             yield (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id)), member
 
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:
-        """The same for parked ones. Those that hold their key stay: the member that has it would not see it."""
-        keys, moved = [self._keys.retry(topic.name, number, group) for number in partitions(topic)], 0
-        for ref in refs:
-            async for number, member in self._members(keys, ref):
-                when = due_ms if due_ms is not None else await self._now()
-                # XX: what has become due meanwhile does not come back
-                moved += int(await self._client.execute_command("ZADD", keys[number], "XX", "CH", when, member))
-        return moved
+        """The same for parked ones. The member that has the timer of a message that keeps its key moves it."""
+        command, due = Reschedule(self._client, self._keys, self._settings), due_text(due_ms)
+        places = await self._parked(topic, group, refs)
+        answers = [command.parked((topic.name, number, group), entry_id, due) for number, entry_id in places]
+        return sum(isinstance(each, datetime) for each in await asyncio.gather(*answers))
+
+    async def cancel_parked(self, topic: Topic, group: str, refs: Sequence[str]) -> int:
+        """Cancel parked messages for a group; returns how many still waited."""
+        command = Cancel(self._client, self._keys, self._settings)
+        places = [f"{number}/{entry_id.decode()}" for number, entry_id in await self._parked(topic, group, refs)]
+        answers = await asyncio.gather(*[command(place, topic, group=group) for place in places])
+        return sum(isinstance(each, Cancelled) for each in answers)
+
+    async def _parked(self, topic: Topic, group: str, refs: Sequence[str]) -> list[tuple[int, bytes]]:
+        """Partition and stream id of those that are still parked."""
+        keys = [self._keys.retry(topic.name, number, group) for number in partitions(topic)]
+        members = [each for ref in refs async for each in self._members(keys, ref)]
+        return [(number, member.partition(b"|")[0]) for number, member in members]
 
     async def _next(self, keys: Sequence[str]) -> list[tuple[int, bytes, int]]:
         """Partition, member and due time of those that are due next, over all partitions."""
@@ -126,14 +134,15 @@ class WaitingMessages:
                 if ref_of(number, due, member) == ref:
                     yield number, member
 
-    async def _now(self) -> int:
-        seconds, micros = await self._client.execute_command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
-
 
 def partitions(topic: Topic) -> range:
     """Their numbers."""
     return range(topic.partitions)
+
+
+def due_text(due_ms: int | None) -> str:
+    """A due time as scripts take it; None is now."""
+    return "+0" if due_ms is None else str(due_ms)
 
 
 def as_ms(score: bytes | float) -> int:

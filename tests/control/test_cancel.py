@@ -66,9 +66,9 @@ async def state_of(broker: Broker, ref: MessageRef, group: str = "g") -> str:
     return found.state if found else status.state
 
 
-async def is_state(broker: Broker, ref: MessageRef, state: str) -> bool:
+async def is_state(broker: Broker, ref: MessageRef, state: str, group: str = "g") -> bool:
     """Whether it is there."""
-    return await state_of(broker, ref) == state
+    return await state_of(broker, ref, group) == state
 
 
 async def marks(broker: Broker) -> int:
@@ -100,7 +100,7 @@ async def test_delayed_message_is_rescheduled(broker: Broker) -> None:
         assert await broker.reschedule(str(ref), topic="in", delay="5m") < at
         assert isinstance(await broker.cancel(ref), Cancelled)
         for gone in (ref, await broker.publish("in", "x"), new_message_id()):
-            with pytest.raises(ConfigError, match="is not delayed"):
+            with pytest.raises(ConfigError, match="neither delayed nor parked"):
                 await broker.reschedule(gone, topic="in", at=at)
         with pytest.raises(ConfigError, match="give at or delay"):
             await broker.reschedule(ref)

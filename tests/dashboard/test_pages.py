@@ -164,7 +164,7 @@ def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Cli
     assert (f"{mine} is cancelled" in done, "cancelled while it was delayed" in done) == (True, True)
     assert ">reschedule<" not in done
     late = web.post("do/reschedule", data={**place, "when": "now", "confirmed": "yes"})
-    assert (late.status_code, "is not delayed" in late.text) == (400, True)
+    assert (late.status_code, "neither delayed nor parked" in late.text) == (400, True)
     assert web.post("do/cancel", data={**place, "message": "nothing"}).status_code == 404
     audit = unescape(web.get("audit").text)
     assert '"state": "delayed until 2099-01-01 00:00:00+00:00, for orders.' in audit
@@ -204,18 +204,39 @@ def test_parked_message_is_cancelled_on_its_page(web: httpx.Client, scene: Cli) 
     assert 'action="/do/cancel"' not in web.get(f"message/orders/{mine}").text
 
 
-def test_parked_message_is_run_now_and_one_that_holds_its_key_is_not(web: httpx.Client, scene: Cli) -> None:
-    """A parked message without a key runs at the next look; one with a key has its timer in the member."""
+def test_parked_messages_are_moved_run_now_and_cancelled(web: httpx.Client, scene: Cli) -> None:
+    """Also those that keep their key, whose timers their member has; by the ticks, and on the page of a message."""
     (scene.directory / "mended").unlink(missing_ok=True)
-    scene.ok("publish", "orders", '{"later": true}')
-    scene.ok("publish", "orders", '{"later": true}', "--key", "held")
-    wait_until(lambda: scene.json("group", "show", "orders", "billing")["parked"] == 2, "both are parked")
+    ids = [
+        scene.ok("publish", "orders", '{"later": true}', *key).strip() for key in ((), ("--key", "a"), ("--key", "b"))
+    ]
+    parked = lambda: scene.json("group", "show", "orders", "billing")["parked"]  # noqa: E731
+    wait_until(lambda: parked() == 3, "they are parked")
+    place, refs = {"topic": "orders", "group": "billing"}, lambda: shown_refs(web)
+    late = {"when": "at", "at": "2099-01-01T00:00"}
+    assert "3 parked messages due at 2099-01-01 00:00:00 UTC" in do(web, "move-parked", **place, id=refs(), **late)
+    for mine in ids:
+        assert "parked until 2099-01-01" in unescape(web.get(f"message/orders/{mine}").text)
+    assert "Cancel 3 parked messages of billing of orders for good, for this group only?" in ask(
+        web, "cancel-parked", **place, id=refs()
+    )
     page = web.get("parked/orders/billing").text
-    (ref,) = re.findall(r'name="id" value="([^"]+)"', page)
-    assert page.count("keeps its key") == 2  # in the row, and in the text below
+    (ref,) = [ref for ref, mine in zip(refs(), re.findall(r'href="/(message/orders/[^"]+)"', page), strict=True)
+              if ids[1] in web.get(mine).text]  # fmt: skip
+    assert "cancelled 1 parked message" in do(web, "cancel-parked", **place, id=[ref])
     (scene.directory / "mended").touch()
-    assert "1 parked message due now" in do(web, "move-parked", topic="orders", group="billing", id=[ref], when="now")
-    wait_until(lambda: scene.json("group", "show", "orders", "billing")["parked"] == 1, "it has run")
+    message = {"topic": "orders", "message": ids[2], "key": "b"}
+    assert "It is parked until 2099-01-01" in ask(web, "reschedule", **message, when="now")
+    assert f"{ids[2]} is due now" in do(web, "reschedule", **message, when="now")
+    assert "1 parked message due now" in do(web, "move-parked", **place, id=refs()[:1], when="now")
+    wait_until(lambda: parked() == 0, "they have run")
+    states = [scene.json("trace", mine, "--topic", "orders")["groups"][0]["state"] for mine in ids]
+    assert states == ["settled", "cancelled", "settled"]
+
+
+def shown_refs(web: httpx.Client) -> list[str]:
+    """What the page of parked messages would send back for each of them."""
+    return re.findall(r'name="id" value="([^"]+)"', web.get("parked/orders/billing").text)
 
 
 def test_dead_letters_are_grouped_and_replayed(web: httpx.Client, scene: Cli, worker: Running) -> None:

@@ -119,6 +119,13 @@ async def test_a_commander_looks_cancels_and_reschedules(guarded: Server, topic:
         assert (await broker.look(str(stored), topic=topic)).group("g").state == "undelivered"
         assert await broker.cancel(stored) == Cancelled({"g": "cancelled"})
         assert (await broker.look(stored)).group("g").state == "cancelled"
+        parked = await broker.publish(topic, {"n": 3})
+        at, keys, call = (topic, parked.partition_number, "g"), worker.keys, worker.client.execute_command
+        await call("XREADGROUP", "GROUP", "g", "me", "STREAMS", keys.stream(*at[:2]), ">")
+        await call("ZADD", keys.retry(*at), 5, f"{(await broker.look(parked)).stream_id}|1")
+        await call("HSET", keys.lease(*at), "owner", "me", "until_ms", "5")  # it has run out
+        due = await broker.reschedule(parked, delay="2h")
+        assert (await broker.look(parked)).group("g").due == due
 
 
 @pytest.mark.parametrize("role", ["producer", "dashboard"])
@@ -315,7 +322,7 @@ async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, to
         assert len(messages) == 3
         assert (await queries.group(topic, "g")).name == topic
         assert len(await queries.running(topic, "g")) <= 3
-        waiting = WaitingMessages(client, Keys(PREFIX))
+        waiting = WaitingMessages(client, Keys(PREFIX), Settings(prefix=PREFIX))
         assert await waiting.delayed(await queries.topic(topic)) == []
         assert await waiting.parked(await queries.topic(topic), "g") == []
         history = History(client, Keys(PREFIX), Inspector(client, Keys(PREFIX), Settings(prefix=PREFIX)))

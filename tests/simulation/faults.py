@@ -388,6 +388,7 @@ class Fates:
             run.skip_time()
         self._was_set_back = self._was_set_back or offset < run.network.offset
         run.network.offset = offset
+        run.moves.forget()
         run.world.note(f"the server's clock is off by {run.network.offset:g} s")
 
     def _end_leases(self) -> None:
@@ -414,6 +415,7 @@ class Fates:
         self._excuse_all("the group was reset")
         self._end_leases()
         run.was_reset = True
+        run.moves.forget()
         for partition in range(run.plan.partitions):
             at = (TOPIC, partition, GROUP)
             parts = (keys.lease, keys.retry, keys.cancels, keys.cancelled)

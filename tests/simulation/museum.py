@@ -331,6 +331,14 @@ EXHIBITS: Final = (
         needs=lambda plan: bool(plan.cancels),
     ),
     bug(
+        "a message that is rescheduled keeps its old timer",
+        "a parked message that was moved to a later time starts at the old one",
+        "consumer/moves.py",
+        "lane.parked[key] = waiting[-1]  #",
+        "lane.parked[key] = message  #",
+        needs=lambda plan: bool(plan.moves),
+    ),
+    bug(
         "a cancelled message is not noted",
         "a message that its owner has taken out of its queue is neither cancelled nor handled",
         "redis/lua/settle_cancelled.lua",
@@ -338,14 +346,13 @@ EXHIBITS: Final = (
         "",
         needs=lambda plan: bool(plan.cancels),
     ),
-    Exhibit(
+    bug(
         "a retry waits for the clock",
         "a parked message waits longer by as much as the server's clock was set back",
-        [
-            Edit(f"rsmq/redis/lua/{name}.lua", "if now < seen - 1000 then", "if false then")
-            for name in ("park_message", "unpark_messages", "claim_pending")
-        ],
-        may_set_clock,
+        "redis/lua/shared/follow_clock.lua",
+        "if now < seen - 1000 then",
+        "if false then",
+        needs=may_set_clock,
     ),
     bug(
         "a settlement without its script",

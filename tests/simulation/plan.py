@@ -53,11 +53,11 @@ class Plan:
     must become dead letters. Members have one of the `leases`. `inboxes`: the share of seeds in which the topic feeds
     the inboxes of devices; `audited`: that in which consumers are deleted. `outputs`: the share of those without
     inboxes in which handlers publish an output for each message. `schedule`: seconds between two ticks of a schedule
-    (0: none). `cancels`: the share of messages that the publisher cancels. `expires`: the share of those that expire.
-    `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how many seconds
-    (0: any number); `group_rate`: how many of a name, over all members. `uniques`: how many unique names messages are
-    published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses connections, and its
-    next attempts to connect hang.
+    (0: none). `cancels`, `moves`, `expires`: the shares of messages that the publisher cancels, or reschedules, and
+    that expire. `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how
+    many seconds (0: any number); `group_rate`: how many of a name, over all members. `uniques`: how many unique names
+    messages are published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses
+    connections, and its next attempts to connect hang.
     """
 
     inboxes: float = 0.15
@@ -65,6 +65,7 @@ class Plan:
     outputs: float = 0.4
     schedule: float = 0.0
     cancels: float = 0.0
+    moves: float = 0.0
     expires: float = 0.0
     has_hook: bool = False
     rate: tuple[int, float] = (0, 0.0)
@@ -144,6 +145,7 @@ class Plan:
             halts=not (is_inbox or is_audited) and choices.unit("halt") < 0.1,
             hangs=not (is_inbox or is_audited) and choices.unit("hang") < 0.1,
             cancels=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.3], "cancels"),
+            moves=0.0 if is_inbox or is_audited else choices.among([0.0, 0.0, 0.0, 0.0, 0.5], "moved messages"),
             has_outputs=not is_inbox and choices.unit("outputs") < self.outputs,
             leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),
             # a deleted consumer's messages look settled until the audit has found them

@@ -24,6 +24,7 @@ from tests.simulation.cancels import Cancels
 from tests.simulation.endings import BURIED, Burials, Expiries
 from tests.simulation.faults import Fates
 from tests.simulation.inbox import Devices
+from tests.simulation.moves import Moves
 from tests.simulation.network import Network
 from tests.simulation.plan import GROUP, TOPIC, Plan
 from tests.simulation.process import Process
@@ -75,7 +76,7 @@ class Run:
         self.members: list[Member] = []
         self.fates = Fates(self)
         self.devices = Devices(self, self._note_letter)
-        self.cancels = Cancels(self)
+        self.cancels, self.moves = Cancels(self), Moves(self)
         self.expiries, self.burials, self.rates = Expiries(self), Burials(self), Rates(self)
         self.uniques = Uniques(self)
         self.violations: list[str] = []
@@ -154,6 +155,7 @@ class Run:
         self._stored = {name: at for name, at in self._stored.items() if name not in lost}
         self.has_lost_writes = True
         self.cancels.forget(since)
+        self.moves.forget()
         self.rates.forget()
         begun = {(event.key, event.n) for event in self._events if event.at < since}
         self._perhaps_twice |= self._tried.keys() - begun  # stored, or moved into the stream, lost, and again
@@ -217,6 +219,7 @@ class Run:
         """What was done."""
         handled = {(event.key, event.n) for event in self._events if event.what == "commit"}
         counts = f"{len(self._stored)} published, {len(handled)} handled, {len(self.cancels.done)} cancelled"
+        counts += f", {self.moves.done} moved" if self.plan.moves else ""
         return f"{counts}, {len(self.expiries.ended)} expired" if self.plan.expires else counts
 
     def violate(self, what: str) -> None:
@@ -301,6 +304,7 @@ class Run:
             if not lease.is_held():
                 self.violate(f"m{member.number} starts {name} after its lease")
             self.cancels.starts(name, member.number)
+            self.moves.starts(name, member.number)
             self.expiries.starts(member, message)
             self.rates.starts(name[0], lease.partition, member.number, lease.epoch)
             self.rates.starts_of_name(name_of(message))
@@ -405,6 +409,8 @@ class Run:
             options["delay"] = timedelta(seconds=choices.between(0.1, 3, f"delay {name}"))
         options |= self.expiries.options(name, options.get("delay"))
         ref = await self.store(broker, name, **options)
+        if ref is not None and choices.unit(f"move {name}") < self.plan.moves:
+            await self.moves.move(broker, ref, name)
         if ref is not None and choices.unit(f"cancel {name}") < self.plan.cancels:
             await self.cancels.cancel(broker, ref, name)
 

@@ -7,15 +7,10 @@
 --          Parked: `start_message` looks, and the owner is woken where the message holds its key. In a member's hands: a
 --          first delivery starts without telling the server, so only the owner knows; it answers in `cancels`, or by a
 --          settlement, and this call is repeated until then. Both halves of an id may exceed the 53 bits of a number.
--- USES     dict, order
+-- USES     dict, order, last_delivered, find_parked
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 if redis.call('ZSCORE', KEYS[4], id) then return { 'CANCELLED', 0 } end
-local last
-local rows = redis.pcall('XINFO', 'GROUPS', stream)
-for _, row in ipairs(rows.err and {} or rows) do
-  local found = dict(row)
-  if found.name == group then last = found['last-delivered-id'] end
-end
+local last = last_delivered(stream, group)
 if not last or #redis.call('XRANGE', stream, id, id) == 0 then
   redis.call('HDEL', KEYS[3], id)
   return { 'UNKNOWN' }
@@ -26,17 +21,15 @@ if order(id) > order(last) then
   return { 'CANCELLED', 0 }
 end
 local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
-for attempts = row and row[4] or 0, row and row[4] or tonumber(ARGV[4]) do
-  if redis.call('ZSCORE', KEYS[2], id .. '|' .. attempts) then
-    if row then
-      redis.call('HSET', KEYS[3], id, 'cancelled')
-      return { 'CANCELLED', 1 }
-    end
-    redis.call('ZREM', KEYS[2], id .. '|' .. attempts)
-    redis.call('HDEL', KEYS[3], id)
-    redis.call('ZADD', KEYS[4], id:match('^%d+'), id)
-    return { 'CANCELLED', 0 }
-  end
+local attempts = find_parked(KEYS[2], id, row, ARGV[4])
+if attempts and row then
+  redis.call('HSET', KEYS[3], id, 'cancelled')
+  return { 'CANCELLED', 1 }
+elseif attempts then
+  redis.call('ZREM', KEYS[2], id .. '|' .. attempts)
+  redis.call('HDEL', KEYS[3], id)
+  redis.call('ZADD', KEYS[4], id:match('^%d+'), id)
+  return { 'CANCELLED', 0 }
 end
 if not row then
   redis.call('HDEL', KEYS[3], id)

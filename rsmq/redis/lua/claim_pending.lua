@@ -14,7 +14,7 @@
 --          a message whose retry is not due. `is_ours` is 1 if the owner already had the message. In shared distribution
 --          a message is idle when its consumer did not touch it for its own lease, which may be longer than that of the
 --          caller. A search reads ten times `count` rows: that takes as long as XAUTOCLAIM, which names no last owner.
---          Due times follow a clock that was set back: see unpark_messages.
+-- USES     follow_clock
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch', 'reader')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -27,16 +27,7 @@ local range = { ARGV[4] == '0-0' and '-' or ARGV[4], '+', most + 1 }
 if ARGV[7] ~= '' then range[4] = ARGV[7] end
 local rows, cursor, lost, claimed = redis.call('XPENDING', KEYS[1], ARGV[3], unpack(range)), '0-0', {}, {}
 if #rows > most then cursor = table.remove(rows)[1] end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if redis.call('EXISTS', KEYS[3]) == 1 then
-  local seen = tonumber(redis.call('HGET', KEYS[2], 'clock') or 0)
-  if now < seen - 1000 then
-    local all = redis.call('ZRANGE', KEYS[3], 0, -1, 'WITHSCORES')
-    for i = 1, #all, 2 do redis.call('ZADD', KEYS[3], string.format('%.0f', all[i + 1] + now - seen), all[i]) end
-  end
-  if math.abs(now - seen) > 1000 then redis.call('HSET', KEYS[2], 'clock', string.format('%.0f', now)) end
-end
+local now = redis.call('EXISTS', KEYS[3]) == 1 and follow_clock(KEYS[2], KEYS[3]) or 0
 local reply, bytes = { 'OK', cursor, lost }, 0
 for _, row in ipairs(rows) do
   local id = row[1]

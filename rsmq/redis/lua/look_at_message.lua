@@ -5,28 +5,17 @@
 -- RETURNS  {now_ms, last delivered id or '' (no such group), consumer, idle_ms, deliveries, attempts when parked or -1,
 --          due_ms, note on the last failed attempt, stream id of the pending message that holds its key, owner,
 --          its mark in cancels, or `done` if it is cancelled}
--- WHY      One moment: a message that moves between the pending list and the retry set is in one of them. The number of
---          attempts is part of the member in the retry set, so each is tried.
--- USES     dict
+-- WHY      One moment: a message that moves between the pending list and the retry set is in one of them.
+-- USES     dict, last_delivered, find_parked
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
-local time, last = redis.call('TIME'), ''
-local rows = redis.pcall('XINFO', 'GROUPS', stream)
-for _, row in ipairs(rows.err and {} or rows) do
-  local found = dict(row)
-  if found.name == group then last = found['last-delivered-id'] end
-end
+local time, last = redis.call('TIME'), last_delivered(stream, group) or ''
 local reply = { string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), last, '', 0, 0, -1, '0', '', '', '', '' }
 if last == '' then return reply end
 local row = redis.call('XPENDING', stream, group, id, id, 1)[1]
 if row then reply[3], reply[4], reply[5] = row[2], row[3], row[4] end
 local most = redis.call('EXISTS', KEYS[3]) == 0 and -1 or tonumber(ARGV[4])
-for attempts = row and row[4] or 0, row and row[4] or most do
-  local due = redis.call('ZSCORE', KEYS[3], id .. '|' .. attempts)
-  if due then
-    reply[6], reply[7] = attempts, string.format('%.0f', due)
-    break
-  end
-end
+local attempts, due = find_parked(KEYS[3], id, row, most)
+if attempts then reply[6], reply[7] = attempts, string.format('%.0f', due) end
 reply[8] = redis.call('HGET', KEYS[4], id) or ''
 if row and reply[6] < 0 and ARGV[3] ~= '' then
   for _, before in ipairs(redis.call('XPENDING', stream, group, '-', '(' .. id, ARGV[5])) do

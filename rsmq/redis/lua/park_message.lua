@@ -8,9 +8,9 @@
 -- WHY      Without key order the pending list holds only messages in flight, so the message is acknowledged in the same
 --          call. With key order it stays pending, so that the next owner keeps its position. The owner of the partition
 --          also parks a message that is no longer pending, because its consumer was deleted. There is nothing to retry
---          without the entry. An attempt that does not count is taken off the server's count of deliveries. Due times
---          follow a clock that was set back: see unpark_messages. The error of the attempt is noted for `rsmq trace`, of
---          at most 10 000 messages.
+--          without the entry. An attempt that does not count is taken off the server's count of deliveries. The error
+--          of the attempt is noted for `rsmq trace`, of at most 10 000 messages.
+-- USES     follow_clock
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -25,14 +25,7 @@ if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BOD
 if not row or ARGV[8] == '0' then
   redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', charged, 'FORCE', 'JUSTID')
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local seen = tonumber(redis.call('HGET', KEYS[2], 'clock') or 0)
-if now < seen - 1000 then
-  local all = redis.call('ZRANGE', KEYS[3], 0, -1, 'WITHSCORES')
-  for i = 1, #all, 2 do redis.call('ZADD', KEYS[3], string.format('%.0f', all[i + 1] + now - seen), all[i]) end
-end
-if math.abs(now - seen) > 1000 then redis.call('HSET', KEYS[2], 'clock', string.format('%.0f', now)) end
+local now = follow_clock(KEYS[2], KEYS[3])
 local due = string.format('%.0f', now + ARGV[6])
 redis.call('ZADD', KEYS[3], due, parked)
 if (ARGV[9] or '') ~= '' and redis.call('HLEN', KEYS[4]) < 10000 then

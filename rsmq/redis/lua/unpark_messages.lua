@@ -7,22 +7,15 @@
 -- WHY      XCLAIM FORCE creates the pending entry again under the same id, so the payload never moves. Empty `fields`
 --          mean that the entry was deleted meanwhile: it is a dead letter now, written in the same step, so a lost reply
 --          loses nothing. A message that was charged another attempt since is left alone. A message that was still
---          pending for its owner keeps its position: if it has a key, a timer runs for it. `clock` is the server's
---          time when the zset was last looked at. If the clock is behind it now, by a step or a failover, all due times
---          move back as far, or retries would wait for that long.
+--          pending for its owner keeps its position: if it has a key, a timer runs for it. Due times follow
+--          a clock that was set back by a step or a failover, or retries would wait for that long.
+-- USES     follow_clock
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
 if redis.call('EXISTS', KEYS[3]) == 0 then return { 'OK', -1 } end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local seen = tonumber(redis.call('HGET', KEYS[2], 'clock') or 0)
-if now < seen - 1000 then
-  local all = redis.call('ZRANGE', KEYS[3], 0, -1, 'WITHSCORES')
-  for i = 1, #all, 2 do redis.call('ZADD', KEYS[3], string.format('%.0f', all[i + 1] + now - seen), all[i]) end
-end
-if math.abs(now - seen) > 1000 then redis.call('HSET', KEYS[2], 'clock', string.format('%.0f', now)) end
+local now = follow_clock(KEYS[2], KEYS[3])
 local reply = { 'OK', -1 }
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[4])) do
   local id, attempts = member:match('^(.-)|(%d+)$')

@@ -1,0 +1,64 @@
+"""What cancelling and rescheduling share: the groups that a message is for, and waiting for the answer of its owner."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from rsmq.control.finder import Found
+from rsmq.errors import ConfigError
+from rsmq.heartbeat.membership import announce
+from rsmq.model.backoff import Backoff
+from rsmq.model.clock import awake
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import group_names
+
+MOST_ATTEMPTS: Final = 1000
+"""A message that is parked without being pending is found up to so many attempts."""
+FIRST_PAUSE: Final = 0.005
+LONGEST_PAUSE: Final = 0.25
+"""Seconds between two questions for the answer of the owner."""
+
+
+async def groups_of_message(client: Client, keys: Keys, found: Found, group: str | None) -> list[str]:
+    """The groups that get a stored message: `group`, or all of them. Raises ConfigError if there is no such group."""
+    names = await group_names(client, keys, found.topic.name, found.partition)
+    if group is not None and group not in names:
+        raise ConfigError(f"topic {found.topic.name!r} has no group {group!r}: it has {', '.join(names) or 'none'}")
+    addressee = found.message.addressee
+    return [each for each in names if group in (None, each) and addressee in (None, each.encode())]
+
+
+async def refuse_one_group(client: Client, keys: Keys, found: Found, group: str | None, word: str) -> None:
+    """Raise ConfigError if a delayed message is meant to be `word` for one of several groups only."""
+    at = (found.topic.name, found.partition)
+    if group is not None and (others := set(await group_names(client, keys, *at)) - {group}):
+        raise ConfigError(
+            f"{found.message.id} is delayed, and so not in the stream of any group yet: {word} it for all groups "
+            f"(without group=), or when it is due. {found.topic.name!r} is read by {', '.join(sorted(others))}, too"
+        )
+
+
+class Waking:
+    """Wakes the members of a group, so that the owner of a message looks, for at most a lease."""
+
+    def __init__(self, client: Client, keys: Keys, settings: Settings, topic: str, group: str) -> None:
+        self._client, self._keys, self._topic, self._group = client, keys, topic, group
+        self._deadline = awake() + settings.lease_ttl.total_seconds() + settings.lease_margin.total_seconds()
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the owner had its time."""
+        return awake() >= self._deadline
+
+    async def wake(self) -> None:
+        """Let them look."""
+        await announce(self._client, self._keys, self._topic, self._group)
+
+    async def wait(self) -> None:
+        """Let them look, and leave the owner some time."""
+        await self.wake()
+        await asyncio.sleep(self._backoff.next())

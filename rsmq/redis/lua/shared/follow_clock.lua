@@ -1,0 +1,12 @@
+-- the server's time in ms; due times move back as far as its clock was set back since the last call
+local function follow_clock(lease, retry)
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local seen = tonumber(redis.call('HGET', lease, 'clock') or 0)
+  if now < seen - 1000 then
+    local all = redis.call('ZRANGEBYSCORE', retry, '-inf', '+inf', 'WITHSCORES')
+    for i = 1, #all, 2 do redis.call('ZADD', retry, string.format('%.0f', all[i + 1] + now - seen), all[i]) end
+  end
+  if math.abs(now - seen) > 1000 then redis.call('HSET', lease, 'clock', string.format('%.0f', now)) end
+  return now
+end
