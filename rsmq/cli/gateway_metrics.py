@@ -10,7 +10,7 @@ from rsmq.gateway import Gateway
 from rsmq.telemetry import metric
 from rsmq.telemetry.endpoint import page_of
 from rsmq.telemetry.listener import Address, Answer, Listener
-from rsmq.telemetry.metric import Metric, Sample
+from rsmq.telemetry.metric import Histogram, Metric, Sample
 
 PLAIN = {
     "connects accepted": metric.MQTT_CONNECTS,
@@ -24,7 +24,20 @@ BY_REASON: dict[str, Metric] = {
 """What stands in front of the reason in the name of a counter."""
 
 
-def read(gateway: Gateway) -> Iterator[Sample]:
+class Durations:
+    """The durations of one gateway, which it measures only if its metrics are served."""
+
+    def __init__(self) -> None:
+        self._stored, self._delivered = Histogram(), Histogram()
+        self.stored, self.delivered = self._stored.observe, self._delivered.observe
+
+    def samples(self) -> Iterator[Sample]:
+        """Both histograms."""
+        yield Sample(metric.MQTT_STORED_SECONDS, (), self._stored)
+        yield Sample(metric.MQTT_DELIVERY_SECONDS, (), self._delivered)
+
+
+def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
     """The samples of one gateway. It may be called from any thread."""
     context, router = gateway.context, gateway.router
     if context is None or router is None:
@@ -35,6 +48,7 @@ def read(gateway: Gateway) -> Iterator[Sample]:
     yield Sample(metric.MQTT_HELD, (), 0 if context.ingest.pressure is None else context.ingest.pressure.held)
     yield Sample(metric.MQTT_ROUTED, (), router.routed)
     yield Sample(metric.MQTT_LETTERS, (), router.letters)
+    yield from durations.samples()
     for direction in ("received", "sent"):
         yield Sample(metric.MQTT_BYTES, (direction,), counts.get(f"bytes {direction}", 0))
     for name, family in PLAIN.items():
@@ -48,7 +62,8 @@ def read(gateway: Gateway) -> Iterator[Sample]:
 @contextmanager
 def serving(gateway: Gateway, address: Address) -> Iterator[Address]:
     """Answer /metrics, /livez and /readyz for the length of the block."""
-    page = page_of(lambda: read(gateway))
+    gateway.timings = durations = Durations()
+    page = page_of(lambda: read(gateway, durations))
 
     def metrics(accept: str) -> Answer:
         return (HTTPStatus.OK, *page(accept))

@@ -261,6 +261,7 @@ class ClientConnection:
         self._delivery = Delivery(
             self.send, context.now_ms, self._may_read, context.dropped, level=self.level, largest=self._largest,
             aliases=min(properties.get(Property.TOPIC_ALIAS_MAXIMUM, 0), context.options.topic_aliases),
+            timings=context.timings,
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
             context.inboxes, self.client_id, min(asked, context.options.window), on_letter=self._delivery.letter,

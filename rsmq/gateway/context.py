@@ -14,7 +14,7 @@ from rsmq.gateway.filter_tree import FilterTree
 from rsmq.gateway.ingest import Ingest
 from rsmq.gateway.limits import Arrivals
 from rsmq.gateway.machine import Limits
-from rsmq.gateway.message import Published
+from rsmq.gateway.message import Published, Timings
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.packet import Reason, Subscription
 from rsmq.gateway.peer import Network
@@ -121,6 +121,7 @@ class Context:
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     broadcast: Callable[[Published], None]
     now_ms: Callable[[], int]
+    timings: Timings | None = None
     wheel: Wheel = field(default_factory=Wheel)
     local: FilterTree[Any, Subscription] = field(default_factory=FilterTree)
     """The subscriptions of the clients that are connected here, for messages of QoS 0."""

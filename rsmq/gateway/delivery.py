@@ -8,7 +8,7 @@ from typing import Final
 from rsmq.errors import Malformed
 from rsmq.gateway import encode, packet
 from rsmq.gateway.inbox_reader import InboxReader
-from rsmq.gateway.message import Published, identifiers_of
+from rsmq.gateway.message import Published, Timings, identifiers_of
 from rsmq.gateway.packet import Ack, ProtocolError
 from rsmq.gateway.properties import Property
 from rsmq.persistence.letter import EXPIRES, RETAIN, MqttLetter, ms_left, packet_id_of, read_mqtt
@@ -36,9 +36,11 @@ class Delivery:
         level: int,
         largest: int,
         aliases: int = 0,
+        timings: Timings | None = None,
     ) -> None:
         self._send, self._now_ms, self._may_read, self._dropped = send, now_ms, may_read, dropped
         self._level, self._largest, self._most_aliases = level, largest, aliases
+        self._timings, self._since_ms = timings, now_ms()
         self._aliases: dict[str, int] = {}
         self._states: dict[int, str] = {}
         self.reader: InboxReader | None = None
@@ -64,6 +66,10 @@ class Delivery:
             return
         self._send(data)
         assert letter is not None
+        if self._timings is not None and not is_redelivered:
+            stored_ms = int.from_bytes(envelope[1:7], "big")
+            if stored_ms >= self._since_ms:  # what has waited for the client says nothing about the way
+                self._timings.delivered(max(0, self._now_ms() - stored_ms) / 1000)
         qos = letter.flags & 3
         if qos == 0:
             self.reader.ack(packet_id)

@@ -24,7 +24,7 @@ from rsmq.gateway.context import Context
 from rsmq.gateway.ingest import Ingest
 from rsmq.gateway.listener import listen
 from rsmq.gateway.machine import Limits
-from rsmq.gateway.message import Published, combine
+from rsmq.gateway.message import Published, Timings, combine
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from rsmq.gateway.packet import Reason, Subscription
 from rsmq.gateway.peer import networks
@@ -89,6 +89,8 @@ class Gateway:
         self.ports: list[int] = []
         """The ports it listens on, once it runs."""
         self.is_ended = False
+        self.timings: Timings | None = None
+        """Gets durations, if something measures them. To be set before `run`."""
         self.router: Router | None = None
         self._stopping = anyio.Event()
         self._passed_on = self._started_ms = 0
@@ -163,7 +165,7 @@ class Gateway:
         def spawn(work: Coroutine[Any, Any, None]) -> None:
             tasks.start_soon(guarded, work, context)
 
-        ingest = Ingest(opened.producer, client, keys, batcher, retained, spawn, self.now_ms)
+        ingest = Ingest(opened.producer, client, keys, batcher, retained, spawn, self.now_ms, self.timings)
         largest = int(self._broker.settings.payload_limit) + PACKET_SLACK
         limits = Limits(
             min(self.options.most_packet_bytes or largest, largest), self.options.receive_maximum,
@@ -172,7 +174,7 @@ class Gateway:
         context = Context(
             self.options, limits, gatekeeper, inboxes, registry, retained, ingest,
             Sessions(client, keys, batcher, registry, shares, wills, gateway), shares, self.routes, spawn,
-            self._broadcast, self.now_ms, proxies=networks(self.options.proxies),
+            self._broadcast, self.now_ms, self.timings, proxies=networks(self.options.proxies),
         )  # fmt: skip
         self.router = Router(registry, lambda: inboxes.writer)
         inboxes.writer.patience = self.options.full_inbox_wait.total_seconds()

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, ConfigError, RsmqError, SessionTaken, TooLarge, TopicFull
-from rsmq.gateway.message import Published, content_type_of, from_packet
+from rsmq.gateway.message import Published, Timings, content_type_of, from_packet
 from rsmq.gateway.packet import PendingAck, Publish, Reason
 from rsmq.gateway.pressure import Pressure
 from rsmq.gateway.properties import Property
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.scripts import NOTE_RECEIVED
+from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.producer.batch import Batch
 from rsmq.producer.producer import Producer
@@ -64,10 +65,10 @@ class Ingest:
 
     def __init__(
         self, producer: Producer, client: Client, keys: Keys, batcher: ScriptBatcher, retained: Retained,
-        spawn: Callable[[Any], object], now_ms: Callable[[], int],
+        spawn: Callable[[Any], object], now_ms: Callable[[], int], timings: Timings | None = None,
     ) -> None:  # fmt: skip
         self._producer, self._client, self._keys, self._batcher = producer, client, keys, batcher
-        self._retained, self._spawn, self._now_ms = retained, spawn, now_ms
+        self._retained, self._spawn, self._now_ms, self._timings = retained, spawn, now_ms, timings
         self._token, self._count = secrets.token_hex(8), 0
         self.unconfirmed = 0
         self.pressure: Pressure | None = None
@@ -83,6 +84,8 @@ class Ingest:
     ) -> None:  # fmt: skip
         """Store a message, and then confirm it. `token`: it is stored once, however often it comes with this token."""
         published, pending = from_packet(packet, client), packet.pending
+        timings = self._timings
+        came = 0.0 if timings is None else monotonic()
 
         def failed(error: Exception) -> None:
             self.unconfirmed -= 1
@@ -95,6 +98,8 @@ class Ingest:
 
         def then(batch: Batch | None) -> None:
             self.unconfirmed -= 1
+            if timings is not None and packet.qos:
+                timings.stored(monotonic() - came)
             if stored is not None:
                 stored(0)
             if published.retain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from rsmq.gateway.packet import Publish, Subscription
 from rsmq.gateway.properties import Property, write_varint
@@ -85,6 +85,16 @@ def from_headers(headers: Mapping[str, str], payload: bytes) -> Published | None
     forwarded = b64decode(headers.get(PROPERTIES, ""))
     seconds = int(expiry) if expiry is not None and expiry.isdecimal() else None
     return Published(topic, payload, int(qos), RETAINED in headers, client, seconds, forwarded)
+
+
+class Timings(Protocol):
+    """Is called with durations in seconds, for whoever measures."""
+
+    def stored(self, seconds: float) -> None:
+        """From a PUBLISH of QoS 1 or 2 until the server has it."""
+
+    def delivered(self, seconds: float) -> None:
+        """From the moment in which the server has stored a message to its PUBLISH for a client that was connected."""
 
 
 class Copy(NamedTuple):

@@ -165,6 +165,13 @@ MQTT_UNCONFIRMED = Metric(
     "rsmq_mqtt_unconfirmed_messages", "gauge", (), "Messages of clients that wait for the server to store them."
 )
 MQTT_HELD = Metric("rsmq_mqtt_held_acknowledgements", "gauge", (), "Acknowledgements that wait for a router that lags.")
+MQTT_STORED_SECONDS = Metric(
+    "rsmq_mqtt_publish_seconds", "histogram", (), "From a PUBLISH of QoS 1 or 2 until the server has confirmed it."
+)
+MQTT_DELIVERY_SECONDS = Metric(
+    "rsmq_mqtt_delivery_seconds", "histogram", (),
+    "From the storing of a message to its PUBLISH for a client that was connected by then.",
+)  # fmt: skip
 MQTT_ROUTED = Metric("rsmq_mqtt_routed_messages_total", "counter", (), "Messages that this process has routed.")
 MQTT_LETTERS = Metric("rsmq_mqtt_letters_total", "counter", (), "Letters that this process has stored in inboxes.")
 MQTT_WILLS = Metric("rsmq_mqtt_wills_total", "counter", (), "Wills that this process has published.")
@@ -174,5 +181,6 @@ MQTT_FAILED = Metric("rsmq_mqtt_failed_total", "counter", ("reason",), "Connecti
 
 GATEWAY = (
     MQTT_CONNECTIONS, MQTT_CONNECTS, MQTT_DISCONNECTS, MQTT_BYTES, MQTT_MESSAGES, MQTT_UNCONFIRMED, MQTT_HELD,
-    MQTT_ROUTED, MQTT_LETTERS, MQTT_WILLS, MQTT_DROPPED, MQTT_REFUSED, MQTT_FAILED,
+    MQTT_STORED_SECONDS, MQTT_DELIVERY_SECONDS, MQTT_ROUTED, MQTT_LETTERS, MQTT_WILLS, MQTT_DROPPED,
+    MQTT_REFUSED, MQTT_FAILED,
 )  # fmt: skip

@@ -258,6 +258,9 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
         assert sum(page["rsmq_mqtt_messages_total"] for page in pages) == 22
         assert sum(page.get('rsmq_mqtt_refused_total{reason="not_authorized"}', 0) for page in pages) == 1
         assert sum(page["rsmq_mqtt_letters_total"] for page in pages) == 20
+        assert sum(page["rsmq_mqtt_publish_seconds_count"] for page in pages) == 20
+        assert sum(page["rsmq_mqtt_publish_seconds_sum"] for page in pages) > 0
+        assert 1 <= sum(page["rsmq_mqtt_delivery_seconds_count"] for page in pages) <= 20
         named = {each: await RawClient(port, 5).connect(each, username=each, password=each[:1].encode())
                  for each in ("ada", "bob")}  # fmt: skip
         for each in (*named.values(), *made[2:]):

@@ -97,7 +97,7 @@ def test_alert_has_summary_and_action(name: str) -> None:
 def test_every_metric_is_on_the_dashboard_or_in_a_rule() -> None:
     """A metric is drawn or has an alert, except those that explain others."""
     asked = {name for _, query in QUERIES for name in re.findall(r"rsmq_\w+", query)}
-    unseen = {metric.name for metric in (*WORKER, *GROUPS) if not asked.intersection(metric.series)}
+    unseen = {metric.name for metric in (*WORKER, *GROUPS, *GATEWAY) if not asked.intersection(metric.series)}
     assert unseen == {
         "rsmq_worker_info", "rsmq_messages_redelivered_total", "rsmq_messages_handed_back_total",
         "rsmq_settles_not_pending_total", "rsmq_reads_total", "rsmq_messages_shelved", "rsmq_look_seconds",
