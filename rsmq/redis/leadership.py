@@ -30,7 +30,7 @@ class Leadership:
         now = monotonic()
         if self.epoch and now - self._renewed < RENEW:
             return 0.0
-        word, value = await LEAD_WORK(self._client, (self._key,), (self._member, round(TTL * 1000)))
+        word, value = await LEAD_WORK(self._client, (self._key,), (self._member, round(TTL * 1000), self.epoch))
         if word != OK:
             self.epoch = 0
             return max(float(value) / 1000, 0.01)
@@ -40,9 +40,9 @@ class Leadership:
     async def release(self) -> None:
         """Let another member lead at once."""
         if self.epoch:
-            self.epoch = 0
+            epoch, self.epoch = self.epoch, 0
             with suppress(BrokerError):
-                await LEAD_WORK(self._client, (self._key,), (self._member, 0))
+                await LEAD_WORK(self._client, (self._key,), (self._member, 0, epoch))
 
     def __repr__(self) -> str:
         return f"<Leadership {self._key} epoch={self.epoch}>"

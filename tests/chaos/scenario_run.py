@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import anyio
 
@@ -50,8 +50,11 @@ def name_of(letter: DeadLetter) -> Name:
 class ScenarioRun:
     """One run. Everything random comes from the seed; `broker` only publishes and inspects.
 
-    `lost` and `note` are shown in the table of results: how many messages the fault has cost, and what else was so.
+    `has_till`: whether its workers can book in a bank. `lost` and `note` are shown in the table of results: how many
+    messages the fault has cost, and what else was so.
     """
+
+    has_till: ClassVar[bool] = True
 
     def __init__(
         self, path: Path, server_url: str, seed: int, *, seconds: float = 0, publish_url: str = "", **job: Any

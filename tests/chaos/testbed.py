@@ -69,7 +69,8 @@ class Testbed:
     async def begin(self, kind: type[R], url: str, /, workers: int = 3, **job: Any) -> R:
         """A run of a kind of its own, of clients that connect to `url`."""
         is_inline = job.get("execution", "inline") == "inline"
-        if self.has_bank and is_inline and job.get("distribution", "hash") == "hash" and not job.get("output"):
+        has_till = kind.has_till and is_inline and job.get("distribution", "hash") == "hash" and not job.get("output")
+        if self.has_bank and has_till:
             job["bank"] = await self.database()
         run = await self._stack.enter_async_context(
             kind(self._path, url, self.seed, **{"seconds": self.seconds, **job})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import anyio
 
@@ -26,6 +27,7 @@ DEVICES = [f"phone-{n}" for n in range(12)]
 class UpgradeRun(ScenarioRun):
     """A run whose processes are of two releases."""
 
+    has_till: ClassVar[bool] = False  # an old release may know no databases
     loses_leases_of: Server | None = None
 
     def set_out(self, style: Style, old: Release) -> None:

@@ -99,17 +99,19 @@ async def test_lead_work_grants_one_owner_at_a_time(client: Client, keys: Keys) 
     """The owner keeps its epoch; each change has a higher one, also when the hash was lost."""
     names = (keys.leader("work"),)
 
-    async def bid(owner: str, ttl: int = 60_000) -> Any:
-        return await LEAD_WORK(client, names, (owner, ttl))
+    async def bid(owner: str, ttl: int = 60_000, epoch: int = 0) -> Any:
+        return await LEAD_WORK(client, names, (owner, ttl, epoch))
 
     word, epoch = await bid("m1")
-    assert (word, await bid("m1")) == (b"OK", [b"OK", epoch])
+    assert (word, await bid("m1", epoch=epoch)) == (b"OK", [b"OK", epoch])
+    assert (await bid("m1"))[0] == b"HELD", "another process with the same member id"
+    assert await bid("m1", 0) == [b"OK", epoch], "and it releases nothing"
     word, left = await bid("m2")
     assert word == b"HELD"
     assert 0 < left <= 60_000
     assert await bid("m2", 0) == [b"OK", epoch]  # releases nothing: another one leads
     assert (await bid("m2"))[0] == b"HELD"
-    await bid("m1", 0)
+    await bid("m1", 0, epoch)
     word, second = await bid("m2")
     assert (word, second > epoch) == (b"OK", True)
     await client.execute_command("UNLINK", *names)
