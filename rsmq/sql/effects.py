@@ -14,9 +14,8 @@ from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from rsmq.errors import ConfigError
 from rsmq.model.message import Message
-from rsmq.sql.database import Database, explained, missing_table
+from rsmq.sql.database import Database, explained
 from rsmq.sql.handled import HandledMessages, MarkedWork
-from rsmq.sql.marks import write_mark_directly
 from rsmq.sql.tables import HANDLED
 
 Sessions = async_sessionmaker[Any] | sessionmaker[Any]
@@ -42,7 +41,6 @@ class Effects(HandledMessages):
         if not isinstance(bind, Engine | AsyncEngine):
             raise ConfigError("Effects: the sessionmaker has no engine: write Effects(async_sessionmaker(engine))")
         self.database = Database(bind, "Effects")
-        self._is_direct = bind.dialect.driver == "asyncpg"
         if isinstance(sessions, async_sessionmaker):
             guarded = guarded_class(sessions.kw.get("sync_session_class", sessions.class_.sync_session_class))
             self._new_session: Callable[[], Any] = partial(sessions, sync_session_class=guarded)
@@ -59,9 +57,7 @@ class Effects(HandledMessages):
                 yield session
                 transaction.refuse_outputs(PUBLISH)
                 try:
-                    if not (self._is_direct and await transaction.write_directly(session)):
-                        await session.run_sync(transaction.write)
-                    await session.run_sync(transaction.commit)
+                    await session.run_sync(transaction.write_and_commit)
                 except DBAPIError as error:
                     if not (transaction.is_in_doubt(error) and await self.has_committed(transaction.marks[0])):
                         raise
@@ -144,20 +140,6 @@ class Transaction(MarkedWork):
         """Before a commit: of a savepoint, by the handler, or at the end."""
         if not (self._may_commit or session.in_nested_transaction()):
             raise ConfigError(COMMITS)
-
-    async def write_directly(self, session: AsyncSession) -> bool:
-        """`write` for one message on asyncpg. False if the marks are still to be written."""
-        if len(self.marks) > 1:
-            return False
-        await session.run_sync(self.flush)
-        connection = await session.connection(bind_arguments={"clause": HANDLED.insert()})
-        try:
-            found = await write_mark_directly((await connection.get_raw_connection()).driver_connection, self.marks[0])
-        except Exception as error:
-            raise missing_table(str(error)) or error from error
-        if found is not None:
-            await session.run_sync(lambda each: self.check_mark(connection_of(each), *found))
-        return found is not None
 
     def flush(self, session: Session) -> None:
         """What the handler has left to write. Raises ConfigError if it has dropped its work: the marks would commit

@@ -16,7 +16,7 @@ from rsmq.model.message import Message
 from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database
-from rsmq.sql.marks import KEPT, Mark, already, check_mark, delete_marks, handled_of, lanes, write_mark, write_marks
+from rsmq.sql.marks import KEPT, Mark, already, delete_marks, handled_of, lanes, write_mark, write_marks
 from rsmq.sql.settled_floor import settled_floor
 
 log = logging.getLogger("rsmq.effects")
@@ -52,13 +52,6 @@ class MarkedWork:
             return
         try:
             write_mark(connection, self.marks[0])
-        except (AlreadyHandled, StaleEpoch) as error:
-            self._raise({self.marks[0]: error})
-
-    def check_mark(self, connection: Connection, written: int, epoch: int | None) -> None:
-        """What `write_marks` does with what the statement has returned, for a single message."""
-        try:
-            check_mark(connection, self.marks[0], written, epoch)
         except (AlreadyHandled, StaleEpoch) as error:
             self._raise({self.marks[0]: error})
 

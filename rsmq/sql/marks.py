@@ -34,6 +34,7 @@ from rsmq.handler.retry import AlreadyHandled
 from rsmq.model.clock import now_ms
 from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
+from rsmq.sql.database import missing_table
 from rsmq.sql.tables import FENCE, HANDLED, LONGEST_ID
 
 
@@ -151,9 +152,8 @@ MARKS_AND_FENCE: Final = text(
     bindparam("handled_ms", type_=BigInteger), bindparam("epoch", type_=BigInteger),
 )  # fmt: skip
 """The same for many messages of a partition. Returns those that were written if some were not, and NULL if all were."""
-DIRECT: Final = re.sub(
-    r":(\w+)", lambda found: f"${(*SIGNS, 'handled_ms', 'epoch').index(found[1]) + 1}", MARK_AND_FENCE.text
-)
+PARAMETERS: Final = (*SIGNS, "handled_ms", "epoch")
+DIRECT: Final = re.sub(r":(\w+)", lambda found: f"${PARAMETERS.index(found[1]) + 1}", MARK_AND_FENCE.text)
 """MARK_AND_FENCE with the parameters of asyncpg."""
 SQLITE_MARK: Final = upserted(sqlite)
 MYSQL_MARK: Final = insert(HANDLED).prefix_with("IGNORE")
@@ -221,7 +221,7 @@ def write_mark(connection: Connection, mark: Mark) -> None:
     dialect = family(connection)
     if dialect == "postgresql":
         values = {**mark.row, "epoch": mark.epoch}
-        written, epoch = connection.execute(MARK_AND_FENCE, values).one()
+        written, epoch = directly(connection, values) or connection.execute(MARK_AND_FENCE, values).one()
     else:
         written = (
             connection.execute(SQLITE_MARK, mark.row).rowcount if dialect == "sqlite" else mysql_mark(connection, mark)
@@ -230,13 +230,18 @@ def write_mark(connection: Connection, mark: Mark) -> None:
     check_mark(connection, mark, written, epoch)
 
 
-async def write_mark_directly(driver: Any, mark: Mark) -> tuple[int, int | None] | None:
-    """`MARK_AND_FENCE` on asyncpg's own connection, for half of the worker's CPU: what it returns, or None if the
-    transaction has not begun yet, so that the statement would commit by itself."""
-    if not driver.is_in_transaction():
+def directly(connection: Connection, values: dict[str, Any]) -> tuple[int, int | None] | None:
+    """What `MARK_AND_FENCE` returns, on asyncpg's own connection, for half of the worker's CPU. None for other drivers,
+    and if the transaction has not begun yet, so that the statement would commit by itself."""
+    if connection.dialect.driver != "asyncpg":
         return None
-    row = mark.row
-    written, epoch = await driver.fetchrow(DIRECT, *(row[name] for name in (*SIGNS, "handled_ms")), mark.epoch)
+    driver: Any = connection.connection.dbapi_connection
+    if not driver.driver_connection.is_in_transaction():
+        return None
+    try:
+        written, epoch = driver.run_async(lambda own: own.fetchrow(DIRECT, *(values[name] for name in PARAMETERS)))
+    except Exception as error:
+        raise missing_table(str(error)) or error from error
     return written, epoch
 
 
