@@ -95,7 +95,11 @@ async def retention_holds(client: Client, keys: Keys, topic: Topic, partition: i
     if oldest is None:
         return []
     found = [
-        RetentionHold(f"group {needs.group}", min(needs.oldest_ids, key=_order), needs.why)
+        RetentionHold(
+            f"group {needs.group}",
+            min(needs.oldest_ids, key=_order),
+            needs.why + await _unsent(client, keys, topic, partition, needs.group),
+        )
         for needs in groups
         if needs.is_holding
     ]
@@ -104,6 +108,14 @@ async def retention_holds(client: Client, keys: Keys, topic: Topic, partition: i
     if not found or _order(oldest) < _order(found[0].oldest):
         return [RetentionHold("retention", oldest, _limit(topic) if groups else NO_GROUP, is_limit=True), *found]
     return found
+
+
+async def _unsent(client: Client, keys: Keys, topic: Topic, partition: int, group: str) -> str:
+    """Outputs of the group that wait, as text: while their out-stream is full, further messages are not settled."""
+    waiting = await client.execute_command("XLEN", keys.out(topic.name, partition, group)) if client.is_cluster else 0
+    return (
+        f"; {count(waiting, 'output waits', 'outputs wait')} in its out-stream (see `rsmq doctor`)" if waiting else ""
+    )
 
 
 async def _archive_holds(client: Client, keys: Keys, topic: Topic, partition: int, oldest: str) -> list[RetentionHold]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ import pytest
 
 from rsmq import Broker, ConfigError, Message
 from rsmq.inspector.doctor.facts import waiting_outputs
+from rsmq.inspector.retention_holds import retention_holds
 from rsmq.producer import output as outputs
 from rsmq.redis.streams import delete_group
 from tests.contract.witness import ask, settled
@@ -147,6 +149,9 @@ async def test_full_target_and_full_out_stream_delay_settlements(
         found = await waiting_outputs(broker.client, broker.keys, [("in", "g", n) for n in range(4)])
         assert sum(each.count for each in found) == await waiting(broker)
         assert all(timedelta(0) <= each.age + timedelta(seconds=1) < timedelta(minutes=5) for each in found)
+        holds = [hold for n in range(4) for hold in await retention_holds(broker.client, broker.keys, topic, n)]
+        (why,) = (hold.why for hold in holds if hold.holder == "group g")
+        assert re.search(r"outputs? waits? in its out-stream", why)
         with pytest.raises(ConfigError, match="out-streams of group 'g'"):
             await delete_group(broker.client, broker.keys, topic, "g")
         await broker.topics.change("out", max_length=0)
