@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -13,8 +13,9 @@ import anyio
 
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import TaskSlot
+from rsmq.consumer.raw_calls import TURN
 from rsmq.consumer.raw_entries import RawEntries
-from rsmq.consumer.runner import TURN, Abandoned, Runner
+from rsmq.consumer.runner import Abandoned, Runner
 from rsmq.errors import Malformed
 from rsmq.handler.failure import text_of
 from rsmq.handler.retry import (
@@ -85,7 +86,7 @@ class BatchRunner(Runner):
 
     def _pick(self, batch: list[Message], heads: list[Message], limit: int) -> None:
         queue, ready, is_ordered = self.queue, self.queue.ready, self.queue.is_ordered
-        take: Callable[[], Any] = queue.take if queue.is_limited else ready.popleft
+        take = queue.taker()
         while ready and len(batch) < limit:
             if type(ready[0]) is RawEntries:
                 queue.unpack(ready[0].origin)

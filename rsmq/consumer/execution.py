@@ -42,14 +42,14 @@ def build_runner(
 
 def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:
     """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
-    is_inline = handler.execution == "inline" and not handler.outputs
-    if not is_inline or handler.group_concurrency is not None or handler.rate is not None:
-        return None  # a limit counts messages, and an output belongs to one
+    if handler.execution != "inline" or handler.outputs:
+        return None  # an output belongs to a message
     call = handler.signature.payload_call()
     for middleware in reversed((*middlewares, *handler.around)):
         if call is None or not isinstance(middleware, Wrapping):
             return None
-        call = middleware.wrap_payload(call, handler.topic, handler.group)
+        wrap = middleware.wrap_payload if handler.batch is None else middleware.wrap_payloads
+        call = wrap(call, handler.topic, handler.group)
     return call
 
 

@@ -11,6 +11,7 @@ import anyio
 
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.raw_entries import make_messages
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import AckBatch, Settler
@@ -336,12 +337,13 @@ class Fetcher:
             await self._settler.bury_unreadable(lane, entry_id, 1, reason)
 
     def _offer_raw(self, lane: Lane, entries: list[RawEntry]) -> bool:
-        size = plain_size(entries)
-        if size is None or (size > LARGEST_PAYLOAD and max([len(each[1]) for _, each in entries]) > LARGEST_PAYLOAD):
-            return False  # or one of them is too large to be handled
-        if not self._queue.offer_raw(lane, entries):
+        size, others = plain_size(entries)
+        if size > LARGEST_PAYLOAD and max([len(part) for _, each in entries for part in each]) > LARGEST_PAYLOAD:
+            return False  # one of them is too large to be handled
+        made = make_messages(lane, others)
+        if made is None or not self._queue.offer_raw(lane, entries, made):
             return False
-        self._note_size(size, len(entries))
+        self._note_size(size + sum([len(each.data) for each in made.values()]), len(entries))
         return True
 
     def _note_size(self, size: int, count: int) -> None:

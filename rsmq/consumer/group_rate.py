@@ -13,6 +13,7 @@ import anyio
 from rsmq.consumer.allowance import AHEAD, HOLD_MS, Allowance, ages
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.limits import Admits
 from rsmq.consumer.queue import Queue
 from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate
@@ -98,6 +99,24 @@ class GroupRate:
         else:
             allowance.note(now)
         return True
+
+    def admits(self, lane: Lane) -> Admits:
+        """For raw entries of a lane: the same, but what may not start is not noted."""
+        shares = self._shares
+
+        def admits(entry_id: bytes, fields: list[bytes], message: Message | None, now: float) -> bool:
+            name = self._name(message or Message(lane, entry_id, fields))
+            if name is None:
+                return True
+            share = shares.get(name)
+            if share is None or not share.allowance.take(now):
+                return False
+            if share.waiting and not share.allowance.held:
+                self._call_soon(share)
+            share.allowance.note(now)
+            return True
+
+        return admits
 
     async def starts_late(self, message: Message, _lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server."""

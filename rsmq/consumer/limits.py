@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.raw_entries import key_of
 from rsmq.handler.rate_limit import Rate, Window
 from rsmq.heartbeat.assignment import quotas
 from rsmq.model.clock import ServerClock, monotonic
@@ -36,11 +37,18 @@ def call_quotas(limit: int, members: Sequence[str], salt: str) -> dict[str, int]
     return quotas(limit, dict.fromkeys(members, 1.0), f"{salt}/calls")
 
 
+Admits = Callable[[bytes, list[bytes], Message | None, float], bool]
+"""Whether an entry may start now. If so, it counts. It is plain, or its message is given."""
+
+
 class MessageRate(Protocol):
     """A rate that tells messages apart: each has its own answer."""
 
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now, which counts it. If not, the queue gets it back by `let_go`."""
+
+    def admits(self, lane: Lane) -> Admits:
+        """For raw entries of a lane: the same, but what may not start is not noted."""
 
     async def starts_late(self, message: Message, lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server."""
@@ -82,9 +90,9 @@ class RateLimit:
         """Whether messages wait for it. May be called from any thread."""
         return self._timer is not None
 
-    def start(self) -> None:
-        """A message starts now."""
-        self._window.note(monotonic())
+    def start(self, count: int = 1) -> None:
+        """So many messages start now, or have started since `room` was asked for."""
+        self._window.note(monotonic(), count)
 
     def __repr__(self) -> str:
         return f"<RateLimit {self._window!r}>"
@@ -112,6 +120,26 @@ class KeyRate:
             return False
         window.append(now)  # the oldest of `limit` starts leaves
         return True
+
+    def admits(self, lane: Lane) -> Admits:
+        """For raw entries of a lane: the same, but what may not start is not noted. Nearly all messages come here."""
+        if len(lane.windows) >= self._most:
+            self._forget(lane, monotonic())
+        windows, limit, seconds = lane.windows, self._limit, self._seconds
+
+        def admits(_: bytes, fields: list[bytes], message: Message | None, now: float) -> bool:
+            key = (fields[5] if len(fields) == 6 else key_of(fields)) if message is None else message.routing_key
+            if key is None:
+                return True
+            window = windows.get(key)
+            if window is None:
+                window = windows[key] = deque(maxlen=limit)
+            elif len(window) == limit and window[0] + seconds > now:
+                return False
+            window.append(now)
+            return True
+
+        return admits
 
     async def starts_late(self, message: Message, lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server. Its key has started no other since."""

@@ -11,6 +11,7 @@ from rsmq.consumer.pool import TaskSlot
 from rsmq.consumer.raw_entries import RawEntries
 from rsmq.errors import Malformed
 from rsmq.handler.first_step import first_step
+from rsmq.handler.middleware import Payloads
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 
@@ -51,15 +52,19 @@ class PayloadBatchRunner(BatchRunner):
 
     def _payloads(self, raw: list[RawEntries]) -> list[Any] | None:
         """All payloads; None if a lease is over or one of them is unreadable."""
-        now, decode, payloads = monotonic(), self.handler.decode, list[Any]()
+        now, decode, payloads, made = monotonic(), self.handler.decode, list[Any](), list[Message]()
         try:
             for each in raw:
                 if now >= each.origin.lease.deadline:
                     return None
-                payloads += [decode(fields[1]) for _, fields in each.entries]
+                if each.made:
+                    made += [each.made[entry_id] for entry_id, _ in each.entries if entry_id in each.made]
+                    payloads += [decode(each.data(*entry)) for entry in each.entries]
+                else:
+                    payloads += [decode(fields[1]) for _, fields in each.entries]
         except Malformed:
             return None
-        return payloads
+        return Payloads(payloads, made) if made else payloads
 
     def _make_messages(self, raw: list[RawEntries]) -> tuple[list[Message], list[Message]]:
         """A message for each entry, with all keys taken before another task runs. The rest of the lanes waits."""

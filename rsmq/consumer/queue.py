@@ -74,11 +74,12 @@ class Queue:
             else:
                 ready.append(message)
 
-    def offer_raw(self, lane: Lane, entries: list[RawEntry]) -> bool:
-        """Take fetched entries without making messages. False: a key of the lane is taken, so messages are needed."""
+    def offer_raw(self, lane: Lane, entries: list[RawEntry], made: dict[bytes, Message]) -> bool:
+        """Take fetched entries, and messages only of those that are not plain. False: a key of the lane is taken, so
+        a message is needed for each."""
         if lane.waiting:
             return False
-        self.ready.append(RawEntries(lane, entries))
+        self.ready.append(RawEntries(lane, entries, made))
         self.in_flight += len(entries)
         lane.raw_entries += 1
         return True
@@ -108,13 +109,12 @@ class Queue:
     def limited(self) -> int:
         """How many messages only wait for a rate. May be called from any thread."""
         is_closed = self.rate_limit is not None and self.rate_limit.is_closed
-        return self.held + (len(self.ready) if is_closed else 0)
+        sizes = (len(each.entries) if type(each) is RawEntries else 1 for each in list(self.ready))
+        return self.held + (sum(sizes) if is_closed else 0)
 
     def taker(self) -> Callable[[], Any]:
-        """What takes the next ready message: `take`, or less where there is no limit or only a rate by key or name."""
-        if not self.is_limited:
-            return self.ready.popleft
-        return self.take if self.rate_limit is not None or self.group_limit is not None else self._take_by_name
+        """What takes the next ready message: `take`, or less where there is no limit."""
+        return self.take if self.is_limited else self.ready.popleft
 
     def can_take(self) -> bool:
         """Whether the calling task may start a ready message now."""
@@ -124,23 +124,20 @@ class Queue:
             and (self.group_limit is None or self.group_limit.admits())
         )
 
-    def take(self) -> Message | None:
-        """The next ready message, which the calling task starts now. None: there is none, or a limit is reached."""
-        if not self.can_take():
-            return None
-        message: Message | None = self.ready.popleft() if self.message_rate is None else self._take_by_name()
-        if message is not None and self.rate_limit is not None:
-            self.rate_limit.start()
-        if message is not None and self.group_limit is not None:
-            self.group_limit.enter()
-        return message
+    def take(self) -> Message | RawEntries | None:
+        """The next ready message, which the calling task starts now. None: there is none, or a limit is reached.
 
-    def _take_by_name(self) -> Message | None:
-        """The next ready message whose key, or name, may start one. Others are held."""
-        ready, starts = self.ready, self.message_rate.starts  # type: ignore[union-attr]
-        while ready:
-            message = ready.popleft()
-            if starts(message, message.origin):
+        Those whose key, or name, may start none now are held. Raw entries are not counted: `RawCalls` asks for each.
+        """
+        rate = self.message_rate
+        while self.can_take():
+            message = self.ready.popleft()
+            is_raw = type(message) is RawEntries
+            if is_raw or rate is None or rate.starts(message, message.origin):
+                if self.rate_limit is not None and not is_raw:
+                    self.rate_limit.start()
+                if self.group_limit is not None:
+                    self.group_limit.enter()
                 return message  # type: ignore[no-any-return]
             self.hold(message, message.origin)
         return None
@@ -187,25 +184,29 @@ class Queue:
         while limit > 0 and ready and type(ready[0]) is RawEntries:
             raw = ready[0]
             if len(raw.entries) > limit:
-                taken.append(RawEntries(raw.origin, raw.entries[:limit]))
-                raw.entries = raw.entries[limit:]
+                taken.append(RawEntries(raw.origin, raw.entries[:limit], raw.made))
+                ready[0] = raw.after(limit)
                 break
             taken.append(ready.popleft())
             raw.origin.raw_entries -= 1
             limit -= len(raw.entries)
+        if taken and self.group_limit is not None:
+            self.group_limit.enter()
         return taken
 
-    def put_back_raw(self, raw: RawEntries) -> None:
-        """The entries that were not handled are ready again, first."""
-        entries = raw.entries[len(raw.done) :]
-        if entries:
-            self.ready.appendleft(RawEntries(raw.origin, entries))
+    def put_back_raw(self, raw: RawEntries, *, is_held: bool = False) -> None:
+        """The entries that were not handled are ready again, first. `is_held`: the rate of the first is used up, so the
+        lane's become messages, which can be held by their keys."""
+        if len(raw.done) < len(raw.entries):
+            self.ready.appendleft(raw.after(len(raw.done)))
             raw.origin.raw_entries += 1
+            if is_held:
+                self.unpack(raw.origin)
 
     def split_raw(self, raw: RawEntries) -> Message:
         """The entry after those done is running, so its key is taken. The lane's other entries become messages."""
-        lane, entries, first = raw.origin, raw.entries[len(raw.done) :], deque[Message]()
-        message, *later = RawEntries(lane, entries).messages()
+        lane, first = raw.origin, deque[Message]()
+        message, *later = raw.after(len(raw.done)).messages()
         self.take_keys(lane, [message])
         self.in_flight -= len(later)
         self._add(lane, later, first)

@@ -1,35 +1,71 @@
-"""Entries of which no message was made, for handlers that want payloads only."""
+"""Entries of which no messages were made, for handlers that want payloads only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rsmq.consumer.lane import Lane
-from rsmq.model.message import Message, RawEntry
+from rsmq.errors import Malformed
+from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry
 
 
 class RawEntries:
     """Entries of one lane as they were read, for a handler that wants payloads only: no message was made of them.
 
-    First deliveries of plain entries, in order. Invariant: no key of the lane is taken while they wait in the queue, so
-    any of them may start. `done` are the ids of those that were handled one by one. To other threads they look like
-    what runs: the message of the entry after those.
+    First deliveries, in order. Nearly all are plain: `made` has the messages of the others, such as those with headers,
+    by entry id. Invariant: no key of the lane is taken while they wait in the queue, so any of them may start. `done`
+    are the ids of those that were handled one by one. To other threads they look like what runs: the message of the
+    entry after those.
     """
 
-    __slots__ = ("done", "entries", "origin")
+    __slots__ = ("done", "entries", "made", "origin")
 
-    def __init__(self, origin: Lane, entries: list[RawEntry]) -> None:
-        self.origin, self.entries, self.done = origin, entries, list[bytes]()
+    def __init__(self, origin: Lane, entries: list[RawEntry], made: dict[bytes, Message]) -> None:
+        self.origin, self.entries, self.made, self.done = origin, entries, made, list[bytes]()
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[Message]:
-        yield Message(self.origin, *self.entries[min(len(self.done), len(self.entries) - 1)])
+        yield self.message(*self.entries[min(len(self.done), len(self.entries) - 1)])
+
+    def message(self, entry_id: bytes, fields: list[bytes]) -> Message:
+        """The message of one of the entries."""
+        return self.made.get(entry_id) or Message(self.origin, entry_id, fields)
+
+    def data(self, entry_id: bytes, fields: list[bytes]) -> bytes:
+        """The payload of one of the entries."""
+        message = self.made.get(entry_id)
+        return fields[1] if message is None else message.data
 
     def messages(self) -> list[Message]:
         """A message for each."""
-        return [Message(self.origin, entry_id, fields) for entry_id, fields in self.entries]
+        return [self.message(*entry) for entry in self.entries]
+
+    def after(self, count: int) -> RawEntries:
+        """The same without so many of the first ones."""
+        return RawEntries(self.origin, self.entries[count:], self.made)
 
     def __repr__(self) -> str:
         return f"<RawEntries {self.origin.topic}.{self.origin.partition} entries={len(self.entries)}>"
+
+
+def make_messages(lane: Lane, entries: list[RawEntry]) -> dict[bytes, Message] | None:
+    """The messages of entries that are not plain. None: one of them is unreadable, or may not start as it is."""
+    made = dict[bytes, Message]()
+    for entry_id, fields in entries:
+        try:
+            made[entry_id] = message = Message(lane, entry_id, fields)
+        except Malformed:
+            return None
+        is_special = message.addressee is not None or message.expires_ms is not None
+        if is_special or len(message.data) > LARGEST_PAYLOAD:
+            return None
+    return made
+
+
+def key_of(fields: list[bytes]) -> bytes | None:
+    """The ordering key of a plain entry."""
+    if len(fields) == 6:
+        return fields[5]
+    return fields[3] if len(fields) == 4 and fields[2] == b"key" else None

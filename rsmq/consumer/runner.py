@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
 from rsmq.consumer.queue import Queue
+from rsmq.consumer.raw_calls import TURN, RawCalls
 from rsmq.consumer.raw_entries import RawEntries
 from rsmq.consumer.settler import Settler
-from rsmq.errors import BrokerError, ConfigError, HandlerTimeout, Malformed
+from rsmq.errors import BrokerError, ConfigError, HandlerTimeout
 from rsmq.handler.dead_hook import Burial, call_hook
 from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
-from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
 from rsmq.handler.retry import Bury, Decision, Outcome, Park, Reason, decide
@@ -34,9 +34,6 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.words import pause
 
 log = logging.getLogger("rsmq.handler")
-
-TURN: Final = 0.01
-"""Seconds after which a task that never suspended lets the event loop run others."""
 
 
 class Abandoned(Exception):
@@ -69,6 +66,7 @@ class Runner(Pool):
         self.handler, self._settler, self._stats = handler, settler, stats
         self._call, self._payload_call = call, payload_call
         queue.takes_raw = payload_call is not None
+        self._raw_calls = payload_call and RawCalls(queue, handler.decode, payload_call, call)
         self.is_starved = False
         self.space = asyncio.Event()
         self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
@@ -167,41 +165,20 @@ class Runner(Pool):
             turn = monotonic()
 
     def _run_raw(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Message | None, Awaitable[Any] | None]:
-        """Call the function with one payload after the other: no other task can run before one of the calls suspends.
-
-        Returns the message whose call suspends or fails, with the rest of that call, or a message that may not start,
-        because its lease is over. What was not handled is ready again.
+        """Handle raw entries. Returns the message whose call suspends or fails, with the rest of that call, or a
+        message that may not start, because its lease is over. What was not handled is ready again.
         """
-        assert task_slot.task is not None
-        assert self._payload_call is not None
-        queue, lane, done, decode, function = self.queue, raw.origin, raw.done, self.handler.decode, self._payload_call
-        lease, cancelling = lane.lease, task_slot.task.cancelling
-        rest: Awaitable[Any] | None = None
+        assert self._raw_calls is not None
+        queue, lane, done = self.queue, raw.origin, raw.done
         lane.raw_entries -= 1
-        task_slot.messages, now = raw, monotonic()
-        end = now + TURN
-        for entry_id, fields in raw.entries:
-            task_slot.started = now = monotonic()
-            if now >= lease.deadline or now > end or cancelling():
-                break
-            try:
-                payload = decode(fields[1])
-            except Malformed as error:
-                rest = raised(error)
-                break
-            rest = first_step(function, payload)
-            if rest is not None and type(rest) is not Returned:
-                break
-            done.append(entry_id)
-            rest = None
-        task_slot.messages = ()
+        rest, is_held = self._raw_calls.run(task_slot, raw)
         self._settler.add_done(lane, done)
         queue.in_flight -= len(done)
         if self.is_starved:
             self._made_space()
-        if rest is not None or (now >= lease.deadline and len(done) < len(raw.entries)):
+        if rest is not None or (task_slot.started >= lane.lease.deadline and len(done) < len(raw.entries)):
             return queue.split_raw(raw), rest
-        queue.put_back_raw(raw)
+        queue.put_back_raw(raw, is_held=is_held)
         return None, None
 
     async def _charge(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:

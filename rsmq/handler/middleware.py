@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
+
+from rsmq.model.message import Message
 
 Call = Callable[[Any], Awaitable[Any]]
 """Handles a message; in a batch handler, a list of messages."""
@@ -19,6 +21,14 @@ def compose(middlewares: Sequence[Middleware], innermost: Call) -> Call:
     return innermost
 
 
+class Payloads(list[Any]):
+    """The payloads of a batch in which some messages are not plain: those are `messages`."""
+
+    def __init__(self, payloads: Iterable[Any], messages: Sequence[Message]) -> None:
+        super().__init__(payloads)
+        self.messages = messages
+
+
 class Wrapping(ABC):
     """A middleware that builds its call around the next one when composed, so it can skip work for most messages."""
 
@@ -29,6 +39,10 @@ class Wrapping(ABC):
     def wrap_payload(self, call_next: Call, topic: str, group: str) -> Call | None:
         """Build the call around one that gets only payloads, of plain messages. None: it must see the messages."""
         return None
+
+    def wrap_payloads(self, call_next: Call, topic: str, group: str) -> Call | None:
+        """The same for batches: a list, or `Payloads` if there are messages among them that are not plain."""
+        return self.wrap_payload(call_next, topic, group)
 
     def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:
         """Run like any other middleware."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import repeat
 from typing import Final, Literal
 
 from rsmq.errors import ConfigError
@@ -92,9 +93,9 @@ class Window:
             return 0.0
         return max(0.0, self._starts[-limit] + seconds - now)
 
-    def note(self, now: float) -> None:
-        """Record that a message starts."""
-        self._starts.append(now)
+    def note(self, now: float, count: int = 1) -> None:
+        """Record that so many messages start."""
+        self._starts.extend(repeat(now, count))
 
     def __repr__(self) -> str:
         return f"<Window {len(self._starts)} starts>"

@@ -304,23 +304,21 @@ class Message:
         return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
 
 
-def plain_size(entries: Iterable[RawEntry]) -> int | None:
-    """Bytes of payload in all if every entry is plain (see `Message.is_plain`), else None."""
-    size = 0
-    try:
-        for _, fields in entries:
-            count = len(fields)
-            if fields[0] != b"data":
-                return None
-            if count == 6:
-                if fields[2] != b"id" or fields[4] != b"key":
-                    return None
-            elif count != 2 and (count != 4 or (fields[2] != b"id" and fields[2] != b"key")):
-                return None
+def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[RawEntry]]:
+    """Bytes of payload in all plain entries (see `Message.is_plain`), and the entries that are not plain."""
+    size, others = 0, list[RawEntry]()
+    for entry in entries:
+        fields = entry[1]
+        count = len(fields)
+        if count == 6:
+            is_plain = fields[2] == b"id" and fields[4] == b"key"
+        else:
+            is_plain = count == 2 or (count == 4 and (fields[2] == b"id" or fields[2] == b"key"))
+        if is_plain and fields[0] == b"data":
             size += len(fields[1])
-    except IndexError:
-        return None
-    return size
+        else:
+            others.append(entry)
+    return size, others
 
 
 def shown(text: str) -> str:

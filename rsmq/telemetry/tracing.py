@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from rsmq.broker import Broker
 from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
-from rsmq.handler.middleware import Call, Wrapping
+from rsmq.handler.middleware import Call, Payloads, Wrapping
 from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Retry
 from rsmq.inspector.inspector import installed
 from rsmq.model.duration import Duration
@@ -164,7 +164,7 @@ class TracedHandling(Wrapping):
         """Call inside a span. A message without context gets none, unless everything is traced."""
 
         def call_all(work: Any) -> Awaitable[Any]:
-            return self._one(work, call_next) if isinstance(work, Message) else self._batch(work, call_next)
+            return self._one(work, call_next) if isinstance(work, Message) else self._batch(work, call_next, work)
 
         def call(work: Any) -> Awaitable[Any]:
             if type(work) is Message and work.is_plain:
@@ -179,6 +179,14 @@ class TracedHandling(Wrapping):
         """Plain messages have no context."""
         return None if self._sampling.is_all else call_next
 
+    def wrap_payloads(self, call_next: Call, topic: str, group: str) -> Call | None:
+        """A batch is linked to the messages in it that have a context."""
+
+        def call(work: list[Any]) -> Awaitable[Any]:
+            return self._batch(work, call_next, work.messages) if isinstance(work, Payloads) else call_next(work)
+
+        return None if self._sampling.is_all else call
+
     async def _one(self, work: Message, call_next: Call) -> Any:
         parent, origin = self._propagation.extract(work.headers)
         if not origin.is_valid and not self._sampling.is_all:
@@ -188,11 +196,11 @@ class TracedHandling(Wrapping):
         span = self._start(work, parent, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
         return await self._within(set_span_in_context(span, parent), span, work, call_next)
 
-    async def _batch(self, work: Sequence[Message], call_next: Call) -> Any:
-        links = self._links(work)
+    async def _batch(self, work: Sequence[Any], call_next: Call, messages: Sequence[Message]) -> Any:
+        links = self._links(messages)
         if not links and not self._sampling.is_all:
             return await call_next(work)
-        span = self._start(work[0], Context(), {"messaging.batch.message_count": len(work)}, links)
+        span = self._start(messages[0], Context(), {"messaging.batch.message_count": len(work)}, links)
         return await self._within(set_span_in_context(span, Context()), span, work, call_next)
 
     async def _within(self, scope: Context, span: Span | None, work: Any, call_next: Call) -> Any:

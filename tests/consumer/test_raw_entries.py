@@ -14,14 +14,16 @@ import pytest
 
 from rsmq.consumer.execution import build_payload_call, build_runner
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit
 from rsmq.consumer.queue import Queue
+from rsmq.consumer.raw_entries import key_of, make_messages
 from rsmq.errors import LeaseLost
 from rsmq.handler.first_step import Continuation
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import Reject
 from rsmq.model.clock import ServerClock
-from rsmq.model.message import Message, RawEntry, plain_size
+from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
 from tests.consumer.test_queue import make_lane
 
 
@@ -30,6 +32,18 @@ def plain(number: int, key: int | None, data: bytes | None = None) -> RawEntry:
     payload = b'{"n":%d,"k":%d}' % (number, key or 0) if data is None else data
     entry = [b"data", payload, b"id", b"m%d" % number]
     return b"%d-0" % number, entry if key is None else [*entry, b"key", b"%d" % key]
+
+
+def with_headers(entry: RawEntry) -> RawEntry:
+    """The same with headers: it is not plain."""
+    return entry[0], [*entry[1], b"h", b'{"tenant":"a"}']
+
+
+def made_of(lane: Lane, rows: list[RawEntry]) -> dict[bytes, Message]:
+    """The messages that the fetcher makes of what is not plain."""
+    made = make_messages(lane, plain_size(rows)[1])
+    assert made is not None
+    return made
 
 
 class Books:
@@ -67,7 +81,17 @@ class Bench:
         self.queue = Queue(is_ordered=ordering != "none", is_serial=ordering == "partition")
         self.books = Books()
         self.runner = build_runner(handler, (), self.queue, self.books, Counter())  # type: ignore[arg-type]
+        if handler.rate is not None and handler.rate.by == "key":
+            self.queue.message_rate = KeyRate(handler.rate, self.books.clock, self._let_go)
+        elif handler.rate is not None:
+            self.queue.rate_limit = RateLimit(handler.rate, lambda: 1, self.runner.wake_soon)
+        if handler.group_concurrency is not None:
+            self.queue.group_limit = ConcurrencyLimit(lambda: 2)
         self.lanes = [make_lane(number) for number in range(3)]
+
+    def _let_go(self, message: Message, lane: Lane) -> None:
+        self.queue.let_go(message, lane)
+        self.runner.wake_soon()
 
     async def feed(self, chunks: list[tuple[int, list[RawEntry]]]) -> None:
         """Offer what was read, chunk by chunk, and let the pool work."""
@@ -75,17 +99,17 @@ class Bench:
             await tasks.start(self.runner.run)
             for number, rows in chunks:
                 lane = self.lanes[number]
-                if not self.queue.offer_raw(lane, rows):
+                if not self.queue.offer_raw(lane, rows, made_of(lane, rows)):
                     self.queue.offer(lane, [Message(lane, entry_id, entry) for entry_id, entry in rows])
                 await self.runner.wake()
-            while self.queue.in_flight:
+            while self.queue.in_flight or self.queue.held:
                 await self.runner.wake()
                 await asyncio.sleep(0)
             tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("ordering", ["key", "partition", "none"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(20))
 async def test_raw_batches_keep_order_and_settle_every_message_once(seed: int, ordering: str) -> None:
     """Whether a handler returns at once, suspends, fails or returns outcomes: every message of a key in order, one at
     a time, each settled or buried once, and nothing is left behind."""
@@ -117,7 +141,8 @@ async def test_raw_batches_keep_order_and_settle_every_message_once(seed: int, o
     for _ in range(30):
         lane, rows = random.randrange(3), list[RawEntry]()
         for _ in range(random.randrange(1, 12)):
-            rows.append(plain(count * 3 + lane, random.choice([None, 1, 2, 3])))
+            row = plain(count * 3 + lane, random.choice([None, 1, 2, 3]))
+            rows.append(with_headers(row) if random.random() < 0.1 else row)
             count += 1
         chunks.append((lane, rows))
     await bench.feed(chunks)
@@ -129,11 +154,25 @@ async def test_raw_batches_keep_order_and_settle_every_message_once(seed: int, o
     assert (bench.queue.in_flight, bench.queue.blocked, list(bench.queue.ready)) == (0, 0, [])
 
 
-@pytest.mark.parametrize("ordering", ["key", "partition", "none"])
-@pytest.mark.parametrize("seed", range(25))
-async def test_single_calls_of_raw_entries_keep_order_and_settle_every_message_once(seed: int, ordering: str) -> None:
-    """Whether a call returns at once, suspends, fails or cancels its own task: every message of a key in order, one at
-    a time, each settled or buried once, and no call suffers from another."""
+LIMITS: dict[str, dict[str, Any]] = {
+    "free": {},
+    "rate": {"rate": Rate(5, per=timedelta(milliseconds=1))},
+    "rate by key": {"rate": Rate(2, per=timedelta(milliseconds=2), by="key")},
+    "at once": {"group_concurrency": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("ordering", "limit"),
+    [("key", "free"), ("partition", "free"), ("none", "free"), ("key", "rate"), ("none", "rate"),
+     ("key", "rate by key"), ("key", "at once")],
+)  # fmt: skip
+@pytest.mark.parametrize("seed", range(15))
+async def test_single_calls_of_raw_entries_keep_order_and_settle_every_message_once(
+    seed: int, ordering: str, limit: str
+) -> None:
+    """Whether a call returns at once, suspends, fails or cancels its own task, under a limit or not: every message of a
+    key in order, one at a time, each settled or buried once, and no call suffers from another."""
     random, seen, busy = Random(seed), defaultdict[Any, list[int]](list), set[Any]()
     rejected, usual = set[bytes](), random.choice([0, 0, 1])
 
@@ -158,13 +197,14 @@ async def test_single_calls_of_raw_entries_keep_order_and_settle_every_message_o
             task.cancel()  # its message is done all the same, and the next call is not cancelled
         return choice if choice == 6 else None
 
-    bench = Bench(handle, batch=None, ordering=ordering, concurrency=random.choice([1, 2, 8]))
+    bench = Bench(handle, batch=None, ordering=ordering, concurrency=random.choice([1, 2, 8]), **LIMITS[limit])
     assert bench.queue.takes_raw
     chunks, count = list[tuple[int, list[RawEntry]]](), 0
     for _ in range(30):
         lane, rows = random.randrange(3), list[RawEntry]()
         for _ in range(random.randrange(1, 12)):
-            rows.append(plain(count * 3 + lane, random.choice([None, 1, 2, 3])))
+            row = plain(count * 3 + lane, random.choice([None, 1, 2, 3]))
+            rows.append(with_headers(row) if random.random() < 0.1 else row)
             count += 1
         chunks.append((lane, rows))
     await bench.feed(chunks)
@@ -192,8 +232,65 @@ async def test_single_call_of_a_raw_entry_shows_its_message_to_other_threads() -
     assert shown == ["m1", "m2", "m3"]
 
 
-def test_handler_that_needs_messages_or_limits_takes_no_raw_entries() -> None:
-    """The function, a middleware or a limit has to see each message."""
+@pytest.mark.parametrize("suspends", [False, True])
+@pytest.mark.parametrize("with_other_fields", [False, True])
+async def test_raw_entries_of_a_key_whose_rate_is_used_up_wait_behind_it(
+    suspends: bool, with_other_fields: bool
+) -> None:
+    """Of each key as many start as its rate allows. The others are held in order, and messages without a key start."""
+    seen = defaultdict[int, list[int]](list)
+
+    async def handle(payload: dict[str, Any]) -> None:
+        seen[payload["k"]].append(payload["n"])
+        if suspends:
+            await asyncio.sleep(0)
+
+    bench = Bench(handle, batch=None, rate=Rate(3, per=timedelta(hours=1), by="key"))
+    lane, queue = bench.lanes[0], bench.queue
+    rows = [plain(number, number % 3 or None) for number in range(30)]
+    rows = [with_headers(row) if with_other_fields and at % 2 else row for at, row in enumerate(rows)]
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(bench.runner.run)
+        assert queue.offer_raw(lane, rows, made_of(lane, rows))
+        while queue.in_flight:
+            await bench.runner.wake()
+            await asyncio.sleep(0)
+        tasks.cancel_scope.cancel()
+    assert dict(seen) == {0: list(range(0, 30, 3)), 1: [1, 4, 7], 2: [2, 5, 8]}
+    assert (queue.held, queue.blocked, queue.limited, lane.raw_entries) == (14, 14, 14, 0)
+    held = [int(message.entry_id.split(b"-")[0]) for message in queue.withdraw(lane)]
+    assert [[n for n in held if n % 3 == key] for key in (1, 2)] == [list(range(10, 30, 3)), list(range(11, 30, 3))]
+
+
+async def test_raw_entries_beyond_a_rate_stay_raw_and_are_counted_as_limited() -> None:
+    """As many start as the rate allows; what failed or suspended counts, too."""
+    seen = list[int]()
+
+    async def handle(payload: dict[str, Any]) -> None:
+        seen.append(payload["n"])
+        if payload["n"] == 1:
+            raise Reject("this one")
+        if payload["n"] == 3:
+            await asyncio.sleep(0)
+
+    bench = Bench(handle, batch=None, rate=Rate(6, per=timedelta(hours=1)))
+    lane = bench.lanes[0]
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(bench.runner.run)
+        for start in range(0, 20, 4):
+            rows = [plain(number, None) for number in range(start, start + 4)]
+            if not bench.queue.offer_raw(lane, rows, {}):
+                bench.queue.offer(lane, [Message(lane, *row) for row in rows])
+        while len(seen) < 6 or lane.running:
+            await bench.runner.wake()
+            await asyncio.sleep(0)
+        await bench.runner.wake()
+        assert (seen, bench.queue.limited, bench.queue.in_flight) == (list(range(6)), 14, 14)
+        tasks.cancel_scope.cancel()
+
+
+def test_handler_that_needs_messages_takes_no_raw_entries() -> None:
+    """The function or a middleware has to see each message. A limit has not."""
 
     async def with_message(_payload: int, _message: Message) -> None: ...
 
@@ -208,8 +305,8 @@ def test_handler_that_needs_messages_or_limits_takes_no_raw_entries() -> None:
     assert not Bench(with_message, batch=None).queue.takes_raw
     assert not Bench(in_thread, batch=None).queue.takes_raw
     assert build_payload_call(build_handler(plainly, "topic", group="group"), [middleware]) is None
-    assert not Bench(plainly, batch=None, group_concurrency=2).queue.takes_raw
-    assert not Bench(plainly, batch=None, rate=Rate(10)).queue.takes_raw
+    assert Bench(plainly, batch=None, group_concurrency=2).queue.takes_raw
+    assert Bench(plainly, batch=None, rate=Rate(10)).queue.takes_raw
 
 
 async def test_unreadable_payload_is_buried_without_its_neighbours() -> None:
@@ -253,8 +350,8 @@ async def test_withdrawing_a_lane_takes_its_raw_entries() -> None:
 
     bench = Bench(handle, batch=10)
     mine, other = bench.lanes[:2]
-    assert bench.queue.offer_raw(mine, [plain(1, 1), plain(2, 1), plain(3, None)])
-    assert bench.queue.offer_raw(other, [plain(4, 1)])
+    assert bench.queue.offer_raw(mine, [plain(1, 1), plain(2, 1), plain(3, None)], {})
+    assert bench.queue.offer_raw(other, [plain(4, 1)], {})
     assert [message.entry_id for message in bench.queue.withdraw(mine)] == [b"1-0", b"3-0", b"2-0"]
     assert (bench.queue.in_flight, mine.raw_entries, mine.waiting, other.raw_entries) == (1, 0, {}, 1)
 
@@ -269,24 +366,38 @@ async def test_raw_entries_linger_until_they_fill_a_batch() -> None:
     bench = Bench(handle, batch=10, linger=timedelta(hours=1))
     async with anyio.create_task_group() as tasks:
         await tasks.start(bench.runner.run)
-        bench.queue.offer_raw(bench.lanes[0], [plain(number, number) for number in range(15)])
+        bench.queue.offer_raw(bench.lanes[0], [plain(number, number) for number in range(15)], {})
         await bench.runner.wake()
         assert sizes == [10]
-        bench.queue.offer_raw(bench.lanes[1], [plain(number, number) for number in range(5)])
+        bench.queue.offer_raw(bench.lanes[1], [plain(number, number) for number in range(5)], {})
         await bench.runner.wake()
         assert sizes == [10, 10]
         tasks.cancel_scope.cancel()
 
 
+def test_messages_are_made_of_entries_that_may_start_as_they_are() -> None:
+    """Not of those that are unreadable, are for another group, may expire or are too large: these are looked at."""
+    base, lane = [b"data", b"x", b"id", b"1"], make_lane()
+    good = [(b"%d-0" % at, [*base, *more]) for at, more in enumerate([[b"h", b"{}"], [b"type", b"text/plain"]])]
+    assert made_of(lane, good).keys() == {b"0-0", b"1-0"}
+    assert made_of(lane, []) == {}
+    for more in (
+        [b"h", b"[]"], [b"group", b"billing"], [b"expires", b"2026-11-22T00:00:00Z"], [b"id", b"2"],
+    ):  # fmt: skip
+        assert make_messages(lane, [*good, (b"9-0", [*base, *more])]) is None, more
+    assert make_messages(lane, [(b"9-0", [b"data", b"x" * (LARGEST_PAYLOAD + 1), b"h", b"{}"])]) is None
+
+
 def test_plain_size_accepts_data_with_id_and_key_in_this_order() -> None:
     """With or without id and key: our publisher's entries, and what other clients write most. A message agrees."""
-    assert plain_size([plain(1, 1, b"abc"), plain(2, None, b"de")]) == 5
+    assert plain_size([plain(1, 1, b"abc"), plain(2, None, b"de")]) == (5, [])
     for entry in (
         [b"data", b"x"], [b"data", b"x", b"key", b"k"], [b"data", b"x", b"id", b"1"],
         [b"data", b"x", b"id", b"1", b"key", b"k"],
     ):  # fmt: skip
         message = Message(make_lane(), b"2-0", entry)
-        assert plain_size([plain(1, 1, b"abc"), (b"2-0", entry)]) == 4
+        assert plain_size([plain(1, 1, b"abc"), (b"2-0", entry)]) == (4, [])
+        assert key_of(entry) == message.routing_key
         assert (message.is_plain, message.data, message.headers) == (True, b"x", {})
         assert message.routing_key == (b"k" if b"key" in entry else None)
         assert (message.key, message.id) == ("k" if b"key" in entry else None, "1" if b"id" in entry else "2-0")
@@ -295,9 +406,9 @@ def test_plain_size_accepts_data_with_id_and_key_in_this_order() -> None:
         [b"data", b"x", b"id", b"1", b"key", b"k", b"h", b"{}"], [b"data", b"x", b"h", b"{}"],
         [b"key", b"k", b"data", b"x"], [b"data", b"x", b"u", b"1"], [b"data", b"x", b"key", b"k", b"id", b"1"],
     ):  # fmt: skip
-        assert plain_size([plain(1, 1), (b"2-0", entry)]) is None
+        assert plain_size([plain(1, 1, b"abc"), (b"2-0", entry)]) == (3, [(b"2-0", entry)])
         assert not Message(make_lane(), b"2-0", entry).is_plain
-    assert plain_size([(b"2-0", [])]) is None
+    assert plain_size([(b"2-0", [])]) == (0, [(b"2-0", [])])
 
 
 async def test_continuation_passes_values_exceptions_and_cancellations() -> None:
