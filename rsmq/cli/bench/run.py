@@ -46,6 +46,7 @@ TRIALS: Final = (
         "typed", "consume: async handler, pydantic model", "bare",
         partial(work.consume, kind=partial(work.single, payload_type=BenchItem)),
     ),
+    Trial("limited", "consume: with a rate by key", "bare", partial(work.consume, kind=work.single, **work.BY_KEY)),
     Trial("batch", "consume: batch handler", "bare", partial(work.consume, kind=work.batches)),
     Trial("bare-suspending", "consume: bare loop, handlers suspend", None, partial(bare.consume, suspends=True)),
     Trial(

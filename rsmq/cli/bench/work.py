@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from datetime import timedelta
 from secrets import token_hex
 from typing import Any, Final
 
 from rsmq.broker import Broker
 from rsmq.cli.bench.load import TOPIC, Load, key_of
 from rsmq.cli.bench.meter import Cost, Mark, Meter
+from rsmq.handler.rate_limit import Rate
 from rsmq.model.settings import Settings
 
 BATCH: Final = 500
-
+FREE: Final = 100_000
+"""A limit that holds nothing back."""
+BY_KEY: Final[dict[str, Any]] = {"rate": Rate(FREE, by="key")}
+BY_NAME: Final[dict[str, Any]] = {"rate": Rate(FREE, by=lambda message: message.topic)}
+OVER_GROUP: Final[dict[str, Any]] = {"rate": Rate(FREE, per=timedelta(milliseconds=100))}
+AT_ONCE: Final[dict[str, Any]] = {"group_concurrency": FREE}
 SENDERS: Final = 256
 """Tasks that send letters at once."""
 
@@ -110,10 +117,10 @@ Kind = Callable[..., Callable[..., Any]]
 """Makes a handler from a Count."""
 
 
-async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "") -> Cost:
+async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "", **options: Any) -> Cost:
     """One handler of a kind, in its own group, from the first message of the topic on."""
     count, broker = Count(load), Broker(settings_of(load))
-    register(broker, kind, count, group or f"ours-{token_hex(4)}", load)
+    register(broker, kind, count, group or f"ours-{token_hex(4)}", load, **options)
     async with broker.running():
         await count.warmed.wait()
         await meter.start()
@@ -122,10 +129,10 @@ async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "") -> C
         return await meter.cost(count.start, count.end)
 
 
-def register(broker: Broker, kind: Kind, count: Count, group: str, load: Load) -> None:
+def register(broker: Broker, kind: Kind, count: Count, group: str, load: Load, **options: Any) -> None:
     """Register a handler of a kind. No batch is larger than the warm-up, or one could hold all messages."""
     batch = min(BATCH, load.warm) if kind is batches else None
-    broker.handler(TOPIC, group=group, concurrency=load.concurrency, batch=batch)(kind(count))
+    broker.handler(TOPIC, group=group, concurrency=load.concurrency, batch=batch, **options)(kind(count))
 
 
 def single(count: Count, payload_type: Any = dict[str, Any]) -> Callable[..., Any]:
