@@ -65,6 +65,7 @@ def show(client: ClientId, url: Url = None, as_json: Json = False) -> None:
     print_line(f"seen: {timestamp(found.seen_at) or 'never'}")
     print_line(f"session expiry: {found.expiry} s")
     print_line(f"waiting: {found.waiting}")
+    print_line(f"dropped: {found.dropped}")
     print_line(f"will: {'yes' if found.has_will else 'no'}")
     for each in found.subscriptions:
         print_line(f"subscription: {printable(each.filter)} QoS {each.qos}{each.options and f', {each.options}'}")

@@ -26,10 +26,14 @@ app = noun("Retained messages of MQTT: list, purge.")
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="A topic filter, such as 'house/#'.")]
 
 
-def messages(broker: Broker, pattern: str) -> Retained:
-    """The retained messages of a server, for a filter that exists."""
+def check(pattern: str) -> None:
+    """Raise ConfigError for a filter that does not exist."""
     if not is_valid_filter(pattern):
         raise ConfigError(f"{pattern!r} is no topic filter: use text such as 'house/+/temperature' or '#'")
+
+
+def messages(broker: Broker) -> Retained:
+    """The retained messages of a server."""
     return Retained(broker.client, broker.keys, None, 0)
 
 
@@ -41,9 +45,10 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Retained messages that a filter matches."""
+    check(pattern)
 
     async def read(broker: Broker) -> list[bytes]:
-        return [each async for each in messages(broker, pattern).find(pattern, most + 1)]
+        return [each async for each in messages(broker).find(pattern, most + 1)]
 
     found = [as_object(each) for each in ask_broker(url, read)]
     rows = (
@@ -51,7 +56,7 @@ def list_(
         for each in found[:most]
     )
     columns = ("topic", "#qos", "published", "expires", "payload")
-    print_rows(found[:most], columns, rows, "there are no retained messages", as_json=as_json)
+    print_rows(found[:most], columns, rows, f"no retained message matches {printable(pattern)}", as_json=as_json)
     if len(found) > most and not as_json:
         print_line(f"there are more: rsmq retained list {printable(pattern)} -n {most * 10}")
 
@@ -63,9 +68,10 @@ def purge(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Remove the retained messages that a filter matches. Clients that have got them are not told."""
+    """Remove the retained messages that a filter matches. Clients that have got them keep them."""
+    check(pattern)
     confirm(f"Remove the retained messages of {printable(pattern)}?", is_agreed=yes)
-    removed = ask_broker(url, lambda broker: messages(broker, pattern).purge(pattern))
+    removed = ask_broker(url, lambda broker: messages(broker).purge(pattern))
     text = f"removed {count(removed, 'retained message')}"
     print_result({"filter": pattern, "purged": removed}, text, as_json=as_json)
 

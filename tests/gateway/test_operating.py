@@ -74,6 +74,7 @@ async def test_clients_are_listed_shown_and_kicked(
     await again.disconnect()
     code, out, _ = await run(server, fleet_prefix, "client", "show", name)
     assert f"subscription: {name}/+ QoS 1, retain as published, id 7" in out
+    assert "waiting: 0\ndropped: 0\n" in out
     for words in (("kick", name), ("kick", "unknown"), ("show", "unknown")):
         code, _, err = await run(server, fleet_prefix, "client", *words)
         assert (code, "not connected" in err) == (1, True), words
@@ -179,8 +180,11 @@ async def test_retained_messages_are_listed_and_purged(
     assert (await one.message()).payload == b"new"
     code, out, _ = await run(server, fleet_prefix, "retained", "list", f"{name}/#")
     assert "new" in out
-    code, _, err = await run(server, fleet_prefix, "retained", "purge", "a#", "--yes")
-    assert (code, "no topic filter" in err) == (2, True)
+    for words in (("purge", "a#", "--yes"), ("purge", "a#"), ("list", "a#")):  # also before anything is asked
+        code, _, err = await run(server, fleet_prefix, "retained", *words)
+        assert (code, "no topic filter" in err) == (2, True), words
+    code, out, _ = await run(server, fleet_prefix, "retained", "list", f"{name}/none")
+    assert (code, out) == (0, f"no retained message matches {name}/none\n")
 
 
 def scrape(port: int) -> dict[str, float]:
