@@ -89,6 +89,8 @@ ELSEWHERE = [
         "tests/contract/test_bounds.py::test_too_large_is_refused_before_sending",)),
     Elsewhere("47", "sentinel: the master is lost, the pool leaves a stale one", (
         "tests/sentinel/test_failover.py::test_a_master_is_lost",)),
+    Elsewhere("47", "sentinel: the master is killed, or replaced in order, under MQTT gateways", (
+        "tests/sentinel/test_gateway.py",)),
     Elsewhere("45, 47", "sentinel: the master is lost, and the next one's clock is an hour ahead, or behind", (
         "tests/sentinel/test_failover.py::test_next_master_has_another_clock",)),
     Elsewhere("48", "sentinel: the master is cut off with its clients", (
