@@ -76,6 +76,7 @@ class Listener:
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(2), suppress(Exception):
                     await raw.close()
+                    await connection.invalidate()  # else SQLAlchemy would roll back on it, and log that it cannot
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2), suppress(Exception):
                 await connection.close()

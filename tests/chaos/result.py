@@ -194,8 +194,9 @@ BANK = """
 `python -m tests.chaos --bank` plays the scenarios with handlers that move money in a PostgreSQL, in a transaction of
 [Effects](database.md), and send a receipt by an outbox. At the end the books are compared with the messages: each
 message that was confirmed is booked once and has one receipt, and no booking is there by half. A scenario whose fault
-loses messages, or handles them again on purpose (a reset of the group), says so to the judge. Handlers in processes of
-their own and shared distribution, where `Effects` is refused, are left out.
+loses messages, or handles them again on purpose (a reset of the group), says so to the judge. Left out are shared
+distribution and outputs, where `Effects` is refused, handlers in processes of their own, gateways, workers of an
+earlier release, and the mix. Cluster and Sentinel have tests of their own: `tests/cluster/test_effects.py`.
 
 The long form, `python -m tests.sql.bank --transfers 600000 --batch --die 0.001 --every 10`, has faults of its own:
 workers die between commit and settlement, between publish and delete of the relay, and at random moments; they sleep

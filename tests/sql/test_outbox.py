@@ -151,7 +151,7 @@ async def test_a_long_transaction_does_not_hold_back_the_others(pg: AsyncEngine,
         await until(lambda: seen[1:] == ["of the long one"], "it is handled")
 
 
-async def test_a_commit_wakes_the_relay(postgres: Postgres, broker: Broker) -> None:
+async def test_a_commit_wakes_the_relay(postgres: Postgres, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     """NOTIFY sets the event that the relay waits for, with each driver that can listen."""
     name = postgres.new_database()
     engines: list[Any] = [create_async_engine(postgres.url(driver, name)) for driver in ("asyncpg", "psycopg")]
@@ -171,6 +171,7 @@ async def test_a_commit_wakes_the_relay(postgres: Postgres, broker: Broker) -> N
             tasks.cancel_scope.cancel()
         await (engine.dispose() if outbox.database.is_async else asyncio.sleep(0))
     engines[-1].dispose()
+    assert "Exception" not in caplog.text, "a listener that is stopped leaves no traceback"
 
 
 def publish_now(outbox: Outbox, connection: Any) -> None:
