@@ -248,8 +248,7 @@ class ClientConnection:
         context.counts["connects accepted"] += 1
         context.sessions.known += not present
         assert self._reader is not None
-        if self._reader.before:
-            context.spawn(context.sessions.resumed(self.client_id, self._reader.before))
+        context.sessions.resumed(self.client_id, self._reader.before)
         self._reader.start()
         self._resume()
 
@@ -268,10 +267,13 @@ class ClientConnection:
             on_received=self._delivery.received, on_end=self.fail,
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
-        clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms, now_ms=context.now_ms())
-        await context.sessions.opened(self.client_id, self.epoch, self.expiry)
-        found = [] if clean else await context.registry.claim(self.client_id, self.epoch)
-        removed = await context.registry.write(self.client_id, self.epoch, ()) if clean else NONE
+        clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)
+        removed, found, own = NONE, list[Subscription](), (self.client_id, self.epoch)
+        opened = context.sessions.opened(*own, self.expiry)
+        if clean:
+            removed, _ = await asyncio.gather(context.registry.write(*own, ()), opened)
+        else:
+            found, _ = await asyncio.gather(context.registry.claim(*own), opened)
         if removed == SHARED:
             await context.shares.pass_on(self.client_id)
         will = b"" if request.will is None else pack(request.will, self.user)
@@ -281,19 +283,17 @@ class ClientConnection:
         for epoch in wills:
             await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
             context.spawn(context.sessions.wills.publish([(epoch, self.client_id)]))
-        keys = context.inboxes.keys
-        received = ReceivedIds(
-            context.inboxes.batcher, (keys.session(self.client_id), keys.received(self.client_id)), self.epoch,
-            life_ms, known, self.fail,
-        )  # fmt: skip
+        name, keys, batcher = self.client_id, context.inboxes.keys, context.inboxes.batcher
+        both = (keys.session(name), keys.received(name))
+        received = ReceivedIds(batcher, both, self.epoch, life_ms, known, self.fail)
         self._publishing = Publishing(context, self, received)
         self._machine.inbound.received.update(known)
         if present:
             self.subscriptions = {each.filter: each for each in found}
             if has_shares(found):
-                await context.registry.write(self.client_id, self.epoch, found)  # it is connected again
+                await context.registry.write(*own, found)  # it is connected again
         elif found:  # the server has lost the session, but not its subscriptions
-            await context.registry.write(self.client_id, self.epoch, ())
+            await context.registry.write(*own, ())
         return present
 
     @property

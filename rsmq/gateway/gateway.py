@@ -36,7 +36,7 @@ from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.router import Router
 from rsmq.gateway.routes import Routes
-from rsmq.gateway.sessions import Sessions, instance_of
+from rsmq.gateway.sessions import BEAT, Sessions, Suspects, instance_of
 from rsmq.gateway.shares import Shares, choose
 from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.gateway.wills import Wills
@@ -51,8 +51,6 @@ log = logging.getLogger("rsmq.gateway")
 HOLD: Final = "mqtt-hold"
 """The header of a call for back-pressure, with partitions."""
 TURN: Final = 1.0
-BEAT: Final = 0.5
-"""Seconds between two renewals of the lease."""
 SWEEP_TURNS: Final = 5
 PACKET_SLACK: Final = 4096
 """Bytes of a packet besides its payload: headers of the message."""
@@ -321,12 +319,9 @@ class Gateway:
         return await context.sessions.beat(to_ms(self.options.lease), new=new)
 
     async def _keep_lease(self, context: Context, _opened: Connection) -> None:
-        """Renew the lease, and end the connections of gateways that stay dead.
-
-        After an outage all seem to be dead until they have renewed their own: none is for the length of a lease.
-        """
+        """Renew the lease, and end the connections of gateways that stay dead."""
         lease = self.options.lease.total_seconds()
-        suspects, steady = dict[str, int](), monotonic()
+        suspects, under_way = Suspects(lease, monotonic()), set[str]()
         while True:
             await anyio.sleep(min(BEAT, lease / 4))
             try:
@@ -334,15 +329,22 @@ class Gateway:
                 if dead is None:
                     await self._start_anew(context)
                     continue
-                suspects = {each: suspects.get(each, 0) + 1 for each in dead}
-                if monotonic() - steady < lease:
-                    continue
-                for each in [each for each, beats in suspects.items() if beats > 1]:
-                    await context.sessions.bury(each)
+                for each in suspects.beaten(dead, monotonic()):
+                    if each not in under_way:
+                        under_way.add(each)
+                        context.spawn(self._bury(context, each, under_way))
             except BrokerError as error:
-                suspects.clear()
-                steady = monotonic()
+                suspects.interrupted(monotonic())
                 log.info("the lease waits for the server: %s", error)
+
+    async def _bury(self, context: Context, gateway: str, under_way: set[str]) -> None:
+        """End the connections of a dead gateway. That may take longer than a lease, which is renewed meanwhile."""
+        try:
+            await context.sessions.bury(gateway)
+        except BrokerError as error:
+            log.info("the end of gateway %s waits for the server: %s", gateway, error)
+        finally:
+            under_way.discard(gateway)
 
     async def _start_anew(self, context: Context) -> None:
         """The others have ended the connections of this gateway: so does it, and goes on under a new name."""

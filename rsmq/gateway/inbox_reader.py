@@ -13,8 +13,9 @@ from rsmq.persistence.letter import packet_id_of
 from rsmq.persistence.session import CHUNK, MOST_ACKS, MOST_PER_PAGE, PAGE_BYTES, Inboxes
 from rsmq.redis import scripts
 from rsmq.redis.scripts import Script, Value
-from rsmq.redis.streams import ask_all
 
+EXPIRED: Final = 2
+"""What `open_session` says of a session that has expired: this start is clean."""
 MARGIN: Final = 0.003
 """Seconds: longer than the margin of `begin_mqtt_session`."""
 
@@ -58,27 +59,21 @@ class InboxReader:
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
-    async def open(self, *, clean: bool, life_ms: int, now_ms: int) -> bool:
+    async def open(self, *, clean: bool, life_ms: int) -> bool:
         """Take the inbox over: the connection before this one can do nothing any more. Returns whether to start clean.
 
         A session that has expired has ended, also if nothing has removed it yet.
         """
         self.life_ms = life_ms
         inboxes = self._inboxes
-        if not clean:
-            asked = ("HMGET", self._keys[1], "mqtt", "gateway", "seen_ms", "epoch")
-            ((expiry, gateway, seen, before),) = await ask_all(inboxes.client, [asked])
-            self.before = (before or b"").decode()
-            clean = expiry == b"0" or (
-                expiry is not None and gateway is None and int(seen or 0) + int(expiry) * 1000 <= now_ms
-            )
         inboxes.doorbell.listen(self._channel, self.ring)
-        args = (inboxes.gateway, int(clean), life_ms, *inboxes.next_connect(), mark_ttl_ms(inboxes.settings))
+        args = (inboxes.gateway, int(clean), life_ms, *inboxes.next_connect(), mark_ttl_ms(inboxes.settings), 1)
         reply = await inboxes.batcher.submit(scripts.OPEN_SESSION, (*self._keys, self._channel), args)
         if reply[0] != scripts.OK:
             raise self.refused(reply[0])
         self.epoch, self._sent, self._cursor = reply[1].decode(), int(reply[3]), reply[4].decode()
-        return clean
+        self.before = "" if clean or not reply[6:] else (reply[6] or b"").decode()
+        return clean or reply[2] == EXPIRED
 
     async def begin(
         self, *, clean: bool, expiry: int, has_removed: bool, will: bytes

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from rsmq.gateway.message import Published
-from rsmq.gateway.scripts import RETAIN_MESSAGE
+from rsmq.gateway.scripts import FIND_RETAINED, RETAIN_MESSAGE
 from rsmq.gateway.topic_filter import matches
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import STAMP, read_mqtt
@@ -46,7 +46,11 @@ class Retained:
     async def find(self, pattern: str, most: int) -> AsyncIterator[bytes]:
         """The envelopes of the messages that a filter matches, at most so many, with their stamps."""
         if "+" not in pattern and "#" not in pattern:
-            found = await self._client.execute_command("HGET", self._bucket(pattern)[0], pattern)
+            key, batcher = self._bucket(pattern)[:1], self._batcher
+            if batcher is None:
+                found = await FIND_RETAINED(self._client, key, (pattern,))
+            else:
+                found = await batcher.submit(FIND_RETAINED, key, (pattern,))
             if found is not None and (envelope := envelope_of(found)):
                 yield envelope
             return

@@ -9,9 +9,17 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from rsmq.errors import BrokerError, BrokerUnavailable, SessionTaken
+from rsmq.errors import BrokerUnavailable, SessionTaken
 from rsmq.gateway.registry import Registry
-from rsmq.gateway.scripts import BEAT_GATEWAY, CLOSE_MQTT_SESSION, END_MQTT_SESSION
+from rsmq.gateway.scripts import (
+    BEAT_GATEWAY,
+    CLOSE_MQTT_SESSION,
+    END_MQTT_SESSION,
+    FORGET_CLIENT,
+    FORGET_END,
+    NOTE_CLIENT,
+    NOTE_END,
+)
 from rsmq.gateway.shares import Shares
 from rsmq.gateway.wills import Wills
 from rsmq.heartbeat.presence import listeners
@@ -32,8 +40,15 @@ GONE: Final = b""
 """The field of a gateway's list of clients that says that the others have ended them. No client id is empty."""
 GONE_MS: Final = 3_600_000
 """How long that is remembered: far longer than a paused gateway takes to read it."""
-SILENT_MS: Final = 1_200
-"""A gateway that has not renewed its lease for so long, and whose connection is closed, has died."""
+BEAT: Final = 0.25
+"""Seconds between two renewals of the lease of a gateway."""
+SILENT_MS: Final = 600
+"""A gateway that has not renewed its lease for so long, and whose connection is closed, seems to be dead."""
+CONFIRMED: Final = 2
+"""Beats in a row at which it must seem so."""
+NOTICED: Final = SILENT_MS / 1000 + CONFIRMED * BEAT
+"""Seconds after its last renewal in which the others have noticed its death at the latest. What is left of the three
+that a will may take is for ending its connections."""
 
 
 class Ended(NamedTuple):
@@ -47,6 +62,32 @@ class Ended(NamedTuple):
     expiry: int
     keeps_will: bool
     has_shares: bool
+
+
+class Suspects:
+    """Which gateways are dead, from what the beats have shown. No I/O.
+
+    After an outage all seem to be dead until they have renewed their own leases: for `settle` seconds none is.
+    """
+
+    def __init__(self, settle: float, now: float) -> None:
+        self._settle, self._steady = settle, now
+        self._beats = dict[str, int]()
+
+    def beaten(self, silent: Sequence[str], now: float) -> list[str]:
+        """A beat has found these. Returns those whose connections are to be ended."""
+        self._beats = {each: self._beats.get(each, 0) + 1 for each in silent}
+        if now - self._steady < self._settle:
+            return []
+        return [each for each, beats in self._beats.items() if beats >= CONFIRMED]
+
+    def interrupted(self, now: float) -> None:
+        """The server did not answer."""
+        self._beats.clear()
+        self._steady = now
+
+    def __repr__(self) -> str:
+        return f"<Suspects {self._beats}>"
 
 
 class Sessions:
@@ -82,10 +123,7 @@ class Sessions:
 
         Raises BrokerUnavailable if they have ended those of this gateway already: they would not find this one.
         """
-        clients = self._clients
-        commands = [("HSET", clients, client, f"{epoch}:{expiry}"), ("HGET", clients, GONE)]
-        _, gone = await ask_all(self._client, commands)
-        if gone is not None:
+        if await self._batcher.submit(NOTE_CLIENT, (self._clients,), (client, f"{epoch}:{expiry}")) != OK:
             raise BrokerUnavailable("this gateway was away for longer than its lease")
 
     async def has(self, client: str) -> bool:
@@ -99,41 +137,42 @@ class Sessions:
         asked += [("ZCARD", self._keys.mqtt(shard, "sessions")) for shard in range(SHARDS)]
         self.known = sum(await ask_all(self._client, asked))
 
-    async def resumed(self, client: str, epoch: str) -> None:
-        """A session goes on: the end that its last connection has noted is forgotten. Else it stays until it is due."""
+    def resumed(self, client: str, epoch: str) -> None:
+        """A session goes on: the end that its last connection has noted is forgotten. Else it stays until it is due.
+
+        `epoch`: that of the last connection, empty if it is not known.
+        """
+        if not epoch:
+            return
         key = self._keys.mqtt(shard_of(client), "sessions")
-        with contextlib.suppress(BrokerError):
-            await self._client.execute_command("ZREM", key, f"{epoch}:{client}")
+        self._batcher.submit(FORGET_END, (key,), (f"{epoch}:{client}",)).add_done_callback(asyncio.Future.exception)
 
     async def closed(self, ended: Ended, gateway: str | None = None) -> None:
         """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
         await self._close_all([ended], self._clients if gateway is None else self._keys.gateway_clients(gateway))
 
     async def _close_all(self, ended: Sequence[Ended], clients: str) -> None:
-        """The same for many: each step is one exchange with the server."""
+        """The same for many: the calls of each step share their writes."""
         replies = await asyncio.gather(*(self._close(each) for each in ended))
-        now, noted, due = self.now_ms, list[tuple[Any, ...]](), list[tuple[str, str]]()
-        for each, (_, delay) in zip(ended, replies, strict=True):
-            member, shard = f"{each.epoch}:{each.client}", shard_of(each.client)
-            if delay >= 0:
-                noted.append(("ZADD", self._keys.mqtt(shard, "wills"), "LT", now + delay * 1000, member))
-            if delay == 0:
-                due.append((each.epoch, each.client))
-            if each.expiry:
-                noted.append(("ZADD", self._keys.mqtt(shard, "sessions"), now + each.expiry * 1000, member))
-        await ask_all(self._client, noted)
+        delays = [delay for _, delay in replies]
+        noted = (self._note_end(each, delay) for each, delay in zip(ended, delays, strict=True))
+        await asyncio.gather(*(call for call in noted if call is not None))
         await asyncio.gather(*(self.end(each.client, each.epoch) for each in ended if not each.expiry))
         await self._set_offline([each for each in ended if each.expiry and each.has_shares])
-        # a later connection of the same client may have its own entry by now
-        values = await ask_all(self._client, [("HGET", clients, each.client) for each in ended])
-        gone = [
-            each.client
-            for each, value in zip(ended, values, strict=True)
-            if value is not None and value.partition(b":")[0] == each.epoch.encode()
-        ]
-        if gone:
-            await self._client.execute_command("HDEL", clients, *gone)
+        forgotten = (self._batcher.submit(FORGET_CLIENT, (clients,), (each.client, each.epoch)) for each in ended)
+        await asyncio.gather(*forgotten)
+        due = [(each.epoch, each.client) for each, delay in zip(ended, delays, strict=True) if delay == 0]
         await self.wills.publish(due)
+
+    def _note_end(self, ended: Ended, delay: int) -> asyncio.Future[Any] | None:
+        """Note when its will is due, and when its session expires."""
+        if delay < 0 and not ended.expiry:
+            return None
+        now, shard = self.now_ms, shard_of(ended.client)
+        keys = (self._keys.mqtt(shard, "wills"), self._keys.mqtt(shard, "sessions"))
+        due = now + delay * 1000 if delay >= 0 else ""
+        expires = now + ended.expiry * 1000 if ended.expiry else ""
+        return self._batcher.submit(NOTE_END, keys, (f"{ended.epoch}:{ended.client}", due, expires))
 
     def _close(self, ended: Ended) -> asyncio.Future[Any]:
         client, epoch, expiry, keeps_will, _ = ended

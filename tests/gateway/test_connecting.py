@@ -10,8 +10,10 @@ import pytest
 
 from tests.gateway import packets as p
 from tests.gateway.raw_client import RawClient
+from tests.servers import Server
 
 Make = Callable[..., RawClient]
+KEPT = {"clean": False, "raw_props": b"\x11\0\0\0\x3c"}
 
 
 async def test_a_malformed_packet_ends_its_connection_and_no_other(client: Make, name: str) -> None:
@@ -183,3 +185,29 @@ async def test_a_half_open_connection_is_taken_over(client: Make, name: str) -> 
     assert second.connack.session_present
     assert await second.publish(f"{name}/x", b"here") == 0
     assert (await second.message()).payload == b"here"
+
+
+async def test_a_session_is_resumed_with_few_commands(
+    client: Make, server: Server, fleet_prefix: str, name: str
+) -> None:
+    """Each step of a CONNECT is one script call, so they share their writes with those of other clients."""
+    sender = await client().connect(f"{name}-s")
+    for _ in range(2):  # the server has all scripts then
+        first = await client(5).connect(name, **KEPT)
+        await first.subscribe((name, 1))
+        await first.disconnect()
+    for number in range(50):
+        await sender.publish(name, b"%d" % number)
+    with server.client() as redis, redis.monitor() as monitor:
+        again = await client(5).connect(name, **KEPT)
+        assert (await again.message(ack=False)).payload == b"0"
+        redis.echo("end")
+        found = list[str]()
+        for each in monitor.listen():
+            if each["command"].startswith("ECHO"):
+                break
+            if each["client_type"] != "lua" and name in each["command"] and fleet_prefix in each["command"]:
+                found.append(each["command"])
+    calls = [each for each in found if not each.startswith(("SSUBSCRIBE", "SUNSUBSCRIBE"))]
+    assert all(each.startswith("EVALSHA") for each in calls), calls
+    assert len(calls) <= 6, calls  # take the inbox, note the client, claim, begin, forget the old end, read a page

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from rsmq.gateway.sessions import BEAT, NOTICED, SILENT_MS, Suspects
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
@@ -165,3 +168,24 @@ async def test_a_will_that_cannot_be_stored_is_tried_again(fleet_prefix: str, na
         server.start()
         assert (await watcher.message()).payload == b"gone"
         watcher.abort()
+
+
+@pytest.mark.parametrize("renewed", [0.0, 0.1, BEAT - 0.01])
+def test_the_death_of_a_gateway_is_noticed_long_before_three_seconds(renewed: float) -> None:
+    """By the settings alone. It dies so long after its last renewal, at any moment between two beats of the other."""
+    for phase in range(25):
+        suspects, beat = Suspects(6, -10.0), phase / 100
+        while not suspects.beaten(["g1"] if beat > SILENT_MS / 1000 - renewed else [], beat):
+            beat += BEAT
+        assert beat <= NOTICED - renewed + 1e-9
+    assert NOTICED < 3 / 2  # half of the time is for ending its connections
+    assert SILENT_MS / 1000 > 2 * BEAT  # one renewal may be late
+
+
+def test_no_gateway_is_dead_while_the_others_come_back_after_an_outage() -> None:
+    suspects = Suspects(6, 0.0)
+    assert not suspects.beaten(["g1"], 5.9)
+    assert suspects.beaten(["g1"], 6.1) == ["g1"]
+    suspects.interrupted(7.0)
+    assert [suspects.beaten(["g1"], at) for at in (7.1, 12.9, 13.1)] == [[], [], ["g1"]]
+    assert [suspects.beaten(found, 14.0) for found in ([], ["g1"], ["g1"])] == [[], [], ["g1"]]

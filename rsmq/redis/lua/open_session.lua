@@ -2,8 +2,9 @@
 -- PURPOSE  Connect a device under a new epoch, which shuts out its previous connection.
 -- KEYS     1 messages zset  2 session hash  3 expiry zset  4 wake channel
 -- ARGV     1 gateway  2 clean:0|1  3 inbox_ttl_ms:int  4 field of the gateway's mark  5 position (16 digits)
---          6 mark_ttl_ms:int
--- RETURNS  {'OK', epoch, present:0|1, sent, floor, leftover:int} or {'STALE_EPOCH'}
+--          6 mark_ttl_ms:int  7 1 = as an MQTT client
+-- RETURNS  {'OK', epoch, present:0|1|2, sent, floor, leftover:int, epoch before (with 7)} or {'STALE_EPOCH'}
+--          present 2: the session had expired
 -- WHY      A connect whose answer was lost is repeated, perhaps after the device has connected elsewhere. Each connect
 --          of a gateway process has a higher position, and the mark keeps the last one that was executed. The same
 --          position is a repeat: it gets the first answer, or STALE_EPOCH if a newer connect has taken the session. A
@@ -11,12 +12,13 @@
 --          letters up to it are invisible at once and are removed in chunks later (`leftover`). since_ms refuses
 --          letters that were published before the clean start but arrive after it. The epoch also grows when the
 --          session had expired, so that a connection of an earlier session stays shut out. If only the session was
---          lost, seq and sent continue at its letters.
+--          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
+--          if nothing has removed it yet: then this start is clean.
 -- USES     forget_marks
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local text = string.format('%.0f', now)
-local state = redis.call('HMGET', KEYS[2], 'epoch', 'seq', 'sent', 'floor', ARGV[4])
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'seq', 'sent', 'floor', ARGV[4], 'mqtt', 'gateway', 'seen_ms')
 local seq, sent, floor, mark = state[2], state[3] or '0', state[4] or '0', state[5] or ''
 
 -- the mark: position:epoch:present@seconds
@@ -34,7 +36,11 @@ if not seq then
 end
 local epoch = string.format('%.0f', math.max(tonumber(state[1] or 0) + 1, now))
 local present = (state[1] or state[2] or seq ~= '0') and 1 or 0
-if ARGV[2] == '1' then
+if ARGV[7] == '1' and ARGV[2] == '0' and state[6] then
+  local ends = (state[8] or 0) + state[6] * 1000
+  if state[6] == '0' or not state[7] and ends <= now then present = 2 end
+end
+if ARGV[2] == '1' or present == 2 then
   floor = seq
   redis.call('HSET', KEYS[2], 'floor', floor, 'since_ms', text, 'held', '')
 end
@@ -46,4 +52,4 @@ for i = 1, 3 do
   redis.call('PEXPIREAT', KEYS[i], till)
 end
 redis.call('SPUBLISH', KEYS[4], '')
-return { 'OK', epoch, present, sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }
+return { 'OK', epoch, present, sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor), ARGV[7] and state[1] }
