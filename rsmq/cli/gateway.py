@@ -29,6 +29,7 @@ from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
 from rsmq.gateway.limits import read_limits
 from rsmq.telemetry.listener import Address
+from rsmq.worker.collector import tune_garbage_collector
 from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Supervisor
 
 
@@ -151,6 +152,7 @@ async def serve(gateway: Gateway, is_child: bool) -> None:
 
             tasks.start_soon(obey, gateway, received)
             await tasks.start(run)
+            tune_garbage_collector()
             if is_child:
                 tell_parent(READY)
                 loop = asyncio.get_running_loop()

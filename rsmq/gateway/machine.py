@@ -9,6 +9,7 @@ from rsmq.gateway import encode
 from rsmq.gateway.decode import FIRST_CONNECT, decode, is_version_5, read_frame
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
+    PUBLISH,
     V5,
     Auth,
     Connect,
@@ -94,7 +95,7 @@ class Machine:
         at, size = 0, len(data)
         self._needed = 1
         try:
-            while at < size and not self.is_waiting:
+            while at < size and not (self.is_waiting and self._may_wait(data[at])):
                 if self.state is State.NEW and data[at] != FIRST_CONNECT:
                     raise ProtocolError("the first packet is not a CONNECT")
                 body, end = read_frame(data, at, size, self._limits.packet_size)
@@ -119,6 +120,11 @@ class Machine:
             rest = b""
         self._parts, self._held = [rest] if rest else [], len(rest)
         return found
+
+    def _may_wait(self, first: int) -> bool:
+        """Whether a packet with this first byte waits. Behind too many messages only further ones do: a client that
+        waits for its acknowledgements still gets the answers to its pings."""
+        return self.state is State.CONNECTING or (first >> 4 == PUBLISH and bool(first & 6))
 
     # -- the rules -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsmq.gateway.machine import EARLY_BYTES, Limits, Machine, State
-from rsmq.gateway.packet import Connect, Packet, Publish, Reason, Subscribe
+from rsmq.gateway.packet import Ack, Connect, Packet, Ping, Publish, Reason, Subscribe
 from tests.gateway import packets as p
 from tests.gateway.packets import text
 
@@ -293,6 +293,17 @@ def test_the_receive_maximum_counts_messages_that_are_not_acknowledged() -> None
     one.feed(p.publish("a", qos=1, packet_id=52, level=5))
     assert one.error is not None
     assert one.error.reason == Reason.RECEIVE_MAXIMUM_EXCEEDED
+
+
+def test_a_client_that_waits_for_acknowledgements_is_answered() -> None:
+    """Behind the most messages that it may have under way, only further messages of QoS 1 and 2 wait."""
+    one = machine(4)
+    messages = [p.publish("a", qos=1, packet_id=n + 1) for n in range(21)]
+    assert len(one.feed(b"".join(messages[:20]))) == 20
+    assert one.is_waiting
+    found = one.feed(p.PING + p.publish("a") + p.ack(4, 7) + p.ack(6, 8) + messages[20] + p.PING)
+    assert [type(each) for each in found] == [Ping, Publish, Ack, Ack]
+    assert one.is_waiting
 
 
 def test_a_client_of_version_3_waits_at_the_receive_maximum() -> None:
