@@ -191,7 +191,7 @@ def show_replay(
 ) -> None:
     """Print what a replay would replay."""
 
-    async def read(connection: CommandConnection) -> list[tuple[str, str, str]]:
+    async def read(connection: CommandConnection) -> list[tuple[str, str, str, str]]:
         await connection.group(topic, group)
         found = await connection.topic(topic)
         if ids:
@@ -203,15 +203,15 @@ def show_replay(
     if as_json:
         print_json({"would_replay": len(rows), "ids": [row[0] for row in rows]})
         return
-    print_table(("id", "reason", "error"), rows[:MOST_SHOWN], "nothing would be replayed")
+    print_table(("id", "message id", "reason", "error"), rows[:MOST_SHOWN], "nothing would be replayed")
     if len(rows) > MOST_SHOWN:
         print_line(f"... and {len(rows) - MOST_SHOWN} more")
     print_line(f"{count(len(rows), 'dead letter')} of {topic}/{group} would be replayed")
 
 
-def about(letter: DeadLetter) -> tuple[str, str, str]:
+def about(letter: DeadLetter) -> tuple[str, str, str, str]:
     """A row of a dry run: short, because a million must fit into memory."""
-    return letter.id, letter.reason, letter.error[:200]
+    return letter.id, letter.message_id, letter.reason, letter.error[:200]
 
 
 @app.command("purge", epilog="Example: rsmq dlq purge orders billing --older-than 30d --yes")

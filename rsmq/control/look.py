@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rsmq.control.asking import MOST_ATTEMPTS
-from rsmq.control.finder import Finder, Found, candidates, sent_ms
+from rsmq.control.finder import STREAM_ID, Finder, Found, candidates, sent_ms
 from rsmq.control.status import (
     MOST_BEFORE,
     GroupStatus,
@@ -36,7 +36,7 @@ class Look:
         found = await self._finder.find(message_id, topic, key)
         if found is None:
             return await self._not_found(message_id, topic, key)
-        about = (str(message_id), topic.name)
+        about = (found.message.id, topic.name)
         if found.is_cancelled:
             return MessageStatus(*about, "cancelled", found.partition, key)
         if found.packed is not None:
@@ -91,17 +91,20 @@ class Look:
         numbers = [
             number for some in candidates(message_id, topic, key) for number in some if number < topic.partitions
         ]
-        firsts, time = list[bytes](), sent_ms(message_id)
+        firsts, time, identity = list[bytes](), sent_ms(message_id), ""
+        match = STREAM_ID.fullmatch(message_id)
+        field, value = ("id", message_id) if match is None else ("dlq.origin", match[2])
         for number in numbers:
             firsts.append(await self._finder.oldest_id(self._keys.stream(topic.name, number)))
             dead = list[GroupStatus]()
             for group in await group_names(self._client, self._keys, topic.name, number):
                 start = str(max(0, (time or 0) - 60_000))
-                letter = await self._letter(topic.name, number, group, "id", message_id, start)
+                letter = await self._letter(topic.name, number, group, field, value, start)
                 if letter is not None:
                     dead.append(dead_status(group, letter))
+                    identity, key = letter.message_id, letter.key
             if dead:
-                return MessageStatus(str(message_id), topic.name, "removed", number, key, groups=tuple(dead))
+                return MessageStatus(identity or message_id, topic.name, "removed", number, key, groups=tuple(dead))
         return MessageStatus(str(message_id), topic.name, removed_or_unknown(time, firsts), key=key)
 
     def __repr__(self) -> str:

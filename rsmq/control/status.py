@@ -80,7 +80,7 @@ class MessageStatus:
     - `removed`: retention has removed it, or it was never stored: its id is older than all that is there.
     - `unknown`: not found.
 
-    `partition` is None as long as nothing is found.
+    `id` is the message id, also if it was found by its stream id. `partition` is None as long as nothing is found.
     """
 
     id: str

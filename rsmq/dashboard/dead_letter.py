@@ -89,11 +89,11 @@ def kind_of(error: str) -> str:
 def rows_of(context: Context, topic: str, group: str, letters: Sequence[DeadLetter], given: dict[str, str]) -> Content:
     """The table, with ticks and buttons for those who may act."""
     may_act = context.visitor.may(Role.ACT, topic)
-    columns = ("id", "died (UTC)", "reason", "#attempts", "key", "error")
+    columns = ("id", "died (UTC)", "message id", "reason", "#attempts", "key", "error")
     rows = [
         Row(each.id, (
             *((box(each.id),) if may_act else ()), link(each.id, context.url("dead-letter", topic, group, each.id)),
-            f"{each.at:%Y-%m-%d %H:%M:%S}", each.reason, each.attempts, (each.key or "")[:PREVIEW],
+            f"{each.at:%Y-%m-%d %H:%M:%S}", each.message_id, each.reason, each.attempts, (each.key or "")[:PREVIEW],
             tag("code", each.error[:PREVIEW])))
         for each in letters
     ]  # fmt: skip

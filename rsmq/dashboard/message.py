@@ -41,7 +41,7 @@ async def messages(context: Context, topic: str) -> Page:
         return await message(context, topic, f"{entries[0].partition}/{entries[0].id}")
     rows = [
         Row(each.id, (
-            link_of(context, topic, each), each.partition, each.at, each.key[:PREVIEW],
+            link_of(context, topic, each), each.message_id, each.partition, each.at, each.key[:PREVIEW],
             tag("code", each.text[:PREVIEW])))
         for each in entries
     ]  # fmt: skip
@@ -50,7 +50,8 @@ async def messages(context: Context, topic: str) -> Page:
     return Page(
         f"Messages of {topic}",
         [
-            bar, table(("id", "#partition", "stored", "key", "payload"), rows, f"no message matches{where}"),
+            bar,
+            table(("id", "message id", "#partition", "stored", "key", "payload"), rows, f"no message matches{where}"),
             tag("p", link("older", context.url("messages", topic, **older))) if older else None,
             tag("p", "This consumes nothing.", class_="dim"),
         ],
@@ -170,11 +171,11 @@ async def parked(context: Context, topic: str, group: str) -> Page:
     """The messages of a group that wait for a retry."""
     context.check(topic)
     found = await context.room.waiting.parked(await context.queries.group(topic, group), group)
-    columns = ("", "due (UTC)", "message", "#attempts", "key", "payload")
+    columns = ("", "due (UTC)", "message", "message id", "#attempts", "key", "payload")
     rows = [
         Row(each.ref, (
-            box(each.ref), timestamp(each.due), link_of(context, topic, each.entry), each.attempts,
-            each.entry.key[:PREVIEW], tag("code", each.entry.text[:PREVIEW])))
+            box(each.ref), timestamp(each.due), link_of(context, topic, each.entry), each.entry.message_id,
+            each.attempts, each.entry.key[:PREVIEW], tag("code", each.entry.text[:PREVIEW])))
         for each in found
     ]  # fmt: skip
     place = {"topic": topic, "group": group}

@@ -55,9 +55,18 @@ DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(HandlerOptions.__annotations_
 }  # fmt: skip
 
 
+ONLY_PUBLISH: Final = ("unique", "until", "on_conflict")
+"""Options of `broker.publish` that no other way to publish has."""
+
+
 def refuse_unknown(owner: str, given: Mapping[str, object], known: Mapping[str, object]) -> None:
     """Raise ConfigError for an option that does not exist; `owner` starts the message."""
     for name in given:
+        if name not in known and name in ONLY_PUBLISH:
+            raise ConfigError(
+                f"{owner} takes no {name}: whether a unique name is free is decided when its message is stored, so "
+                f"each of them needs a call of broker.publish, which returns the message that has the name"
+            )
         if name not in known:
             raise ConfigError(f"{owner}: unknown option {name!r}.{did_you_mean(name, list(known))}")
 

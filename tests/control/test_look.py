@@ -75,6 +75,8 @@ async def test_look_equals_the_ledger_in_every_state(broker: Broker, ordering: s
             billing = status.group("billing")
             assert (billing.state if billing else status.state) == state, (ref, status)
             assert (status.id, status.topic, status.key) == (ref, "orders", ref.key)
+            if status.stream_id is not None:  # either id finds it, and the answer is the same
+                assert await broker.look(f"{status.partition}/{status.stream_id}", topic="orders") == status
             if state == "dead":
                 assert await broker.look(str(ref), topic="orders", key=ref.key) == status
             if state == "in_flight":
@@ -161,6 +163,8 @@ async def test_look_at_a_message_that_retention_has_removed(broker: Broker) -> N
         status = await broker.look(refs[1])
         assert status.state == "removed"
         assert [each.state for each in status.groups] == ["dead"]
+        (letter,) = [each async for each in broker.dead_letters.iterate(await topic_of(broker), "billing")]
+        assert await broker.look(letter.origin, topic="orders") == status  # by its stream id
 
 
 async def test_look_at_an_output_that_is_delayed(broker: Broker) -> None:

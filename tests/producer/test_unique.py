@@ -9,6 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 from tenacity import wait_fixed
 
 from rsmq import Broker, Cancelled, ConfigError, Message, Reject, RetryPolicy, Settings, TopicFull
@@ -18,6 +20,7 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.unique import Unique
 from rsmq.producer.claims import Claim, Claims
 from rsmq.redis.raw_connection import RawConnection
+from rsmq.sql import Outbox
 from rsmq.testing.proxy import Proxy
 from rsmq.worker.retention import Retention
 from tests.contract.witness import ask
@@ -355,3 +358,28 @@ async def test_connection_that_breaks_is_no_second_message(keys: Keys) -> None:
                 assert [ref.is_new for ref in refs] == [None, False]
                 assert refs[0] == refs[1]
                 assert await ask(broker, "XLEN", keys.stream("in", 0)) == 2
+
+
+async def test_other_ways_to_publish_refuse_unique_and_say_what_to_do(broker: Broker) -> None:
+    """In a batch, with a handler's message, and from a transaction: nothing is stored."""
+    engine = create_engine("sqlite://")
+    outbox = Outbox(engine)
+    refused = list[str]()
+
+    @broker.handler("in", group="g")
+    async def handle(message: Message) -> None:
+        try:
+            await message.publish("out", "x", unique="user-7")  # type: ignore[call-arg]
+        except ConfigError as error:
+            refused.append(str(error))
+
+    async with broker.running():
+        await broker.publish("in", "x")
+        await until(lambda: asyncio.sleep(0, bool(refused)), "the handler has tried")
+        for option in ("unique", "until", "on_conflict"):
+            with pytest.raises(ConfigError, match=rf"publish_many takes no {option}: .* call of broker\.publish"):
+                await broker.publish_many("out", ["x"], **{option: "user-7"})  # type: ignore[call-arg]
+        with Session(engine) as session, pytest.raises(ConfigError, match=r"outbox\.publish takes no unique"):
+            outbox.publish(session, "out", "x", unique="user-7")  # type: ignore[call-overload]
+        assert await ask(broker, "XLEN", broker.keys.stream("out", 0)) == 0
+    assert "message.publish takes no unique" in refused[0]
