@@ -71,7 +71,7 @@ class Runner(Pool):
         self.space = asyncio.Event()
         self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
         self._low = 0
-        self._dying = set[bytes]()  # the messages with which `on_dead` runs
+        self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
 
     async def collect(
         self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
@@ -79,7 +79,7 @@ class Runner(Pool):
         """Keep an output of a running message until it is settled."""
 
         def check() -> None:
-            if not self.runs(message) and message.entry_id not in self._dying:
+            if not self.runs(message) and message not in self._dying:
                 raise ConfigError(
                     f"the handler of {message} has ended, so nothing can be published with it: await "
                     f"message.publish(...) inside the handler, or use broker.publish"
@@ -316,11 +316,11 @@ class Runner(Pool):
         if hook is None:
             await self._settler.bury(lane, message.entry_id, attempts, decision)
             return
-        self._dying.add(message.entry_id)
+        self._dying.add(message)
         try:
             is_done = await call_hook(hook, message, Burial(str(decision.reason), decision.error, attempts))
         finally:
-            self._dying.discard(message.entry_id)
+            self._dying.discard(message)
         if is_done and message.entry_id in lane.outputs:
             await self._settler.bury_with_outputs(lane, message, attempts, decision)
         else:

@@ -114,8 +114,8 @@ async def test_function_of_a_rate_that_fails_limits_and_loses_nothing(
     broker = make(witness, Rate(3, per=HOUR, by=lambda message: message.headers["missing"]))
     async with broker, broker.running():
         await publish(broker, "acme", 5)
-        await until(lambda: consumer_of(broker).queue.limited == 2, "the limit holds")
-        assert len(witness.seen) == 3
+        queue = consumer_of(broker).queue
+        await until(lambda: (len(witness.seen), queue.limited) == (3, 2), "the limit holds")
     assert "the function of a rate has failed: KeyError('missing')" in caplog.text
 
 

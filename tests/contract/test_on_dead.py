@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tenacity import wait_fixed
 from rsmq import Broker, BrokerUnavailable, Burial, ConfigError, Message, Reject, RetryPolicy, Router
 from rsmq.consumer.settler import Settler
 from rsmq.redis.scripts import SETTLE_OUTPUTS
-from tests.contract.witness import Witness, dies, letters_of, settled
+from tests.contract.witness import Witness, add, dies, letters_of, settled
 
 TWICE = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
 
@@ -58,6 +59,32 @@ async def test_a_fallback_topic_gets_what_becomes_a_dead_letter(broker: Broker, 
         assert (failed.key, failed.headers, "never" in failed.traceback) == ("k", {"from": "test"}, form != "batch")
         assert letters[b'{"n":2}'].reason == "rejected"
     assert len(witness.seen) == 2
+
+
+async def test_on_dead_of_two_messages_with_the_same_stream_id(broker: Broker, witness: Witness) -> None:
+    """In two partitions, at the same time: the one that ends first does not end the other."""
+    has_ended = asyncio.Event()
+
+    @broker.handler("t", group="g", partitions=2, ordering="none")
+    async def handle(_: Message) -> None:
+        raise Reject("no")
+
+    @broker.on_dead("t", group="g")
+    async def fall_back(message: Message, _: Burial) -> None:
+        witness.note(message.data)
+        if message.data == b"0":
+            await has_ended.wait()
+            await message.publish("fallback", 0)
+
+    async with broker.running():
+        for number in range(2):
+            await add(broker, broker.keys.stream("t", number), "data", number, at="9999999999999-1")
+        await witness.sees([b"0", b"1"])
+        await dies(broker, "t", "g", 1)
+        has_ended.set()
+        await dies(broker, "t", "g", 2)
+        await settled(broker, "t")
+        assert [entry[1][1] for entry in await stored(broker, "fallback")] == [b"0"]
 
 
 async def test_an_on_dead_that_fails_keeps_no_message_alive(
