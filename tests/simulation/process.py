@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
+import redis.exceptions
+
 from tests.simulation.loop import SimulatedLoop, SimulatedTransport
 from tests.simulation.network import Network, SimulatedConnection
 from tests.simulation.threads import Socket, Thread, deadline_after
@@ -116,7 +118,8 @@ class Process:
             thread.wait_until(deadline)
         if not answers:
             has_given_up = True
-            raise TimeoutError("timed out")
+            # redis-py's, as over TCP: for a Unix socket, which never hangs, it would fail on the missing port
+            raise redis.exceptions.TimeoutError("Timeout connecting to server")
         found.connection = answers[0]
         if not found.connection:
             raise ConnectionRefusedError("refused")
