@@ -95,7 +95,7 @@ class Membership:
         self._liveness = Liveness(member, ttl=settings.lease_ttl.total_seconds(), grace=grace)
         self._members: list[str] = []
         self._refresh_wanted = asyncio.Event()
-        self._waiters: set[asyncio.Event] = set()
+        self._waiters: dict[asyncio.Event, None] = {}  # woken in their order
         self._members_due = 0.0
         self._was_out = False
         self.changes = 0
@@ -150,12 +150,12 @@ class Membership:
         if seen is not None and seen != self.changes:
             return
         event = asyncio.Event()
-        self._waiters.add(event)
+        self._waiters[event] = None
         try:
             with anyio.move_on_after(timeout):
                 await event.wait()
         finally:
-            self._waiters.discard(event)
+            del self._waiters[event]
 
     async def _check(self) -> None:
         is_refresh, was_paused = self._members_due == 0.0, self.paused

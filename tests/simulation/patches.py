@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import random
 import types
 import uuid
@@ -69,21 +67,8 @@ async def run_sync(function: Any, *args: Any, abandon_on_cancel: bool = False, *
         return await done
 
 
-def number_events() -> None:
-    """The hash of an event is its number, so that a set of them has the same order in every run."""
-    count, initialize = itertools.count(1), asyncio.Event.__init__
-
-    def numbered(self: Any) -> None:
-        initialize(self)
-        self.number = next(count)
-
-    asyncio.Event.__init__ = numbered  # type: ignore[method-assign]
-    asyncio.Event.__hash__ = lambda self: int(self.number)  # type: ignore[method-assign,attr-defined]
-
-
 def begin(seed: int) -> None:
     """Patch the package for one run; the process ends with it."""
-    number_events()
     numbers = Numbers(seed)
     random.seed(seed)
     for module in (rsmq.heartbeat.heartbeat, rsmq.heartbeat.presence, rsmq.heartbeat.registration):
