@@ -193,8 +193,9 @@ class Presence:
                 except (RedisError, OSError) as error:
                     self._broken(error)
                     self._ending.wait(0.05)
-                except Exception:
+                except Exception as error:  # the subscription has ended all the same
                     log.exception("unexpected error in the presence of %s", self._member)
+                    self._broken(error)
                     self._ending.wait(0.5)
                 finally:
                     client.close()

@@ -101,6 +101,23 @@ async def test_subscription_not_restored_within_the_grace_stops_the_work(prefix:
                 await until(lambda: listener.changes, "it is back")
 
 
+async def test_unexpected_error_in_its_thread_stops_the_work_as_well(
+    listener: Listener, client: Client, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The subscription has ended, whatever the reason: the others take over. It is restored as after any other."""
+
+    def fail(_: object) -> None:
+        raise AttributeError("Presence has no such thing")
+
+    listener.presence._take = fail  # type: ignore[method-assign]
+    await client.execute_command("PUBLISH", keys.changes(TOPIC, GROUP), "")
+    await until(lambda: listener.absences > 0, "the work is stopped")
+    assert listener.presence.is_absent
+    assert "Presence has no such thing" in caplog.text
+    del listener.presence._take
+    await until(lambda: not listener.presence.is_absent, "the subscription is restored")
+
+
 async def test_grace_begins_before_the_next_connection_is_tried(prefix: str) -> None:
     """The first attempt to connect again hangs, and the work stops meanwhile: the others do not wait for it either."""
     with Server(tcp=True) as server:
