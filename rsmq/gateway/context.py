@@ -60,11 +60,15 @@ class Connected(Protocol):
 def hang_up(transport: Transport, *, lingers: bool) -> None:
     """Close a connection. One that `lingers`, because its last packet says why, when the client has closed its side,
     or soon: bytes of the client that are not read would reset the connection, and it would lose that packet."""
-    if lingers and transport.can_write_eof():
-        transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER, transport.abort)
-    else:
+    if not lingers or not transport.can_write_eof():
         transport.close()
+        return
+    try:
+        transport.write_eof()
+    except OSError:  # the client has reset the connection, which the event loop has not seen yet
+        transport.abort()
+    else:
+        asyncio.get_running_loop().call_later(LINGER, transport.abort)
 
 
 class Wheel:
