@@ -46,7 +46,8 @@ class Main:
     """One task for all blocks of a page, as if they stood in one `main`. Between them no loop runs."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
         self._work = asyncio.Queue[tuple[Awaitable[object], asyncio.Future[object]]]()
         self._task = self._loop.create_task(self._main())
 
@@ -65,10 +66,8 @@ class Main:
         self._loop.run_until_complete(result)
 
     def close(self) -> None:
-        """No block follows."""
-        self._task.cancel()
-        self._loop.run_until_complete(asyncio.wait([self._task]))
-        self._loop.close()
+        """No block follows: what still runs is cancelled and ends, as at the end of `asyncio.run`."""
+        self._runner.close()
 
 
 @pytest.fixture
