@@ -115,8 +115,8 @@ class Presence:
 
     If the subscription breaks and cannot be restored within the grace, other members may take over: `on_absent` is
     called, which must stop all work, and is called again at each failed attempt until the subscription is restored.
-    `is_absent` until then; `absences` counts how often that began. The grace begins when the thread last ran before it
-    noticed the break: in a process that was paused, the break may be as old as the pause.
+    `is_absent` until then; `absences` counts how often that began. The grace begins when the thread last began a look
+    that showed no break: in a process that was paused, the break may be as old as the pause.
 
     The other members look from time to time. A subscription that was restored for a short time may lie between two
     looks: then they count from the break before it, and so does this one.
@@ -143,7 +143,7 @@ class Presence:
         self._ran_at = self._restored_at = 0.0
         self._interrupted_at: float | None = None
         self._seen_after = settings.presence_grace.total_seconds() * SEEN_AFTER
-        self._longest_wait = min(PING_INTERVAL, self._grace / 4 or PING_INTERVAL)  # `_ran_at` is at most so old
+        self._longest_wait = min(PING_INTERVAL, self._grace / 6 or PING_INTERVAL)  # `_ran_at` is at most twice so old
         self._ending = threading.Event()
         self._wakeup: Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name=f"rsmq-presence-{member}", daemon=True)
@@ -252,8 +252,9 @@ class Presence:
         if others:
             pubsub.subscribe(*others)
         while not self._subscribed.issuperset(wanted):
-            self._ran_at = monotonic()
+            now = monotonic()
             self._take(pubsub.get_message(timeout=REPLY_TIMEOUT))
+            self._ran_at = now
             if self._ending.is_set():
                 return
 
@@ -263,7 +264,7 @@ class Presence:
             if self._resubscribe_wanted.is_set():
                 raise OSError("the server that other members ask does not have the subscription")
             self._subscribe(pubsub)
-            now = self._ran_at = monotonic()
+            before = now = monotonic()
             is_there = wakeup.wait(pubsub.connection, min(self._longest_wait, max(0.0, pinged + PING_INTERVAL - now)))
             message = pubsub.get_message(timeout=REPLY_TIMEOUT) if is_there else None
             now = monotonic()
@@ -275,6 +276,7 @@ class Presence:
                     raise OSError("no reply on the subscription")
                 pubsub.ping()
                 pinged = now
+            self._ran_at = before  # the connection was looked at since: a pause before that would have shown a break
 
     def _take(self, message: Any) -> None:
         if message is None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,8 @@ from redis import Redis
 
 from rsmq.heartbeat import presence as presence_module
 from rsmq.heartbeat.heartbeat import Heartbeat
-from rsmq.heartbeat.presence import Presence
+from rsmq.heartbeat.presence import Presence, Wakeup
+from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
@@ -134,7 +136,8 @@ async def test_grace_begins_before_the_next_connection_is_tried(prefix: str) -> 
 
 LISTENER = """
 import sys
-from rsmq.heartbeat.presence import Presence
+from rsmq.heartbeat.presence import Presence, Wakeup
+from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Connector
@@ -168,6 +171,31 @@ def test_grace_begins_with_a_pause_in_which_the_subscription_broke(settings: Set
                 assert child.stdout.readline() == "back\n"
             finally:
                 child.kill()
+
+
+async def test_grace_begins_with_a_pause_between_two_looks(
+    listener: Listener, client: Client, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    """The thread is paused when its wait is over. The subscription breaks meanwhile (simulator seed 210061)."""
+    wait, pause, is_over = Wakeup.wait, 0.0, threading.Event()
+
+    def wait_and_pause(self: Wakeup, connection: object, seconds: float) -> bool:
+        nonlocal pause
+        has_news = wait(self, connection, seconds)
+        if not has_news and not pause:
+            pause = 2 * settings.presence_grace.total_seconds()
+            is_over.wait(30)
+        return has_news
+
+    monkeypatch.setattr(presence_module, "monotonic", lambda: monotonic() + pause)
+    monkeypatch.setattr(presence_module, "PING_INTERVAL", 60.0)  # a ping would find the break
+    monkeypatch.setattr(Wakeup, "wait", wait_and_pause)
+    await until(lambda: pause, "it is paused")
+    assert await client.execute_command("CLIENT", "KILL", "TYPE", "PUBSUB") >= 1
+    assert not listener.absences
+    is_over.set()
+    await until(lambda: listener.changes, "it is back")
+    assert listener.absences
 
 
 def test_grace_goes_on_after_a_return_that_the_others_may_not_have_seen(

@@ -187,6 +187,13 @@ EXHIBITS: Final = (
         "left = self._grace",
     ),
     bug(
+        "a pause between two looks at the subscription",
+        "a member that was paused just before a look, and finds a break in it, goes on for the whole grace",
+        "heartbeat/presence.py",
+        "            before = now = monotonic()\n",
+        "            before = now = self._ran_at = monotonic()\n",
+    ),
+    bug(
         "a return that no member has seen",
         "a presence that comes back between two looks of another member, and breaks again, gets a new grace",
         "heartbeat/presence.py",
