@@ -88,7 +88,7 @@ def from_headers(headers: Mapping[str, str], payload: bytes) -> Published | None
 
 
 class Timings(Protocol):
-    """Is called with durations in seconds, for whoever measures."""
+    """The histograms of `--metrics` implement it. Durations are in seconds."""
 
     def stored(self, seconds: float) -> None:
         """From a PUBLISH of QoS 1 or 2 until the server has it."""

@@ -60,3 +60,13 @@ async def client(gateway: GatewayProcess) -> AsyncIterator[Callable[..., RawClie
 def name() -> str:
     """A client id or a level of a topic name that no other test has."""
     return f"n{next(NUMBERS)}n"
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[list[RawClient]]:
+    """All clients of a test are closed at its end."""
+    RawClient.made = made = []
+    yield made
+    RawClient.made = None
+    for each in made:
+        each.abort()

@@ -28,6 +28,8 @@ from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.servers import Server
 
+pytestmark = pytest.mark.usefixtures("clients")
+
 QUICK = {"lease_ttl": "PT2S", "presence_grace": "PT0.5S", "presence_interval": "PT0.1S"}
 LONG = bool(os.environ.get("CHAOS"))
 
@@ -41,16 +43,6 @@ def pair(server: Server, fleet_prefix: str) -> Iterator[tuple[GatewayProcess, Ga
     """Two gateways that no test kills."""
     with start(server, fleet_prefix) as one, start(server, fleet_prefix) as two:
         yield one, two
-
-
-@pytest.fixture(autouse=True)
-async def clients() -> AsyncIterator[list[RawClient]]:
-    """All clients of a test are closed at its end."""
-    RawClient.made = made = []
-    yield made
-    RawClient.made = None
-    for each in made:
-        each.abort()
 
 
 async def until(condition: object, what: str) -> None:

@@ -19,6 +19,8 @@ from tests.gateway.raw_client import RawClient
 from tests.patience import until
 from tests.servers import Server
 
+pytestmark = pytest.mark.usefixtures("clients")
+
 LIMIT = 30
 """Letters of an inbox."""
 COUNT = 150
@@ -39,16 +41,6 @@ def impatient(server: Server, fleet_prefix: str) -> Iterator[GatewayProcess]:
     settings = {"inbox_limit": LIMIT}
     with GatewayProcess(server.url, f"{fleet_prefix}i", settings=settings, full_inbox_wait=0.5) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-async def clients() -> AsyncIterator[list[RawClient]]:
-    """All clients of a test are closed at its end."""
-    RawClient.made = made = []
-    yield made
-    RawClient.made = None
-    for each in made:
-        each.abort()
 
 
 @pytest.fixture

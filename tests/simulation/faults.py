@@ -197,7 +197,7 @@ class Fates:
         run.network.trap(victim.process.name, command, spring)
 
     def _halt(self) -> None:
-        """A worker is told to stop, what it sends last comes late, and it is gone meanwhile."""
+        """The simulator stops a worker. What the worker sends last comes late, and it is gone meanwhile."""
         run, choices = self._run, self._run.world.choices
         victim = self._victim("halt")
         if victim is None:
@@ -283,7 +283,7 @@ class Fates:
 
     def _stop(self, name: str, victim: Member) -> None:
         """A planned stop, as SIGTERM does it."""
-        self._run.world.note(f"m{victim.number} is told to stop")
+        self._run.world.note(f"the simulator stops m{victim.number}")
         victim.is_stopping = True
         if victim.device:  # it is taken over
             self._run.replace(victim)

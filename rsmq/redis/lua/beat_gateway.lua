@@ -4,7 +4,7 @@
 -- RETURNS  {'OK', now_ms, then each gateway that was silent for silent_ms, and ms until its lease runs out}
 --          or {'LOST', now_ms}
 -- WHY      When a gateway was away for longer than its lease, the others may have ended its connections, and removed
---          it. It is told so, and starts anew. After an outage of the server all leases have run out, but none is
+--          it. This reply says so, and the gateway starts anew. After an outage of the server all leases have run out, but none is
 --          removed: each gateway renews its own before the others act. All times are the server's.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
