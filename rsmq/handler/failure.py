@@ -46,7 +46,8 @@ def describe(error: BaseException) -> str:
     """Type and message of an error, at most 1000 characters."""
     if isinstance(error, CancelledError) and not error.args:
         return f"{type(error).__name__}: the handler, or something that it awaited, was cancelled"
-    return f"{type(error).__name__}: {text_of(error)}"[:LONGEST_LINE]
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}"[:LONGEST_LINE] if text else type(error).__name__
 
 
 def text_of(value: object) -> str:

@@ -169,7 +169,7 @@ async def test_error_that_a_handler_raises_fails_its_message_only(
         await witness.sees(INNOCENT)
         assert await dies(broker, "t", "g", 1) == [("failed", b'{"n":"bad"}')]
         letter = await letter_of(broker)
-    assert letter.error.startswith(f"{type(error).__name__}: ")
+    assert letter.error.split(":")[0] == type(error).__name__
     assert letter.attempts == 3
 
 

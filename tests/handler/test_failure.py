@@ -72,6 +72,11 @@ def long_chain(errors: int) -> None:
     raise last
 
 
+def test_error_without_a_text_is_described_by_its_type() -> None:
+    """No colon is left over: `TimeoutError`, as a traceback ends."""
+    assert (describe(TimeoutError()), describe(TimeoutError("late"))) == ("TimeoutError", "TimeoutError: late")
+
+
 def test_traceback_starts_in_the_users_code() -> None:
     """The calls of rsmq around a handler are left out: they are the same for all errors."""
 
