@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rsmq.errors import BrokerError, OwnershipError, SessionLost
@@ -141,8 +142,7 @@ class ClientConnection:
             assert self._publishing is not None
             self._publishing.publish(each)
         elif isinstance(each, Ack):
-            assert self._publishing is not None
-            assert self._delivery is not None
+            assert self._publishing is not None and self._delivery is not None
             if each.kind == packet.PUBREL:
                 answer = self._machine.inbound.release(each.packet_id)
                 self._publishing.release(answer)
@@ -177,15 +177,15 @@ class ClientConnection:
                 self.fail(error)
             self._requests.popleft()
 
-    def confirm(self, pending: PendingAck, reason: int = 0) -> None:
-        """A message is stored, or refused: send the acknowledgements that may leave now."""
+    def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None:
+        """The messages of a packet are stored, or refused: send the acknowledgements that may leave now."""
         if self.is_closed:
             return
-        if reason >= 0x80 and self.level != V5 and reason != Reason.NOT_AUTHORIZED:
-            self.close(Reason(reason), "a message cannot be stored")
+        if self.level != V5 and (worst := max(reasons, default=0)) >= 0x80 and worst != Reason.NOT_AUTHORIZED:
+            self.close(Reason(worst), "a message cannot be stored")
             return
-        for ack in self._machine.inbound.confirm(pending, reason):
-            self.send(encode.ack(ack.kind, ack.packet_id, ack.reason, self.level))
+        for ready in self._machine.inbound.confirm(pending, reasons):
+            self.send(encode.acks(ready, self.level))
         if self._machine.held:
             self._resume()
 

@@ -35,6 +35,12 @@ NAMES: Final = {"MQTT": (V311, V5), "MQIsdp": (V31,)}
 MOST_NAMES: Final = 50_000
 KNOWN_NAMES: Final[dict[bytes, str]] = {}
 """Topic names that were checked before: nearly all messages have one of these."""
+NO_ID: Final = b"\0\0"
+PUBLISH_QOS_1: Final = 0x32
+"""The first byte of a PUBLISH of QoS 1 that is not retained."""
+NOT_DUP: Final = 0xF7
+SHORTEST: Final = 6
+"""Bytes of a PUBLISH of QoS 1 with a topic name of one character."""
 FIRST_CONNECT: Final = 0x10
 """The first byte of a CONNECT."""
 OPENING: Final = b"\0\4MQTT\5"
@@ -140,13 +146,13 @@ def read_publish(head: int, data: bytes, at: int, end: int, level: int) -> Publi
     topic = KNOWN_NAMES.get(raw)
     if topic is None:
         topic = read_topic_name(raw)
-    packet_id = 0
+    packet_id = b""
     if qos:
         if at + 2 > end:
             raise Malformed("a PUBLISH has no packet id")
-        packet_id = data[at] << 8 | data[at + 1]
+        packet_id = data[at : at + 2]
         at += 2
-        if packet_id == 0:
+        if packet_id == NO_ID:
             raise Malformed("the packet id is 0")
     properties: Properties | None = None
     forwarded = b""
@@ -165,6 +171,39 @@ def read_publish(head: int, data: bytes, at: int, end: int, level: int) -> Publi
         topic, data[at:end], qos, packet_id, retain=bool(head & 1), dup=bool(head & 8),
         properties=properties, forwarded=forwarded,
     )  # fmt: skip
+
+
+def read_more(first: Publish, data: bytes, body: int, at: int, limit: int, level: int, room: int) -> int:
+    """Add the messages behind a message of QoS 1 to it, at most `room`. Returns where the next packet begins.
+
+    A busy client sends many at once, to the same topic name: then this is all that is done for each of them. `body` is
+    that of the first. Whatever is longer than usual, or not as it should be, is left for `read_publish`.
+    """
+    front = data[body : body + 2 + (data[body] << 8 | data[body + 1])]
+    width, size = len(front), len(data)
+    payloads, packet_ids = first.payloads, first.packet_ids
+    while room > 0 and size - at > SHORTEST and data[at] & NOT_DUP == PUBLISH_QOS_1:
+        length, start = data[at + 1], at + 2
+        if length & 128:
+            high = data[start]
+            if not 0 < high < 128:
+                break
+            length, start = length & 127 | high << 7, start + 1
+        end, middle = start + length, start + width
+        if end > size or end - at > limit or not data.startswith(front, start):
+            break
+        packet_id = data[middle : middle + 2]
+        middle += 2
+        if level == V5:
+            if middle >= end or data[middle]:
+                break
+            middle += 1
+        if middle > end or packet_id == NO_ID:
+            break
+        payloads.append(data[middle:end])
+        packet_ids.append(packet_id)
+        at, room = end, room - 1
+    return at
 
 
 # -- the acknowledgements of both directions ------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from rsmq.gateway import packet
-from rsmq.gateway.packet import V5, V31, Properties, Reason
+from rsmq.gateway.packet import V5, V31, PendingAck, Properties, Reason
 from rsmq.gateway.properties import write_properties, write_varint
 
 PINGRESP: Final = b"\xd0\0"
@@ -57,6 +57,16 @@ def ack(kind: int, packet_id: int, reason: int, level: int) -> bytes:
     if reason and level == V5:
         return bytes((head, 3, packet_id >> 8, packet_id & 255, reason))
     return bytes((head, 2, packet_id >> 8, packet_id & 255))
+
+
+def acks(pending: PendingAck, level: int) -> bytes:
+    """The acknowledgements of all messages of a PUBLISH."""
+    kind, packet_ids = pending.kind, pending.packet_ids
+    if not any(pending.reasons) or level != V5:
+        head = bytes((kind << 4, 2))
+        return head + head.join(packet_ids)
+    numbered = zip(packet_ids, pending.reasons, strict=True)
+    return b"".join(ack(kind, int.from_bytes(each, "big"), reason, level) for each, reason in numbered)
 
 
 def suback(packet_id: int, reasons: Sequence[int], level: int) -> bytes:

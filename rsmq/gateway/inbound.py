@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from rsmq.gateway.packet import PUBACK, PUBCOMP, PUBREC, Ack, PendingAck, Publish
 
@@ -16,15 +17,11 @@ class Inbound:
 
     def __init__(self) -> None:
         self._pending: deque[PendingAck] = deque()
-        self._of_qos_1 = 0
+        self.unconfirmed = self._of_qos_1 = 0
+        """Messages whose acknowledgement has not left, and those of QoS 1 among them."""
         self.received: set[int] = set()
         self.taken: set[int] = set()
         """Those of them that were published in this connection: only they count against the Receive Maximum."""
-
-    @property
-    def unconfirmed(self) -> int:
-        """Messages whose acknowledgement has not left."""
-        return len(self._pending)
 
     @property
     def count(self) -> int:
@@ -33,28 +30,33 @@ class Inbound:
 
     def admit(self, message: Publish) -> None:
         """Note a message of QoS 1 or 2, whose acknowledgement is then pending."""
+        number = len(message.packet_ids)
         if message.qos == 1:
-            pending = PendingAck(PUBACK, message.packet_id)
-            self._of_qos_1 += 1
+            pending = PendingAck(PUBACK, message.packet_ids)
+            self._of_qos_1 += number
         else:
-            pending = PendingAck(PUBREC, message.packet_id, is_repeated=message.packet_id in self.received)
-            self.received.add(message.packet_id)
-            self.taken.add(message.packet_id)
+            packet_id = message.packet_id
+            pending = PendingAck(PUBREC, message.packet_ids, is_repeated=packet_id in self.received)
+            self.received.add(packet_id)
+            self.taken.add(packet_id)
         message.pending = pending
         self._pending.append(pending)
+        self.unconfirmed += number
 
-    def confirm(self, pending: PendingAck, reason: int = 0) -> list[Ack]:
-        """A message is stored, or refused for this reason. Returns the acknowledgements that may leave now."""
-        pending.is_done, pending.reason = True, reason
-        ready = list[Ack]()
+    def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> list[PendingAck]:
+        """All messages of a packet are stored, or refused for these reasons. Returns what may be acknowledged now."""
+        pending.is_done, pending.reasons = True, reasons
+        ready = list[PendingAck]()
         while self._pending and self._pending[0].is_done:
             done = self._pending.popleft()
+            number = len(done.packet_ids)
+            self.unconfirmed -= number
             if done.kind == PUBACK:
-                self._of_qos_1 -= 1
+                self._of_qos_1 -= number
             elif done.reason >= 0x80:
                 self.received.discard(done.packet_id)  # refused: the id is free again
                 self.taken.discard(done.packet_id)
-            ready.append(Ack(done.kind, done.packet_id, done.reason))
+            ready.append(done)
         return ready
 
     def release(self, packet_id: int) -> Ack:
@@ -66,4 +68,4 @@ class Inbound:
         return Ack(PUBCOMP, packet_id, 0x92)
 
     def __repr__(self) -> str:
-        return f"<Inbound unconfirmed={len(self._pending)} received={len(self.received)}>"
+        return f"<Inbound unconfirmed={self.unconfirmed} received={len(self.received)}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, ConfigError, RsmqError, SessionTaken, TooLarge, TopicFull
@@ -31,33 +31,68 @@ STORED: Final = "!"
 class Sink(Protocol):
     """The connection that a message came from."""
 
-    def confirm(self, pending: PendingAck, reason: int = 0) -> None: ...
+    def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None: ...
     def fail(self, error: Exception) -> None: ...
 
 
 class Stored:
-    """Waits for one message, as a future would, without a task."""
+    """Waits for the messages of one packet, as futures would, without a task. `batch`: that of the last message.
 
-    __slots__ = ("_failed", "_is_done", "_then", "batch")
+    It gets one result for each of them, in order. `stored` gets the reason code of a message with a token.
+    """
 
-    def __init__(self, then: Callable[[Batch | None], None], failed: Callable[[Exception], None]) -> None:
-        self._then, self._failed = then, failed
+    __slots__ = (
+        "_ingest", "_is_lost", "_left", "_reasons", "_stored", "batch", "came", "client", "packet", "sink", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, ingest: Ingest, packet: Publish, client: str, topic: str, sink: Sink, stored: Callable[[int], None] | None
+    ) -> None:
+        self._ingest, self._stored, self._left = ingest, stored, len(packet.payloads)
+        self.packet, self.client, self.topic, self.sink = packet, client, topic, sink
+        self._reasons: list[int] = []
+        """Empty until a message is refused."""
+        self._is_lost = False
         self.batch: Batch | None = None
-        self._is_done = False
+        self.came = 0.0
 
     def done(self) -> bool:
-        """Whether it has its result."""
-        return self._is_done
+        """It waits for all of them."""
+        return False
 
     def set_result(self, _result: None, /) -> None:
-        """The server has the message."""
-        self._is_done = True
-        self._then(self.batch)
+        """The server has the next message."""
+        self._left -= 1
+        if self._reasons:
+            self._reasons.append(0)
+        if not self._left:
+            self._end()
 
     def set_exception(self, exception: Exception, /) -> None:
-        """The message is not stored, or it is not known whether it is."""
-        self._is_done = True
-        self._failed(exception)
+        """The next message is not stored, or it is not known whether it is."""
+        self._left -= 1
+        if isinstance(exception, TopicFull) and self.packet.pending is not None:
+            before = len(self.packet.payloads) - self._left - 1
+            self._reasons = self._reasons or [0] * before
+            self._reasons.append(Reason.QUOTA_EXCEEDED)
+        else:
+            self._is_lost = True
+            self.sink.fail(exception)
+        if not self._left:
+            self._end()
+
+    def refused(self) -> None:
+        """None of them is stored."""
+        self._reasons = [Reason.QUOTA_EXCEEDED] * len(self.packet.payloads)
+        self._end()
+
+    def _end(self) -> None:
+        self._ingest.unconfirmed -= len(self.packet.payloads)
+        if self._is_lost:
+            return
+        if self._stored is not None:
+            self._stored(max(self._reasons, default=0))
+        self._ingest.ended(self, self._reasons)
 
 
 class Ingest:
@@ -83,52 +118,35 @@ class Ingest:
         stored: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         """Store a message, and then confirm it. `token`: it is stored once, however often it comes with this token."""
-        published, pending = from_packet(packet, client), packet.pending
-        timings = self._timings
-        came = 0.0 if timings is None else monotonic()
-
-        def failed(error: Exception) -> None:
-            self.unconfirmed -= 1
-            if pending is not None and isinstance(error, TopicFull):
-                if stored is not None:
-                    stored(Reason.QUOTA_EXCEEDED)
-                sink.confirm(pending, Reason.QUOTA_EXCEEDED)
-            else:
-                sink.fail(error)
-
-        def then(batch: Batch | None) -> None:
-            self.unconfirmed -= 1
-            if timings is not None and packet.qos:
-                timings.stored(monotonic() - came)
-            if stored is not None:
-                stored(0)
-            if published.retain:
-                self._spawn(self._retain(published, batch, sink, pending))
-            elif pending is not None:
-                self._confirm(pending, target.name, batch, sink)
-
-        waiter = Stored(then, failed)
+        waiter = Stored(self, packet, client, target.name, sink, stored)
+        if self._timings is not None:
+            waiter.came = monotonic()
         pairs = packet.properties.get(Property.USER_PROPERTY, ()) if packet.properties else ()
+        self.unconfirmed += len(packet.payloads)
         try:
             waiter.batch = self._producer.enqueue(
-                target, packet.payload, waiter, key=client, content_type=content_type_of(packet),
-                headers=published.headers(pairs), message_id=None if token is None else f"mqtt:{token}",
+                target, packet.payloads, waiter, key=client, content_type=content_type_of(packet),
+                headers=from_packet(packet, client).headers(pairs),
+                message_id=None if token is None else f"mqtt:{token}",
             )  # fmt: skip
         except (TooLarge, ConfigError):
-            if stored is not None:
-                stored(Reason.QUOTA_EXCEEDED)
-            if pending is not None:
-                sink.confirm(pending, Reason.QUOTA_EXCEEDED)
-            return
-        self.unconfirmed += 1
+            waiter.refused()
 
-    def _confirm(self, pending: PendingAck, topic: str, batch: Batch | None, sink: Sink) -> None:
-        """Acknowledge a message that is stored. A will has no packet id, and no client that could wait."""
+    def ended(self, waiter: Stored, reasons: Sequence[int]) -> None:
+        """All messages of a packet are stored or refused: confirm them. A will has no client that could wait."""
+        packet, pending, batch, sink = waiter.packet, waiter.packet.pending, waiter.batch, waiter.sink
+        if self._timings is not None and packet.qos and not reasons:
+            self._timings.stored(monotonic() - waiter.came)
+        if packet.retain and not reasons:
+            self._spawn(self._retain(from_packet(packet, waiter.client), batch, sink, pending))
+            return
+        if pending is None:
+            return
         pressure = self.pressure
-        if pressure is not None and pressure.is_on and pending.packet_id and batch is not None:
-            pressure.after(f"{topic}.{batch.partition}", lambda: sink.confirm(pending))
+        if pressure is not None and pressure.is_on and pending.packet_ids and batch is not None:
+            pressure.after(f"{waiter.topic}.{batch.partition}", lambda: sink.confirm(pending, reasons))
         else:
-            sink.confirm(pending)
+            sink.confirm(pending, reasons)
 
     async def _retain(self, published: Published, batch: Batch | None, sink: Sink, pending: PendingAck | None) -> None:
         """Keep a retained message before its acknowledgement: its client finds it from then on."""
@@ -144,7 +162,7 @@ class Ingest:
             sink.fail(error)
             return
         if pending is not None:
-            sink.confirm(pending, Reason.QUOTA_EXCEEDED if reply == b"FULL" else 0)
+            sink.confirm(pending, [Reason.QUOTA_EXCEEDED] if reply == b"FULL" else ())
 
     def retain_unstored(self, published: Published, sink: Sink) -> None:
         """Keep a retained message of QoS 0, which is in no stream: its stamp is the server's clock."""

@@ -47,12 +47,12 @@ class ClientRates:
         """Packets have come, or are not held back any more, and so many bytes. Raises Refused for too many."""
         if size and self._bytes is not None and not self._bytes.allows(size, now):
             raise too_many("bytes", "most_bytes")
-        if self._packets is not None and not self._packets.allows(len(packets), now):
+        messages = [len(each.payloads) for each in packets if type(each) is Publish]
+        number = sum(messages)
+        if self._packets is not None and not self._packets.allows(len(packets) - len(messages) + number, now):
             raise too_many("packets", "most_packets")
-        if self._messages is not None:
-            messages = sum(type(each) is Publish for each in packets)
-            if not self._messages.allows(messages, now):
-                raise too_many("messages", "most_messages")
+        if self._messages is not None and not self._messages.allows(number, now):
+            raise too_many("messages", "most_messages")
 
 
 def too_many(what: str, limit: str) -> Refused:

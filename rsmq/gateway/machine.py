@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from rsmq.gateway import encode
-from rsmq.gateway.decode import FIRST_CONNECT, decode, is_version_5, read_frame
+from rsmq.gateway.decode import FIRST_CONNECT, decode, is_version_5, read_frame, read_more
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
     PUBLISH,
@@ -78,6 +78,11 @@ class Machine:
             self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum
         )
 
+    @property
+    def _under_way(self) -> int:
+        """Messages that count against the Receive Maximum."""
+        return self.inbound.count if self.level == V5 else self.inbound.unconfirmed
+
     def feed(self, data: bytes) -> list[Packet]:
         """The packets that bytes of the client complete."""
         if self.error is not None or self.state is State.CLOSED:
@@ -103,6 +108,11 @@ class Machine:
                     break
                 packet = decode(data[at], data, body, end, self.level)
                 at = end
+                if type(packet) is Publish and packet.qos == 1 and packet.properties is None and not packet.retain:
+                    at = read_more(
+                        packet, data, body, at, self._limits.packet_size, self.level,
+                        self._limits.receive_maximum - self._under_way - 1,
+                    )  # fmt: skip
                 self._check(packet)
                 found.append(packet)
                 if type(packet) is Disconnect:

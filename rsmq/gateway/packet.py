@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -145,42 +146,66 @@ class Connect(NamedTuple):
 
 
 class PendingAck:
-    """The place of an acknowledgement that a client waits for. `is_repeated`: this QoS 2 id was received before."""
+    """The place of the acknowledgements of one PUBLISH of a client. `is_repeated`: this QoS 2 id was received before.
 
-    __slots__ = ("is_done", "is_repeated", "kind", "packet_id", "reason")
+    `reasons`: one for each of its messages, or empty if all are stored. The PUBACK of a will has no packet id.
+    """
 
-    def __init__(self, kind: int, packet_id: int, *, is_repeated: bool = False) -> None:
-        self.kind, self.packet_id, self.is_repeated = kind, packet_id, is_repeated
-        self.reason = 0
+    __slots__ = ("is_done", "is_repeated", "kind", "packet_ids", "reasons")
+
+    def __init__(self, kind: int, packet_ids: list[bytes], *, is_repeated: bool = False) -> None:
+        self.kind, self.packet_ids, self.is_repeated = kind, packet_ids, is_repeated
+        self.reasons: Sequence[int] = ()
         self.is_done = False
+
+    @property
+    def packet_id(self) -> int:
+        """That of its first message."""
+        return int.from_bytes(self.packet_ids[0], "big")
+
+    @property
+    def reason(self) -> int:
+        """That of its first message."""
+        return self.reasons[0] if self.reasons else 0
 
 
 class Publish:
-    """A message of a client. A packet with an alias gets its topic from the machine.
+    """A message of a client, or several of QoS 1 that came together and differ in nothing but payload and packet id.
 
-    `forwarded`: the encoded properties that a receiver gets unchanged, in their order.
+    A packet with an alias gets its topic from the machine. `forwarded`: the encoded properties that a receiver gets
+    unchanged, in their order. Only messages without properties and retain flag are joined: see `decode.read_more`.
     """
 
-    __slots__ = ("dup", "forwarded", "packet_id", "payload", "pending", "properties", "qos", "retain", "topic")
+    __slots__ = ("dup", "forwarded", "packet_ids", "payloads", "pending", "properties", "qos", "retain", "topic")
 
     def __init__(
         self,
         topic: str,
         payload: bytes,
         qos: int = 0,
-        packet_id: int = 0,
+        packet_id: bytes = b"",
         *,
         retain: bool = False,
         dup: bool = False,
         properties: Properties | None = None,
         forwarded: bytes = b"",
     ) -> None:
-        self.topic, self.payload, self.qos, self.packet_id = topic, payload, qos, packet_id
+        self.topic, self.payloads, self.qos, self.packet_ids = topic, [payload], qos, [packet_id]
         self.retain, self.dup, self.properties, self.forwarded = retain, dup, properties, forwarded
         self.pending: PendingAck | None = None
 
+    @property
+    def payload(self) -> bytes:
+        """That of its first message."""
+        return self.payloads[0]
+
+    @property
+    def packet_id(self) -> int:
+        """That of its first message; 0 with QoS 0."""
+        return int.from_bytes(self.packet_ids[0], "big")
+
     def __repr__(self) -> str:
-        return f"<Publish {self.topic!r} qos={self.qos} id={self.packet_id} {len(self.payload)} bytes>"
+        return f"<Publish {self.topic!r} qos={self.qos} id={self.packet_id} messages={len(self.payloads)}>"
 
 
 class Ack:

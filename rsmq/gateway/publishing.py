@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from rsmq.gateway import encode
@@ -20,7 +21,7 @@ class Publisher(Protocol):
     client_id: str
     level: int
 
-    def confirm(self, pending: PendingAck, reason: int = 0) -> None: ...
+    def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def send(self, data: bytes) -> None: ...
     def may(self, access: Access, topic: str) -> bool: ...
@@ -35,16 +36,17 @@ class Publishing:
     def publish(self, message: Publish) -> None:
         """Store a message, or pass it on."""
         context, publisher = self._context, self._publisher
-        context.counts["messages received"] += 1
+        number = len(message.payloads)
+        context.counts["messages received"] += number
         reason = 0
         if not is_within(message.topic, context.options.most_levels, context.options.most_topic_bytes):
             reason = Reason.TOPIC_NAME_INVALID
         elif not publisher.may("write", message.topic):
             reason = Reason.NOT_AUTHORIZED
         if reason:
-            context.counts[f"refused: {Reason(reason).name.lower()}"] += 1
+            context.counts[f"refused: {Reason(reason).name.lower()}"] += number
             if message.pending is not None:
-                publisher.confirm(message.pending, reason)
+                publisher.confirm(message.pending, (reason,) * number)
             return
         route = context.routes.find(message.topic)
         if message.qos == 0 and not route.is_explicit:
@@ -97,7 +99,7 @@ class Confirmed:
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def confirm(self, _pending: PendingAck, _reason: int = 0) -> None:
+    def confirm(self, _pending: PendingAck, _reasons: Sequence[int] = ()) -> None:
         """It is stored, or refused for good."""
         if not self.done.done():
             self.done.set_result(None)
@@ -118,7 +120,7 @@ async def publish_will(context: Context, client: str, user: str | None, message:
         return
     context.counts["wills published"] += 1
     sink, route = Confirmed(), context.routes.find(message.topic)
-    message.pending = PendingAck(PUBACK, 0)
+    message.pending = PendingAck(PUBACK, [])
     if message.qos == 0 and not route.is_explicit:
         published = from_packet(message, client)
         if message.retain:

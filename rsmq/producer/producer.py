@@ -23,7 +23,7 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.unique import OnConflict, Unique, Until
-from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once, Waiter
+from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once, Waiter, entry_encoder
 from rsmq.producer.claims import Claim, Claims
 from rsmq.producer.in_doubt import InDoubtMessages
 from rsmq.producer.options import ExpiryOptions, check_message_id, due_time
@@ -34,6 +34,8 @@ from rsmq.producer.sender import Sender
 from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topic, Topics
 
+LARGE: Final = 4096
+"""Larger messages join a batch one by one, so that it does not become much larger than it may."""
 MOST_PER_ROUND: Final = 1000
 """More in one write only fills socket buffers: 1 000 messages cost 2.6 us each, 4 000 cost 4."""
 
@@ -190,7 +192,7 @@ class Producer:
     def enqueue(
         self,
         target: Topic,
-        data: bytes,
+        payloads: Sequence[bytes],
         waiter: Waiter,
         *,
         key: str,
@@ -198,23 +200,36 @@ class Producer:
         headers: Mapping[str, str],
         message_id: str | None = None,
     ) -> Batch:
-        """Queue one message without a task of its own, and return its batch. `waiter` gets the result.
+        """Queue messages of one key without a task of their own, and return the batch of the last one.
 
-        For a process with many publishers, whose order of calls is the order of their messages. Raises TooLarge and
-        ConfigError; everything else goes to the waiter.
+        `waiter` gets one result for each, in order. `message_id` is for a single one. For a process with many
+        publishers, whose order of calls is the order of their messages. Raises TooLarge and ConfigError, and then
+        queues nothing; everything else goes to the waiter.
         """
-        kind: type[Batch] = Append if message_id is None else Once
-        size = len(data) + len(key)
+        extra = len(key)
         for name, value in headers.items():  # a third of the cost of `sum`
-            size += len(name) + len(value)
-        if size > self._limit:
-            raise TooLarge(size, self._limit)
-        identity = new_message_id() if message_id is None else check_message_id(message_id)
+            extra += len(name) + len(value)
+        largest = extra + max(map(len, payloads))
+        if largest > self._limit:
+            raise TooLarge(largest, self._limit)
         partition = partition_for(key, target.partitions)
-        batch = self._queue(0).batch(kind, target, partition, self._stream(target, partition))
-        batch.add(identity, kind.encode(data, identity, key, content_type, headers), size)
-        batch.waiters.append(waiter)
-        return batch
+        where, queue = (target, partition, self._stream(target, partition)), self._queue(0)
+        if message_id is not None:
+            (data,), identity = payloads, check_message_id(message_id)
+            single = queue.batch(Once, *where)
+            single.add(identity, single.encode(data, identity, key, content_type, headers), largest)
+            single.waiters.append(waiter)
+            return single
+        encode = entry_encoder(key, content_type, headers)
+        at = 0
+        while True:
+            batch = queue.batch(Append, *where)
+            room = 1 if largest > LARGE else MOST_MESSAGES - len(batch.ids)
+            chunk = payloads[at : at + room]
+            at += len(chunk)
+            batch.extend(chunk, encode, waiter)
+            if at >= len(payloads):
+                return batch
 
     async def publish_many(
         self,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rsmq.gateway import encode
 from rsmq.gateway.machine import EARLY_BYTES, Limits, Machine, State
 from rsmq.gateway.packet import Ack, Connect, Packet, Ping, Publish, Reason, Subscribe
 from tests.gateway import packets as p
@@ -22,6 +23,15 @@ def machine(level: int = 5, *, connected: bool = True) -> Machine:
         assert isinstance(made.feed(p.connect(level=level))[0], Connect)
         made.accept(session_present=False)
     return made
+
+
+def messages(found: list[Packet]) -> list[tuple[str, bytes, int]]:
+    """Topic name, payload and packet id of each message: several may have come as one packet."""
+    return [
+        (each.topic, payload, int.from_bytes(packet_id, "big"))
+        for each in found if isinstance(each, Publish)
+        for payload, packet_id in zip(each.payloads, each.packet_ids, strict=True)
+    ]  # fmt: skip
 
 
 def refused(data: bytes, level: int = 5, *, connected: bool = True) -> Reason:
@@ -287,7 +297,7 @@ def test_the_receive_maximum_counts_messages_that_are_not_acknowledged() -> None
     assert len(found) == 21, "QoS 0 does not count"
     pendings = [each.pending for each in found if isinstance(each, Publish) and each.pending is not None]
     assert [(a.kind, a.packet_id) for a in one.inbound.confirm(pendings[0])] == [(4, 1)]
-    one.inbound.confirm(pendings[1], 0x87)  # a refused QoS 2 message gives its place back
+    one.inbound.confirm(pendings[1], (0x87,))  # a refused QoS 2 message gives its place back
     one.feed(p.publish("a", qos=1, packet_id=50, level=5) + p.publish("a", qos=2, packet_id=51, level=5))
     assert one.error is None
     one.feed(p.publish("a", qos=1, packet_id=52, level=5))
@@ -298,10 +308,10 @@ def test_the_receive_maximum_counts_messages_that_are_not_acknowledged() -> None
 def test_a_client_that_waits_for_acknowledgements_is_answered() -> None:
     """Behind the most messages that it may have under way, only further messages of QoS 1 and 2 wait."""
     one = machine(4)
-    messages = [p.publish("a", qos=1, packet_id=n + 1) for n in range(21)]
-    assert len(one.feed(b"".join(messages[:20]))) == 20
+    sent = [p.publish("a", qos=1, packet_id=n + 1) for n in range(21)]
+    assert len(messages(one.feed(b"".join(sent[:20])))) == 20
     assert one.is_waiting
-    found = one.feed(p.PING + p.publish("a") + p.ack(4, 7) + p.ack(6, 8) + messages[20] + p.PING)
+    found = one.feed(p.PING + p.publish("a") + p.ack(4, 7) + p.ack(6, 8) + sent[20] + p.PING)
     assert [type(each) for each in found] == [Ping, Publish, Ack, Ack]
     assert one.is_waiting
 
@@ -309,19 +319,21 @@ def test_a_client_that_waits_for_acknowledgements_is_answered() -> None:
 def test_a_client_of_version_3_waits_at_the_receive_maximum() -> None:
     one = machine(4)
     found = one.feed(b"".join(p.publish("a", qos=1, packet_id=n + 1) for n in range(30)) + p.PING)
-    assert len(found) == 20
+    assert len(messages(found)) == 20
     assert one.is_waiting
     for each in found:
         assert isinstance(each, Publish)
         assert each.pending is not None
         one.inbound.confirm(each.pending)
-    assert len(one.resume()) == 11
+    found = one.resume()
+    assert len(messages(found)) == 10
+    assert type(found[-1]) is Ping
     assert one.error is None
 
 
 def test_acknowledgements_leave_in_the_order_of_the_messages() -> None:
     one = machine()
-    found = one.feed(b"".join(p.publish("a", qos=1, packet_id=n, level=5) for n in (3, 1, 2)))
+    found = one.feed(b"".join(p.publish(f"a/{n}", qos=1, packet_id=n, level=5) for n in (3, 1, 2)))
     third, first, second = [each.pending for each in found if isinstance(each, Publish)]
     assert third
     assert first
@@ -329,6 +341,55 @@ def test_acknowledgements_leave_in_the_order_of_the_messages() -> None:
     assert one.inbound.confirm(second) == []
     assert one.inbound.confirm(first) == []
     assert [each.packet_id for each in one.inbound.confirm(third)] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+def test_messages_that_differ_in_their_payload_only_are_one_packet(level: int) -> None:
+    sizes = (0, 1, 100, 200, 20_000, 5)  # the lengths of these packets have one, two and three bytes
+    same = [p.publish("a/b", b"x" * size, 1, n, level) for n, size in enumerate(sizes, 1)]
+    others = [
+        p.publish("a/c", b"7", 1, 7, level), p.publish("a/b", b"8", 2, 8, level),
+        p.publish("a/b", b"9", 1, 9, level, retain=True), p.publish("a/b", b"10", 1, 10, level),
+        p.publish("a/b", b"11", 0, 0, level), p.publish("a/b", b"12", 1, 12, level, dup=True),
+        p.publish("a/bc", b"13", 1, 13, level), p.publish("a/b", b"14", 1, 14, level),
+    ]  # fmt: skip
+    found = machine(level).feed(b"".join(same + others))
+    wanted = [("a/b", b"x" * size, n) for n, size in enumerate(sizes, 1)]
+    wanted += [("a/c", b"7", 7), ("a/b", b"8", 8), ("a/b", b"9", 9), ("a/b", b"10", 10), ("a/b", b"11", 0)]
+    assert messages(found) == [*wanted, ("a/b", b"12", 12), ("a/bc", b"13", 13), ("a/b", b"14", 14)]
+    assert len(found) == 10, "the first four are one packet, and what follows the long one joins that"
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_a_malformed_message_behind_others_is_refused(level: int) -> None:
+    """What stands behind the first message of a packet is checked as strictly as that one."""
+    first = p.publish("a", b"1", 1, 1, level)
+    for wrong in (
+        p.publish("a", b"2", 1, 0, level), b"\x32\x82\x00\0\1a", b"\x32\4\0\1a\0", b"\x32\3\0\1a", b"\x36\3\0\1a",
+        b"\x32\xff\xff\xff\x7f", b"\x32\x03\0\2aa",
+    ):  # fmt: skip
+        one = machine(level)
+        found = one.feed(first + first + wrong)
+        assert one.error is not None, wrong
+        assert [payload for _, payload, _ in messages(found)] == [b"1", b"1"]
+    if level == 5:
+        one = machine(level)
+        found = one.feed(first + p.publish("a", b"2", 1, 2, 5, raw_props=b"\x01\1") + first)
+        assert [each.properties for each in found if isinstance(each, Publish)] == [None, {1: 1}, None]
+
+
+def test_messages_of_one_packet_are_acknowledged_together_each_with_its_reason() -> None:
+    for level, reasons in [(4, ()), (5, ()), (5, (0, 0x97, 0))]:
+        one = machine(level)
+        found = one.feed(b"".join(p.publish("a", qos=1, packet_id=n, level=level) for n in (300, 1, 2)))
+        assert one.inbound.unconfirmed == 3
+        (publish,) = [each for each in found if isinstance(each, Publish)]
+        assert publish.pending is not None
+        (ready,) = one.inbound.confirm(publish.pending, reasons)
+        assert one.inbound.unconfirmed == 0
+        assert one.inbound.count == 0
+        middle = b"\x40\3\0\1\x97" if reasons else b"\x40\2\0\1"
+        assert encode.acks(ready, level) == b"\x40\2\1\x2c" + middle + b"\x40\2\0\2"
 
 
 def test_topic_aliases_are_set_used_and_changed() -> None:
