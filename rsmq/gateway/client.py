@@ -64,8 +64,7 @@ class ClientConnection:
         self.level = 0
         self.subscriptions: dict[str, Subscription] = {}
         self.heard = self._loop.time()
-        self._keep_alive = 0
-        self.expiry = 0
+        self._keep_alive = self.expiry = 0
         self._keeps_will = True
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
@@ -142,7 +141,8 @@ class ClientConnection:
             assert self._publishing is not None
             self._publishing.publish(each)
         elif isinstance(each, Ack):
-            assert self._publishing is not None and self._delivery is not None
+            assert self._publishing is not None
+            assert self._delivery is not None
             if each.kind == packet.PUBREL:
                 answer = self._machine.inbound.release(each.packet_id)
                 self._publishing.release(answer)

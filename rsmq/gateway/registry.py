@@ -38,6 +38,8 @@ class Registry:
         self._lists: dict[str, list[Subscription]] = {}
         self._lock = anyio.Lock()
         self._started = self._finished = 0
+        self.version = 0
+        """Grows with every change."""
         self.tree: FilterTree[str, Subscription] = FilterTree()
         """A share is in it once, under its own filter; its members are in `shares`."""
         self.shares: dict[str, dict[str, Subscription]] = {}
@@ -145,6 +147,7 @@ class Registry:
 
     def _apply(self, client: str, found: list[Subscription], is_online: bool) -> None:
         """Replace what the tree has for a client."""
+        self.version += 1
         old = self._lists.pop(client, [])
         wanted = {each.filter for each in found}
         for each in old:

@@ -6,7 +6,9 @@ import logging
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
+from rsmq.errors import BrokerUnavailable
 from rsmq.gateway.message import Copy, Published, combine, from_headers
 from rsmq.gateway.packet import Subscription
 from rsmq.gateway.registry import Registry
@@ -20,6 +22,29 @@ log = logging.getLogger("rsmq.gateway")
 
 GROUP = "mqtt"
 BATCH = 500
+MOST_PLANNED: Final = 200_000
+"""Plans that are kept, and the recipients in them: 30 MB at most."""
+
+
+class Plan(NamedTuple):
+    """Where the messages with the same headers go: all that one client publishes to one topic name, as a rule.
+
+    `published`: such a message without its payload. `fronts`: the letter up to the payload, and the clients that get
+    this one. The member of a share is chosen for each message.
+    """
+
+    published: Published
+    ttl_ms: int | bytes
+    fronts: list[tuple[bytes, list[str]]]
+    shares: list[str]
+
+
+NOBODY: Final = Plan(Published("", b"", 0, False, "", None, b""), b"", [], [])
+
+
+def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
+    """The letter for one kind of receiver up to the payload, which is its end."""
+    return published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers, share=share)
 
 
 class Router:
@@ -32,6 +57,8 @@ class Router:
     def __init__(self, registry: Registry, writer: Callable[[], InboxWriter]) -> None:
         self._registry, self._writer = registry, writer
         self.routed = self.letters = 0
+        self._plans: dict[bytes, Plan] = {}
+        self._version = self._planned = 0
         self.under_way: dict[str, int] = {}
         """The partitions of which messages are being routed, and when the oldest was stored, in ms of the server."""
 
@@ -61,65 +88,92 @@ class Router:
 
     async def _route(self, messages: list[Message]) -> list[BaseException | None] | None:
         await self._registry.catch_up()
-        receipts = list[Receipt | None]()
-        for message in messages:
-            receipts.append(self._deliver(message))
-        outcomes: list[BaseException | None] = [None] * len(messages)
-        for at, receipt in enumerate(receipts):
-            try:
-                if receipt is not None:
-                    await receipt.complete()
-            except Exception as error:
-                outcomes[at] = error
         self.routed += len(messages)
-        return outcomes if any(each is not None for each in outcomes) else None
+        stored = Receipt()
+        for message in messages:
+            self._deliver(message, stored)
+        try:
+            await stored.complete()
+        except BrokerUnavailable as error:
+            return [error] * len(messages)
+        except Exception:  # of the letters of some messages: once more, to find out which
+            return [await self._outcome(message) for message in messages]
+        return None
 
-    def _deliver(self, message: Message) -> Receipt | None:
+    async def _outcome(self, message: Message) -> Exception | None:
+        """Deliver a message again, by itself. What is stored already is not stored twice."""
+        stored = Receipt()
+        self._deliver(message, stored)
+        try:
+            await stored.complete()
+        except Exception as error:
+            return error
+        return None
+
+    def _deliver(self, message: Message, stored: Receipt) -> None:
         """Queue the letters of one message."""
         try:
-            published = from_headers(message.headers, message.data)
+            plan = self._plan_of(message)
         except ValueError as error:
             log.warning("message %s has broken MQTT headers and is not routed: %s", message.id, error)
-            return None
-        if published is None:
-            return None
-        recipients = defaultdict[str, list[Subscription]](list)
-        shares = list[str]()
+            return
+        if not plan.fronts and not plan.shares:
+            return
+        milliseconds, _, number = message.stream_id.partition("-")
+        position = f"{milliseconds:0>20}{number:0>20}"
+        # `&`: only for a session that has not ended
+        source = f"source:&{message.topic}.{message.partition}/{GROUP}"
+        writer, data = self._writer(), message.data
+        for front, clients in plan.fronts:
+            envelope = front + data
+            for client in clients:
+                writer.put(client, source, position, milliseconds, plan.ttl_ms, envelope, stored)
+            self.letters += len(clients)
+        for share in plan.shares:
+            members = self._registry.shares[share]
+            client = choose(position, members, self._registry.offline)
+            copy = combine(plan.published, (members[client],))
+            assert copy is not None, "a member has a subscription"
+            # a client may get the message by a subscription of its own, too: each has its own positions
+            own = f"{source}/{zlib.crc32(share.encode()):08x}"
+            envelope = front_of(plan.published, copy, share) + data
+            writer.put(client, own, position, milliseconds, plan.ttl_ms, envelope, stored)
+        self.letters += len(plan.shares)
+
+    def _plan_of(self, message: Message) -> Plan:
+        """The plan for a message; it is kept until a subscription changes. Raises ValueError for broken headers."""
+        if self._version != self._registry.version:
+            self._version = self._registry.version
+            self._plans.clear()
+            self._planned = 0
+        raw = message.raw_headers
+        plan = None if raw is None else self._plans.get(raw)
+        if plan is None:
+            plan = self._plan(from_headers(message.headers, b""))
+            if raw is not None:
+                self._planned += 1 + sum(len(clients) for _, clients in plan.fronts)
+                if self._planned > MOST_PLANNED:
+                    self._plans.clear()
+                    self._planned = 0
+                self._plans[raw] = plan
+        return plan
+
+    def _plan(self, published: Published | None) -> Plan:
+        if published is None:  # it did not come from an MQTT client
+            return NOBODY
+        recipients, shares = defaultdict[str, list[Subscription]](list), list[str]()
         for client, subscription in self._registry.tree.match(published.topic):
             if subscription.filter.startswith(SHARE):
                 shares.append(subscription.filter)
             elif not (subscription.no_local and client == published.client):
                 recipients[client].append(subscription)
-        if not recipients and not shares:
-            return None
-        return self._store(message, published, recipients, shares)
-
-    def _store(
-        self, message: Message, published: Published, recipients: dict[str, list[Subscription]], shares: list[str]
-    ) -> Receipt:
-        milliseconds, _, number = message.stream_id.partition("-")
-        position = f"{milliseconds:0>20}{number:0>20}"
-        # `&`: only for a session that has not ended
-        source = f"source:&{message.topic}.{message.partition}/{GROUP}"
-        writer, stored, sealed = self._writer(), Receipt(), dict[Copy, bytes]()
+        by_copy = defaultdict[Copy, list[str]](list)
         for client, found in recipients.items():
             copy = combine(published, found)
             assert copy is not None, "a recipient has a subscription"
-            envelope = sealed.get(copy)
-            if envelope is None:
-                envelope = sealed[copy] = published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers)
-            writer.put(client, source, position, milliseconds, published.ttl_ms, envelope, stored)
-        for share in shares:
-            members = self._registry.shares[share]
-            client = choose(position, members, self._registry.offline)
-            copy = combine(published, (members[client],))
-            assert copy is not None, "a member has a subscription"
-            envelope = published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers, share=share)
-            # a client may get the message by a subscription of its own, too: each has its own positions
-            own = f"{source}/{zlib.crc32(share.encode()):08x}"
-            writer.put(client, own, position, milliseconds, published.ttl_ms, envelope, stored)
-        self.letters += len(recipients) + len(shares)
-        return stored
+            by_copy[copy].append(client)
+        fronts = [(front_of(published, copy), clients) for copy, clients in by_copy.items()]
+        return Plan(published, published.ttl_ms, fronts, shares)
 
     def __repr__(self) -> str:
         return f"<Router routed={self.routed} letters={self.letters}>"

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final, Protocol, Unpack
 from uuid import UUID
 
@@ -33,6 +34,10 @@ BYTES_LIKE: Final = (bytes, bytearray, memoryview)
 KNOWN_FIELDS: Final = frozenset({b"data", b"key", b"id", b"type", b"h", b"group"})
 MAX_FIELDS: Final = 256
 """An entry with more fields is refused: reading them as headers would waste CPU."""
+WITH_HEADERS: Final = [b"data", b"id", b"key", b"type", b"h"]
+"""The fields of a message that came through an MQTT gateway."""
+MOST_KNOWN_HEADERS: Final = 512
+"""Bytes of headers that may be remembered as right."""
 LARGEST_PAYLOAD: Final = 1 << 20
 """Largest payload that a setting allows. A larger one was stored by another client, and is not handled."""
 LARGEST_HEADERS: Final = 32 << 10
@@ -125,6 +130,11 @@ class Message:
         elif len(entry) == 2 and entry[0] == b"data":
             self.data = entry[1]
             self.routing_key = None
+        elif len(entry) == 10 and entry[::2] == WITH_HEADERS and len(entry[9]) <= MOST_KNOWN_HEADERS:
+            self.is_plain = False
+            self.expires_ms: int | None = None
+            self.data, self.routing_key = entry[1], entry[5]
+            check_headers(entry[9])
         else:
             self._read_any_layout(self._fields)
 
@@ -192,6 +202,11 @@ class Message:
         for name in fields.keys() - own:
             headers.setdefault(name.decode(errors="backslashreplace"), fields[name].decode(errors="backslashreplace"))
         return headers
+
+    @property
+    def raw_headers(self) -> bytes | None:
+        """The headers as JSON, if there is nothing else in the entry that `headers` would show."""
+        return self._entry[9] if self._entry[::2] == WITH_HEADERS else None
 
     @property
     def expires(self) -> datetime | None:
@@ -341,6 +356,10 @@ def read_headers(raw: bytes) -> dict[str, str]:
     if not isinstance(headers, dict) or not {*map(type, headers.values())} <= ONLY_TEXT:
         raise Malformed("the headers are not a JSON object of strings")
     return headers
+
+
+check_headers = lru_cache(maxsize=1024)(read_headers)
+"""Raises Malformed for wrong headers. The messages of one device all have the same ones."""
 
 
 def write_headers(headers: Mapping[str, str]) -> bytes:

@@ -250,11 +250,12 @@ def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, li
 
 def pack_letter(position: str, published: str | bytes | int, ttl: str | bytes | int, envelope: bytes) -> bytes:
     """One letter for `pack_letters`. `published` and `ttl` are milliseconds, or empty."""
-    stored, left = (str(each) if isinstance(each, int) else each for each in (published, ttl))
-    if stored or left:
-        return pack_values((position, stored, left, envelope))
-    where, size = position.encode(), len(envelope).to_bytes(4)
-    return b"\xda%b%b\xa0\xa0\xdb%b%b" % (len(where).to_bytes(2), where, size, envelope)
+    where = position.encode()
+    stored = published if type(published) is bytes else str(published).encode()
+    left = ttl if type(ttl) is bytes else str(ttl).encode()
+    return b"\xd9%c%b\xd9%c%b\xd9%c%b\xdb%b%b" % (
+        len(where), where, len(stored), stored, len(left), left, len(envelope).to_bytes(4), envelope
+    )  # fmt: skip
 
 
 def pack_letters(batches: Iterable[tuple[str, Sequence[bytes]]]) -> bytes:

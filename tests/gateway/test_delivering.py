@@ -9,9 +9,11 @@ import pytest
 
 from rsmq import Broker
 from rsmq.gateway.delivery import Delivery
+from rsmq.model.partition import partition_for
 from rsmq.persistence.letter import EXPIRES, seal_mqtt
 from tests.gateway import packets as p
 from tests.gateway.raw_client import RawClient
+from tests.patience import until
 
 Make = Callable[..., RawClient]
 KEPT = {"clean": False, "raw_props": b"\x11\0\0\0\x3c"}
@@ -403,3 +405,27 @@ async def test_racing_retained_messages_end_as_one_for_everyone(client: Make, na
         seen.add((await one.message()).payload)
     assert len(seen) == 1
     assert seen <= {b"%d-24" % at for at in range(4)}
+
+
+async def test_an_inbox_that_cannot_be_written_keeps_no_message_from_other_clients(
+    client: Make, name: str, broker: Broker
+) -> None:
+    """Messages that are routed together are tried one by one when some of their letters fail; none comes twice."""
+    good, bad, sender = await client().connect(name), await client().connect(f"{name}-b", clean=False), client()
+    for each, topics in ((good, "abc"), (bad, "b")):
+        await each.subscribe(*((f"{name}/{topic}", 1) for topic in topics))
+    await bad.disconnect()
+    await broker.client.execute_command("SET", broker.keys.inbox(f"{name}-b"), "foreign")
+    await sender.connect(f"{name}-s")
+    sender.send(b"".join(p.publish(f"{name}/{topic}", topic.encode(), 1, n) for n, topic in enumerate("abcabc", 1)))
+    assert [(await good.message()).payload for _ in range(6)] == [b"a", b"b", b"c", b"a", b"b", b"c"]
+    partition, ask = partition_for(f"{name}-s", 8), broker.client.execute_command
+    retry = broker.keys.retry("mqtt", partition, "mqtt")
+    await until(lambda: ask("EXISTS", retry), "a message waits for its retry")
+    newest = await ask("XREVRANGE", broker.keys.stream("mqtt", partition), "+", "-", "COUNT", 6)
+    (parked,) = await ask("ZRANGE", retry, 0, -1)
+    assert parked.startswith(newest[-2][0] + b"|"), "only the one that failed: not the first"
+    await ask("DEL", broker.keys.inbox(f"{name}-b"))
+    await bad.connect(f"{name}-b", clean=False)
+    assert [(await bad.message()).payload for _ in range(2)] == [b"b", b"b"]
+    assert await good.is_silent()
