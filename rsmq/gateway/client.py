@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -39,7 +38,7 @@ from rsmq.gateway.properties import Property
 from rsmq.gateway.publishing import Publishing
 from rsmq.gateway.sessions import SHARED, SLACK_MS, Ended
 from rsmq.gateway.shares import has_shares
-from rsmq.gateway.subscribing import subscribe, unsubscribe
+from rsmq.gateway.subscribing import serve
 from rsmq.gateway.wills import pack
 from rsmq.model.clock import to_ms
 
@@ -51,6 +50,12 @@ LARGEST: Final = 0xFFFFFFF
 
 class ClientConnection:
     """The packets of one client against the server. The rules of the packets themselves are in `Machine`."""
+
+    __slots__ = (
+        "_context", "_delivery", "_is_reading", "_keep_alive", "_keeps_will", "_largest", "_loop", "_machine",
+        "_outgoing", "_peer", "_publishing", "_rates", "_reader", "_transport", "client_id", "expiry", "heard",
+        "is_closed", "level", "requests", "rights", "subscriptions", "user",
+    )  # fmt: skip
 
     def __init__(self, context: Context, transport: Transport, peer: Peer) -> None:
         self._context, self._transport, self._peer = context, transport, peer
@@ -69,7 +74,7 @@ class ClientConnection:
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
         self._publishing: Publishing | None = None
-        self._requests: deque[Subscribe | Unsubscribe] = deque()
+        self.requests: list[Subscribe | Unsubscribe] = []
         self.rights: dict[tuple[str, str], bool] = {}
         self._rates = ClientRates.of(context.options, context.limits.packet_size)
         context.wheel.add(self.heard + context.options.connect_timeout.total_seconds(), self._connect_deadline)
@@ -151,9 +156,9 @@ class ClientConnection:
         elif isinstance(each, Ping):
             self.send(encode.PINGRESP)
         elif isinstance(each, Subscribe | Unsubscribe):
-            self._requests.append(each)
-            if len(self._requests) == 1:
-                self._context.spawn(self._serve_requests())
+            self.requests.append(each)
+            if len(self.requests) == 1:
+                self._context.spawn(serve(self._context, self))
         elif isinstance(each, Connect):
             self._context.spawn(self._connect(each))
         elif isinstance(each, Disconnect):
@@ -161,21 +166,6 @@ class ClientConnection:
                 self.expiry = capped(each.properties[Property.SESSION_EXPIRY], self._context.options)
             self._keeps_will = each.reason != Reason.SUCCESS
             self.close(Reason.SUCCESS)
-
-    async def _serve_requests(self) -> None:
-        """Answer requests for subscriptions one after the other: each is the base of the next."""
-        while self._requests and not self.is_closed:
-            request = self._requests[0]
-            try:
-                if isinstance(request, Subscribe):
-                    await subscribe(self._context, self, request)
-                else:
-                    await unsubscribe(self._context, self, request)
-            except OwnershipError:
-                return  # the reader ends this connection
-            except BrokerError as error:
-                self.fail(error)
-            self._requests.popleft()
 
     def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None:
         """The messages of a packet are stored, or refused: send the acknowledgements that may leave now."""
@@ -269,11 +259,12 @@ class ClientConnection:
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)
         removed, found, own = NONE, list[Subscription](), (self.client_id, self.epoch)
-        opened = context.sessions.opened(*own, self.expiry)
+        noted = context.sessions.note(*own, self.expiry)  # in the same write as what follows
         if clean:
-            removed, _ = await asyncio.gather(context.registry.write(*own, ()), opened)
+            removed = await context.registry.write(*own, ())
         else:
-            found, _ = await asyncio.gather(context.registry.claim(*own), opened)
+            found = await context.registry.claim(*own)
+        await context.sessions.noted(noted)
         if removed == SHARED:
             await context.shares.pass_on(self.client_id)
         will = b"" if request.will is None else pack(request.will, self.user)
@@ -283,8 +274,8 @@ class ClientConnection:
         for epoch in wills:
             await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
             context.spawn(context.sessions.wills.publish([(epoch, self.client_id)]))
-        name, keys, batcher = self.client_id, context.inboxes.keys, context.inboxes.batcher
-        both = (keys.session(name), keys.received(name))
+        keys, batcher = context.inboxes.keys, context.inboxes.batcher
+        both = (keys.session(self.client_id), keys.received(self.client_id))
         received = ReceivedIds(batcher, both, self.epoch, life_ms, known, self.fail)
         self._publishing = Publishing(context, self, received)
         self._machine.inbound.received.update(known)

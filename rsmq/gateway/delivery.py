@@ -26,6 +26,11 @@ class Delivery:
     A PUBREL leaves when the server has noted the PUBREC: a message that the client has released must not come again.
     """
 
+    __slots__ = (
+        "_aliases", "_dropped", "_largest", "_level", "_may_read", "_most_aliases", "_now_ms", "_send", "_since_ms",
+        "_states", "_timings", "reader",
+    )  # fmt: skip
+
     def __init__(
         self,
         send: Callable[[bytes], None],

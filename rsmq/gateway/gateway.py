@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from rsmq.gateway.about import about
 from rsmq.gateway.auth import Authenticate, Authorize, Gatekeeper
 from rsmq.gateway.broadcast import Broadcast
 from rsmq.gateway.client import ClientConnection
-from rsmq.gateway.context import Context
+from rsmq.gateway.context import Context, connection_tasks
 from rsmq.gateway.ingest import Ingest
 from rsmq.gateway.listener import listen
 from rsmq.gateway.machine import Limits
@@ -126,8 +126,9 @@ class Gateway:
         settings = self._broker.settings
         async with connection(
             settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
-        ) as opened, own_tasks() as tasks:  # fmt: skip
-            context = self.context = self._build(opened, gatekeeper, tasks)
+        ) as opened, own_tasks() as tasks, connection_tasks() as spawn:  # fmt: skip
+            context = self.context = self._build(opened, gatekeeper, lambda work: spawn(guarded(work, context)))
+            tasks.start_soon(self._others.run)
             await self.routes.look_up(opened.topics)
             await self._beat(context, new=True)
             if self.options.most_sessions:
@@ -150,7 +151,9 @@ class Gateway:
             tasks.cancel_scope.cancel()
         self.is_ended = True
 
-    def _build(self, opened: Connection, gatekeeper: Gatekeeper, tasks: anyio.abc.TaskGroup) -> Context:
+    def _build(
+        self, opened: Connection, gatekeeper: Gatekeeper, spawn: Callable[[Coroutine[Any, Any, None]], object]
+    ) -> Context:
         """All parts of this gateway."""
         client, inboxes, keys = opened.client, opened.inboxes, self._broker.keys
         batcher = inboxes.batcher
@@ -159,10 +162,6 @@ class Gateway:
         shares = Shares(client, keys, registry, inboxes.writer)
         wills = Wills(client, keys, batcher, lambda *will: publish_will(context, *will))
         retained = Retained(client, keys, batcher, self.options.most_retained)
-
-        def spawn(work: Coroutine[Any, Any, None]) -> None:
-            tasks.start_soon(guarded, work, context)
-
         ingest = Ingest(opened.producer, client, keys, batcher, retained, spawn, self.now_ms, self.timings)
         largest = int(self._broker.settings.payload_limit) + PACKET_SLACK
         limits = Limits(
@@ -185,7 +184,6 @@ class Gateway:
             client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally, orders,
             lambda: context.counts.update({"dropped: other gateways, QoS 0": 1}),
         )  # fmt: skip
-        tasks.start_soon(self._others.run)
         return context
 
     @asynccontextmanager

@@ -31,6 +31,12 @@ class InboxReader:
     the inbox, or the server has lost it.
     """
 
+    __slots__ = (
+        "_acks", "_blocked", "_channel", "_cursor", "_inboxes", "_is_drained", "_is_ended", "_is_paging",
+        "_is_started", "_keys", "_on_end", "_on_letter", "_on_received", "_receipts", "_received_key", "_rings",
+        "_sent", "before", "client", "epoch", "is_paused", "life_ms", "out", "window",
+    )  # fmt: skip
+
     def __init__(
         self,
         inboxes: Inboxes,
@@ -85,7 +91,7 @@ class InboxReader:
         can be taken for a new one.
         """
         keys = (self._keys[1], self._received_key, self._keys[0], self._inboxes.keys.will(self.client))
-        batcher = self._inboxes.batcher
+        batcher, rings = self._inboxes.batcher, self._rings
         args = (self.epoch, int(clean), expiry, int(has_removed), will)
         reply = await batcher.submit(BEGIN_MQTT_SESSION, keys, args)
         if reply[0] != scripts.OK:
@@ -93,10 +99,11 @@ class InboxReader:
         if has_removed:
             await asyncio.sleep(MARGIN)
         self._cursor, left = reply[2].decode(), reply[3]
+        self._is_drained = bool(reply[4]) and self._rings == rings
         while left:
             left = (await batcher.submit(scripts.CLEAR_INBOX, self._keys, (0, CHUNK)))[2]
-        received = {int(each): value.decode() for each, value in zip(reply[5::2], reply[6::2], strict=True)}
-        return bool(reply[1]), received, [each.decode() for each in reply[4]]
+        received = {int(each): value.decode() for each, value in zip(reply[6::2], reply[7::2], strict=True)}
+        return bool(reply[1]), received, [each.decode() for each in reply[5]]
 
     def start(self) -> None:
         """Begin to read."""

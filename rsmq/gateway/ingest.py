@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -197,13 +196,17 @@ class ReceivedIds:
     before PUBCOMP leaves, so that the client can use it for another message. Changes are written in order.
     """
 
+    __slots__ = (
+        "_batcher", "_epoch", "_failed", "_in_flight", "_is_scheduled", "_keys", "_life_ms", "_waiting", "known",
+    )  # fmt: skip
+
     def __init__(
         self, batcher: ScriptBatcher, keys: tuple[str, str], epoch: str, life_ms: int,
         known: dict[int, str], failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         self._batcher, self._keys, self._epoch, self._life_ms = batcher, keys, epoch, life_ms
         self.known, self._failed = known, failed
-        self._waiting: deque[Change] = deque()
+        self._waiting: list[Change] = []
         self._in_flight: list[Change] = []
         self._is_scheduled = False
 
@@ -222,8 +225,7 @@ class ReceivedIds:
         self._is_scheduled = False
         if self._in_flight or not self._waiting:
             return
-        self._in_flight = list(self._waiting)
-        self._waiting.clear()
+        self._in_flight, self._waiting = self._waiting, []
         pairs = [part for each in self._in_flight for part in (each.packet_id, each.value)]
         call = self._batcher.submit(NOTE_RECEIVED, self._keys, (self._epoch, self._life_ms, *pairs))
         call.add_done_callback(self._noted)

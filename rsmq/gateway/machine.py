@@ -53,6 +53,11 @@ class Machine:
     unconfirmed, further packets wait; `resume` returns them.
     """
 
+    __slots__ = (
+        "_aliases", "_auth_method", "_held", "_limits", "_needed", "_parts", "_session_expiry", "error", "inbound",
+        "level", "state",
+    )  # fmt: skip
+
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.state = State.NEW

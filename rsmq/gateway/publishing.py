@@ -30,6 +30,8 @@ class Publisher(Protocol):
 class Publishing:
     """The messages of one connection on their way to the server."""
 
+    __slots__ = ("_context", "_publisher", "_received")
+
     def __init__(self, context: Context, publisher: Publisher, received: ReceivedIds) -> None:
         self._context, self._publisher, self._received = context, publisher, received
 

@@ -118,12 +118,17 @@ class Sessions:
     def _clients(self) -> str:
         return self._keys.gateway_clients(self.gateway)
 
-    async def opened(self, client: str, epoch: str, expiry: int) -> None:
-        """A client connects here: if this gateway dies, the others end its connection.
+    def note(self, client: str, epoch: str, expiry: int) -> asyncio.Future[Any]:
+        """A client connects here: if this gateway dies, the others end its connection. `noted` must get the reply."""
+        call = self._batcher.submit(NOTE_CLIENT, (self._clients,), (client, f"{epoch}:{expiry}"))
+        # also if what is done beside it fails, so that nothing awaits it
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return call
 
-        Raises BrokerUnavailable if they have ended those of this gateway already: they would not find this one.
-        """
-        if await self._batcher.submit(NOTE_CLIENT, (self._clients,), (client, f"{epoch}:{expiry}")) != OK:
+    async def noted(self, call: asyncio.Future[Any]) -> None:
+        """Raises BrokerUnavailable if the others have ended the connections of this gateway already: they would not
+        find this one."""
+        if await call != OK:
             raise BrokerUnavailable("this gateway was away for longer than its lease")
 
     async def has(self, client: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rsmq.errors import BrokerError, OwnershipError
 from rsmq.gateway import encode
 from rsmq.gateway.context import Context
 from rsmq.gateway.message import Published, identifiers_of
@@ -20,6 +21,7 @@ class Subscriber(Protocol):
     user: str | None
     level: int
     subscriptions: dict[str, Subscription]
+    requests: list[Subscribe | Unsubscribe]
     is_closed: bool
 
     @property
@@ -27,6 +29,23 @@ class Subscriber(Protocol):
     def send(self, data: bytes) -> None: ...
     def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
     def close(self, reason: Reason, text: str = "") -> None: ...
+    def fail(self, error: Exception) -> None: ...
+
+
+async def serve(context: Context, client: Subscriber) -> None:
+    """Answer the requests of a client one after the other: each is the base of the next."""
+    while client.requests and not client.is_closed:
+        request = client.requests[0]
+        try:
+            if isinstance(request, Subscribe):
+                await subscribe(context, client, request)
+            else:
+                await unsubscribe(context, client, request)
+        except OwnershipError:
+            return  # the reader ends this connection
+        except BrokerError as error:
+            client.fail(error)
+        del client.requests[0]
 
 
 async def subscribe(context: Context, client: Subscriber, request: Subscribe) -> None:

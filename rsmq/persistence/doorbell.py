@@ -76,13 +76,13 @@ class NodeSubscription:
 
     async def _read(self) -> None:
         while True:
-            reply = (await self._connection.receive(1, SILENCE))[0]
-            if isinstance(reply, Exception):
-                raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
-            if reply[0] in (b"smessage", b"ssubscribe"):
-                self._rung(reply[1])
-            elif reply[0] == b"sunsubscribe":
-                self._left(reply[1])
+            for reply in await self._connection.receive_arrived(SILENCE):
+                if isinstance(reply, Exception):
+                    raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
+                if reply[0] in (b"smessage", b"ssubscribe"):
+                    self._rung(reply[1])
+                elif reply[0] == b"sunsubscribe":
+                    self._left(reply[1])
 
     def _left(self, channel: bytes) -> None:
         """The server ended a subscription: by `forget` (perhaps subscribed again since), or as its slot moved."""

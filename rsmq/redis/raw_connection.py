@@ -48,6 +48,8 @@ def kill_command(name: str) -> tuple[str, ...]:
     return "CLIENT", "KILL", "ID", client_id, "ADDR", address
 
 
+MOST_ARRIVED: Final = 1000
+"""Replies that are read at once: the event loop serves others in between."""
 ASKING: Final = pack(("ASKING",))
 
 
@@ -113,6 +115,13 @@ class RawConnection:
         """The next replies. Raises BrokerUnavailable, and closes the connection, when they do not come in time."""
         async with self._bounded(timeout):
             return await self._replies(count)
+
+    async def receive_arrived(self, timeout: float) -> list[Any]:
+        """The next reply, and all that have arrived with it."""
+        async with self._bounded(timeout):
+            replies = [await self._reply()]
+            self._take_arrived(replies, MOST_ARRIVED)
+            return replies
 
     async def exchange(
         self, commands: Sequence[bytes], timeout: float | None = None, *, asking: bool = False, last: bytes = b""

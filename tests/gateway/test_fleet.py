@@ -399,11 +399,11 @@ async def test_what_connects_to_a_gateway_after_the_others_have_ended_it_is_refu
     client, keys = broker.client, broker.keys
     async with make_sessions(broker, f"{name}-a") as paused, make_sessions(broker, f"{name}-b") as survivor:
         await paused.beat(1, new=True)
-        await paused.opened("before", "7", 0)
+        await paused.noted(paused.note("before", "7", 0))
         await survivor.bury(paused.gateway)
         assert await client.execute_command("HKEYS", keys.gateway_clients(paused.gateway)) == [b""]
         with pytest.raises(BrokerUnavailable, match="away"):
-            await paused.opened("after", "8", 0)
+            await paused.noted(paused.note("after", "8", 0))
         assert await client.execute_command("PTTL", keys.gateway_clients(paused.gateway)) > 0
 
 

@@ -1,7 +1,7 @@
 -- PURPOSE  Begin or resume the MQTT session of a client, after its connection has taken the inbox.
 -- KEYS     1 session hash  2 received hash  3 messages zset  4 will hash
 -- ARGV     1 epoch  2 clean:0|1  3 session expiry in seconds  4 margin_ms:0|1  5 its will ('' = none)
--- RETURNS  {'OK', present:0|1, floor, leftover:int, {epoch of each will to publish now},
+-- RETURNS  {'OK', present:0|1, floor, leftover:int, drained:0|1, {epoch of each will to publish now},
 --          then packet id and value of each QoS 2 message that is not released}
 --          or {'STALE_EPOCH'}
 -- WHY      An inbox may exist without a session: letters were sent to a client that has never connected. A client
@@ -11,6 +11,7 @@
 --          millisecond, too: a caller that has removed subscriptions waits that long before it answers its client.
 --          A will that waits for its delay is dropped when the session goes on. With a clean start, the old session
 --          ends here, so its will is published. The hash is written anew, so that it loses its TTL.
+--          An inbox without letters is marked idle, as a page that finds none would do.
 --          Without `gateway` another gateway has ended this connection already: it would not find the will.
 local state = redis.call('HMGET', KEYS[1], 'epoch', 'mqtt', 'seq', 'floor', 'gateway')
 if state[1] ~= ARGV[1] or not state[5] then return { 'STALE_EPOCH' } end
@@ -23,6 +24,8 @@ if ARGV[2] == '1' then
   redis.call('HSET', KEYS[1], 'floor', floor, 'since_ms', string.format('%.0f', now + ARGV[4]), 'held', '')
 end
 redis.call('HSET', KEYS[1], 'mqtt', ARGV[3])
+local drained = redis.call('ZCARD', KEYS[3]) == 0 and 1 or 0
+if drained == 1 then redis.call('HSET', KEYS[1], 'idle', '1') end
 
 local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
 for i = 1, #old, 2 do
@@ -39,7 +42,8 @@ end
 if #old > 0 then redis.call('DEL', KEYS[4]) end
 if #wills > 0 then redis.call('HSET', KEYS[4], unpack(wills)) end
 
-local reply = { 'OK', present, floor, redis.call('ZCOUNT', KEYS[3], '-inf', floor), due }
+local leftover = drained == 1 and 0 or redis.call('ZCOUNT', KEYS[3], '-inf', floor)
+local reply = { 'OK', present, floor, leftover, drained, due }
 for _, each in ipairs(redis.call('HGETALL', KEYS[2])) do
   reply[#reply + 1] = each
 end
