@@ -26,6 +26,7 @@ from rsmq.gateway.packet import (
     Packet,
     PendingAck,
     Ping,
+    PubAcks,
     Publish,
     Reason,
     Refused,
@@ -145,6 +146,9 @@ class ClientConnection:
         if isinstance(each, Publish):
             assert self._publishing is not None
             self._publishing.publish(each)
+        elif isinstance(each, PubAcks):
+            assert self._delivery is not None
+            self._delivery.acks(each.packet_ids)
         elif isinstance(each, Ack):
             assert self._publishing is not None
             assert self._delivery is not None

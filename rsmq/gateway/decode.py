@@ -41,6 +41,7 @@ PUBLISH_QOS_1: Final = 0x32
 NOT_DUP: Final = 0xF7
 SHORTEST: Final = 6
 """Bytes of a PUBLISH of QoS 1 with a topic name of one character."""
+PUBACK_FIRST: Final = 0x40
 FIRST_CONNECT: Final = 0x10
 """The first byte of a CONNECT."""
 OPENING: Final = b"\0\4MQTT\5"
@@ -207,6 +208,20 @@ def read_more(first: Publish, data: bytes, body: int, at: int, limit: int, level
 
 
 # -- the acknowledgements of both directions ------------------------------------------------------------------------
+
+
+def read_pubacks(data: bytes, at: int) -> list[int]:
+    """The packet ids of the PUBACKs that begin at `at` and have nothing but an id, each four bytes long."""
+    found = list[int]()
+    last = len(data) - 4
+    while at <= last and data[at] == PUBACK_FIRST and data[at + 1] == 2:
+        packet_id = data[at + 2] << 8 | data[at + 3]
+        if not packet_id:
+            break
+        found.append(packet_id)
+        at += 4
+    return found
+
 
 ACKS: Final = {packet.PUBACK: 0, packet.PUBREC: 0, packet.PUBREL: 2, packet.PUBCOMP: 0}
 """The flags of each."""

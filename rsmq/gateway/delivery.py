@@ -148,6 +148,17 @@ class Delivery:
 
     # -- in --------------------------------------------------------------------------------------------------------
 
+    def acks(self, packet_ids: list[int]) -> None:
+        """PUBACKs of the client, as `ack` takes them."""
+        reader, states = self.reader, self._states
+        assert reader is not None
+        if states:
+            for at, packet_id in enumerate(packet_ids):
+                if packet_id in states:
+                    reader.ack(*packet_ids[:at])
+                    raise ProtocolError("a PUBACK for a message of QoS 2")
+        reader.ack(*packet_ids)
+
     def ack(self, ack: Ack) -> None:
         """A PUBACK, PUBREC or PUBCOMP of the client. Raises ProtocolError for one that does not fit its letter."""
         packet_id, reader = ack.packet_id, self.reader
@@ -155,10 +166,7 @@ class Delivery:
         state = self._states.get(packet_id)
         is_out = packet_id in reader.out
         if ack.kind == packet.PUBACK:
-            if state is not None:
-                raise ProtocolError("a PUBACK for a message of QoS 2")
-            if is_out:  # else it is late: of an earlier connection
-                reader.ack(packet_id)
+            self.acks([packet_id])
         elif ack.kind == packet.PUBREC:
             self._pubrec(ack, state, is_out=is_out)
         elif state == RELEASED:

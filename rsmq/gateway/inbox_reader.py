@@ -172,11 +172,13 @@ class InboxReader:
 
     # -- settling --------------------------------------------------------------------------------------------------
 
-    def ack(self, packet_id: int) -> None:
-        """The client has the letter: remove it."""
-        seq = self.out.pop(packet_id)
-        self._acks.add(seq)
-        if self._blocked == packet_id:
+    def ack(self, *packet_ids: int) -> None:
+        """The client has these letters: remove them. An id that is not out is late: of an earlier connection."""
+        for packet_id in packet_ids:
+            seq = self.out.pop(packet_id, 0)
+            if seq:
+                self._acks.add(seq)
+        if self._blocked in packet_ids:
             self._blocked = 0
         self.turn()
 

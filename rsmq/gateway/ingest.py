@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, ConfigError, RsmqError, SessionTaken, TooLarge, TopicFull
@@ -16,7 +17,7 @@ from rsmq.gateway.retained import Retained
 from rsmq.gateway.scripts import NOTE_RECEIVED
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
-from rsmq.producer.batch import Batch
+from rsmq.producer.batch import Batch, EntryEncoder
 from rsmq.producer.producer import Producer
 from rsmq.redis import scripts
 from rsmq.redis.connector import Client
@@ -120,14 +121,12 @@ class Ingest:
         waiter = Stored(self, packet, client, target.name, sink, stored)
         if self._timings is not None:
             waiter.came = monotonic()
-        pairs = packet.properties.get(Property.USER_PROPERTY, ()) if packet.properties else ()
         self.unconfirmed += len(packet.payloads)
         try:
-            waiter.batch = self._producer.enqueue(
-                target, packet.payloads, waiter, key=client, content_type=content_type_of(packet),
-                headers=from_packet(packet, client).headers(pairs),
-                message_id=None if token is None else f"mqtt:{token}",
-            )  # fmt: skip
+            is_plain = packet.qos == 1 and packet.properties is None and not packet.retain
+            encoder = plain_encoder(client, packet.topic) if is_plain else encoder_for(packet, client)
+            message_id = None if token is None else f"mqtt:{token}"
+            waiter.batch = self._producer.enqueue(target, packet.payloads, waiter, encoder, message_id)
         except (TooLarge, ConfigError):
             waiter.refused()
 
@@ -173,6 +172,18 @@ class Ingest:
             await self._retained.keep(published, stamp(f"{self._now_ms()}-0".encode(), self._count))
         except RsmqError as error:
             sink.fail(error)
+
+
+def encoder_for(packet: Publish, client: str) -> EntryEncoder:
+    """Encodes the messages of a packet. Raises ConfigError for too large headers."""
+    pairs = packet.properties.get(Property.USER_PROPERTY, ()) if packet.properties else ()
+    return EntryEncoder(client, content_type_of(packet), from_packet(packet, client).headers(pairs))
+
+
+@lru_cache(maxsize=20_000)
+def plain_encoder(client: str, topic: str) -> EntryEncoder:
+    """The same for messages of QoS 1 without properties and retain flag, as nearly all messages of a device are."""
+    return encoder_for(Publish(topic, b"", 1), client)
 
 
 def stamp(stream_id: bytes, place: int) -> str:

@@ -7,7 +7,7 @@ from typing import Self
 
 from rsmq.errors import ConfigError
 from rsmq.gateway.options import GatewayOptions
-from rsmq.gateway.packet import Packet, Publish, Reason, Refused
+from rsmq.gateway.packet import Packet, PubAcks, Publish, Reason, Refused
 
 
 class Rate:
@@ -47,12 +47,19 @@ class ClientRates:
         """Packets have come, or are not held back any more, and so many bytes. Raises Refused for too many."""
         if size and self._bytes is not None and not self._bytes.allows(size, now):
             raise too_many("bytes", "most_bytes")
-        messages = [len(each.payloads) for each in packets if type(each) is Publish]
-        number = sum(messages)
-        if self._packets is not None and not self._packets.allows(len(packets) - len(messages) + number, now):
+        if self._packets is not None and not self._packets.allows(sum(map(number_of, packets)), now):
             raise too_many("packets", "most_packets")
-        if self._messages is not None and not self._messages.allows(number, now):
-            raise too_many("messages", "most_messages")
+        if self._messages is not None:
+            messages = sum(len(each.payloads) for each in packets if type(each) is Publish)
+            if not self._messages.allows(messages, now):
+                raise too_many("messages", "most_messages")
+
+
+def number_of(packet: Packet) -> int:
+    """How many packets of a client are read as this one."""
+    if isinstance(packet, Publish):
+        return len(packet.payloads)
+    return len(packet.packet_ids) if isinstance(packet, PubAcks) else 1
 
 
 def too_many(what: str, limit: str) -> Refused:

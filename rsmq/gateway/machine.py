@@ -6,7 +6,15 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from rsmq.gateway import encode
-from rsmq.gateway.decode import FIRST_CONNECT, decode, is_version_5, read_frame, read_more
+from rsmq.gateway.decode import (
+    FIRST_CONNECT,
+    PUBACK_FIRST,
+    decode,
+    is_version_5,
+    read_frame,
+    read_more,
+    read_pubacks,
+)
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
     PUBLISH,
@@ -17,6 +25,7 @@ from rsmq.gateway.packet import (
     Packet,
     Properties,
     ProtocolError,
+    PubAcks,
     Publish,
     Reason,
     Refused,
@@ -108,6 +117,10 @@ class Machine:
             while at < size and not (self.is_waiting and self._may_wait(data[at])):
                 if self.state is State.NEW and data[at] != FIRST_CONNECT:
                     raise ProtocolError("the first packet is not a CONNECT")
+                if data[at] == PUBACK_FIRST and self.state is State.CONNECTED and (ids := read_pubacks(data, at)):
+                    found.append(PubAcks(ids))
+                    at += 4 * len(ids)
+                    continue
                 body, end = read_frame(data, at, size, self._limits.packet_size)
                 if end < 0:
                     break

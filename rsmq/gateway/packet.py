@@ -220,6 +220,12 @@ class Ack:
         return f"<Ack {self.kind} id={self.packet_id} reason={self.reason:#x}>"
 
 
+class PubAcks(NamedTuple):
+    """PUBACKs without a reason code that came one behind the other: nearly all of them are such."""
+
+    packet_ids: list[int]
+
+
 class Subscribe(NamedTuple):
     """A request for subscriptions."""
 
@@ -252,4 +258,4 @@ class Auth(NamedTuple):
     properties: Properties
 
 
-Packet = Connect | Publish | Ack | Subscribe | Unsubscribe | Disconnect | Ping | Auth
+Packet = Connect | Publish | Ack | PubAcks | Subscribe | Unsubscribe | Disconnect | Ping | Auth

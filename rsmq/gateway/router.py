@@ -22,8 +22,8 @@ log = logging.getLogger("rsmq.gateway")
 
 GROUP = "mqtt"
 BATCH = 500
-MOST_PLANNED: Final = 200_000
-"""Plans that are kept, and the recipients in them: 30 MB at most."""
+MOST_PLANNED: Final = 50_000
+"""Plans that are kept, and the recipients in them: 60 MB at most, if headers are as long as they may be for that."""
 
 
 class Plan(NamedTuple):

@@ -10,18 +10,21 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final, Protocol, Unpack
 from uuid import UUID
 
 import uuid_utils
 from anyio import from_thread
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from rsmq.errors import ConfigError, Malformed, NotJson, Oversized
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.expiry import EXPIRES, ON_EXPIRY, expiry_of
 from rsmq.model.expiry import FIELDS as EXPIRY_FIELDS
+from rsmq.model.headers import LARGEST_HEADERS as LARGEST_HEADERS
+from rsmq.model.headers import MOST_REMEMBERED, check_headers
+from rsmq.model.headers import read_headers as read_headers  # a message has some
+from rsmq.model.headers import write_headers as write_headers
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_in
 from rsmq.model.output_options import OutputOptions, refuse_thread
@@ -36,12 +39,8 @@ MAX_FIELDS: Final = 256
 """An entry with more fields is refused: reading them as headers would waste CPU."""
 WITH_HEADERS: Final = [b"data", b"id", b"key", b"type", b"h"]
 """The fields of a message that came through an MQTT gateway."""
-MOST_KNOWN_HEADERS: Final = 512
-"""Bytes of headers that may be remembered as right."""
 LARGEST_PAYLOAD: Final = 1 << 20
 """Largest payload that a setting allows. A larger one was stored by another client, and is not handled."""
-LARGEST_HEADERS: Final = 32 << 10
-"""Largest size of the headers as JSON. W3C baggage alone may have 8 KiB."""
 LONGEST_SHOWN: Final = 80
 """Characters of an id or a key in a log line: another client may store a megabyte."""
 
@@ -130,10 +129,11 @@ class Message:
         elif len(entry) == 2 and entry[0] == b"data":
             self.data = entry[1]
             self.routing_key = None
-        elif len(entry) == 10 and entry[::2] == WITH_HEADERS and len(entry[9]) <= MOST_KNOWN_HEADERS:
+        elif len(entry) == 10 and entry[::2] == WITH_HEADERS and len(entry[9]) <= MOST_REMEMBERED:
             self.is_plain = False
             self.expires_ms: int | None = None
             self.data, self.routing_key = entry[1], entry[5]
+            self.check_size()
             check_headers(entry[9])
         else:
             self._read_any_layout(self._fields)
@@ -205,8 +205,9 @@ class Message:
 
     @property
     def raw_headers(self) -> bytes | None:
-        """The headers as JSON, if there is nothing else in the entry that `headers` would show."""
-        return self._entry[9] if self._entry[::2] == WITH_HEADERS else None
+        """The headers as JSON, if they are few, and all that `headers` would show."""
+        found = self._entry[9] if self._entry[::2] == WITH_HEADERS else None
+        return None if found is None or len(found) > MOST_REMEMBERED else found
 
     @property
     def expires(self) -> datetime | None:
@@ -340,37 +341,6 @@ def shown(text: str) -> str:
     """An id for a log line: one of another client may be very long, or contain a line end that forges a second line."""
     text = text[:LONGEST_SHOWN]
     return text if text.isprintable() else repr(text)
-
-
-ONLY_TEXT: Final = {str}
-
-
-def read_headers(raw: bytes) -> dict[str, str]:
-    """Headers from a JSON object. Raises Malformed for anything but an object of strings."""
-    if len(raw) > LARGEST_HEADERS:
-        raise Malformed(f"the headers have {len(raw)} bytes, more than {LARGEST_HEADERS}")
-    try:
-        headers = from_json(raw)
-    except ValueError as error:
-        raise Malformed(f"the headers are not JSON: {error}") from None
-    if not isinstance(headers, dict) or not {*map(type, headers.values())} <= ONLY_TEXT:
-        raise Malformed("the headers are not a JSON object of strings")
-    return headers
-
-
-check_headers = lru_cache(maxsize=1024)(read_headers)
-"""Raises Malformed for wrong headers. The messages of one device all have the same ones."""
-
-
-def write_headers(headers: Mapping[str, str]) -> bytes:
-    """Headers as a JSON object. Raises ConfigError when they are larger than a reader accepts."""
-    raw = to_json(headers)
-    if len(raw) > LARGEST_HEADERS:
-        raise ConfigError(
-            f"the headers have {len(raw)} bytes as JSON: use at most {LARGEST_HEADERS}, and put large values into the "
-            f"payload"
-        )
-    return raw
 
 
 def new_message_id() -> str:

@@ -16,6 +16,7 @@ from rsmq.redis.raw_connection import pack
 from rsmq.redis.scripts import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, Script
 from rsmq.redis.topics import Topic
 
+Fields = list[bytes | str]
 Entry = tuple[int, bytes]
 """The number of its values in MessagePack, and these."""
 
@@ -44,22 +45,33 @@ def encode_entry(
     return len(fields) + 1, pack_values((len(fields), *fields))
 
 
-def entry_encoder(
-    key: str, content_type: str, headers: Mapping[str, str]
-) -> Callable[[Sequence[bytes]], tuple[list[str], list[Entry]]]:
-    """Encodes messages that differ in nothing but their payload: ids and entries. What they share is packed once."""
-    fields = entry_fields(b"", "", key, content_type, headers)
-    count, rest = len(fields), pack_values(fields[4:])
+class EntryEncoder:
+    """Encodes messages that differ in nothing but payload and id. What they share is packed once.
 
-    def encode(payloads: Sequence[bytes]) -> tuple[list[str], list[Entry]]:
+    `size`: what each of them has besides its payload.
+    """
+
+    __slots__ = ("_fields", "_packed", "key", "size")
+
+    def __init__(self, key: str, content_type: str, headers: Mapping[str, str]) -> None:
+        self.key = key
+        self._fields = entry_fields(b"", "", key, content_type, headers)[4:]
+        self._packed = pack_values(self._fields)
+        self.size = len(key) + sum(len(name) + len(value) for name, value in headers.items())
+
+    def fields(self, data: bytes, message_id: str) -> Fields:
+        """One message as a field list."""
+        return ["data", data, "id", message_id, *self._fields]
+
+    def entries(self, payloads: Sequence[bytes]) -> tuple[list[str], list[Entry]]:
+        """New ids, and the messages as `encode_entry` encodes them."""
+        count, packed = 4 + len(self._fields), self._packed
         ids = [new_message_id() for _ in payloads]
         return ids, [
             (count + 1, b"%c\xa4data\xdb%b%b\xa2id\xd9\x24%b%b" % (
-                count, len(data).to_bytes(4), data, message_id.encode(), rest
+                count, len(data).to_bytes(4), data, message_id.encode(), packed
             )) for data, message_id in zip(payloads, ids, strict=True)
         ]  # fmt: skip
-
-    return encode
 
 
 Answer = tuple[bool | None, bool | None]
@@ -69,7 +81,6 @@ NEW: Final[Answer] = (True, True)
 MOST_MESSAGES: Final = 500
 MOST_BYTES: Final = 4 << 20
 
-Fields = list[bytes | str]
 Encode = Callable[..., Any]
 """Takes data, message id, key, content type, headers and, if there are any, further fields."""
 
@@ -142,12 +153,9 @@ class Batch(ABC):
         self.entries.append(entry)
         self.size += size
 
-    def extend(
-        self, payloads: Sequence[bytes], encode: Callable[[Sequence[bytes]], tuple[list[str], list[Entry]]],
-        waiter: Waiter,
-    ) -> None:  # fmt: skip
+    def extend(self, payloads: Sequence[bytes], encoder: EntryEncoder, waiter: Waiter) -> None:
         """Append messages that have one waiter."""
-        ids, entries = encode(payloads)
+        ids, entries = encoder.entries(payloads)
         self.ids += ids
         self.entries += entries
         self.waiters += [waiter] * len(ids)

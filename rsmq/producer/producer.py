@@ -23,7 +23,7 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.unique import OnConflict, Unique, Until
-from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, Once, Waiter, entry_encoder
+from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, EntryEncoder, Once, Waiter
 from rsmq.producer.claims import Claim, Claims
 from rsmq.producer.in_doubt import InDoubtMessages
 from rsmq.producer.options import ExpiryOptions, check_message_id, due_time
@@ -194,10 +194,7 @@ class Producer:
         target: Topic,
         payloads: Sequence[bytes],
         waiter: Waiter,
-        *,
-        key: str,
-        content_type: str,
-        headers: Mapping[str, str],
+        encoder: EntryEncoder,
         message_id: str | None = None,
     ) -> Batch:
         """Queue messages of one key without a task of their own, and return the batch of the last one.
@@ -206,28 +203,24 @@ class Producer:
         publishers, whose order of calls is the order of their messages. Raises TooLarge and ConfigError, and then
         queues nothing; everything else goes to the waiter.
         """
-        extra = len(key)
-        for name, value in headers.items():  # a third of the cost of `sum`
-            extra += len(name) + len(value)
-        largest = extra + max(map(len, payloads))
+        largest = encoder.size + max(map(len, payloads))
         if largest > self._limit:
             raise TooLarge(largest, self._limit)
-        partition = partition_for(key, target.partitions)
+        partition = partition_for(encoder.key, target.partitions)
         where, queue = (target, partition, self._stream(target, partition)), self._queue(0)
         if message_id is not None:
             (data,), identity = payloads, check_message_id(message_id)
             single = queue.batch(Once, *where)
-            single.add(identity, single.encode(data, identity, key, content_type, headers), largest)
+            single.add(identity, encoder.fields(data, identity), largest)
             single.waiters.append(waiter)
             return single
-        encode = entry_encoder(key, content_type, headers)
         at = 0
         while True:
             batch = queue.batch(Append, *where)
             room = 1 if largest > LARGE else MOST_MESSAGES - len(batch.ids)
             chunk = payloads[at : at + room]
             at += len(chunk)
-            batch.extend(chunk, encode, waiter)
+            batch.extend(chunk, encoder, waiter)
             if at >= len(payloads):
                 return batch
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rsmq.gateway import encode
 from rsmq.gateway.machine import EARLY_BYTES, Limits, Machine, State
-from rsmq.gateway.packet import Ack, Connect, Packet, Ping, Publish, Reason, Subscribe
+from rsmq.gateway.packet import Ack, Connect, Packet, Ping, PubAcks, Publish, Reason, Subscribe
 from tests.gateway import packets as p
 from tests.gateway.packets import text
 
@@ -312,7 +312,7 @@ def test_a_client_that_waits_for_acknowledgements_is_answered() -> None:
     assert len(messages(one.feed(b"".join(sent[:20])))) == 20
     assert one.is_waiting
     found = one.feed(p.PING + p.publish("a") + p.ack(4, 7) + p.ack(6, 8) + sent[20] + p.PING)
-    assert [type(each) for each in found] == [Ping, Publish, Ack, Ack]
+    assert [type(each) for each in found] == [Ping, Publish, PubAcks, Ack]
     assert one.is_waiting
 
 
@@ -358,6 +358,26 @@ def test_messages_that_differ_in_their_payload_only_are_one_packet(level: int) -
     wanted += [("a/c", b"7", 7), ("a/b", b"8", 8), ("a/b", b"9", 9), ("a/b", b"10", 10), ("a/b", b"11", 0)]
     assert messages(found) == [*wanted, ("a/b", b"12", 12), ("a/bc", b"13", 13), ("a/b", b"14", 14)]
     assert len(found) == 10, "the first four are one packet, and what follows the long one joins that"
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+def test_acknowledgements_that_came_together_are_one_packet(level: int) -> None:
+    """But for those with a reason code, and none that is malformed."""
+    one = machine(level)
+    data = b"".join(p.ack(4, n) for n in (1, 300, 1)) + p.PING + p.ack(4, 7)
+    found = one.feed(data + b"\x40\2\0")
+    assert [each.packet_ids for each in found if isinstance(each, PubAcks)] == [[1, 300, 1], [7]]
+    assert len(found) == 3
+    assert one.feed(b"\x09")[0] == PubAcks([9])
+    if level == 5:
+        first, second, third = one.feed(p.ack(4, 1) + p.ack(4, 2, 0x10) + p.ack(4, 3))
+        assert isinstance(second, Ack)
+        assert (first, second.reason, third) == (PubAcks([1]), 0x10, PubAcks([3]))
+    for wrong in (p.ack(4, 0), b"\x41\2\0\1", b"\x40\1\0"):
+        one = machine(level)
+        assert one.feed(p.ack(4, 5) + wrong) == [PubAcks([5])]
+        assert one.error is not None
+        assert one.error.reason == Reason.MALFORMED_PACKET
 
 
 @pytest.mark.parametrize("level", [4, 5])

@@ -1,0 +1,45 @@
+"""The headers of a message as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from pydantic_core import from_json, to_json
+
+from rsmq.errors import ConfigError, Malformed
+
+LARGEST_HEADERS: Final = 32 << 10
+"""Largest size of the headers as JSON. W3C baggage alone may have 8 KiB."""
+MOST_REMEMBERED: Final = 512
+"""Bytes of headers that `check_headers` may get: what it remembers is bounded."""
+ONLY_TEXT: Final = {str}
+
+
+def read_headers(raw: bytes) -> dict[str, str]:
+    """Headers from a JSON object. Raises Malformed for anything but an object of strings."""
+    if len(raw) > LARGEST_HEADERS:
+        raise Malformed(f"the headers have {len(raw)} bytes, more than {LARGEST_HEADERS}")
+    try:
+        headers = from_json(raw)
+    except ValueError as error:
+        raise Malformed(f"the headers are not JSON: {error}") from None
+    if not isinstance(headers, dict) or not {*map(type, headers.values())} <= ONLY_TEXT:
+        raise Malformed("the headers are not a JSON object of strings")
+    return headers
+
+
+check_headers = lru_cache(maxsize=1024)(read_headers)
+"""Raises Malformed for wrong headers. The messages of one device all have the same ones."""
+
+
+def write_headers(headers: Mapping[str, str]) -> bytes:
+    """Headers as a JSON object. Raises ConfigError when they are larger than a reader accepts."""
+    raw = to_json(headers)
+    if len(raw) > LARGEST_HEADERS:
+        raise ConfigError(
+            f"the headers have {len(raw)} bytes as JSON: use at most {LARGEST_HEADERS}, and put large values into the "
+            f"payload"
+        )
+    return raw
