@@ -144,11 +144,12 @@ class RawConnection:
 
     async def _exchange(self, commands: Sequence[bytes], asking: bool, last: bytes) -> list[Any]:
         packed = [part for command in commands for part in (ASKING, command)] if asking else commands
+        count = len(packed)
         if last:
             packed = [*packed, last]
         await self._connection.send_packed_command(packed, check_health=False)
         replies = await self._replies(len(packed))
-        return replies[1::2] if asking else replies
+        return [*replies[1:count:2], *replies[count:]] if asking else replies
 
     async def _replies(self, count: int) -> list[Any]:
         replies: list[Any] = []
@@ -236,11 +237,12 @@ class ShardedConnection:
 
     An error in a reply is returned in its place, as on a `RawConnection`. For an unreachable node every reply is
     BrokerUnavailable: its commands may or may not be executed. A command that reached the wrong node was not executed,
-    so it follows its slot; commands on one slot stay in order.
+    so it follows its slot; commands on one slot stay in order. With `replicas`, a reply is BrokerUnavailable, too,
+    unless so many replicas of its node have confirmed what was written.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, replicas: int = 0) -> None:
+        self._client, self._replicas = client, replicas
         self._connections: dict[Client, RawConnection] = {}
 
     async def exchange(self, commands: Sequence[Packed], timeout: float | None = None) -> list[Any]:
@@ -259,7 +261,13 @@ class ShardedConnection:
         try:
             if not connection.is_open:
                 await connection.open()
-            return await connection.exchange(packed, timeout, asking=asking)
+            if not self._replicas:
+                return await connection.exchange(packed, timeout, asking=asking)
+            wait = pack(("WAIT", self._replicas, round(node.timeout * 500)))
+            *replies, reached = await connection.exchange(packed, timeout, asking=asking, last=wait)
+            if isinstance(reached, Exception) or reached < self._replicas:
+                raise BrokerUnavailable(f"only {reached} of {self._replicas} replicas have confirmed it in time")
+            return replies
         except BrokerUnavailable as error:
             return [error] * len(packed)
         except BrokerError as error:  # not about a command: the connection itself was refused

@@ -57,11 +57,20 @@ class Database:
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """One transaction. Raises ConfigError for a missing table, BrokerUnavailable for a database that is away."""
+        return await self._within(self.engine, work)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """One query. The same errors. PostgreSQL needs no transaction for it, which saves two of three round trips."""
+        if self.dialect != "postgresql":
+            return await self.run(work)
+        return await self._within(self.engine.execution_options(isolation_level="AUTOCOMMIT"), work)
+
+    async def _within(self, engine: Engine | AsyncEngine, work: Callable[[Connection], T]) -> T:
         try:
-            if isinstance(self.engine, AsyncEngine):
-                async with self.engine.begin() as connection:
+            if isinstance(engine, AsyncEngine):
+                async with engine.begin() as connection:
                     return await connection.run_sync(work)
-            return await anyio.to_thread.run_sync(self._run, work)
+            return await anyio.to_thread.run_sync(within, engine, work)
         except DBAPIError as error:
             said = explained(error)
             if said is error and (error.connection_invalidated or isinstance(error, OperationalError)):
@@ -69,10 +78,6 @@ class Database:
             raise said from error
         except OSError as error:
             raise BrokerUnavailable(f"no answer from the database {self!r}: {error}") from error
-
-    def _run(self, work: Callable[[Connection], T]) -> T:
-        with self.sync_engine.begin() as connection:
-            return work(connection)
 
     async def identity(self) -> str:
         """The id of this database, made at the first call of all."""
@@ -85,6 +90,12 @@ class Database:
 
     def __repr__(self) -> str:
         return self.sync_engine.url.render_as_string(hide_password=True)
+
+
+def within(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """One transaction of a plain engine."""
+    with engine.begin() as connection:
+        return work(connection)
 
 
 def read_identity(connection: Connection) -> uuid.UUID | None:

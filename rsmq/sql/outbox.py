@@ -55,8 +55,10 @@ class OutboxOptions(ManyOptions, total=False):
 class RelayedOutbox:
     """Rows of messages in a database, which the workers of a broker relay; how they get there is not its business."""
 
-    def __init__(self, database: Database, *, poll: timedelta, notify: bool) -> None:
-        self.database = database
+    def __init__(self, database: Database, *, poll: timedelta, notify: bool, wait_replicas: int) -> None:
+        if type(wait_replicas) is not int or wait_replicas < 0:
+            raise ConfigError(f"wait_replicas={wait_replicas!r} is not possible: use 0 or more")
+        self.database, self._replicas = database, wait_replicas
         self._poll, self._has_notify = poll, notify and database.dialect == "postgresql"
         self._payload_limit: int | None = None
         self.relay: Relay | None = None
@@ -114,7 +116,8 @@ class RelayedOutbox:
     async def serve(self, context: ServerContext) -> None:
         """Relay the rows while this member leads; for the worker."""
         self._payload_limit = int(context.settings.payload_limit)
-        self.relay = Relay(self.database, context, self._poll, CHANNEL if self._has_notify else None)
+        channel = CHANNEL if self._has_notify else None
+        self.relay = Relay(self.database, context, self._poll, channel, self._replicas)
         try:
             await self.relay.run()
         finally:
@@ -140,13 +143,19 @@ class Outbox(RelayedOutbox):
     `broker.include(outbox)` lets the workers of a broker relay it; only one of them does so at a time. `poll` is how
     often that one looks for new rows where the database does not announce them: SQLite, MySQL, and PostgreSQL behind a
     pooler that has no LISTEN. `notify=False` saves the NOTIFY of each transaction on PostgreSQL, which waits for a lock
-    at a commit.
+    at a commit. `wait_replicas`: a row is deleted when so many replicas have its message, too: then a failover that
+    loses writes loses none of these, because the next relay publishes them again.
     """
 
     def __init__(
-        self, engine: Engine | AsyncEngine, *, poll: timedelta = timedelta(milliseconds=50), notify: bool = True
+        self,
+        engine: Engine | AsyncEngine,
+        *,
+        poll: timedelta = timedelta(milliseconds=50),
+        notify: bool = True,
+        wait_replicas: int = 0,
     ) -> None:
-        super().__init__(Database(engine, "Outbox"), poll=poll, notify=notify)
+        super().__init__(Database(engine, "Outbox"), poll=poll, notify=notify, wait_replicas=wait_replicas)
 
     @overload
     def publish(

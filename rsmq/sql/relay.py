@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Final
 
 import anyio
@@ -49,6 +48,11 @@ Place = tuple[str, int]
 DELETE_ANY: Final = delete(OUTBOX).where(OUTBOX.c.seq == any_(bindparam("seqs", type_=ARRAY(BigInteger))))
 
 
+COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "due_ms")
+PAYLOAD: Final = COLUMNS.index("payload")
+WAITING: Final = select(*(OUTBOX.c[name] for name in COLUMNS)).where(OUTBOX.c.error.is_(None))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A row as the arguments of the script."""
@@ -81,16 +85,19 @@ class Relay:
     is deleted, and refuses calls of an earlier leader. A row leaves the table only when the server has confirmed it.
     Order: of two rows, where one was inserted after the transaction of the other had committed, the earlier one comes
     first. So messages of a key keep their order if their transactions lock something of that key before they publish.
+    With `replicas` a row leaves the table when so many of them have its message, too.
     """
 
-    def __init__(self, database: Database, context: ServerContext, poll: timedelta, channel: str | None) -> None:
+    def __init__(
+        self, database: Database, context: ServerContext, poll: timedelta, channel: str | None, replicas: int = 0
+    ) -> None:
         self._database, self._context = database, context
         self._poll = poll.total_seconds()
         self._listener = Listener(database, channel)
         self._name = ""
         self._turn = 0
         self._limit = FIRST_ROWS
-        self._connection = ShardedConnection(context.client)
+        self._connection = ShardedConnection(context.client, replicas)
         self._deleted: dict[Place, set[bytes]] = {}
         self._full: dict[str, float] = {}
         self.relayed = 0
@@ -115,9 +122,12 @@ class Relay:
                     await leadership.release()
 
     async def _lead(self, leadership: Leadership) -> None:
-        epoch = 0
+        epoch, waits = 0, False
         while True:
             seconds = await leadership.bid()
+            if bool(seconds) != waits:
+                waits = not waits
+                log.debug("%s %s", self._context.member, "waits: another worker relays" if waits else "relays")
             if seconds:
                 self.is_leading = self._listener.is_wanted = False
                 self.status = None
@@ -145,19 +155,12 @@ class Relay:
 
     async def relay_once(self, epoch: int) -> int:
         """Move one batch of rows; returns how many left the table."""
-        rows = await self._database.run(self._read)
+        rows = await self._database.read(self._read)
         if not rows:
             return 0
-        size = sum(len(row.payload) for row in rows)
+        size = sum(len(row[PAYLOAD]) for row in rows)
         self._limit = max(1, min(MOST_ROWS, self._limit * 10, MOST_BYTES * len(rows) // max(1, size)))
-        batches, refused = dict[Place, Batch](), list[tuple[int, str]]()
-        for row in rows:
-            try:
-                batch, entry = await self._entry(row, batches)
-            except (ConfigError, MessageError, ValueError) as error:
-                refused.append((row.seq, str(error)))
-            else:
-                batch.entries.append(entry)
+        batches, refused = await self._by_partition(rows)
         try:
             await self._append(epoch, list(batches.values()))
         finally:  # also if the server has failed in between: what it has confirmed need not be asked for again
@@ -169,18 +172,31 @@ class Relay:
             self.relayed += len(done)
         return len(done) + len(refused)
 
-    async def _entry(self, row: Row, batches: dict[Place, Batch]) -> tuple[Batch, Entry]:
-        """A row as the arguments of the script, and the batch of its partition."""
-        fields = fields_of(row)
-        topic = self._context.topics.cached(row.aggregatetype) or await self._context.topics.lookup(row.aggregatetype)
-        route = fields[3] if row.aggregateid is None else row.aggregateid
-        place = topic.name, partition_for(route, topic.partitions)
-        batch = batches.get(place)
-        if batch is None:
-            names = [part(*place) for part in (self._context.keys.stream, self._context.keys.delayed)]
-            batch = batches[place] = Batch(topic, place, [*names, self._context.keys.relayed(*place)])
-        due = "" if row.due_ms is None else row.due_ms
-        return batch, Entry(row.seq, row.id.bytes, [row.id.bytes, due, len(fields), *fields])
+    async def _by_partition(self, rows: Sequence[Row]) -> tuple[dict[Place, Batch], list[tuple[int, str]]]:
+        """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
+        batches, refused, topics = dict[Place, Batch](), list[tuple[int, str]](), dict[str, Topic]()
+        for seq, row_id, name, key, kind, payload, headers, due_ms in rows:
+            message_id = str(row_id)
+            try:
+                topic = topics.get(name)
+                if topic is None:
+                    topic = topics[name] = await self._topic(name)
+                fields = fields_of(message_id, key, kind, payload, headers)
+            except (ConfigError, MessageError, ValueError) as error:
+                refused.append((seq, str(error)))
+                continue
+            place = name, partition_for(message_id if key is None else key, topic.partitions)
+            batch = batches.get(place)
+            if batch is None:
+                names = [part(*place) for part in (self._context.keys.stream, self._context.keys.delayed)]
+                batch = batches[place] = Batch(topic, place, [*names, self._context.keys.relayed(*place)])
+            own, due = row_id.bytes, "" if due_ms is None else due_ms
+            batch.entries.append(Entry(seq, own, [own, due, len(fields), *fields]))
+        return batches, refused
+
+    async def _topic(self, name: str) -> Topic:
+        check_name("topic", name)
+        return self._context.topics.cached(name) or await self._context.topics.lookup(name)
 
     def _read(self, connection: Connection) -> Sequence[Row]:
         """The oldest rows that can be seen, without those of a full topic.
@@ -190,10 +206,7 @@ class Relay:
         """
         now = time.monotonic()
         self._full = {topic: until for topic, until in self._full.items() if until > now}
-        query = select(
-            OUTBOX.c.seq, OUTBOX.c.id, OUTBOX.c.aggregatetype, OUTBOX.c.aggregateid, OUTBOX.c.type, OUTBOX.c.payload,
-            OUTBOX.c.headers, OUTBOX.c.due_ms,
-        ).where(OUTBOX.c.error.is_(None))  # fmt: skip
+        query = WAITING
         if self._full:
             query = query.where(OUTBOX.c.aggregatetype.not_in(sorted(self._full)))
         return connection.execute(query.order_by(OUTBOX.c.seq).limit(self._limit)).all()
@@ -266,19 +279,14 @@ class Relay:
         return f"<Relay {self._database!r} {'leads' if self.is_leading else 'waits'} relayed={self.relayed}>"
 
 
-def fields_of(row: Row) -> list[bytes | str]:
+def fields_of(
+    message_id: str, key: str | None, content_type: str | None, payload: bytes, headers: str | None
+) -> list[bytes | str]:
     """The fields of the stream entry. Raises for a row that no publisher of ours has written and none can read."""
-    check_topic(row.aggregatetype)
-    if len(row.payload) > LARGEST_PAYLOAD:
-        raise Oversized(len(row.payload), LARGEST_PAYLOAD)
-    headers = read_headers(row.headers.encode()) if row.headers else None
-    return entry_fields(bytes(row.payload), str(row.id), row.aggregateid, row.type or JSON, headers)
-
-
-@lru_cache(maxsize=1024)
-def check_topic(name: str) -> None:
-    """Raise ConfigError for a name that is not one of a topic."""
-    check_name("topic", name)
+    if len(payload) > LARGEST_PAYLOAD:
+        raise Oversized(len(payload), LARGEST_PAYLOAD)
+    read = read_headers(headers.encode()) if headers else None
+    return entry_fields(bytes(payload), message_id, key, content_type or JSON, read)
 
 
 def delete_rows(connection: Connection, seqs: list[int]) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from rsmq import Broker, ConfigError, Message
+from rsmq import Broker, ConfigError, Message, Settings
 from rsmq.errors import NotJson, TooLarge
 from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client
@@ -24,6 +24,7 @@ from rsmq.sql import Outbox, create_tables
 from rsmq.sql.relay import Relay, Stale
 from rsmq.sql.tables import OUTBOX
 from tests.patience import until
+from tests.servers import Server, wait_until
 from tests.sql.databases import Postgres
 
 
@@ -136,6 +137,37 @@ async def test_a_transaction_that_began_first_but_locked_later_comes_later(pg: A
     async with broker.running():
         await until(lambda: len(seen) == 2, "both are handled")
     assert seen == ["first", "second"]
+
+
+async def test_row_waits_until_a_replica_has_its_message(
+    pg: AsyncEngine, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `wait_replicas` it is deleted when a replica has confirmed it, and it is published once all the same."""
+    with Server(tcp=True) as master, Server("--repl-diskless-sync-delay", "0", tcp=True) as replica:
+        with replica.client() as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", master.port)
+        with master.client() as client:
+            await anyio.to_thread.run_sync(wait_until, lambda: is_replicated(client), "the replica is in sync")
+        quick = Settings(url=master.url, prefix=prefix, preflight="warn", command_timeout=timedelta(seconds=1))
+        broker, outbox = Broker(quick), Outbox(pg, wait_replicas=1)
+        seen = recorded(broker)
+        broker.include(outbox)
+        async with broker.running():
+            replica.pause()
+            async with async_sessionmaker(pg).begin() as session:
+                await outbox.publish(session, "orders", "x")
+            await until(lambda: "only 0 of 1 replicas have confirmed" in caplog.text, "the relay waits")
+            assert await has_backlog(outbox, 1)
+            replica.resume()
+            await until(lambda: is_empty(outbox), "a replica has it")
+        assert seen == ["x"]
+    with pytest.raises(ConfigError, match="use 0 or more"):
+        Outbox(pg, wait_replicas=-1)
+
+
+def is_replicated(client: Any) -> bool:
+    """Whether a replica follows."""
+    return bool(client.info("replication").get("slave0", {}).get("state") == "online")
 
 
 async def test_a_long_transaction_does_not_hold_back_the_others(pg: AsyncEngine, broker: Broker) -> None:

@@ -20,8 +20,8 @@ T = TypeVar("T")
 class Outbox(RelayedOutbox):
     """Messages in a table of a database of Django, which the workers relay to their topics after the commit.
 
-    `broker.include(outbox)` lets the workers of a broker relay it. `using` is the alias in DATABASES; `poll` and
-    `notify` are those of `rsmq.sql.Outbox`.
+    `broker.include(outbox)` lets the workers of a broker relay it. `using` is the alias in DATABASES; `poll`, `notify`
+    and `wait_replicas` are those of `rsmq.sql.Outbox`.
     """
 
     def __init__(
@@ -30,9 +30,11 @@ class Outbox(RelayedOutbox):
         *,
         poll: timedelta = timedelta(milliseconds=50),
         notify: bool = True,
+        wait_replicas: int = 0,
     ) -> None:
         self._alias = using
-        super().__init__(Database(engine_of(using), "Outbox"), poll=poll, notify=notify)
+        database = Database(engine_of(using), "Outbox")
+        super().__init__(database, poll=poll, notify=notify, wait_replicas=wait_replicas)
 
     def publish(self, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str:
         """Publish a message when the transaction of this thread commits, and return its id.
