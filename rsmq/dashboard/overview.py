@@ -18,9 +18,12 @@ from rsmq.inspector.text import age, limited, rate, state, timestamp, trend
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import duration, number
+from rsmq.redis.outboxes import OutboxState, read_outboxes
 
 T = TypeVar("T")
 
+UNSERVED: Final = timedelta(seconds=30)
+"""A relay counts every five seconds: after this time there is none."""
 MOST_ROWS: Final = 50
 """Rows of a table of the overview."""
 
@@ -64,6 +67,7 @@ async def overview(context: Context) -> Page:
             tag("h2", "Groups"), group_table(context, first(context, sorted(groups, key=worst_first))),
             more(context, "groups", len(groups)),
             tag("h2", "Topics"), topic_table(context, first(context, topics)), more(context, "topics", len(topics)),
+            outbox_table(context, await read_outboxes(context.queries.client, context.queries.keys)),
         ],
         is_live=True,
     )  # fmt: skip
@@ -270,6 +274,23 @@ def group_table(context: Context, groups: Sequence[GroupTrend]) -> Html:
         for each in groups
     ]  # fmt: skip
     return context.live.table("groups", columns, rows, "there are no groups")
+
+
+def outbox_table(context: Context, outboxes: Sequence[OutboxState]) -> Html | None:
+    """Outboxes of databases, if there are any. One that no relay counts any more says since when."""
+    columns = ("outbox", "#waiting", "#oldest", "#refused", "relay", "counted")
+    rows = [
+        Row(
+            each.id,
+            (
+                each.counted.database, number(each.counted.backlog), age(each.oldest), number(each.counted.refused),
+                each.counted.member, f"{spoken(each.counted_ago)} ago" if each.counted_ago < UNSERVED else
+                tag("span", f"{spoken(each.counted_ago)} ago", class_="unserved"),
+            ),
+        )
+        for each in outboxes
+    ]  # fmt: skip
+    return tag("div", tag("h2", "Outboxes"), context.live.table("outboxes", columns, rows, "")) if rows else None
 
 
 def linked(value: int, url: str) -> Content:

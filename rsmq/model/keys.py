@@ -174,6 +174,11 @@ class Keys:
         """Hash: owner, until_ms and epoch of the member that does a piece of work for all workers."""
         return f"{self.prefix}:leader:{{{work}}}"
 
+    @property
+    def outboxes(self) -> str:
+        """Hash: id of a database -> what waits in its outbox, as its relay has last counted it (JSON)."""
+        return f"{self.prefix}:outboxes"
+
     def device(self, device: str) -> tuple[str, str, str, str]:
         """All keys of a device except its letters: inbox, session, expiry, wake."""
         stem = f"{self.prefix}:{{{encode_device(device)}}}_"

@@ -20,6 +20,7 @@ from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.partition import partition_for
 from rsmq.redis.leadership import RENEW, Leadership
+from rsmq.redis.outboxes import CountedOutbox, report_outbox
 from rsmq.redis.raw_connection import ShardedConnection, pack
 from rsmq.redis.scripts import OK, RELAY_ROWS, Value
 from rsmq.redis.server_context import ServerContext
@@ -140,7 +141,7 @@ class Relay:
             self.is_leading = self._listener.is_wanted = True
             self._listener.news.clear()
             if self.status is None or time.monotonic() - self._counted > STATUS_SECONDS:
-                self.status, self._counted = await self._database.run(read_status), time.monotonic()
+                await self._count()
             try:
                 count = await self.relay_once(epoch)
             except Stale:
@@ -149,6 +150,13 @@ class Relay:
             if not count:
                 with anyio.move_on_after(min(RENEW, self._pause())):
                     await self._listener.news.wait()
+
+    async def _count(self) -> None:
+        """What waits, for metrics and dashboards."""
+        self.status, self._counted = found, _ = await self._database.run(read_status), time.monotonic()
+        name, member = self._database.sync_engine.url.database or "", self._context.member
+        counted = CountedOutbox(name, found.backlog, found.age_seconds, found.refused, member)
+        await report_outbox(self._context.client, self._context.keys, self._name, counted)
 
     def _pause(self) -> float:
         return RENEW if self._listener.is_listening else self._poll

@@ -1,8 +1,8 @@
-"""Effects and outbox with a cluster and with Sentinel: each row and each receipt once, while slots move and a master is
-lost."""
+"""The pieces that happen once, on a server, with Sentinel and on a cluster: each row, receipt and output once, in each
+kind of handler, while slots move and when a master is lost."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated
 
 import anyio
@@ -17,27 +17,43 @@ from tests.cluster.cluster import Cluster
 from tests.contract.witness import ask, settled
 from tests.patience import until
 from tests.sentinel.sentinels import Sentinels
+from tests.sql.combinations import COMBINATIONS, PAIRS, Combinations
 from tests.sql.databases import Postgres
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[Sentinels]:
+    """A master, two replicas, three sentinels. The last test kills the master."""
+    with Sentinels() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    """One PostgreSQL for all."""
+    with Postgres() as running:
+        yield running
+
+
 KEYS = [f"k{number}" for number in range(6)]
 
 
-@asynccontextmanager
-async def database() -> AsyncIterator[AsyncEngine]:
-    """A PostgreSQL of its own, with the tables."""
-    with Postgres() as running:
-        engine = create_async_engine(running.url("asyncpg"))
-        async with engine.begin() as connection:
-            await connection.run_sync(create_tables)
-            await connection.execute(text("CREATE TABLE invoice (number int)"))
-        yield engine
-        await engine.dispose()
+@pytest.fixture
+async def engine(postgres: Postgres) -> AsyncIterator[AsyncEngine]:
+    """An empty database with the tables."""
+    engine = create_async_engine(postgres.url("asyncpg", postgres.new_database()))
+    async with engine.begin() as connection:
+        await connection.run_sync(create_tables)
+        await connection.execute(text("CREATE TABLE invoice (number int)"))
+    yield engine
+    await engine.dispose()
 
 
-def billing(broker: Broker, engine: AsyncEngine) -> Broker:
+def billing(broker: Broker, engine: AsyncEngine, wait_replicas: int = 0) -> Broker:
     """A handler that writes an invoice and publishes a receipt, in one transaction."""
-    effects, outbox = Effects(async_sessionmaker(engine)), Outbox(engine)
+    effects, outbox = Effects(async_sessionmaker(engine)), Outbox(engine, wait_replicas=wait_replicas)
     broker.include(outbox)
 
     @broker.handler("orders", group="billing", partitions=4)
@@ -63,38 +79,48 @@ async def receipts(broker: Broker) -> list[int]:
     return sorted(found)
 
 
-async def test_each_counts_once_while_slots_move(make_broker: Callable[..., Broker], cluster: Cluster) -> None:
+@pytest.mark.parametrize("on", ["server", "sentinel", "cluster"])
+async def test_each_piece_in_each_kind_of_handler(request: pytest.FixtureRequest, postgres: Postgres, on: str) -> None:
+    """Effects with outbox, outputs, fence: with key order, without, shared; single and batch; async and plain. On one
+    server all, elsewhere each two of these together, and all with `make chaos`."""
+    server = request.getfixturevalue({"sentinel": "sentinels"}.get(on, on))
+    wanted = COMBINATIONS if on == "server" or os.environ.get("CHAOS") == "long" else PAIRS
+    broker = Broker(Settings(url=server.url, prefix=request.getfixturevalue("prefix"), preflight="warn"))
+    await Combinations(broker, postgres.url("psycopg", postgres.new_database()), wanted).run()
+
+
+async def test_each_counts_once_while_slots_move(
+    make_broker: Callable[..., Broker], cluster: Cluster, engine: AsyncEngine
+) -> None:
     """Partitions and leases go to other nodes, with what is in flight."""
-    async with database() as engine:
-        first, second = (billing(make_broker(), engine) for _ in range(2))
-        async with first.running(), second.running():
-            for number in range(160):
-                await first.publish("orders", number, key=KEYS[number % len(KEYS)])
-                if number % 40 == 20:
-                    stream = first.keys.stream("orders", number // 40)
-                    await anyio.to_thread.run_sync(cluster.migrate_at_once, stream)
-            await settled(first, "orders")
-            await until(lambda: has_all(first, 160), "all receipts are relayed")
-            assert await invoices(engine) == await receipts(first) == list(range(160))
+    first, second = (billing(make_broker(), engine) for _ in range(2))
+    async with first.running(), second.running():
+        for number in range(160):
+            await first.publish("orders", number, key=KEYS[number % len(KEYS)])
+            if number % 40 == 20:
+                stream = first.keys.stream("orders", number // 40)
+                await anyio.to_thread.run_sync(cluster.migrate_at_once, stream)
+        await settled(first, "orders")
+        await until(lambda: has_all(first, 160), "all receipts are relayed")
+        assert await invoices(engine) == await receipts(first) == list(range(160))
 
 
-async def test_each_counts_once_when_a_master_is_lost(prefix: str) -> None:
-    """With Sentinel. What a replica has confirmed is handled; settlements that were lost with the master are not
-    repeated in the database, because their marks are there."""
-    with Sentinels() as sentinels:
-        async with database() as engine:
-            broker = billing(Broker(Settings(url=sentinels.url, prefix=prefix, preflight="warn")), engine)
-            async with broker.running():
-                for number in range(60):
-                    await publish(broker, number, wait_replicas=2)
-                before = await anyio.to_thread.run_sync(sentinels.master_port)
-                next(member for member in sentinels.members if member.port == before).kill()
-                while await anyio.to_thread.run_sync(sentinels.master_port) in (0, before):
-                    await anyio.sleep(0.05)
-                for number in range(60, 120):
-                    await publish(broker, number)
-                await settled(broker, "orders")
-                assert await invoices(engine) == list(range(120))
+async def test_each_counts_once_when_a_master_is_lost(prefix: str, sentinels: Sentinels, engine: AsyncEngine) -> None:
+    """With Sentinel. What a replica has confirmed is handled, and its receipt is there, because the outbox waits for a
+    replica; settlements that were lost with the master are not repeated in the database: their marks are there."""
+    broker = billing(Broker(Settings(url=sentinels.url, prefix=prefix, preflight="warn")), engine, wait_replicas=1)
+    async with broker.running():
+        for number in range(60):
+            await publish(broker, number, wait_replicas=2)
+        before = await anyio.to_thread.run_sync(sentinels.master_port)
+        next(member for member in sentinels.members if member.port == before).kill()
+        while await anyio.to_thread.run_sync(sentinels.master_port) in (0, before):
+            await anyio.sleep(0.05)
+        for number in range(60, 120):
+            await publish(broker, number)
+        await settled(broker, "orders")
+        await until(lambda: has_all(broker, 120), "all receipts are relayed")
+        assert await invoices(engine) == await receipts(broker) == list(range(120))
 
 
 async def publish(broker: Broker, number: int, wait_replicas: int = 0) -> None:

@@ -1,8 +1,9 @@
 """A worker of the bank: transfers move money in a database, and their receipts go through the outbox.
 
-`python -m tests.sql.bank_worker REDIS_URL DATABASE_URL DIE [--plain|--batch]`. With the probability DIE it kills itself
-between a commit and the settle, and between publish and delete of the relay. If DIE is a directory, one worker does so
-once at each of these points. `--plain` works without effects and outbox, `--batch` books many transfers at once.
+`python -m tests.sql.bank_worker REDIS_URL DATABASE_URL DIE [--plain|--batch] [--replicas]`. With the probability DIE it
+kills itself between a commit and the settle, and between publish and delete of the relay. If DIE is a directory, one
+worker does so once at each of these points. `--plain` works without effects and outbox, `--batch` books many transfers
+at once. With `--replicas` the relay waits until a replica has each receipt.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ redis_url, database_url, die, *mode = sys.argv[1:]
 broker = Broker(Settings(url=redis_url, preflight="warn", lease_ttl=timedelta(seconds=2)))
 engine = create_async_engine(database_url, pool_size=20)
 sessions = async_sessionmaker(engine)
-effects, outbox = Effects(sessions), Outbox(engine)
+effects, outbox = Effects(sessions), Outbox(engine, wait_replicas=int("--replicas" in mode))
 BATCH = 50
 FAILURES = 0.05
 """The share of batches of which one message fails."""

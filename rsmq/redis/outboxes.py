@@ -1,0 +1,75 @@
+"""What waits in the outboxes of the services' databases, as their relays last counted it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from rsmq.model.keys import Keys
+from rsmq.redis.connector import Client
+from rsmq.redis.streams import as_dict, ask_all
+
+KEPT: Final = timedelta(days=1)
+"""For how long an outbox is listed that no worker relays any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedOutbox:
+    """`backlog` rows waited, the oldest for `age_seconds`, and `refused` cannot be published. `member` relays, and has
+    counted at `at_ms`, by the clock of the server."""
+
+    database: str
+    backlog: int
+    age_seconds: float
+    refused: int
+    member: str
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxState:
+    """An outbox, and how long ago its relay has counted it."""
+
+    id: str
+    counted: CountedOutbox
+    counted_ago: timedelta
+
+    @property
+    def oldest(self) -> timedelta | None:
+        """How long the oldest row has waited by now; None without one."""
+        return timedelta(seconds=self.counted.age_seconds) + self.counted_ago if self.counted.backlog else None
+
+
+READER: Final = TypeAdapter(CountedOutbox)
+
+
+async def report_outbox(client: Client, keys: Keys, name: str, counted: CountedOutbox) -> None:
+    """Let dashboards know of an outbox. What nothing reports any more is forgotten after a while."""
+    stamped = replace(counted, at_ms=server_ms(await client.execute_command("TIME")))
+    expires = round(KEPT.total_seconds())
+    await ask_all(client, [("HSET", keys.outboxes, name, to_json(stamped)), ("EXPIRE", keys.outboxes, expires)])
+
+
+async def read_outboxes(client: Client, keys: Keys) -> list[OutboxState]:
+    """Those that were relayed within the last day, by database."""
+    time, found = await ask_all(client, [("TIME",), ("HGETALL", keys.outboxes)])
+    states = list[OutboxState]()
+    for name, value in as_dict(found).items():
+        try:
+            counted = READER.validate_json(value)
+        except ValidationError:  # of a newer version
+            continue
+        ago = timedelta(milliseconds=max(0, server_ms(time) - counted.at_ms))
+        if ago < KEPT:
+            states.append(OutboxState(name, counted, ago))
+    return sorted(states, key=lambda state: (state.counted.database, state.id))
+
+
+def server_ms(reply: Sequence[bytes]) -> int:
+    """The reply of TIME in ms since 1970."""
+    return int(reply[0]) * 1000 + int(reply[1]) // 1000
