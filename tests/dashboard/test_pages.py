@@ -13,13 +13,16 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from sqlalchemy import create_engine
 
 from rsmq.dashboard.chart import chart, unbroken
 from rsmq.dashboard.dead_letter import kind_of
 from rsmq.dashboard.html import Live, Row, tag
 from rsmq.dashboard.overview import first, more
+from rsmq.sql import Outbox, create_tables
+from rsmq.sql.tables import OUTBOX
 from tests.cli.conftest import Cli, Running
-from tests.servers import wait_until
+from tests.servers import Server, wait_until
 
 HACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PAGES = [
@@ -112,6 +115,43 @@ def test_messages_are_found_by_key_id_and_field(web: httpx.Client, scene: Cli) -
     assert f"<pre data-payload>{tag('x', HACK)[3:-4]}</pre>" in whole
     assert "no message matches" in web.get("messages/pages", params={"until": "2020-01-01T00:00"}).text
     assert len(scene.ok("tail", "pages", "-n", "100").splitlines()) == 61, "nothing is consumed"
+
+
+SHOP = """
+from sqlalchemy import create_engine
+
+from rsmq import Broker
+from rsmq.sql import Outbox, create_tables
+
+broker = Broker()
+broker.include(Outbox(create_engine("sqlite:///shop.db")))
+
+@broker.handler("ships", group="harbour")
+async def land(order: dict) -> None: ...
+"""
+
+
+def test_overview_shows_what_waits_in_an_outbox(
+    web: httpx.Client, scene: Cli, server: Server, start: Callable[..., Running]
+) -> None:
+    """As its relay has counted it: a row for a full topic waits, another one was refused."""
+    assert "Outboxes" not in web.get("").text
+    (scene.directory / "shop.py").write_text(SHOP)
+    scene.ok("topic", "set", "full", "--partitions", "1", "--max-length", "1")
+    with server.client() as redis:
+        stream = f"{scene.environment['RSMQ_PREFIX']}:{{full.0}}"
+        redis.xadd(stream, {"data": "{}"})
+        redis.xgroup_create(stream, "harbour", "0")
+    engine = create_engine(f"sqlite:///{scene.directory / 'shop.db'}")
+    outbox = Outbox(engine)
+    with engine.begin() as connection:
+        create_tables(connection)
+        outbox.publish(connection, "full", {"waits": 1})
+        connection.execute(OUTBOX.insert(), {**outbox.row("full", 1), "error": "no such topic"})
+    engine.dispose()
+    start("worker", "shop:broker")
+    row = r"<tr[^>]*><td[^>]*>[^<]*shop\.db</td><td[^>]*>1</td><td[^>]*>[^<–]+</td><td[^>]*>1</td><td[^>]*>[^<]+-\d+-"
+    wait_until(lambda: re.search(row, web.get("").text), "one row waits, one is refused")
 
 
 def test_delayed_messages_are_run_now_and_moved(web: httpx.Client, scene: Cli) -> None:
