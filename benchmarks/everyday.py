@@ -36,7 +36,7 @@ from benchmarks.table import table
 from rsmq.cli.bench import bare, work
 from rsmq.cli.bench.bare import streams_of
 from rsmq.cli.bench.load import Load, key_of
-from rsmq.cli.bench.meter import BY_HAND, BY_SCRIPT, Cost, Meter
+from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Meter
 from rsmq.model.message import new_message_id
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
@@ -139,7 +139,7 @@ async def measure(row: Row, load: Load) -> Cost:
     if row.side == "server":
         load = replace(load, prefix=f"{load.prefix}-{token_hex(4)}")
     try:
-        return await WORK[row.work](load, Meter(client, BY_SCRIPT if row.base else BY_HAND))
+        return await WORK[row.work](load, Meter(client, OURS if row.base else BY_HAND))
     finally:
         if row.side == "server":
             await remove_prefix(client, load.prefix)

@@ -10,15 +10,19 @@ from typing import Any, ClassVar, Final, Protocol
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, entry_fields, new_message_id
 from rsmq.model.message_ref import location
-from rsmq.model.packing import pack_array, pack_fields, pack_values
+from rsmq.model.packing import pack_fields
 from rsmq.producer.in_doubt import InDoubt
+from rsmq.redis.client import as_reply
 from rsmq.redis.raw_connection import pack
 from rsmq.redis.scripts import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, Script
 from rsmq.redis.topics import Topic
 
 Fields = list[bytes | str]
 Entry = tuple[int, bytes]
-"""The number of its values in MessagePack, and these."""
+"""How many arguments of a command a message is, and these in the wire format."""
+
+MULTI: Final = pack(("MULTI",))
+EXEC: Final = pack(("EXEC",))
 
 
 def encode_entry(
@@ -29,20 +33,27 @@ def encode_entry(
     headers: Mapping[str, str] | None,
     extra: Sequence[bytes | str] = (),
 ) -> Entry:
-    """A message as `pack_messages` packs it.
+    """A message as the last arguments of XADD.
 
-    Nearly all messages have one of two layouts. Formatting one at once costs a tenth of packing each field.
+    Nearly all messages have one of two layouts. Formatting one at once costs two thirds of packing each field.
     """
     if content_type == JSON and not headers and not extra:
-        identity, size = message_id.encode(), len(data).to_bytes(4)
-        if key is None and len(identity) < 256:
-            return 5, b"\x04\xa4data\xdb%b%b\xa2id\xd9%c%b" % (size, data, len(identity), identity)
-        if key is not None and len(identity) < 256 and len(route := key.encode()) < 256:
-            return 7, b"\x06\xa4data\xdb%b%b\xa2id\xd9%c%b\xa3key\xd9%c%b" % (
-                size, data, len(identity), identity, len(route), route
+        identity = message_id.encode()
+        if key is None:
+            return 4, b"$4\r\ndata\r\n$%d\r\n%b\r\n$2\r\nid\r\n$%d\r\n%b\r\n" % (
+                len(data), data, len(identity), identity
             )  # fmt: skip
+        route = key.encode()
+        return 6, b"$4\r\ndata\r\n$%d\r\n%b\r\n$2\r\nid\r\n$%d\r\n%b\r\n$3\r\nkey\r\n$%d\r\n%b\r\n" % (
+            len(data), data, len(identity), identity, len(route), route
+        )  # fmt: skip
     fields = entry_fields(data, message_id, key, content_type, headers, extra)
-    return len(fields) + 1, pack_values((len(fields), *fields))
+    return len(fields), pack_arguments(fields)
+
+
+def pack_arguments(values: Sequence[bytes | str | int]) -> bytes:
+    """Arguments of a command in the wire format, without the number of them that a command begins with."""
+    return pack(values).partition(b"\r\n")[2]
 
 
 class EntryEncoder:
@@ -56,7 +67,7 @@ class EntryEncoder:
     def __init__(self, key: str, content_type: str, headers: Mapping[str, str]) -> None:
         self.key = key
         self._fields = entry_fields(b"", "", key, content_type, headers)[4:]
-        self._packed = pack_values(self._fields)
+        self._packed = pack_arguments(self._fields)
         self.size = len(key) + sum(len(name) + len(value) for name, value in headers.items())
 
     def fields(self, data: bytes, message_id: str) -> Fields:
@@ -68,8 +79,8 @@ class EntryEncoder:
         count, packed = 4 + len(self._fields), self._packed
         ids = [new_message_id() for _ in payloads]
         return ids, [
-            (count + 1, b"%c\xa4data\xdb%b%b\xa2id\xd9\x24%b%b" % (
-                count, len(data).to_bytes(4), data, message_id.encode(), packed
+            (count, b"$4\r\ndata\r\n$%d\r\n%b\r\n$2\r\nid\r\n$36\r\n%b\r\n%b" % (
+                len(data), data, message_id.encode(), packed
             )) for data, message_id in zip(payloads, ids, strict=True)
         ]  # fmt: skip
 
@@ -204,7 +215,11 @@ class Batch(ABC):
 
 
 class Append(Batch):
-    """Plain messages: one script call for all, stored whole or, where the partition is full, a prefix of them."""
+    """Plain messages: all of them are stored, or none; where the topic rejects what has no room, a prefix of them.
+
+    An XADD for each, in one transaction, costs the server two thirds of a script that calls XADD. Only a limit that
+    rejects needs the script.
+    """
 
     __slots__ = ()
     script = PUBLISH_MESSAGES
@@ -212,16 +227,42 @@ class Append(Batch):
     is_repeatable = False
 
     def commands(self) -> list[bytes]:
-        count = sum([count for count, _ in self.entries])
-        messages = pack_array(count, [values for _, values in self.entries])
-        return [pack(self.script.command((self.stream,), (self.topic.max_length, self.topic.on_full, messages)))]
+        if self._is_limited:
+            values = [b"$%d\r\n%d\r\n%b" % (len(str(size)), size, fields) for size, fields in self.entries]
+            call = self.script.command((self.stream,), (self.topic.max_length, self.topic.on_full))
+            count = len(call) + len(values) + sum([size for size, _ in self.entries])
+            return [b"".join((b"*%d\r\n" % count, pack_arguments(call), *values))]
+        limit = ("MAXLEN", "~", self.topic.max_length) if self.topic.max_length else ()
+        command = ("XADD", self.stream, *limit, "*")
+        first, count = pack_arguments(command), len(command)
+        heads = {size: b"*%d\r\n%b" % (count + size, first) for size in {size for size, _ in self.entries}}
+        packed = [heads[size] + fields for size, fields in self.entries]
+        return packed if len(packed) == 1 else [MULTI, *packed, EXEC]
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
-        reply = replies[0]
-        if isinstance(reply, Exception):
-            return 0, b"", reply
-        count, newest = reply
-        return count, newest, Full() if count < len(self.ids) else None
+        if self._is_limited and not isinstance(replies[0], Exception):
+            count, newest = replies[0]
+            return count, newest, Full() if count < len(self.ids) else None
+        stream_ids = replies if len(replies) == 1 else read_transaction(replies)
+        for stored, reply in enumerate(stream_ids):
+            if isinstance(reply, Exception):
+                return stored, stream_ids[stored - 1] if stored else b"", as_reply(reply)
+        return len(stream_ids), stream_ids[-1], None
+
+    @property
+    def _is_limited(self) -> bool:
+        return self.topic.max_length > 0 and self.topic.on_full == "reject"
+
+
+def read_transaction(replies: Sequence[Any]) -> Sequence[Any]:
+    """The results of the commands of a transaction, or why it was not executed."""
+    begun, *queued, ended = replies
+    if isinstance(begun, Exception):  # by a user who may not use MULTI: each command was executed by itself
+        return queued
+    if isinstance(ended, Exception):
+        return [next((each for each in queued if isinstance(each, Exception)), ended)]
+    results: Sequence[Any] = ended
+    return results
 
 
 class Once(Batch):

@@ -45,7 +45,7 @@ async def search(connection: RawConnection, stream: str, write: InDoubt, ids: Se
     """How many of the ids, from the front, the write has stored, and the id of the entry before the first of them that
     is found (else the last).
 
-    The ids are in the order of the write, and nothing else may have written them. One script has stored them in this
+    The ids are in the order of the write, and nothing else may have written them. One write has stored them in this
     order, so behind the last one that is found, those before it were stored, too: the front may have been trimmed since
     (`on_full="trim"`, retention, another client). If all of them were, they are stored again, which "at least once"
     allows. The connection of the write is killed first, so the server reads nothing more from it.

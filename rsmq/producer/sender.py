@@ -138,7 +138,7 @@ class Sender:
             await end_write(self._connection, batch.in_doubt)  # or it stores a message that was answered as held
             batch.in_doubt = None
         elif batch.in_doubt is not None:
-            # a script stores all or, in a full topic, the front of a batch
+            # a write stores all or, in a full topic, the front of a batch
             front, _ = await search(self._connection, batch.stream, batch.in_doubt, batch.ids)
             batch.in_doubt = None
             self._confirm(batch, front, reached=0)

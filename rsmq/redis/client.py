@@ -63,7 +63,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         )
     if isinstance(error, AskError):  # MOVED is one, too
         return SlotMoved(error.slot_id, error.node_addr, is_ask=not isinstance(error, MovedError))
-    text = str(error)
+    # EXEC names what has refused it, such as READONLY after a failover
+    text = str(error).removeprefix("Transaction discarded because of: ")
     where = f" at {redact(url)}" if url else ""
     # redis-py removes the code of an error that it has a class for, so the class gives the code
     code = text.split(" ", 1)[0].rstrip(":")

@@ -147,7 +147,7 @@ class RawConnection:
         count = len(packed)
         if last:
             packed = [*packed, last]
-        await self._connection.send_packed_command(packed, check_health=False)
+        await self._connection.send_packed_command(b"".join(packed), check_health=False)
         replies = await self._replies(len(packed))
         return [*replies[1:count:2], *replies[count:]] if asking else replies
 

@@ -279,7 +279,7 @@ class Fates:
             for connection in network.connections_of("p"):
                 network.break_connection(connection)
         else:
-            network.trap("p", "publish_messages", lambda connection: self._lose_now(f"{name} p", connection))
+            network.trap("p", "XADD", lambda connection: self._lose_now(f"{name} p", connection))
 
     def _stop(self, name: str, victim: Member) -> None:
         """A planned stop, as SIGTERM does it."""

@@ -14,7 +14,7 @@ import anyio
 from rsmq.cli.bench import bare, latency, work
 from rsmq.cli.bench.latency import RATE, Latency
 from rsmq.cli.bench.load import BenchItem, Load
-from rsmq.cli.bench.meter import BY_HAND, BY_SCRIPT, Cost, Meter, best
+from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Meter, best
 from rsmq.redis.connector import Client
 from rsmq.testing.server import remove_prefix
 
@@ -32,7 +32,7 @@ class Trial:
 
     async def measure(self, load: Load, client: Client) -> Cost:
         """Run it; `client` reads the server's own figures."""
-        return await self.run(load, Meter(client, BY_HAND if self.base is None else BY_SCRIPT))
+        return await self.run(load, Meter(client, BY_HAND if self.base is None else OURS))
 
 
 TRIALS: Final = (

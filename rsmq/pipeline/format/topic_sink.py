@@ -18,7 +18,6 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rsmq.errors import ConfigError, TooLarge, TopicFull
 from rsmq.model.clock import to_ms
-from rsmq.model.packing import pack_messages
 from rsmq.model.partition import partition_for
 from rsmq.pipeline.format.options import WriteOptions
 from rsmq.pipeline.format.rows import bytes_column, entries_from, group_by_column, required_column, source_positions
@@ -182,7 +181,7 @@ class TopicSink:
             limits: list[Value] = [batch.topic.max_length, batch.topic.on_full]
             before = self.result.stored
             self._throttle.wait()
-            reply = self._connection.run(self.script, [stream, *keys], [*limits, *args, *self._messages(batch)])
+            reply = self._connection.run(self.script, [stream, *keys], [*limits, *args, *batch.args])
             self._count(batch, reply)
             self._throttle.spend(self.result.stored - before)
             batch.clear()
@@ -190,10 +189,6 @@ class TopicSink:
     def _extra_arguments(self, batch: PartitionBatch) -> tuple[list[str], list[Value]]:
         """The keys besides the stream, and the arguments between the limits and the messages."""
         return [], []
-
-    def _messages(self, batch: PartitionBatch) -> list[Value]:
-        """The messages as arguments."""
-        return batch.args
 
     def _count(self, batch: PartitionBatch, reply: Any) -> None:
         """Count what the script stored. Raises TopicFull if there was not enough room."""
@@ -211,9 +206,6 @@ class AppendSink(TopicSink):
     """At least once: a task that runs again appends again."""
 
     script = PUBLISH_MESSAGES
-
-    def _messages(self, batch: PartitionBatch) -> list[Value]:
-        return [pack_messages(batch.args)]
 
     def _count(self, batch: PartitionBatch, reply: Any) -> None:
         stored, _ = reply

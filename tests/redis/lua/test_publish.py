@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.model.packing import pack_fields, pack_messages
+from rsmq.model.packing import pack_fields
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, RELEASE_DELAYED
 
@@ -30,7 +30,7 @@ class Partition:
 
     async def publish(self, *messages: list[str], limit: int = 0, on_full: str = "reject") -> list[Any]:
         args = [part for fields in messages for part in (len(fields), *fields)]
-        return await PUBLISH_MESSAGES(self.client, (self.stream,), (limit, on_full, pack_messages(args)))
+        return await PUBLISH_MESSAGES(self.client, (self.stream,), (limit, on_full, *args))
 
     async def once(self, message_id: str, *, since: str = "", limit: int = 0, on_full: str = "reject") -> Any:
         args = (limit, on_full, WINDOW, since, message_id, "data", "x", "id", message_id)
