@@ -57,11 +57,8 @@ class PayloadBatchRunner(BatchRunner):
             for each in raw:
                 if now >= each.origin.lease.deadline:
                     return None
-                if each.made:
-                    made += [each.made[entry_id] for entry_id, _ in each.entries if entry_id in each.made]
-                    payloads += [decode(each.data(*entry)) for entry in each.entries]
-                else:
-                    payloads += [decode(fields[1]) for _, fields in each.entries]
+                payloads += [decode(fields[1]) for _, fields in each.entries]
+                made += each.made.values()
         except Malformed:
             return None
         return Payloads(payloads, made) if made else payloads

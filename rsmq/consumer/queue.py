@@ -184,8 +184,8 @@ class Queue:
         while limit > 0 and ready and type(ready[0]) is RawEntries:
             raw = ready[0]
             if len(raw.entries) > limit:
-                taken.append(RawEntries(raw.origin, raw.entries[:limit], raw.made))
-                ready[0] = raw.after(limit)
+                taken.append(raw.part(0, limit))
+                ready[0] = raw.part(limit)
                 break
             taken.append(ready.popleft())
             raw.origin.raw_entries -= 1
@@ -198,7 +198,7 @@ class Queue:
         """The entries that were not handled are ready again, first. `is_held`: the rate of the first is used up, so the
         lane's become messages, which can be held by their keys."""
         if len(raw.done) < len(raw.entries):
-            self.ready.appendleft(raw.after(len(raw.done)))
+            self.ready.appendleft(raw.part(len(raw.done)))
             raw.origin.raw_entries += 1
             if is_held:
                 self.unpack(raw.origin)
@@ -206,7 +206,7 @@ class Queue:
     def split_raw(self, raw: RawEntries) -> Message:
         """The entry after those done is running, so its key is taken. The lane's other entries become messages."""
         lane, first = raw.origin, deque[Message]()
-        message, *later = raw.after(len(raw.done)).messages()
+        message, *later = raw.part(len(raw.done)).messages()
         self.take_keys(lane, [message])
         self.in_flight -= len(later)
         self._add(lane, later, first)

@@ -12,10 +12,10 @@ from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry
 class RawEntries:
     """Entries of one lane as they were read, for a handler that wants payloads only: no message was made of them.
 
-    First deliveries, in order. Nearly all are plain: `made` has the messages of the others, such as those with headers,
-    by entry id. Invariant: no key of the lane is taken while they wait in the queue, so any of them may start. `done`
-    are the ids of those that were handled one by one. To other threads they look like what runs: the message of the
-    entry after those.
+    First deliveries, in order; the payload comes first. Nearly all are plain: `made` has the messages of the others,
+    such as those with headers, by entry id. Invariant: no key of the lane is taken while they wait in the queue, so any
+    of them may start. `done` are the ids of those that were handled one by one. To other threads they look like what
+    runs: the message of the entry after those.
     """
 
     __slots__ = ("done", "entries", "made", "origin")
@@ -33,18 +33,16 @@ class RawEntries:
         """The message of one of the entries."""
         return self.made.get(entry_id) or Message(self.origin, entry_id, fields)
 
-    def data(self, entry_id: bytes, fields: list[bytes]) -> bytes:
-        """The payload of one of the entries."""
-        message = self.made.get(entry_id)
-        return fields[1] if message is None else message.data
-
     def messages(self) -> list[Message]:
         """A message for each."""
         return [self.message(*entry) for entry in self.entries]
 
-    def after(self, count: int) -> RawEntries:
-        """The same without so many of the first ones."""
-        return RawEntries(self.origin, self.entries[count:], self.made)
+    def part(self, start: int, end: int | None = None) -> RawEntries:
+        """Some of them."""
+        entries, made = self.entries[start:end], self.made
+        return RawEntries(
+            self.origin, entries, {each: made[each] for each, _ in entries if each in made} if made else {}
+        )
 
     def __repr__(self) -> str:
         return f"<RawEntries {self.origin.topic}.{self.origin.partition} entries={len(self.entries)}>"
@@ -58,7 +56,7 @@ def make_messages(lane: Lane, entries: list[RawEntry]) -> dict[bytes, Message] |
             made[entry_id] = message = Message(lane, entry_id, fields)
         except Malformed:
             return None
-        is_special = message.addressee is not None or message.expires_ms is not None
+        is_special = message.addressee is not None or message.expires_ms is not None or fields[0] != b"data"
         if is_special or len(message.data) > LARGEST_PAYLOAD:
             return None
     return made

@@ -20,6 +20,7 @@ from rsmq.consumer.raw_entries import key_of, make_messages
 from rsmq.errors import LeaseLost
 from rsmq.handler.first_step import Continuation
 from rsmq.handler.handler import build_handler
+from rsmq.handler.middleware import Payloads, Wrapping
 from rsmq.handler.rate_limit import Rate
 from rsmq.handler.retry import Reject
 from rsmq.model.clock import ServerClock
@@ -375,6 +376,39 @@ async def test_raw_entries_linger_until_they_fill_a_batch() -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_batch_knows_its_messages_that_are_not_plain() -> None:
+    """Each once, also when what was read together is more than one batch."""
+    seen = list[tuple[list[int], list[str]]]()
+
+    class Noting(Wrapping):
+        def wrap(self, call_next: Any) -> Any:
+            raise AssertionError("no messages are needed")
+
+        def wrap_payload(self, call_next: Any, topic: str, group: str) -> Any:
+            def call(payloads: Any) -> Any:
+                messages = payloads.messages if isinstance(payloads, Payloads) else []
+                seen.append(([each["n"] for each in payloads], [message.id for message in messages]))
+                return call_next(payloads)
+
+            return call
+
+    async def handle(_payloads: list[dict[str, Any]]) -> None: ...
+
+    handler = build_handler(handle, "topic", group="group", batch=4)
+    call, lane = build_payload_call(handler, [Noting()]), make_lane()
+    assert call is not None
+    rows = [plain(number, 1) for number in range(10)]
+    rows = [with_headers(row) if at in (1, 4, 5) else row for at, row in enumerate(rows)]
+    bench = Bench(handle, batch=4)
+    bench.runner._payload_call = call
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(bench.runner.run)
+        assert bench.queue.offer_raw(lane, rows, made_of(lane, rows))
+        await bench.runner.wake()
+        tasks.cancel_scope.cancel()
+    assert seen == [([0, 1, 2, 3], ["m1"]), ([4, 5, 6, 7], ["m4", "m5"]), ([8, 9], [])]
+
+
 def test_messages_are_made_of_entries_that_may_start_as_they_are() -> None:
     """Not of those that are unreadable, are for another group, may expire or are too large: these are looked at."""
     base, lane = [b"data", b"x", b"id", b"1"], make_lane()
@@ -385,6 +419,7 @@ def test_messages_are_made_of_entries_that_may_start_as_they_are() -> None:
         [b"h", b"[]"], [b"group", b"billing"], [b"expires", b"1"], [b"id", b"2"],
     ):  # fmt: skip
         assert make_messages(lane, [*good, (b"9-0", [*base, *more])]) is None, more
+    assert make_messages(lane, [(b"9-0", [b"h", b"{}", b"data", b"x"])]) is None
     assert make_messages(lane, [(b"9-0", [b"data", b"x" * (LARGEST_PAYLOAD + 1), b"h", b"{}"])]) is None
 
 
