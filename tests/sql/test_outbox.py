@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
-from sqlalchemy import Engine, create_engine, insert, select, text
+from sqlalchemy import Engine, create_engine, event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
@@ -297,6 +298,33 @@ async def test_a_relay_that_wakes_up_late_can_publish_nothing(
         assert await second.relay_once(2) == 1
         may_go_on.set()
     assert await published(client, keys) == [b"x", b"y"]
+
+
+async def test_relay_asks_the_database_once_before_it_publishes(
+    relays: tuple[Outbox, list[Relay]], pg: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row at rest waits for one round trip to PostgreSQL: its transaction begins after that, to delete it."""
+    outbox, (relay, _, _) = relays
+    async with pg.begin() as connection:
+        await outbox.publish(connection, "orders", "x")
+    statements, append = list[str](), relay._append
+    event.listen(pg.sync_engine, "checkout", lambda raw, *_: log_queries(raw, statements))
+
+    async def note(*args: Any) -> None:
+        await anyio.lowlevel.checkpoint()  # asyncpg's loggers are called a moment later
+        statements.append("publish")
+        await append(*args)
+
+    monkeypatch.setattr(relay, "_append", note)
+    assert await relay.relay_once(1) == 1
+    begins = [at for at, each in enumerate(statements) if each.startswith("BEGIN")]
+    assert begins
+    assert begins[0] > statements.index("publish")
+
+
+def log_queries(raw: Any, statements: list[str]) -> None:
+    """Note what asyncpg sends on a connection, but for prepared statements."""
+    raw.driver_connection.add_query_logger(lambda record: statements.append(record.query))
 
 
 async def test_a_full_topic_waits_and_the_others_go_on(pg: AsyncEngine, broker: Broker) -> None:
