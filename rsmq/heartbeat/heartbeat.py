@@ -127,11 +127,11 @@ class Heartbeat:
     ) -> None:
         """Become a member; returns when the other members can see this one. `limited`: see `GroupMembership`."""
         membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change, limited)
-        listening = self._presence.listen(self._keys.changes(topic, group))
+        for channel in (self._keys.presence(self.member), self._keys.changes(topic, group)):
+            await asyncio.wrap_future(self._presence.listen(channel))  # first: the others count its silence
         self._registration.add(membership)
         self.renew_now()
         await asyncio.wrap_future(membership.confirmed)
-        await asyncio.wrap_future(listening)
 
     async def leave(self, topic: str, group: str) -> None:
         """Withdraw from the group, so that the other members rebalance at once."""

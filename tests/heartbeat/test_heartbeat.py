@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -13,6 +14,8 @@ import pytest
 
 from rsmq.heartbeat.heartbeat import InFlightMessages
 from rsmq.heartbeat.lease import Lease, Leases
+from rsmq.heartbeat.presence import Presence
+from rsmq.heartbeat.registration import GroupMembership, Registration
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
@@ -32,6 +35,27 @@ async def pair(client: Client, connector: Connector, settings: Settings) -> Asyn
         two = await stack.enter_async_context(member("two", client, connector, settings))
         await until(lambda: one.membership.live == two.membership.live == ("one", "two"), "they see each other")
         yield one, two
+
+
+async def test_member_is_not_seen_before_its_presence(
+    client: Client, connector: Connector, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would count its silence from then, and replace it when its presence breaks soon after it has begun."""
+    subscribe, register, gate, seen = Presence._subscribe, Registration.add, threading.Event(), list[bool]()
+
+    def subscribe_late(self: Presence, pubsub: Any) -> None:
+        gate.wait(30)
+        subscribe(self, pubsub)
+
+    def note(self: Registration, membership: GroupMembership) -> None:
+        seen.append(gate.is_set())
+        register(self, membership)
+
+    monkeypatch.setattr(Presence, "_subscribe", subscribe_late)
+    monkeypatch.setattr(Registration, "add", note)
+    asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(gate.set))
+    async with member("one", client, connector, settings):
+        assert seen == [True]
 
 
 async def test_leaving_member_is_removed_from_the_view_at_once(pair: tuple[Member, Member], client: Client) -> None:
@@ -182,9 +206,9 @@ async def test_renewal_after_script_flush_sends_the_source(pair: tuple[Member, M
 
 
 async def test_lease_after_a_short_outage_is_renewed_before_another_member_takes_it(prefix: str) -> None:
-    """The server is away for less than a lease: the epoch stays, no member is dead or absent."""
+    """The server is away for less than a lease and the grace: the epoch stays, no member is dead or absent."""
     with Server(aof=True) as server:
-        settings = Settings(url=server.url, prefix=prefix)
+        settings = Settings(url=server.url, prefix=prefix, presence_grace="PT5S")
         connector = Connector(server.url, settings)
         async with (
             connector.connected() as client,
