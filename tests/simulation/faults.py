@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from rsmq.redis.scripts import RESET_GROUP
+from tests.simulation.aims import Aims
 from tests.simulation.plan import (
     COMMANDS,
     DEVICE_COMMANDS,
@@ -42,6 +43,10 @@ class Fates:
     def plan(self) -> None:
         """Put the seed's faults on the agenda."""
         run, choices = self._run, self._run.world.choices
+        if run.plan.aim:
+            Aims(run, self).plan()
+        if not run.plan.faults:
+            return
         many = choices.between(*FAULTS_A_SECOND, "faults") * run.plan.seconds
         for n in range(max(1, round(many))):
             kind = choices.among(run.plan.faults, f"fault {n} kind")
@@ -61,7 +66,7 @@ class Fates:
         victim = choices.among(available, f"fault {n} victim")
         if choices.unit(f"fault {n} publisher") < 0.15:
             self._break_publisher(f"fault {n} publisher")
-        self._strike(kind, f"fault {n}", victim)
+        self.strike(kind, f"fault {n}", victim)
         if choices.unit(f"fault {n} pair") < 0.6:
             second = choices.among(run.plan.faults, f"fault {n} second")
             pause = choices.between(0, 1, f"fault {n} second after") ** 2
@@ -69,20 +74,21 @@ class Fates:
 
             def follow() -> None:
                 if victim.process.runs and choices.allows(name):
-                    self._strike(second, f"fault {n} second", victim)
+                    self.strike(second, f"fault {n} second", victim)
 
             run.world.after(pause, follow)
 
-    def _strike(self, kind: Fault, name: str, victim: Member) -> None:
+    def strike(self, kind: Fault, name: str, victim: Member) -> None:
+        """Inflict a fault on a member now."""
         getattr(self, f"_{kind}")(name, victim)
 
     def _kill(self, name: str, victim: Member) -> None:
-        self._excuse(victim, "killed")
+        self.excuse(victim, "killed")
         victim.process.kill()
         self._replace(name, victim)
 
     def _freeze(self, name: str, victim: Member) -> None:
-        self._excuse(victim, "frozen")
+        self.excuse(victim, "frozen")
         victim.process.freeze()
         span = self._run.world.choices.between(0.3, 3 * self._run.plan.lease, f"{name} thawed")
         self._run.world.after(span, victim.process.thaw)
@@ -90,7 +96,7 @@ class Fates:
     def _cut(self, name: str, victim: Member) -> None:
         """Most of its connections break, and often no new one can be opened for a while: about the grace, or longer."""
         run, choices = self._run, self._run.world.choices
-        self._excuse(victim, "cut off")
+        self.excuse(victim, "cut off")
         is_lapse = choices.unit(f"{name} lapse") < 0.25
         for connection in run.network.connections_of(victim.process.name):
             if is_lapse and connection.is_reader:  # its leases lapse, and are granted again before the reply comes
@@ -141,7 +147,7 @@ class Fates:
 
         def doze() -> None:
             if victim.is_available and choices.allows(f"{name}: {victim.process.name} naps"):
-                self._excuse(victim, "frozen")
+                self.excuse(victim, "frozen")
                 victim.process.freeze()
                 span = run.plan.lease * choices.between(0.7, 1.1, f"{name} naps for")
                 run.world.after(span, victim.process.thaw)
@@ -167,9 +173,9 @@ class Fates:
             for other in run.members:
                 if other is not victim and other.is_available:
                     skips = choices.among((0, 1, 1), f"{name} {other.number} skips")
-                    self._lose(f"{name} {other.number}", other, "take_lease", skips=skips)
+                    self.lose(f"{name} {other.number}", other, "take_lease", skips=skips)
             if victim.is_available and choices.allows(f"{name}: {then} after its read"):
-                self._strike(then, f"{name} then", victim)
+                self.strike(then, f"{name} then", victim)
 
         run.network.trap(victim.process.name, "XREADGROUP", spring)
 
@@ -190,9 +196,9 @@ class Fates:
             if choices.unit(f"{name} others") < 0.25:
                 for other in run.members:
                     if other is not victim and other.is_available and not other.device:
-                        self._lose(f"{name} {other.number}", other, choices.among(TAKING, f"{name} lost"))
+                        self.lose(f"{name} {other.number}", other, choices.among(TAKING, f"{name} lost"))
             if victim.is_available and choices.allows(f"{name}: {then} after {command}"):
-                self._strike(then, f"{name} then", victim)
+                self.strike(then, f"{name} then", victim)
 
         run.network.trap(victim.process.name, command, spring)
 
@@ -205,7 +211,7 @@ class Fates:
         command = choices.among(LAST_COMMANDS, "halt command")
 
         def spring(connection: SimulatedConnection) -> None:
-            self._excuse(victim, "killed")
+            self.excuse(victim, "killed")
             connection.held_until = run.world.now + run.plan.lease * choices.between(0.3, 2, "halt late")
             run.world.note(f"{command} of {victim.process.name} comes at {connection.held_until:.3f}")
             run.world.after(choices.between(0, 0.3, "halt pause"), end)
@@ -226,7 +232,7 @@ class Fates:
         victim = self._victim("hang")
         if victim is None:
             return
-        self._excuse(victim, "cut off")
+        self.excuse(victim, "cut off")
         run.network.hang(victim.process.name, run.world.now + choices.between(0.5, 2, "hang for"))
         for connection in run.network.connections_of(victim.process.name):
             if choices.unit(f"hang {connection.label}") < 0.5:
@@ -252,15 +258,16 @@ class Fates:
     def _drop(self, name: str, victim: Member) -> None:
         """A certain command or its reply is lost with the connection when it is sent next."""
         command = self._run.world.choices.among(self._commands_of(victim), f"{name} command")
-        self._lose(name, victim, command)
+        self.lose(name, victim, command)
 
-    def _lose(self, name: str, victim: Member, command: str, skips: int = 0) -> None:
+    def lose(self, name: str, victim: Member, command: str, skips: int = 0) -> None:
+        """A command or its reply is lost with the connection when it is sent next, or after that."""
         run, choices = self._run, self._run.world.choices
 
         def spring(connection: SimulatedConnection) -> None:
             if not choices.allows(f"{name}: {command} of {victim.process.name} or its reply is lost"):
                 return
-            self._excuse(victim, "cut off")
+            self.excuse(victim, "cut off")
             self._lose_now(name, connection)
 
         run.network.trap(victim.process.name, command, spring, skips=skips)
@@ -294,7 +301,7 @@ class Fates:
     def _cancel(self, name: str, victim: Member) -> None:
         """The task that runs the worker is cancelled, as in a service that ends."""
         self._run.world.note(f"m{victim.number} is cancelled")
-        self._excuse(victim, "cancelled")
+        self.excuse(victim, "cancelled")
         victim.is_stopping = True
         assert victim.process.main is not None
         victim.process.loop.call_soon(victim.process.main.cancel)
@@ -312,7 +319,7 @@ class Fates:
             pause = choices.between(0, 0.02, f"{name} stopped after")
             self._run.world.after(pause, lambda: started.is_available and self._stop(f"{name} again", started))
 
-    def _excuse(self, victim: Member, why: str) -> None:
+    def excuse(self, victim: Member, why: str) -> None:
         """It may handle messages twice because of this."""
         self.excused[victim.number] = why
         victim.is_disturbed = True
@@ -329,7 +336,7 @@ class Fates:
         self._slow[label] = recent
         if sum(each for _, each in recent) > believed - settings.heartbeat_interval.total_seconds():
             run.world.note(f"the heartbeat of {victim.process.name} is too slow for its lease")
-            self._excuse(victim, "slow heartbeats")
+            self.excuse(victim, "slow heartbeats")
 
     # -- what happens to the server -----------------------------------------------------------------------------------
 
@@ -367,10 +374,14 @@ class Fates:
 
     def _step(self, name: str, _: Member) -> None:
         """Its clock is set."""
-        self._excuse_all("the clock was set")
         offset = self._run.world.choices.among([-3600.0, -20.0, -2.0, 0.0, 2.0, 20.0], f"{name} offset")
         if self._run.plan.distribution == "shared":
             offset = max(offset, -20.0)  # abandoned messages are found by how long they are idle, by that clock
+        self.step(offset)
+
+    def step(self, offset: float) -> None:
+        """Set its clock."""
+        self._excuse_all("the clock was set")
         self._set_clock(offset)
 
     def _set_clock(self, offset: float) -> None:

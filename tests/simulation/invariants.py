@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rsmq.redis import scripts
-from rsmq.redis.scripts import NO_SESSION, STALE_EPOCH
+from rsmq.redis.scripts import NO_SESSION, OK, STALE_EPOCH
 
 FENCED: Final = {
     script.name: lease
@@ -41,6 +41,16 @@ def fences(command: Sequence[bytes], name: str) -> Iterator[tuple[bytes, list[by
         yield keys[1], [args[0]]
 
 
+def settled_by(command: Sequence[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """The streams, and the ids in each, that a call of settle_messages names."""
+    count = int(command[2])
+    keys, args, at = command[3 : 3 + count], command[3 + count :], 2
+    for stream in keys[::2]:
+        size = int(args[at + 1])
+        yield stream.decode(), list(args[at + 2 : at + 2 + size])
+        at += 2 + size
+
+
 class Fences:
     """A command of a member that is not the owner (any more) is refused."""
 
@@ -49,10 +59,17 @@ class Fences:
         self.violate: Callable[[str], None] = lambda _: None
         self._stale: list[list[bool]] = []
         self._names: list[str] = []
+        self._settling: list[list[tuple[str, list[bytes]]]] = []
+        self.settled = set[tuple[str, str]]()
+        """Stream and id of each message that an owner has settled, in a call that settled all that it names."""
 
     def before(self, commands: Sequence[Sequence[bytes]], names: Sequence[str]) -> None:
         """What must be refused."""
         self._names = list(names)
+        self._settling = [
+            list(settled_by(command)) if name == scripts.SETTLE_MESSAGES.name else []
+            for command, name in zip(commands, names, strict=True)
+        ]
         self._stale = [
             [self._is_stale(record, expected) for record, expected in fences(command, name)]
             for command, name in zip(commands, names, strict=True)
@@ -64,6 +81,11 @@ class Fences:
 
     def after(self, replies: Sequence[Any]) -> None:
         """Compare with what the server has answered."""
+        for settling, reply in zip(self._settling, replies, strict=False):
+            answers = reply if settling and isinstance(reply, list) else ()
+            for (stream, ids), answer in zip(settling, answers, strict=False):
+                if answer[0] == OK and answer[1] == len(ids):
+                    self.settled |= {(stream, each.decode()) for each in ids}
         for name, stale, reply in zip(self._names, self._stale, replies, strict=False):
             if not any(stale) or isinstance(reply, Exception):
                 continue

@@ -15,6 +15,10 @@ from tests.simulation.world import World
 INFINITY: Final = float("inf")
 
 
+class EndlessError(Exception):
+    """The loop of a process runs without end, and without waiting for anything."""
+
+
 class SimulatedTask(asyncio.Task[Any]):
     """A task whose hash is its number: a set of tasks is then iterated in the same order in every run."""
 
@@ -73,7 +77,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 handle = ready.popleft()
                 if not handle._cancelled:
                     handle._run()
-            raise AssertionError("the loop runs without end and without waiting for anything")
+            raise EndlessError
         finally:
             asyncio._set_running_loop(None)
 

@@ -44,6 +44,11 @@ class Edit:
     new: str
 
 
+RECLAIMER: Final = "rsmq/consumer/reclaimer.py"
+UNSURE: Final = Edit(RECLAIMER, "if lane.is_unsure_of_retries:", "if False:")
+"""Since a late call for retries is followed by another recovery, some other bugs do not show any more without this."""
+
+
 @dataclass(frozen=True)
 class Exhibit:
     """A bug."""
@@ -68,9 +73,9 @@ def bug(
     return Exhibit(name, what, [Edit(f"rsmq/{path}", old, new)], needs)
 
 
-def has_undelivered(plan: Plan) -> bool:
-    """Whether there is something that a late read could take: owners do not read everything at once."""
-    return plan.distribution == "hash" and plan.prefetch <= 10
+def aims_at(*aims: str) -> Callable[[Plan], bool]:
+    """Only seeds that aim at one of these races."""
+    return lambda plan: plan.aim in aims
 
 
 def may_set_clock(plan: Plan) -> bool:
@@ -132,7 +137,7 @@ EXHIBITS: Final = (
         "consumer/outputs.py",
         "            if any(entry.is_sent for entry in lane.outgoing.values()):\n                continue\n",
         "",
-        needs=lambda plan: plan.has_outputs,
+        needs=lambda plan: plan.has_outputs and plan.aim == "late call",
     ),
     bug(
         "no look at the clock before a start",
@@ -147,7 +152,7 @@ EXHIBITS: Final = (
         "heartbeat/lease.py",
         "await self._cut_off(key, reply[3].decode().splitlines())",
         "pass",
-        needs=has_undelivered,
+        needs=aims_at("late read", "usurpation"),
     ),
     Exhibit(
         "a release forgets the reader",
@@ -156,7 +161,7 @@ EXHIBITS: Final = (
             Edit("rsmq/redis/lua/release_lease.lua", "'reader', ARGV[4]", "'reader', ''"),
             Edit("rsmq/consumer/lane_lifecycle.py", "await self._fetchers.end_late_reads()", "pass"),
         ],
-        has_undelivered,
+        aims_at("late read"),
     ),
     bug(
         "an absent member goes on",
@@ -185,6 +190,7 @@ EXHIBITS: Final = (
         "heartbeat/presence.py",
         "left = self._interrupted_at + self._grace - monotonic()",
         "left = self._grace",
+        needs=aims_at("cut in a pause"),
     ),
     bug(
         "a pause between two looks at the subscription",
@@ -199,12 +205,31 @@ EXHIBITS: Final = (
         "heartbeat/presence.py",
         "if self._interrupted_at is None or self._ran_at - self._restored_at >= self._seen_after:",
         "if True:",
+        aims_at("short return"),
+    ),
+    Exhibit(
+        "a first presence that no member has seen",
+        "a worker is seen before its presence has begun, so the others count from then when it breaks soon",
+        [
+            Edit(
+                "rsmq/heartbeat/heartbeat.py",
+                "await asyncio.wrap_future(self._presence.listen(channel))",
+                "listening = self._presence.listen(channel)",
+            ),
+            Edit(
+                "rsmq/heartbeat/heartbeat.py",
+                "wrap_future(membership.confirmed)\n",
+                "wrap_future(membership.confirmed)\n        await asyncio.wrap_future(listening)\n",
+            ),
+        ],
+        aims_at("short return"),
     ),
     bug(
         "a present member is replaced",
         "the script that takes the lease of an absent member does not ask again whether it is back",
         "redis/lua/take_lease.lua",
         "if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then return { 'HELD', owner, left } end",
+        needs=aims_at("return"),
     ),
     bug(
         "a renewal revives a lease",
@@ -224,8 +249,9 @@ EXHIBITS: Final = (
         "a new lane gets the old lane's read",
         "messages of a read that began under an earlier lease overtake what is pending",
         "consumer/fetcher.py",
-        "if self._lanes.get(lane.partition) is lane}",
-        "if lane.partition in self._lanes}",
+        "lane for lane in lanes if self._lanes.get(lane.partition) is lane}",
+        "self._lanes[lane.partition] for lane in lanes if lane.partition in self._lanes}",
+        needs=aims_at("lapse"),
     ),
     bug(
         "settled during a claim",
@@ -233,13 +259,13 @@ EXHIBITS: Final = (
         "consumer/reclaimer.py",
         "[entry for entry in reply[3:] if entry[0] not in in_flight]",
         "list(reply[3:])",
+        needs=aims_at("late claim"),
     ),
-    bug(
+    Exhibit(
         "the reply to a retry is lost",
         "messages that were brought back in a lost reply stay pending",
-        "consumer/reclaimer.py",
-        "            lane.retry_at = 0.0\n            lane.restart_recovery()",
-        "            lane.retry_at = 0.0",
+        [UNSURE, Edit(RECLAIMER, "0.0\n            lane.restart_recovery()", "0.0")],
+        aims_at("lost retry"),
     ),
     bug(
         "a retry before the reply to its parking",
@@ -283,6 +309,7 @@ EXHIBITS: Final = (
         "redis/lua/take_lease.lua",
         "((lease[3] or '') .. '\\n' .. (lease[4] or ''))",
         "(lease[3] or '')",
+        needs=aims_at("usurpation"),
     ),
     bug(
         "a lost lease lasts as long as a clock was set back",
@@ -306,6 +333,7 @@ EXHIBITS: Final = (
             Edit("rsmq/redis/raw_connection.py", "            if self._last:\n", "            if False:\n"),
             Edit("rsmq/redis/lua/park_message.lua", STARTED_SINCE, ""),
         ],
+        aims_at("late call"),
     ),
     bug(
         "a retry beside its timer",
@@ -320,6 +348,7 @@ EXHIBITS: Final = (
         "consumer/lane.py",
         "self.in_flight.difference(self.done, self.asking, *self.settling)",
         "self.in_flight.difference(self.done)",
+        needs=aims_at("late audit"),
     ),
     bug(
         "a slow member's messages are taken",
@@ -359,7 +388,7 @@ EXHIBITS: Final = (
         "redis/lua/shared/follow_clock.lua",
         "if now < seen - 1000 then",
         "if false then",
-        needs=may_set_clock,
+        needs=aims_at("clock back"),
     ),
     bug(
         "a settlement without its script",
@@ -367,6 +396,7 @@ EXHIBITS: Final = (
         "consumer/settler.py",
         "            reply = await self._send_again(batch)\n        if isinstance(reply, BrokerUnavailable):",
         "            reply = await self._send_again(batch)\n        elif isinstance(reply, BrokerUnavailable):",
+        needs=aims_at("no script"),
     ),
     bug(
         "a stop during a grant",
@@ -375,6 +405,7 @@ EXHIBITS: Final = (
         "            with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):\n"
         "                try:\n",
         "            with anyio.move_on_after(self._settings.command_timeout.total_seconds()):\n                try:\n",
+        needs=aims_at("stop in a grant"),
     ),
     bug(
         "no mark of a source",
@@ -391,12 +422,11 @@ EXHIBITS: Final = (
         "if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
         needs=lambda plan: plan.is_inbox,
     ),
-    bug(
+    Exhibit(
         "a claim under an old recovery",
         "the reply to a page that was asked for before the connection broke moves the cursor past what was lost",
-        "consumer/reclaimer.py",
-        "if lane.recoveries == recoveries:",
-        "if True:",
+        [UNSURE, Edit(RECLAIMER, "if lane.recoveries == recoveries:", "if True:")],
+        aims_at("lost retry"),
     ),
     bug(
         "a reset during the start",

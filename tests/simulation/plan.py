@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from rsmq.handler.options import Distribution, Ordering
 from tests.simulation.world import Choices
@@ -42,6 +43,24 @@ STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
     ("none", "hash", 7), ("none", "shared", 0), ("none", "shared", 7),
 )  # fmt: skip
 """Ordering, distribution, and the size of a batch (0: one message a call)."""
+BACKLOG: Final = {"ordering": ("partition", "key"), "partitions": (1, 2), "keys": (1, 2), "busy": (0.4,)}
+"""An order that a read which comes late can break, because messages wait to be read."""
+AIMS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = {
+    "late call": {"busy": (0.4, 1.0), "failing": (0.3,), "timeout": (1.0,), "ordering": ("key", "none")},
+    "late claim": {"busy": (0.1, 0.4), "prefetch": (10, 2000), "burst": (10, 40)},
+    "lost retry": {"ordering": ("none",), "failing": (0.4,), "prefetch": (10, 2000)},
+    "late read": {**BACKLOG, "prefetch": (1, 3), "burst": (40,)},
+    "lapse": {**BACKLOG, "partitions": (1,), "prefetch": (1, 3), "burst": (10,), "members": (1, 2)},
+    "usurpation": {**BACKLOG, "prefetch": (1, 3), "burst": (40,)},
+    "late audit": {"timeout": (20.0,), "ordering": ("none", "key")},
+    "stop in a grant": {"partitions": (2, 5)},
+    "no script": {"busy": (0.0, 0.1)},
+    "clock back": {"ordering": ("none",), "failing": (0.4,)},
+    "cut in a pause": {},
+    "return": {"members": (2, 3)},
+    "short return": {"members": (2, 3)},
+}
+"""Races that need several things within milliseconds, and the shape in which they show (`aims.py`)."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +76,13 @@ class Plan:
     that expire. `has_hook`: whether the group has an `on_dead`. `rate`: how many messages of a key may start in how
     many seconds (0: any number); `group_rate`: how many of a name, over all members. `uniques`: how many unique names
     messages are published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses
-    connections, and its next attempts to connect hang.
+    connections, and its next attempts to connect hang. `aims`: the share of seeds with an `aim`. They are plain but for
+    what this race needs, and most have no other faults. `timeout`: that of a command.
     """
 
+    aims: float = 0.13
+    aim: str = ""
+    timeout: float = 5.0
     inboxes: float = 0.15
     audited: float = 0.04
     outputs: float = 0.4
@@ -96,6 +119,18 @@ class Plan:
     has_outputs: bool = False
     retention: float = 3600.0
 
+    def _aimed(self, choices: Choices) -> Plan:
+        """A seed with an aim."""
+        aim = choices.among(tuple(AIMS), "which aim")
+        shapes: dict[str, Sequence[Any]] = {
+            "members": (2, 3, 4), "partitions": (1, 2, 3), "keys": (2, 4, 12), "prefetch": (3, 10, 2000),
+            "burst": (1, 10, 40), "concurrency": (1, 4, 16), "has_outputs": (False, True),
+            "faults": ((), (), (), self.faults), **AIMS[aim],
+        }  # fmt: skip
+        return replace(
+            self, aim=aim, **{name: choices.among(options, f"aim {name}") for name, options in shapes.items()}
+        )
+
     @property
     def lease(self) -> float:
         """The longest of its leases."""
@@ -108,6 +143,8 @@ class Plan:
 
     def varied(self, choices: Choices) -> Plan:
         """The same with what depends on the seed."""
+        if choices.unit("aim") < self.aims:
+            return self._aimed(choices)
         ordering, distribution, batch = choices.among(STYLES, "style")
         is_inbox = choices.unit("inbox") < self.inboxes
         if is_inbox:

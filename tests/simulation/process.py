@@ -9,7 +9,7 @@ from typing import Any
 
 import redis.exceptions
 
-from tests.simulation.loop import SimulatedLoop, SimulatedTransport
+from tests.simulation.loop import EndlessError, SimulatedLoop, SimulatedTransport
 from tests.simulation.network import Network, SimulatedConnection
 from tests.simulation.threads import Socket, Thread, deadline_after
 from tests.simulation.world import World
@@ -25,7 +25,9 @@ class Process:
         self.timer = 0.0
         """When it has to run next, if nothing is ready before."""
         self.is_frozen = self.was_frozen = self.is_dead = False
+        self.thawed_at = -1.0
         self.main: asyncio.Task[Any] | None = None
+        self._endless: EndlessError | None = None
         self._connections = 0
         world.processes.append(self)
 
@@ -40,7 +42,9 @@ class Process:
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended its main task."""
+        """The error that ended its main task, or that its loop ran without end."""
+        if self._endless is not None:
+            return self._endless
         if self.main is None or not self.main.done() or self.main.cancelled():
             return None
         return self.main.exception()
@@ -59,7 +63,11 @@ class Process:
                 self.timer = timer
                 return
             world.current = self
-            loop.run_ready()
+            try:
+                loop.run_ready()
+            except EndlessError as error:
+                self._endless = error
+                self.kill()
             if self.runnable:
                 self.runnable.popleft().proceed()
             world.current = None
@@ -72,7 +80,7 @@ class Process:
     def thaw(self) -> None:
         """It goes on, if it was not killed meanwhile."""
         self.world.note(f"{self.name} thawed")
-        self.is_frozen, self.timer = False, 0.0
+        self.is_frozen, self.timer, self.thawed_at = False, 0.0, self.world.now
 
     def kill(self) -> None:
         """It ends at once; its connections close."""

@@ -248,6 +248,7 @@ class Run:
             lease_ttl=timedelta(seconds=lease), stop_grace=timedelta(seconds=5), prefetch=plan.prefetch,
             retention_age=timedelta(seconds=plan.retention), retention_length=60,
             retention_interval=timedelta(seconds=0.5 if plan.retention < 60 else 3),
+            command_timeout=timedelta(seconds=plan.timeout),
         )  # fmt: skip
 
     def start_member(self) -> Member:
@@ -303,6 +304,7 @@ class Run:
             lease, name = origin.lease, (message.payload["key"], message.payload["n"])
             if not lease.is_held():
                 self.violate(f"m{member.number} starts {name} after its lease")
+            self._check_start(member, (origin.stream, message.stream_id), name)
             self.cancels.starts(name, member.number)
             self.moves.starts(name, member.number)
             self.expiries.starts(member, message)
@@ -431,6 +433,13 @@ class Run:
         return ref
 
     # -- what must hold ---------------------------------------------------------------------------------------------
+
+    def _check_start(self, member: Member, entry: tuple[str, str], name: Name) -> None:
+        """No handler starts with a message that was settled. Not where the server forgets that; and at the moment in
+        which a member wakes up, it cannot know yet that it was replaced."""
+        forgets = self.was_reset or self.has_lost_writes or "unconsume" in self.plan.faults
+        if not forgets and entry in self.network.fences.settled and member.process.thawed_at < self.world.now:
+            self.violate(f"{name} starts in m{member.number} after it was settled")
 
     def _check_leases(self) -> None:
         """Two members never believe in the same lease at the same moment."""

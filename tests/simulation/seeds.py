@@ -149,8 +149,12 @@ def outcomes(tasks: Iterable[Task], jobs: int = 1) -> Iterator[Outcome]:
             task, child = key.data
             with key.fileobj as pipe:  # type: ignore[union-attr]
                 answer = pipe.read()
-            os.waitpid(child, 0)
-            yield Outcome(**json.loads(answer)) if answer else Outcome(task.seed, ["the simulation itself failed"], [])
+            _, status = os.waitpid(child, 0)
+            if answer:
+                yield Outcome(**json.loads(answer))
+            else:  # 1: of `faulthandler`, after LONGEST
+                is_hanging = os.waitstatus_to_exitcode(status) == 1
+                yield Outcome(task.seed, ["a call does not end" if is_hanging else "the simulation itself failed"], [])
 
 
 def kind_of(fault: str) -> str:
