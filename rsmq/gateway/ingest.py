@@ -24,6 +24,8 @@ from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.topics import Topic
 
+LONGEST_NAME: Final = 256
+"""Characters of a topic name whose encoder is remembered: together these take 40 MB at most."""
 STORED: Final = "!"
 """In front of the value of a packet id: the message is stored."""
 
@@ -63,28 +65,25 @@ class Stored:
     def set_result(self, _result: None, /) -> None:
         """The server has the next message."""
         self._left -= 1
-        if self._reasons:
-            self._reasons.append(0)
         if not self._left:
             self._end()
 
     def set_exception(self, exception: Exception, /) -> None:
         """The next message is not stored, or it is not known whether it is."""
+        self.fail(len(self.packet.payloads) - self._left, exception)
+
+    def fail(self, place: int, exception: Exception) -> None:
+        """The same for the message at a place."""
         self._left -= 1
-        if isinstance(exception, TopicFull) and self.packet.pending is not None:
-            before = len(self.packet.payloads) - self._left - 1
-            self._reasons = self._reasons or [0] * before
-            self._reasons.append(Reason.QUOTA_EXCEEDED)
+        is_full = isinstance(exception, TopicFull) and self.packet.pending is not None
+        if is_full or isinstance(exception, TooLarge | ConfigError):
+            self._reasons = self._reasons or [0] * len(self.packet.payloads)
+            self._reasons[place] = Reason.QUOTA_EXCEEDED
         else:
             self._is_lost = True
             self.sink.fail(exception)
         if not self._left:
             self._end()
-
-    def refused(self) -> None:
-        """None of them is stored."""
-        self._reasons = [Reason.QUOTA_EXCEEDED] * len(self.packet.payloads)
-        self._end()
 
     def _end(self) -> None:
         self._ingest.unconfirmed -= len(self.packet.payloads)
@@ -93,6 +92,25 @@ class Stored:
         if self._stored is not None:
             self._stored(max(self._reasons, default=0))
         self._ingest.ended(self, self._reasons)
+
+
+class StoredAlone:
+    """Waits for one message of a packet, whose others may be refused before it is stored."""
+
+    def __init__(self, whole: Stored, place: int) -> None:
+        self._whole, self._place = whole, place
+
+    def done(self) -> bool:
+        """It waits."""
+        return False
+
+    def set_result(self, _result: None, /) -> None:
+        """The server has the message."""
+        self._whole.set_result(None)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """The message is not stored, or it is not known whether it is."""
+        self._whole.fail(self._place, exception)
 
 
 class Ingest:
@@ -124,11 +142,22 @@ class Ingest:
         self.unconfirmed += len(packet.payloads)
         try:
             is_plain = packet.qos == 1 and packet.properties is None and not packet.retain
-            encoder = plain_encoder(client, packet.topic) if is_plain else encoder_for(packet, client)
+            if is_plain and len(packet.topic) <= LONGEST_NAME:
+                encoder = plain_encoder(client, packet.topic)
+            else:
+                encoder = encoder_for(packet, client)
             message_id = None if token is None else f"mqtt:{token}"
             waiter.batch = self._producer.enqueue(target, packet.payloads, waiter, encoder, message_id)
-        except (TooLarge, ConfigError):
-            waiter.refused()
+        except ConfigError as error:  # such as too large headers
+            for place in range(len(packet.payloads)):
+                waiter.fail(place, error)
+        except TooLarge:
+            for place, payload in enumerate(packet.payloads):
+                try:
+                    alone = StoredAlone(waiter, place)
+                    waiter.batch = self._producer.enqueue(target, [payload], alone, encoder, message_id)
+                except TooLarge as error:
+                    waiter.fail(place, error)
 
     def ended(self, waiter: Stored, reasons: Sequence[int]) -> None:
         """All messages of a packet are stored or refused: confirm them. A will has no client that could wait."""

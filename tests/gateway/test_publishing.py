@@ -143,6 +143,18 @@ async def test_a_payload_above_the_limit_ends_the_connection_or_is_refused(clien
     assert last.reason == 0x95
 
 
+async def test_a_payload_above_the_limit_is_refused_and_those_that_came_with_it_are_not(
+    client: Make, name: str
+) -> None:
+    five = await client(5).connect(name)
+    assert five.connack is not None
+    (largest,) = five.connack.properties[39]
+    sizes = {1: largest - 100, 2: 10, 3: 10}
+    five.send(b"".join(p.publish(name, bytes(size), 1, packet_id, 5) for packet_id, size in sizes.items()))
+    acks = [await five.take(4) for _ in sizes]
+    assert [(each.packet_id, each.reason) for each in acks] == [(1, 0x97), (2, 0), (3, 0)]
+
+
 async def test_messages_of_a_client_reach_each_subscriber_in_order(client: Make, name: str) -> None:
     """500 messages with 20 in flight, to a persistent session and to a clean one."""
     kept = await client(5).connect(f"{name}-kept", clean=False, raw_props=b"\x11\0\0\0\x3c")
