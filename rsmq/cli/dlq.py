@@ -133,6 +133,8 @@ def show(
     for name in ("id", "reason", "error", "attempts", "origin", "member", "message_id", "key"):
         print_line(f"{name}: {printable(str(getattr(found, name)))}")
     print_line(f"at: {timestamp(found.at)}")
+    for each in found.history:
+        print_line(printable(each.text))
     for name, value in found.headers.items():
         print_line(f"header {printable(name)}: {printable(value)}")
     if found.traceback:

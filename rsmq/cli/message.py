@@ -58,6 +58,10 @@ def describe(status: MessageStatus) -> None:
     rows = ((each.group, each.state, printable(advice(status, each))) for each in status.groups)
     if status.state == "stored" or status.groups:
         print_table(("group", "state", "where"), rows, "the topic has no groups")
+    failed = [(each.group, failed) for each in status.groups for failed in each.failed]
+    if failed:
+        tries = ((group, each.attempt, timestamp(each.at), each.error) for group, each in failed)
+        print_table(("group", "#attempt", "failed at", "error"), tries, "")
 
 
 def advice(status: MessageStatus, each: GroupStatus) -> str:

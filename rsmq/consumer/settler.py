@@ -17,6 +17,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed,
 from rsmq.handler.failure import traceback_of
 from rsmq.handler.retry import Bury, Park, Reason, lost_body
 from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.failed_attempt import PAST, FailedAttempt, failed_attempts, to_field
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 from rsmq.redis.raw_connection import ShardedConnection, pack
@@ -258,7 +259,7 @@ class Settler:
         """Move a message to the dead letters. `was_pending`: if it is not pending any more, it has been moved."""
         self._stats["buried"] += 1
         fields: tuple[Value, ...] = () if decision.is_copied else ("dlq.body", "stream")
-        fields += self._notes(entry_id, attempts, decision)
+        fields += await self._notes(lane, entry_id, attempts, decision)
         first, again = (self._fenced(lane, entry_id, attempts, self._dlq_length, flag, *fields) for flag in (0, 1))
         keys, first = (*first[0], lane.dlq_key), again if was_pending else first
         reply = await self._call(BURY_MESSAGE, lane, entry_id, (keys, first[1]), (keys, again[1]))
@@ -266,7 +267,7 @@ class Settler:
         if reply is not None and reply[2]:
             self.report_lost(lane, [entry_id])
 
-    def _notes(self, entry_id: bytes, attempts: int, decision: Bury) -> tuple[Value, ...]:
+    async def _notes(self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury) -> tuple[Value, ...]:
         """The `dlq.*` fields of a dead letter."""
         notes: tuple[Value, ...] = (
             "dlq.reason", decision.reason, "dlq.error", decision.error, "dlq.attempts", attempts,
@@ -274,12 +275,28 @@ class Settler:
         )  # fmt: skip
         if decision.cause is not None and (trace := traceback_of(decision.cause)):
             notes += ("dlq.traceback", trace)
+        if failed := await self._failed_attempts(lane, entry_id):
+            notes += ("dlq.history", to_field(failed))
         return notes
+
+    async def _failed_attempts(self, lane: Lane, entry_id: bytes) -> tuple[FailedAttempt, ...]:
+        """What the server has noted of the attempts before the last."""
+        while lane.lease.is_held():
+            try:
+                return failed_attempts(
+                    *await self._client.execute_command("HMGET", lane.errors_key, entry_id, entry_id + PAST)
+                )
+            except BrokerUnavailable as error:
+                self._throttled.warn("moving to dead letters waits for the server", error)
+                await asyncio.sleep(0.1)
+            except BrokerError:  # another client has overwritten the key: the dead letter has no history then
+                break
+        return ()
 
     async def bury_with_outputs(self, lane: Lane, message: Message, attempts: int, decision: Bury) -> None:
         """Move a message to the dead letters and store what was published with it, in one step or not at all."""
         self._stats["buried"] += 1
-        notes = self._notes(message.entry_id, attempts, decision)
+        notes = await self._notes(lane, message.entry_id, attempts, decision)
         lane.outputs[message.entry_id].letter = self.outputs.letter(message, lane.dlq_key, notes)
         await self.settle(message, lane)
 

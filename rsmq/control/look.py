@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rsmq.control.asking import MOST_ATTEMPTS
 from rsmq.control.finder import STREAM_ID, Finder, Found, candidates, sent_ms
 from rsmq.control.status import (
@@ -64,11 +66,11 @@ class Look:
         if status.state == "undelivered":
             seek = (report.delivered, message.entry_id, MOST_BEFORE + 1)
             before, _ = await SEEK_ENTRY(self._client, names[:1], seek)
-            return GroupStatus(group, "undelivered", before=max(0, before - 1))
+            return replace(status, before=max(0, before - 1))
         if status.state == "settled":
             after = message.stream_id.partition("-")[0]  # its dead letter may be the first one of that millisecond
             letter = await self._letter(*at, "dlq.origin", message.stream_id, after)
-            return status if letter is None else dead_status(group, letter)
+            return status if letter is None else dead_status(group, letter, status.failed)
         return status
 
     async def _letter(

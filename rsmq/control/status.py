@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from rsmq.dlq import DeadLetter
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 
@@ -32,7 +33,8 @@ class GroupStatus:
     - `cancelled`: not handled, and it will not be.
     - `not_addressed`: a replayed dead letter of another group.
 
-    `attempt` counts the attempts that are charged. `error` is that of the last failed one.
+    `attempt` counts the attempts that are charged. `error` is that of the last failed one. `failed` has the attempts
+    that were followed by a retry, oldest first, at most the last ten; those of a dead letter come before its `error`.
     """
 
     group: str
@@ -46,6 +48,7 @@ class GroupStatus:
     reason: str | None = None
     error: str | None = None
     letter: str | None = None
+    failed: tuple[FailedAttempt, ...] = ()
 
     @property
     def text(self) -> str:
@@ -126,47 +129,41 @@ class Report(NamedTuple):
     behind: bytes
     owner: bytes
     mark: bytes
+    past: bytes = b""
 
 
 def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 0, behind: str = "") -> GroupStatus:
     """What the reply means. `before` and `behind` are asked for separately, and count only where they apply."""
-    attempts, _, error = read_note(report.note)
+    failed = failed_attempts(report.note, report.past)
+    error = failed[-1].error if failed else None
     is_waiting = report.parked_attempts >= 0 or parse_stream_id(stream_id) > parse_stream_id(report.delivered)
     if report.mark in (b"done", b"cancelled") or (report.mark and is_waiting):  # it does not start any more
-        return GroupStatus(group, "cancelled", error=error)
+        return GroupStatus(group, "cancelled", error=error, failed=failed)
     if parse_stream_id(stream_id) > parse_stream_id(report.delivered):
-        return GroupStatus(group, "undelivered", before=before)
+        return GroupStatus(group, "undelivered", before=before, failed=failed)
     if report.parked_attempts >= 0:
         due, member = moment(report.due), text(report.member) or text(report.owner)
+        is_its = bool(failed) and failed[-1].attempt == report.parked_attempts
         return GroupStatus(
             group, "parked", member=member or None, attempt=report.parked_attempts, due=due,
-            error=error if attempts == report.parked_attempts else None,
+            error=error if is_its else None, failed=failed,
         )  # fmt: skip
     if not report.member:
-        return GroupStatus(group, "settled")
+        return GroupStatus(group, "settled", failed=failed)
     since = moment(report.now) - timedelta(milliseconds=report.idle_ms)
     state: GroupState = "waiting" if behind else "in_flight"
     return GroupStatus(
         group, state, member=text(report.member), since=since, attempt=report.deliveries, behind=behind or None,
-        error=error,
+        error=error, failed=failed,
     )  # fmt: skip
 
 
-def dead_status(group: str, letter: DeadLetter) -> GroupStatus:
-    """The status of a message that is a dead letter."""
+def dead_status(group: str, letter: DeadLetter, failed: tuple[FailedAttempt, ...] = ()) -> GroupStatus:
+    """The status of a message that is a dead letter. `failed`: for a letter of a version that had no history."""
     return GroupStatus(
         group, "dead", attempt=letter.attempts, reason=letter.reason, error=letter.error, letter=letter.id,
-        since=letter.at, member=letter.member or None,
+        since=letter.at, member=letter.member or None, failed=letter.history or failed,
     )  # fmt: skip
-
-
-def read_note(note: bytes) -> tuple[int, datetime | None, str | None]:
-    """`attempts at_ms error`, as `park_message.lua` writes it."""
-    attempts, _, rest = text(note).partition(" ")
-    at_ms, _, error = rest.partition(" ")
-    if not attempts.isdecimal() or not at_ms.isdecimal():
-        return 0, None, None
-    return int(attempts), moment(at_ms.encode()), error
 
 
 def moment(ms: bytes) -> datetime:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rsmq.dashboard.actions import selection_of
 from rsmq.dashboard.html import Content, Html, Row, about, block, hidden, link, table, tag, text_field
-from rsmq.dashboard.message import box, select_all
+from rsmq.dashboard.message import box, failed_table, select_all
 from rsmq.dashboard.page import Context, Page
 from rsmq.dashboard.queries import MOST_LETTERS, PREVIEW, as_text
 from rsmq.dashboard.roles import Role
@@ -132,6 +132,7 @@ async def dead_letter(context: Context, topic: str, group: str, letter: str) -> 
         f"Dead letter {found.id}",
         [
             context.action("replay", "replay", Role.ACT, topic, place), about(values),
+            failed_table(found.history, group),
             [tag("h2", "Traceback"), block(found.traceback, "traceback")] if found.traceback else None,
             tag("h2", "Payload"), block(as_text(found.data), "payload"),
         ],

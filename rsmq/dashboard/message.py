@@ -16,6 +16,7 @@ from rsmq.dlq import read_fields
 from rsmq.errors import ConfigError
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms
+from rsmq.model.failed_attempt import FailedAttempt
 from rsmq.model.words import count, number
 from rsmq.redis.streams import STREAM_ID
 
@@ -137,7 +138,20 @@ def where(context: Context, status: MessageStatus, place: dict[str, str]) -> lis
             if each.letter else None)))
         for each in status.groups
     ]  # fmt: skip
-    return [tag("div", buttons, class_="bar"), table(("group", "state", "where"), rows, "the topic has no groups")]
+    shown = table(("group", "state", "where"), rows, "the topic has no groups")
+    failed = [failed_table(each.failed, each.group) for each in status.groups]
+    return [tag("div", buttons, class_="bar"), shown, failed]
+
+
+def failed_table(attempts: Sequence[FailedAttempt], group: str) -> Content:
+    """The attempts of a group that were followed by a retry; nothing if there are none."""
+    rows = [
+        Row(str(place), (each.attempt, timestamp(each.at), tag("code", each.error[:PREVIEW])))
+        for place, each in enumerate(attempts)
+    ]
+    if not rows:
+        return None
+    return [tag("h2", f"Failed attempts of {group}"), table(("#attempt", "failed (UTC)", "error"), rows, "")]
 
 
 NOT_STORED: Final = "0-0"

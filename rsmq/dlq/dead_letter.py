@@ -10,6 +10,7 @@ from typing import Self
 
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.failed_attempt import FailedAttempt, from_field
 from rsmq.model.message import read_headers
 from rsmq.model.packing import unpack_fields
 
@@ -23,7 +24,8 @@ class DeadLetter:
     """One dead letter, as far as it can be read: an unreadable message becomes one, too.
 
     `id` is `partition/stream id`, unique within a group; `fields` are the original ones, in order, duplicates included.
-    `traceback` has the last calls of the handler before its error, and is empty if there were none.
+    `traceback` has the last calls of the handler before its error, and is empty if there were none. `history` has the
+    failed attempts before the last one, oldest first, at most ten.
     """
 
     id: str
@@ -42,6 +44,7 @@ class DeadLetter:
     headers: dict[str, str]
     fields: tuple[tuple[bytes, bytes], ...]
     traceback: str = ""
+    history: tuple[FailedAttempt, ...] = ()
 
     @classmethod
     def read(cls, topic: str, partition: int, group: str, stream_id: bytes, entry: Sequence[bytes]) -> Self:
@@ -72,6 +75,7 @@ class DeadLetter:
             headers=headers(first.get(b"h")),
             fields=original,
             traceback=text(notes.get(b"dlq.traceback")) or "",
+            history=from_field(notes.get(b"dlq.history")),
         )
 
 

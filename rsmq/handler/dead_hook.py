@@ -6,7 +6,7 @@ import logging
 from asyncio import CancelledError, timeout
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from typing import Any, Final
 
 import anyio.to_thread
@@ -36,9 +36,15 @@ DeadFunction = Callable[[Message, Burial], Any]
 
 
 def check_function(function: Any) -> None:
-    """Raise ConfigError for what cannot be called."""
+    """Raise ConfigError for what cannot be called with a message and a burial."""
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"{function!r} is not a function: write `async def fallback(message, burial)`")
+    try:
+        signature(function).bind(None, None)
+    except TypeError:
+        raise ConfigError(
+            f"{function!r} does not take (message, burial): write `async def fallback(message, burial)`"
+        ) from None
 
 
 async def call_hook(function: DeadFunction, message: Message, burial: Burial) -> bool:

@@ -124,7 +124,7 @@ class Keys:
         return f"{self.stream(topic, partition)}:{group}:out"
 
     def errors(self, topic: str, partition: int, group: str) -> str:
-        """Hash: stream id -> `attempts at_ms error` of the last failed attempt of a message."""
+        """Hash: stream id -> `attempts at_ms error` of the last failed attempt; `id|past` -> those before."""
         return f"{self.stream(topic, partition)}:{group}:errors"
 
     def cancels(self, topic: str, partition: int, group: str) -> str:

@@ -168,5 +168,7 @@ async def test_on_dead_without_its_handler_is_refused(broker: Broker) -> None:
         router.on_dead("t", group="g")(fall_back)
     with pytest.raises(ConfigError, match="is not a function"):
         router.on_dead("t", group="g")(5)  # type: ignore[type-var]
+    with pytest.raises(ConfigError, match=r"does not take \(message, burial\)"):
+        router.on_dead("t", group="g")(handle)  # type: ignore[arg-type]
     broker.include(router)
     assert [handler.on_dead for handler in broker.handlers] == [fall_back]

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, ConfigError, Message, Reject, RetryPolicy, Settings
+from rsmq import Broker, Burial, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
 from rsmq.control.finder import Finder
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import Location, MessageRef
@@ -110,6 +110,50 @@ async def all_settled(broker: Broker, refs: list[MessageRef]) -> bool:
     """Whether the server has confirmed all of them."""
     states = [(await broker.look(ref)).group("billing") for ref in refs]
     return all(each is not None and each.state in ("settled", "parked", "dead") for each in states)
+
+
+@pytest.mark.parametrize("has_output", [False, True])
+@pytest.mark.parametrize("ordering", ["key", "none"])
+async def test_look_has_the_attempts_and_their_errors(broker: Broker, ordering: str, has_output: bool) -> None:
+    """While it is parked, and when it is a dead letter, by itself or together with an output of `on_dead`."""
+    soon = RetryPolicy(max_attempts=4, wait=wait_fixed(0))
+
+    @broker.handler("orders", group="billing", retry=soon, ordering=ordering)  # type: ignore[call-overload]
+    async def handle(message: Message) -> None:
+        if message.data == b"parked":
+            raise Retry("out of paper", after=HOUR)
+        raise OSError(f"try {message.attempt}")
+
+    @broker.on_dead("orders", group="billing")
+    async def bury(message: Message, burial: Burial) -> None:
+        if has_output:
+            await message.publish("unbilled", 1)
+
+    async with broker.running():
+        parked, dead = [await broker.publish("orders", each, key=each) for each in ("parked", "dead")]
+        await until(lambda: is_in(broker, parked, "parked"), "it is parked")
+        await until(lambda: is_in(broker, dead, "dead"), "it is dead")
+        waits, died = [(await broker.look(each)).group("billing") for each in (parked, dead)]
+        assert waits
+        assert died
+        assert [(each.attempt, each.error) for each in waits.failed] == [(1, "Retry: out of paper")]
+        assert [(each.attempt, each.error) for each in died.failed] == [(n, f"OSError: try {n}") for n in (1, 2, 3)]
+        assert (died.error, died.attempt) == ("OSError: try 4", 4)
+        (letter,) = [each async for each in broker.dead_letters.iterate(await topic_of(broker), "billing")]
+        assert letter.history == died.failed
+        assert letter.history[0].at <= letter.history[2].at <= letter.at
+        where = ("orders", dead.partition_number)
+        await ask(broker, "XADD", broker.keys.dlq(*where, "billing"), "*", "dlq.origin", letter.origin)
+        await ask(broker, "XDEL", broker.keys.dlq(*where, "billing"), letter.id.partition("/")[2])
+        old = (await broker.look(dead)).group("billing")  # a letter of a version that kept no history
+        assert old
+        assert old.failed == died.failed
+
+
+async def is_in(broker: Broker, ref: MessageRef, state: str) -> bool:
+    """Whether its group has brought it there."""
+    billing = (await broker.look(ref)).group("billing")
+    return billing is not None and billing.state == state
 
 
 async def test_look_without_a_worker(broker: Broker) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 from rsmq import Cancelled, Running, Settled, Unknown
 from rsmq.control.answer import combined
 from rsmq.control.finder import candidates, ranges, sent_ms
-from rsmq.control.status import Report, group_status, read_note
+from rsmq.control.status import Report, group_status
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import Location, MessageRef
 from rsmq.redis.topics import Topic
@@ -41,14 +41,6 @@ def test_partitions_to_search() -> None:
     assert len(list(candidates("x", topic, "ada"))) == 1
     first, rest = candidates("x", topic, None)
     assert sorted([*first, *rest]) == [0, 1, 2, 3]
-
-
-def test_note_of_a_failed_attempt() -> None:
-    """Whatever stands in the hash is read, or ignored."""
-    attempts, at, error = read_note(b"2 1718000000000 OSError: a b")
-    assert (attempts, error) == (2, "OSError: a b")
-    assert at
-    assert read_note(b"") == read_note(b"x y z") == (0, None, None)
 
 
 def test_status_of_an_old_note() -> None:

@@ -238,6 +238,10 @@ def test_parked_message_is_cancelled_on_its_page(web: httpx.Client, scene: Cli) 
     page = unescape(web.get(unescape(address[1])).text)
     assert "after attempt 0" in page or "after attempt 1" in page
     assert "parked until" in page
+    assert "Failed attempts of billing" in page
+    assert "Retry: not yet" in page.partition("Failed attempts of billing")[2]
+    (row,) = scene.ok("trace", mine, "--topic", "orders").partition("failed at")[2].splitlines()[2:]
+    assert (row.split()[:2], row.split()[-3:]) == (["billing", "1"], ["Retry:", "not", "yet"])
     done = do(web, "cancel", topic="orders", message=mine)
     assert f"{mine} is cancelled (billing: cancelled)" in done
     assert state() == "cancelled"

@@ -90,9 +90,9 @@ def wire(command: Command) -> Wire:
     return made
 
 
-def _context(member: str) -> ConsumerContext:
+def _context(member: str, *replies: Any) -> ConsumerContext:
     handler: Any = SimpleNamespace(group=GROUP, retry=POLICY)
-    client: Any = Recorder()
+    client: Any = Recorder(*replies)
     topic: Any = SimpleNamespace(name=TOPIC, partitions=1)
     return ConsumerContext(client, KEYS, SETTINGS, member, topic, handler)
 
@@ -104,8 +104,8 @@ def _lane(command: Command, *numbers: int) -> Lane:
     return lane
 
 
-def _settler(command: Command) -> Settler:
-    return Settler(_context(command.member), lambda _: None)
+def _settler(command: Command, *replies: Any) -> Settler:
+    return Settler(_context(command.member, *replies), lambda _: None)
 
 
 def _message(lane: Lane, number: int, attempt: int) -> Message:
@@ -174,9 +174,11 @@ def _unpark(command: Command) -> Wire:
 
 
 def _bury(command: Command, number: int, attempts: int, reason: str, is_again: bool) -> Wire:
-    decision = Bury(Reason(reason), "")
+    decision, no_notes = Bury(Reason(reason), ""), [None, None]
     return sent(
-        _settler(command).bury(_lane(command, number), stream_id(number), attempts, decision, was_pending=is_again)
+        _settler(command, no_notes).bury(
+            _lane(command, number), stream_id(number), attempts, decision, was_pending=is_again
+        )
     )
 
 

@@ -9,8 +9,8 @@
 --          call. With key order it stays pending, so that the next owner keeps its position. The owner of the partition
 --          also parks a message that is no longer pending, because its consumer was deleted. There is nothing to retry
 --          without the entry. An attempt that does not count is taken off the server's count of deliveries. The error
---          of the attempt is noted for `rsmq trace`, of at most 10 000 messages.
--- USES     follow_clock
+--          of the attempt is noted for `rsmq trace` and the dead letter, of at most 10 000 messages.
+-- USES     follow_clock, note_failure
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -28,8 +28,6 @@ end
 local now = follow_clock(KEYS[2], KEYS[3])
 local due = string.format('%.0f', now + ARGV[6])
 redis.call('ZADD', KEYS[3], due, parked)
-if (ARGV[9] or '') ~= '' and redis.call('HLEN', KEYS[4]) < 10000 then
-  redis.call('HSET', KEYS[4], ARGV[4], string.format('%s %.0f ', parked:match('|(%d+)$'), now) .. ARGV[9])
-end
+if (ARGV[9] or '') ~= '' then note_failure(KEYS[4], ARGV[4], charged, now, ARGV[9]) end
 if ARGV[7] == '0' then redis.call('XACK', KEYS[1], ARGV[3], ARGV[4]) end
 return { 'OK', due }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rsmq.handler.retry import lost_body
+from rsmq.model.failed_attempt import PAST, failed_attempts
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.connector import Client
@@ -36,6 +37,7 @@ class Partition:
         self.client = client
         self.stream, self.lease = keys.stream("orders", number), keys.lease("orders", number, GROUP)
         self.retry, self.dlq = keys.retry("orders", number, GROUP), keys.dlq("orders", number, GROUP)
+        self.errors = keys.errors("orders", number, GROUP)
         self.cancels, self.cancelled = keys.cancels("orders", number, GROUP), keys.cancelled("orders", number, GROUP)
 
     async def call(self, *command: Any) -> Any:
@@ -108,9 +110,15 @@ class Partition:
         keep: bool = False,
         epoch: str = EPOCH,
         counts: bool = True,
+        error: str = "",
     ) -> Any:
-        keys, rules = [self.stream, self.lease, self.retry], [delay_ms, int(keep), int(counts)]
+        keys, rules = [self.stream, self.lease, self.retry, self.errors], [delay_ms, int(keep), int(counts), error]
         return await PARK_MESSAGE(self.client, keys, [ME, epoch, GROUP, entry_id, attempts, *rules])
+
+    async def failed(self, entry_id: bytes) -> list[tuple[int, str]]:
+        """Number and error of each failed attempt that is noted."""
+        notes = await self.call("HMGET", self.errors, entry_id, entry_id + PAST)
+        return [(each.attempt, each.error) for each in failed_attempts(*notes)]
 
     async def unpark(self, limit: int = 100, epoch: str = EPOCH) -> Any:
         names = [self.stream, self.lease, self.retry, self.dlq]
@@ -332,6 +340,33 @@ async def test_park_with_key_order_stays_pending(partition: Partition) -> None:
     reply = await partition.park(entry_id, 1, 9000, keep=True)
     assert await partition.parked() == {entry_id + b"|1": int(reply[1])}
     assert await partition.pending() == {entry_id: (ME, 1)}
+
+
+async def test_park_keeps_the_errors_of_the_last_ten_attempts(partition: Partition) -> None:
+    """A call that is repeated notes its attempt once. The newest note is where an older version reads it."""
+    (entry_id,) = await partition.deliver(1)
+    for attempt in range(1, 14):
+        for _ in range(2):
+            await partition.park(entry_id, attempt, 0, keep=True, error=f'try {attempt}: no\npaper, "ö"')
+        await partition.start(entry_id, attempt)
+        newest = await partition.call("HGET", partition.errors, entry_id)
+        assert newest.decode().split(" ", 2)[::2] == [str(attempt), f'try {attempt}: no\npaper, "ö"']
+    assert await partition.failed(entry_id) == [(n, f'try {n}: no\npaper, "ö"') for n in range(4, 14)]
+    assert await partition.call("HLEN", partition.errors) == 2
+
+
+async def test_park_beside_an_older_version_and_other_clients(partition: Partition) -> None:
+    """An older version writes only the newest note; what another client has written there is no obstacle."""
+    ids = await partition.deliver(3)
+    for entry_id, past in zip(ids, (b"no list", b"17", b'{"a": 1}'), strict=True):
+        await partition.call("HSET", partition.errors, entry_id, "1 1718000000000 old")
+        await partition.call("HSET", partition.errors, entry_id + PAST, past)
+        assert await partition.failed(entry_id) == [(1, "old")]
+        assert (await partition.park(entry_id, 2, 0, keep=True, error="x" * 500))[0] == b"OK"
+        await partition.start(entry_id, 2)
+        await partition.park(entry_id, 3, 0, keep=True, error="new")
+        assert [attempt for attempt, _ in await partition.failed(entry_id)] == [1, 2, 3]
+        assert await partition.call("HSTRLEN", partition.errors, entry_id + PAST) < 400
 
 
 @pytest.mark.parametrize("keep", [False, True])
