@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -67,6 +68,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         self.failure: Exception | None = None
         """The error that ended the last worker, or None."""
         self._is_stopped_early = False
+        self.cancelled = Counter()
         self._portal = Portal(self._publisher)
         self.declared: Callable[[str], int | None] = self.partitions_of
         self.make_producer: MakeProducer = Producer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
@@ -24,6 +25,8 @@ class Commands(ABC):
 
     keys: Keys
     settings: Settings
+    cancelled: Counter[tuple[str, str]]
+    """By topic and group, messages that `cancel` itself has settled: delayed ones (no group), and parked ones."""
 
     @property
     @abstractmethod
@@ -91,7 +94,7 @@ class Commands(ABC):
         member, at most for a lease. If the answer is lost, call it again. All workers must be of a version that knows
         cancelling.
         """
-        command = control.Cancel(self.client, self.keys, self.settings)
+        command = control.Cancel(self.client, self.keys, self.settings, self.cancelled)
         return await command(message, await self._topic_of(message, topic), key, group=group, running=running)
 
     async def reschedule(

@@ -7,10 +7,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from rsmq.broker import Broker
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
 from rsmq.cli.output import as_data, print_error, print_json, print_line, print_result, print_table, printable
 from rsmq.cli.parameters import Json, TopicName, Url, duration_option, noun, parse_headers, time_option
-from rsmq.control import Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
+from rsmq.control import Answer, Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
 from rsmq.control.finder import Finder, Found
 from rsmq.control.search import STATES
 from rsmq.inspector.text import timestamp
@@ -171,11 +172,18 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Cancel a message that is not handled yet. Exit code 1 if it comes too late or is not found."""
-    answer = ask_broker(url, lambda broker: broker.cancel(message, topic=topic, key=key, group=group, running=running))
+
+    async def act(broker: Broker) -> tuple[Answer, dict[str, Any]]:
+        answer = await broker.cancel(message, topic=topic, key=key, group=group, running=running)
+        return answer, await ids_of(broker, message, topic, key)
+
+    answer, ids = ask_broker(url, act)
     word = type(answer).__name__.lower()
     groups = ", ".join(f"{name}: {each}" for name, each in sorted(answer.groups.items()))
-    about = {"id": message, "answer": word, "groups": dict(answer.groups)}
-    print_result(about, word + (f" ({groups})" if groups else ""), as_json=as_json)
+    about = ids | {"answer": word, "groups": dict(answer.groups)}
+    unknown = " (it is not there, or its owner has not answered: `rsmq trace` says where it is)"
+    more = f" ({groups})" if groups else unknown if word == "unknown" else ""
+    print_result(about, word + more, as_json=as_json)
     if not isinstance(answer, Cancelled):
         raise typer.Exit(1)
 
@@ -193,8 +201,20 @@ def reschedule(
 ) -> None:
     """Give a delayed or parked message another due time."""
     about = {"topic": topic, "key": key, "group": group}
-    due = ask_broker(url, lambda broker: broker.reschedule(message, at=at, delay=delay, **about))
-    print_result({"id": message, "due": due}, f"due at {due}", as_json=as_json)
+
+    async def act(broker: Broker) -> tuple[datetime, dict[str, Any]]:
+        due = await broker.reschedule(message, at=at, delay=delay, **about)
+        return due, await ids_of(broker, message, topic, key)
+
+    due, ids = ask_broker(url, act)
+    print_result(ids | {"due": due}, f"due at {due}", as_json=as_json)
+
+
+async def ids_of(broker: Broker, message: str, topic: str, key: str | None) -> dict[str, Any]:
+    """The message id and the stream id of a message, whichever of them was given."""
+    found = await Finder(broker.client, broker.keys).find(message, await broker.topics.existing(topic), key)
+    stream_id = None if found is None or found.stream_id is None else f"{found.partition}/{found.message.stream_id}"
+    return {"id": message if found is None else found.message.id, "stream_id": stream_id}
 
 
 def as_object(found: Found) -> dict[str, Any]:

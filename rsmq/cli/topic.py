@@ -13,6 +13,7 @@ from rsmq.cli.output import confirm, print_json, print_line, print_result, print
 from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
 from rsmq.inspector.state import TopicState
+from rsmq.model.message import shown
 from rsmq.model.words import count, duration, number
 from rsmq.redis.topics import Topic
 
@@ -120,8 +121,8 @@ def why(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
     if as_json:
         print_json([{"partition": partition} | asdict(hold) for partition, hold in kept])
     else:
-        rows = ((partition, each.holder, each.oldest, each.why) for partition, each in kept)
-        print_table(("#partition", "held by", "from", "why"), rows, f"there is nothing in {topic}")
+        rows = ((partition, each.holder, each.oldest, shown(each.message_id), each.why) for partition, each in kept)
+        print_table(("#partition", "held by", "from", "message id", "why"), rows, f"there is nothing in {topic}")
     if any(not hold.is_limit for _, hold in kept):
         raise typer.Exit(1)
 

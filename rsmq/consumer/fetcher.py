@@ -333,7 +333,8 @@ class Fetcher:
             self._queue.offer(lane, messages)
         self._stats["reads"] += 1
         for lane, entry_id, reason in unreadable:
-            log.warning("entry %s of %s moved to dead letters: %s", entry_id.decode(), lane.stream, reason)
+            at = (lane.partition, entry_id.decode(), lane.topic)
+            log.warning("entry %d/%s of topic %s moved to dead letters: %s", *at, reason)
             await self._settler.bury_unreadable(lane, entry_id, 1, reason)
 
     def _offer_raw(self, lane: Lane, entries: list[RawEntry]) -> bool:

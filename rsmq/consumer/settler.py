@@ -330,9 +330,10 @@ class Settler:
         for entry_id in ids:
             lane.in_flight.discard(entry_id)  # it may be running, or wait for its retry: it needs no other dead letter
             self._stats["lost_body"] += 1
+            at = (lane.partition, entry_id.decode(), lane.topic)
             log.error(
-                "entry %s of %s was deleted by another client before %s had settled it",
-                entry_id.decode(), lane.stream, lane.group,
+                "entry %d/%s of topic %s was deleted by another client before %s had settled it, and its message id "
+                "with it: its dead letter is found by `rsmq trace %d/%s --topic %s`", *at, lane.group, *at,
             )  # fmt: skip
 
     def _fenced(self, lane: Lane, *args: Value) -> Command:

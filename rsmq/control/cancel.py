@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 from rsmq.control.answer import Answer, Cancelled, Unknown, Word, combined
@@ -15,15 +16,22 @@ from rsmq.redis.connector import Client
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, CANCELLED
 from rsmq.redis.topics import Topic
 
+CancelCounter = Counter[tuple[str, str]]
+NO_GROUP: Final = ""
+"""The group of a delayed message, which is cancelled for all of them."""
 MOST_TRIES: Final = 5
 """A delayed message may become due while it is looked for."""
 
 
 class Cancel:
-    """Cancels messages. A call whose answer was lost can be repeated, and answers the same."""
+    """Cancels messages. A call whose answer was lost can be repeated, and answers the same.
 
-    def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
+    `counted`: by topic and group, what was cancelled here for good. The owners of partitions count the rest.
+    """
+
+    def __init__(self, client: Client, keys: Keys, settings: Settings, counted: CancelCounter | None = None) -> None:
         self._client, self._keys, self._settings, self._finder = client, keys, settings, Finder(client, keys)
+        self._counted = CancelCounter() if counted is None else counted
 
     async def __call__(
         self, message_id: str, topic: Topic, key: str | None = None, *, group: str | None = None, running: bool = False
@@ -47,7 +55,9 @@ class Cancel:
         await refuse_one_group(self._client, keys, found, group, "cancel")
         names = (keys.delayed(*at), keys.dedup(*at, found.message.id))
         window_ms = to_ms(self._settings.dedup_window)
-        return bool(await CANCEL_DELAYED(self._client, names, (found.packed or b"", window_ms)) == CANCELLED)
+        is_cancelled = await CANCEL_DELAYED(self._client, names, (found.packed or b"", window_ms)) == CANCELLED
+        self._counted[at[0], NO_GROUP] += is_cancelled
+        return bool(is_cancelled)
 
     async def _stored(self, found: Found, group: str | None, running: bool) -> Answer:
         chosen = await groups_of_message(self._client, self._keys, found, group)
@@ -70,6 +80,7 @@ class Cancel:
             if word != b"ASKED":
                 if rest and rest[0]:
                     await waking.wake()
+                self._counted[at[0], group] += word == CANCELLED and rest[1:] == [1]
                 return WORDS[word]
             if waking.is_over:
                 return "unknown"

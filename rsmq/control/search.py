@@ -104,6 +104,7 @@ class Search:
         self, wanted: Criteria, *, most: int, scan: int, progress: Callable[[int], None] | None = None
     ) -> Findings:
         """At most `most` hits among at most `scan` messages; `progress` is called with how many were looked at."""
+        await self._check_group()
         hits, looked_at = list[Hit](), 0
         one = None if wanted.key is None else partition_for(wanted.key, self._topic.partitions)
         for partition in range(self._topic.partitions) if one is None else (one,):
@@ -117,6 +118,16 @@ class Search:
                 if progress is not None and page:
                     progress(looked_at)
         return Findings(tuple(hits), looked_at, is_all=True)
+
+    async def _check_group(self) -> None:
+        """Raise ConfigError for a group that is nowhere."""
+        if not self._group:
+            return
+        streams = [self._keys.stream(self._topic.name, partition) for partition in range(self._topic.partitions)]
+        for stream in streams:
+            if any(row["name"] == self._group.encode() for row in await groups_of(self._client, stream)):
+                return
+        raise ConfigError(f"topic {self._topic.name!r} has no group {self._group!r}: see `rsmq group list`")
 
     def _hit(self, partition: int, row: Row, wanted: Criteria) -> list[Hit]:
         entry_id, fields, ms = row

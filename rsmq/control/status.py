@@ -178,7 +178,7 @@ def text(raw: bytes) -> str:
 
 def removed_or_unknown(sent_ms: int | None, firsts: Sequence[Any]) -> State:
     """Of a message that was not found. `firsts`: the oldest stream id of each partition where it could be, or empty."""
-    if sent_ms is None:
+    if sent_ms is None or not firsts:  # its partition does not exist
         return "unknown"
     oldest = [parse_stream_id(first)[0] for first in firsts if first]
     return "removed" if not oldest or sent_ms < min(oldest) else "unknown"

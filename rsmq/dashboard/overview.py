@@ -10,7 +10,7 @@ from rsmq.dashboard.chart import Point, chart
 from rsmq.dashboard.history import GAP
 from rsmq.dashboard.html import Content, Html, Row, link, tag, text_field
 from rsmq.dashboard.page import Context, Page, joined
-from rsmq.dashboard.queries import EVERY, Running
+from rsmq.dashboard.queries import EVERY, MOST_NAMED, Running
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
@@ -355,12 +355,13 @@ def joined_limits(in_flight: str, member: MemberState) -> str:
 def running_table(context: Context, topic: str, running: Sequence[Running]) -> Html:
     """The messages that members have now, longest first."""
     rows = [
-        Row(each.id, (link(each.id, context.url("message", topic, f"{each.partition}/{each.id}")),
-                      each.partition, each.member, f"for {spoken(each.since)}", each.attempt))
-        for each in running[:50]
+        Row(f"{each.partition}/{each.id}", (
+            link(each.id, context.url("message", topic, f"{each.partition}/{each.id}")), each.message_id,
+            each.partition, each.member, f"for {spoken(each.since)}", each.attempt))
+        for each in running[:MOST_NAMED]
     ]  # fmt: skip
-    return context.live.table("running", ("message", "#partition", "member", "since", "#delivery"), rows,
-                              "nothing is in flight")  # fmt: skip
+    columns = ("stream id", "message id", "#partition", "member", "since", "#delivery")
+    return context.live.table("running", columns, rows, "nothing is in flight")
 
 
 def spoken(span: timedelta) -> str:

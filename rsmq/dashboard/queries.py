@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -49,6 +49,8 @@ SCANNED: Final = 500
 MOST_DEVICES: Final = 100
 MOST_WAITING: Final = 10
 MOST_RUNNING: Final = 20
+MOST_NAMED: Final = 50
+"""Messages in flight that a page shows with their ids."""
 PREVIEW: Final = 200
 LONGEST: Final = 20_000
 """Characters of a payload that a page shows."""
@@ -181,6 +183,7 @@ class Running:
     id: str
     since: timedelta
     attempt: int
+    message_id: str = ""
 
 
 class Queries:
@@ -192,6 +195,7 @@ class Queries:
         self.dlq, self.all_devices = DeadLetters(client, keys), Devices(client, keys)
         self.mqtt = MqttClients(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
+        self._message_ids = dict[tuple[str, int, str], str]()
 
     async def topic(self, name: str) -> Topic:
         """Raises NotFound."""
@@ -276,7 +280,20 @@ class Queries:
             for number, reply in enumerate(replies)
             for entry_id, member, idle, count in reply or ()
         ]
-        return sorted(rows, key=lambda each: each.since, reverse=True)
+        rows.sort(key=lambda each: each.since, reverse=True)
+        return await self._named(topic, rows[:MOST_NAMED]) + rows[MOST_NAMED:]
+
+    async def _named(self, topic: str, rows: list[Running]) -> list[Running]:
+        """The same with their message ids. Those of the last call are remembered, for pages that are open."""
+        places = [(topic, each.partition, each.id) for each in rows]
+        unknown = [place for place in places if place not in self._message_ids]
+        commands = [("XRANGE", self.keys.stream(topic, number), entry_id, entry_id) for _, number, entry_id in unknown]
+        found = {
+            place: read_entry(MessageOrigin(topic, place[1], ""), *reply[0]).message_id if reply else ""
+            for place, reply in zip(unknown, await ask_all(self.client, commands), strict=True)
+        }
+        self._message_ids = {place: found.get(place) or self._message_ids.get(place, "") for place in places}
+        return [replace(each, message_id=self._message_ids[place]) for each, place in zip(rows, places, strict=True)]
 
     async def dead_letters(self, topic: str, group: str, wanted: Selection) -> tuple[list[DeadLetter], bool]:
         """The oldest that match, at most MOST_LETTERS, and whether there may be more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rsmq.inspector.observer import ask_group, ask_partition, measure
@@ -11,6 +11,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, duration
 from rsmq.redis.connector import Client
+from rsmq.redis.streams import ask_all
 from rsmq.redis.topics import Topic
 
 MOST_PARKED: Final = 5000
@@ -80,13 +81,15 @@ def _needs(row: Row, reply: Row) -> GroupNeeds:
 class RetentionHold:
     """Why entries of a partition are still there: who keeps them, from which id on, and why.
 
-    `is_limit`: every group has settled them; the topic's own limits keep them for a replay.
+    `is_limit`: every group has settled them; the topic's own limits keep them for a replay. `message_id`: of the
+    `oldest`; empty if its entry has gone meanwhile.
     """
 
     holder: str
     oldest: str
     why: str
     is_limit: bool = False
+    message_id: str = ""
 
 
 async def retention_holds(client: Client, keys: Keys, topic: Topic, partition: int) -> list[RetentionHold]:
@@ -106,8 +109,16 @@ async def retention_holds(client: Client, keys: Keys, topic: Topic, partition: i
     found += await _archive_holds(client, keys, topic, partition, oldest) if topic.archive == "required" else []
     found.sort(key=lambda hold: _order(hold.oldest))
     if not found or _order(oldest) < _order(found[0].oldest):
-        return [RetentionHold("retention", oldest, _limit(topic) if groups else NO_GROUP, is_limit=True), *found]
-    return found
+        found.insert(0, RetentionHold("retention", oldest, _limit(topic) if groups else NO_GROUP, is_limit=True))
+    stream = keys.stream(topic.name, partition)
+    rows = await ask_all(client, [("XRANGE", stream, hold.oldest, hold.oldest, "COUNT", 1) for hold in found])
+    return [
+        replace(hold, message_id=_message_id(*row[0]) if row else "") for hold, row in zip(found, rows, strict=True)
+    ]
+
+
+def _message_id(entry_id: bytes, fields: list[bytes]) -> str:
+    return dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id", entry_id).decode(errors="backslashreplace")
 
 
 async def _unsent(client: Client, keys: Keys, topic: Topic, partition: int, group: str) -> str:

@@ -73,7 +73,12 @@ INFO = Metric(
 SERVING = Metric("rsmq_worker_serving", "gauge", (), "1 while all handlers are served, 0 while it starts or stops.")
 SETTLED = Metric("rsmq_messages_settled_total", "counter", GROUP, "Messages handled and acknowledged.")
 RETRIED = Metric("rsmq_messages_retried_total", "counter", GROUP, "Failed attempts that will be repeated.")
-CANCELLED = Metric("rsmq_messages_cancelled_total", "counter", GROUP, "Messages settled as cancelled by their owner.")
+CANCELLED = Metric(
+    "rsmq_messages_cancelled_total",
+    "counter",
+    GROUP,
+    "Messages cancelled by this process: as their owner, or by `broker.cancel` (delayed ones have no group).",
+)
 BURIED = Metric("rsmq_messages_dead_lettered_total", "counter", GROUP, "Messages moved to the dead letters.")
 EXPIRED = Metric("rsmq_messages_expired_total", "counter", GROUP, "Messages that expired before an attempt started.")
 REDELIVERED = Metric(

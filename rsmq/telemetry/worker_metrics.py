@@ -34,14 +34,15 @@ class WorkerMetrics:
 
     def read(self) -> Iterator[Sample]:
         """Everything that this process knows about itself."""
-        worker, producer = self._broker.worker, self._broker.producer
+        worker, producer, cancelled = self._broker.worker, self._broker.producer, Counter(self._broker.cancelled)
         yield Sample(metric.SERVING, (), worker is not None and worker.is_serving)
         if worker is not None:
             yield Sample(metric.INFO, (worker.member, installed("rsmq")), 1)
             if worker.heartbeat is not None:
                 yield Sample(metric.HEARTBEAT_AGE, (), monotonic() - worker.heartbeat.last_confirmed)
             for consumer in tuple(worker.consumers):
-                yield from of_consumer(consumer)
+                yield from of_consumer(consumer, cancelled)
+        yield from (Sample(metric.CANCELLED, labels, count) for labels, count in cancelled.items() if count)
         for service in tuple(self._broker.services):
             yield from of_service(service)
         if producer is not None:
@@ -49,10 +50,11 @@ class WorkerMetrics:
             yield from (Sample(metric.UNPUBLISHED, (topic,), count) for topic, count in producer.failed.items())
 
 
-def of_consumer(consumer: Consumer) -> Iterator[Sample]:
-    """The metrics of one handler."""
+def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iterator[Sample]:
+    """The metrics of one handler. What `broker.cancel` has settled for its group is taken out of `cancelled`."""
     labels = (consumer.topic.name, consumer.handler.group)
     stats, now = dict(consumer.stats), monotonic()
+    stats["cancelled"] = stats.get("cancelled", 0) + cancelled.pop(labels, 0)
     for name, counted in COUNTED.items():
         yield Sample(counted, labels, stats.get(name, 0))
     for move in MOVES:

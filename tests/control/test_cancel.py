@@ -13,6 +13,8 @@ from tenacity import wait_fixed
 from rsmq import Broker, Cancelled, ConfigError, Message, Rate, RetryPolicy, Running, Settings, Settled, Unknown
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import MessageRef
+from rsmq.telemetry.metric import CANCELLED
+from rsmq.telemetry.worker_metrics import WorkerMetrics
 from rsmq.worker.retention import Retention
 from tests.contract.witness import ask
 from tests.patience import until
@@ -86,6 +88,31 @@ async def test_delayed_message_is_cancelled_once_and_for_all(broker: Broker) -> 
         assert (await broker.look(ref)).state == "cancelled"
         assert await ask(broker, "ZCARD", broker.keys.delayed("in", 0)) == 0
         assert isinstance(await broker.cancel(new_message_id(), topic="in"), Unknown)
+
+
+@pytest.mark.parametrize("key", [None, "ada"])
+async def test_every_cancelled_message_is_counted_once(broker: Broker, key: str | None) -> None:
+    """By its owner, or by the call that has settled it: delayed ones, which no group has, and parked ones. Asking
+    twice counts nothing."""
+    work = Work()
+    work.register(broker, {})
+    count = lambda: {  # noqa: E731
+        each.labels: each.value for each in WorkerMetrics(broker).read() if each.metric is CANCELLED and each.value
+    }
+    async with broker.running():
+        parked = await broker.publish("in", "fail", key=key)
+        await until(lambda: is_parked(broker, parked), "it is parked")
+        late = await broker.publish("in", "fail", delay="1h")
+        for _ in range(2):
+            assert isinstance(await broker.cancel(parked), Cancelled)
+            assert isinstance(await broker.cancel(late), Cancelled)
+        await until(lambda: asyncio.sleep(0, count() == {("in", "g"): 1, ("in", ""): 1}), f"each is counted: {count()}")
+
+
+async def is_parked(broker: Broker, ref: MessageRef) -> bool:
+    """Whether it waits for its retry."""
+    status = (await broker.look(ref)).group("g")
+    return status is not None and status.state == "parked"
 
 
 async def test_delayed_message_is_rescheduled(broker: Broker) -> None:

@@ -99,7 +99,8 @@ async def test_search_is_bounded_and_says_so(broker: Broker) -> None:
         assert await ask(broker, "XLEN", broker.keys.stream("in", 0)) in (0, 1200)
         with pytest.raises(ConfigError, match="pass group"):
             await broker.find("in", state="dead")
-        with pytest.raises(ConfigError, match="has no group"):
-            await broker.find("in", state="undelivered", group="missing")
+        for state in ("undelivered", "in_flight", "parked", "dead"):
+            with pytest.raises(ConfigError, match="has no group 'missing'"):
+                await broker.find("in", state=state, group="missing")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="is unknown"):
             await broker.find("in", state="lost")  # type: ignore[arg-type]

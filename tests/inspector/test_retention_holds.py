@@ -51,14 +51,16 @@ async def test_retention_holds_list_limits_archives_and_groups_oldest_first(orde
     async def holds() -> list[RetentionHold]:
         return await retention_holds(orders.client, orders.keys, topic, 0)
 
-    group = RetentionHold(f"group {GROUP}", ids[3], f"2 pending, the oldest is {ids[3]}")
-    nothing = RetentionHold("archive", ids[0], "required, but no archive has committed this partition yet")
+    group = RetentionHold(f"group {GROUP}", ids[3], f"2 pending, the oldest is {ids[3]}", message_id=ids[3])
+    nothing = RetentionHold(
+        "archive", ids[0], "required, but no archive has committed this partition yet", message_id=ids[0]
+    )
     assert await holds() == [nothing, group]
     await orders.client.execute_command("HSET", archived, "nightly", ids[0], "done", ids[4])
     limits = "settled by all groups: kept for a replay for 1 day, or until 5 newer messages are settled"
     assert await holds() == [
-        RetentionHold("retention", ids[0], limits, is_limit=True),
-        RetentionHold("archive nightly", ids[1], f"has committed up to {ids[0]}"),
+        RetentionHold("retention", ids[0], limits, is_limit=True, message_id=ids[0]),
+        RetentionHold("archive nightly", ids[1], f"has committed up to {ids[0]}", message_id=ids[1]),
         group,
     ]
     assert await retention_holds(orders.client, orders.keys, topic, 1) == []

@@ -2,7 +2,7 @@
 -- PURPOSE  Cancel one message of a partition for one group, as far as that needs no answer of its owner.
 -- KEYS     1 stream  2 retry zset  3 cancels hash  4 cancelled zset
 -- ARGV     1 group  2 stream id  3 asked|interrupt (also what runs)  4 most attempts to look for:int
--- RETURNS  {'CANCELLED', wake:0|1}, {'ASKED'} (its owner has to answer), {'RUNNING'}, {'SETTLED'} or {'UNKNOWN'}
+-- RETURNS  {'CANCELLED', wake:0|1, by this call, for good:0|1}, {'ASKED'} (its owner has to answer), {'RUNNING'}, {'SETTLED'} or {'UNKNOWN'}
 -- WHY      Each case is final where it says so. Not delivered: its reader looks into `cancels` behind the read.
 --          Parked: `start_message` looks, and the owner is woken where the message holds its key. In a member's hands: a
 --          first delivery starts without telling the server, so only the owner knows; it answers in `cancels`, or by a
@@ -29,7 +29,7 @@ elseif attempts then
   redis.call('ZREM', KEYS[2], id .. '|' .. attempts)
   redis.call('HDEL', KEYS[3], id)
   redis.call('ZADD', KEYS[4], id:match('^%d+'), id)
-  return { 'CANCELLED', 0 }
+  return { 'CANCELLED', 0, 1 }
 end
 if not row then
   redis.call('HDEL', KEYS[3], id)
