@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, cast
 
@@ -11,6 +12,7 @@ from rsmq.broker import Broker
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
 from rsmq.cli.output import as_data, print_error, print_json, print_line, print_result, print_table, printable
 from rsmq.cli.parameters import Json, TopicName, Url, duration_option, noun, parse_headers, time_option
+from rsmq.cli.pipeline import load
 from rsmq.control import Answer, Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
 from rsmq.control.finder import Finder, Found
 from rsmq.control.search import STATES
@@ -25,12 +27,25 @@ MessageId = Annotated[
 OfTopic = Annotated[
     str | None, typer.Option("--topic", help="The topic. Without it all topics are searched.", show_default=False)
 ]
+Archive = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH", help="Also look in this archive, where `rsmq pipeline archive` has written.", show_default=False
+    ),
+]
 OfKey = Annotated[str | None, typer.Option("--key", help="Its ordering key. Without it all partitions are searched.")]
 
 app = noun("Messages: find, show, cancel, reschedule.")
 
 
-def trace(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url = None, as_json: Json = False) -> None:
+def trace(
+    message: MessageId,
+    topic: OfTopic = None,
+    key: OfKey = None,
+    archive: Archive = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
     """Where a message is, for each group: undelivered, in whose hands, parked, settled, or dead. Reads only."""
 
     async def read(connection: CommandConnection) -> MessageStatus:
@@ -44,12 +59,30 @@ def trace(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url
         return status
 
     status = ask(url, read)
+    if archive is not None and status.state in ("removed", "unknown"):
+        status = in_archive(status, archive)
     if as_json:
         print_json(status)
     else:
         describe(status)
     if status.partition is None:
         raise NotFound(f"message {message} is {'removed' if status.state == 'removed' else 'not found'}")
+
+
+def in_archive(status: MessageStatus, archive: str) -> MessageStatus:
+    """The status with what the archive has of a message that is not in its stream."""
+    found = archived(archive, status.id, status.topic)
+    if found is None:
+        return status
+    return replace(
+        status, id=found.id, topic=found.topic, state="archived", partition=found.partition, key=found.key,
+        stream_id=found.stream_id, archive=f"{archive.rstrip('/')}/{found.part}",
+    )  # fmt: skip
+
+
+def archived(archive: str, message: str, topic: str | None) -> Any:
+    """A message of the archive (`ArchivedMessage`), or None. Raises ConfigError if the extra is not installed."""
+    return load("jobs.lookup").find_archived(archive, message, topic=topic)
 
 
 def describe(status: MessageStatus) -> None:
@@ -72,7 +105,14 @@ def advice(status: MessageStatus, each: GroupStatus) -> str:
 
 
 @app.command("show", epilog="Example: rsmq message show 01980000-0000-7000-8000-000000000000 --topic orders")
-def show(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url = None, as_json: Json = False) -> None:
+def show(
+    message: MessageId,
+    topic: OfTopic = None,
+    key: OfKey = None,
+    archive: Archive = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
     """One message with its payload. Consumes nothing; `rsmq trace` says where it is."""
 
     async def read(connection: CommandConnection) -> Found | None:
@@ -83,11 +123,16 @@ def show(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url 
         return None
 
     found = ask(url, read)
-    if found is None:
+    kept = None if found is not None or archive is None else archived(archive, message, topic)
+    if found is not None:
+        about, data = as_object(found), found.message.data
+    elif kept is not None:
+        about, data = asdict(kept), kept.data or b""
+        del about["data"]
+    else:
         raise NotFound(f"there is no message {message}: `rsmq trace` looks among the dead letters, too")
-    about = as_object(found)
     if as_json:
-        print_json(about | as_data(found.message.data))
+        print_json(about | as_data(data))
         return
     headers = about.pop("headers")
     for name, value in about.items():
@@ -95,7 +140,7 @@ def show(message: MessageId, topic: OfTopic = None, key: OfKey = None, url: Url 
             print_line(f"{name}: {printable(str(value))}")
     for name, value in headers.items():
         print_line(f"header {printable(name)}: {printable(value)}")
-    print_line(f"data: {printable(found.message.data.decode(errors='backslashreplace'))}")
+    print_line(f"data: {printable(data.decode(errors='backslashreplace'))}")
 
 
 @app.command("find", epilog="Example: rsmq message find orders --where customer.id=7 --since 2026-01-01T00:00:00Z")

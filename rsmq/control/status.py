@@ -13,7 +13,7 @@ from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 
-State = Literal["delayed", "stored", "cancelled", "removed", "unknown"]
+State = Literal["delayed", "stored", "cancelled", "removed", "archived", "unknown"]
 GroupState = Literal["undelivered", "waiting", "in_flight", "parked", "settled", "dead", "cancelled", "not_addressed"]
 
 MOST_BEFORE: Final = 10_000
@@ -81,6 +81,7 @@ class MessageStatus:
     - `cancelled`: it was delayed, and was cancelled for all groups.
     - `stored`: in the stream, as `stream_id`; `groups` has the rest.
     - `removed`: retention has removed it, or it was never stored: its id is older than all that is there.
+    - `archived`: removed, and found in the `archive` (`rsmq trace --archive`).
     - `unknown`: not found.
 
     `id` is the message id, also if it was found by its stream id. `partition` is None as long as nothing is found.
@@ -94,6 +95,7 @@ class MessageStatus:
     stream_id: str | None = None
     due: datetime | None = None
     groups: tuple[GroupStatus, ...] = ()
+    archive: str | None = None
 
     def group(self, name: str) -> GroupStatus | None:
         """The status for one group, or None."""
@@ -110,6 +112,8 @@ class MessageStatus:
                 return f"stored in {where} as {self.stream_id}"
             case "cancelled":
                 return f"cancelled while it was delayed, for {where}"
+            case "archived":
+                return f"removed by retention; in the archive as {self.stream_id} of {where}, in {self.archive}"
             case "removed":
                 return "not there: older than all that retention has kept, so it was removed, or never stored"
         return "not found"

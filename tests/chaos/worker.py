@@ -26,7 +26,7 @@ import anyio
 from tenacity import wait_fixed
 
 import rsmq.worker.worker
-from rsmq import Broker, Message, RetryPolicy, Settings
+from rsmq import Broker, Message, Retry, RetryPolicy, Settings
 from tests.chaos.bank import Till
 from tests.chaos.ledger import EventWriter
 from tests.chaos.recorder import RecordingSettler, install
@@ -104,6 +104,8 @@ async def act(order: dict[str, object], message: Message) -> None:
             raise ValueError("every attempt fails")
         case "fail once" if message.attempt == 1:
             raise ValueError("the first attempt fails")
+        case "wait once" if message.attempt == 1:
+            raise Retry("the first attempt waits", after="1s")
         case "hang once" if message.attempt == 1:
             await anyio.sleep_forever()
         case _:

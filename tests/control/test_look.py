@@ -16,6 +16,7 @@ from rsmq.model.message_ref import Location, MessageRef
 from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
 from tests.contract.witness import ask
+from tests.control.ledger import Ledger
 from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -223,3 +224,14 @@ async def test_look_at_an_output_that_is_delayed(broker: Broker) -> None:
         found = await Finder(broker.client, broker.keys).find(ref, await topic_of(broker))
         assert found
         assert found.message.data == b"1"
+
+
+async def test_look_at_random_ids_of_every_state(broker: Broker) -> None:
+    """Also expired, cancelled and removed ones; `python -m tests.control.ledger` looks for 100 000."""
+    ledger = Ledger(broker)
+    async with broker.running():
+        await ledger.make(300)
+        seen = await ledger.compare(200)
+        ledger.release()
+    states = {"delayed", "parked", "dead", "settled", "in_flight", "waiting", "undelivered", "cancelled", "removed"}
+    assert states <= seen.keys()

@@ -21,6 +21,7 @@ from rsmq.pipeline.format.offsets import DataLoss
 from rsmq.pipeline.jobs.archive import ArchiveOptions, archive
 from rsmq.pipeline.jobs.archive_store import ArchiveStore, Compaction
 from rsmq.pipeline.jobs.compact import compact
+from rsmq.pipeline.jobs.lookup import find_archived
 from tests.pipeline.vault import Vault
 from tests.servers import Server
 
@@ -49,6 +50,10 @@ def test_archive_takes_each_message_once_and_then_new_ones_only(vault: Vault) ->
     assert vault.archived("orders") == list(range(55))
     assert vault.archived("bills") == list(range(100, 120))
     assert [vault.position("orders", number) for number in (0, 1)] == [vault.last_id("orders", n) for n in (0, 1)]
+    first = vault.server.xrange(vault.keys.stream("orders", 0), count=1)[0]
+    found = find_archived(str(vault.path), f"0/{first[0].decode()}", topic="orders")
+    assert found
+    assert (found.data, found.part.split("/")[0]) == (first[1][b"data"], "topic=orders")
     vault.add("orders", range(60, 80))
     vault.server.xtrim(vault.keys.stream("orders", 0), maxlen=4, approximate=False)
     with pytest.raises(DataLoss, match="expected 10, found 4: trimmed before read"):

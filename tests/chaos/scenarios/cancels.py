@@ -29,6 +29,8 @@ class Commanded:
         self._run, self.published = run, 0
         self.answers = dict[Name, object]()
         self.expiring = set[Name]()
+        self.moved = Counter[bool]()
+        """Rescheduled: parked ones (True), and delayed ones."""
 
     async def turn(self) -> None:
         """So many messages that are delayed, wait behind their key, run, or wait for a retry; some expire."""
@@ -40,7 +42,7 @@ class Commanded:
     async def _one(self, name: Name) -> None:
         run, chance = self._run, self._run.random
         order = {"key": name[0], "n": name[1], "seconds": chance.random() * 0.1}
-        order |= {"do": "fail once"} if chance.random() < 0.3 else {}
+        order |= {"do": chance.choice(("fail once", "wait once", "wait once"))} if chance.random() < 0.4 else {}
         is_delayed = chance.random() < 0.3
         options: dict[str, Any] = {"delay": timedelta(seconds=0.5 + chance.random())} if is_delayed else {}
         if chance.random() < 0.2:
@@ -54,9 +56,12 @@ class Commanded:
         except BrokerError:
             return  # it may be stored or not: what comes of it is not known
         self.answers[name] = None
-        if is_delayed and chance.random() < 0.5:
-            with suppress(ConfigError):  # it is not delayed any more
+        is_parked = order.get("do") == "wait once"  # for a second, after its first attempt
+        if (is_delayed or is_parked) and chance.random() < 0.5:
+            await anyio.sleep(chance.random() if is_parked else 0)
+            with suppress(ConfigError):  # it is not delayed or parked yet, or not any more
                 await self._ask(ref, lambda: run.broker.reschedule(ref, delay=timedelta(seconds=chance.random())))
+                self.moved[is_parked and not is_delayed] += 1
         if chance.random() < 0.7:
             await anyio.sleep(chance.random() * 1.5)
             is_running = chance.random() < 0.3
@@ -90,9 +95,9 @@ class Commanded:
         return Counter(type(answer).__name__ for answer in self.answers.values() if answer is not None)
 
 
-@scenario("A35", injection="messages are cancelled and rescheduled at random moments, some expire, while workers are "
-          "killed (SIGKILL) and paused for two leases, and the connections of the caller are reset (RST); long runs: "
-          "eight times",
+@scenario("A35", injection="messages are cancelled, delayed and parked ones rescheduled at random moments, some "
+          "expire, while workers are killed (SIGKILL) and paused for two leases, and the connections of the caller are "
+          "reset (RST); long runs: eight times",
           bound="each message is handled, cancelled, expired or dead: never two of them, never none",
           servers=ONE)  # fmt: skip
 async def messages_under_command(testbed: Testbed) -> Verdict:
@@ -119,5 +124,9 @@ async def messages_under_command(testbed: Testbed) -> Verdict:
     wrong, counts = commanded.wrong(), commanded.counts()
     assert not wrong, wrong[:20]
     assert counts["Cancelled"], "a check that cannot fail is none"
-    run.note = f"{len(commanded.answers)} messages, {counts['Cancelled']} cancelled, {counts['Settled']} too late"
+    assert commanded.moved[True], "a check that cannot fail is none"
+    run.note = (
+        f"{len(commanded.answers)} messages, {counts['Cancelled']} cancelled, {counts['Settled']} too late, "
+        f"{commanded.moved.total()} rescheduled ({commanded.moved[True]} parked)"
+    )
     return verdict
