@@ -54,6 +54,7 @@ class FramedTransport:
     def close(self) -> None:
         """End the connection with a close frame. The socket is closed when that of the client has come, or soon."""
         if self._frames.state is not State.OPEN:
+            self.flush()  # the answer to a close frame that came with the client's DISCONNECT
             self._socket.close()
             return
         self._frames.send_close(CloseCode.NORMAL_CLOSURE)

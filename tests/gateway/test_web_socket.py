@@ -102,6 +102,20 @@ async def test_a_packet_may_span_frames_and_a_frame_may_hold_several(web: Gatewa
     await socket.close()
 
 
+async def test_a_close_frame_behind_a_disconnect_is_answered(web: GatewayProcess, name: str) -> None:
+    """RFC 6455, 5.5.1, also when both come in one read."""
+    socket = await opened(web)
+    await socket.send(p.connect(name))
+    assert (await take(socket))[0] == 2
+    protocol = socket.protocol
+    protocol.send_binary(p.DISCONNECT)
+    protocol.send_close(1000)
+    socket.transport.write(b"".join(protocol.data_to_send()))
+    await asyncio.wait_for(socket.wait_closed(), SECONDS)
+    assert protocol.close_rcvd is not None
+    assert protocol.close_rcvd.code == 1000
+
+
 async def test_a_text_frame_ends_the_connection(web: GatewayProcess, name: str) -> None:
     socket = await opened(web)
     await socket.send("text")
