@@ -171,6 +171,12 @@ class ClientConnection:
             self._keeps_will = each.reason != Reason.SUCCESS
             self.close(Reason.SUCCESS)
 
+    def answered(self) -> None:
+        """A request for subscriptions is answered: further ones may come."""
+        self._machine.requests -= 1
+        if self._machine.held:
+            self._resume()
+
     def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None:
         """The messages of a packet are stored, or refused: send the acknowledgements that may leave now."""
         if self.is_closed:

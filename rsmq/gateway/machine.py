@@ -18,6 +18,8 @@ from rsmq.gateway.decode import (
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
     PUBLISH,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
     V5,
     Auth,
     Connect,
@@ -29,12 +31,18 @@ from rsmq.gateway.packet import (
     Publish,
     Reason,
     Refused,
+    Subscribe,
+    Unsubscribe,
     UnsupportedVersion,
 )
 from rsmq.gateway.properties import Property
 
 EARLY_BYTES: Final = 64 << 10
 """Bytes behind a CONNECT that are kept until it is answered."""
+
+
+MOST_REQUESTS: Final = 20
+"""SUBSCRIBE and UNSUBSCRIBE packets that are not answered. Further ones wait, as messages of version 3 do."""
 
 
 class Limits(NamedTuple):
@@ -58,8 +66,8 @@ class Machine:
     """What the standard demands of the packets of one connection.
 
     `feed` returns the packets that may be acted on, in order. `error` is set by the first one that ends the connection:
-    those before it are still acted on. While CONNECT is not answered, or a client of version 3 has too many messages
-    unconfirmed, further packets wait; `resume` returns them.
+    those before it are still acted on. While CONNECT is not answered, a client of version 3 has too many messages
+    unconfirmed, or any client too many requests, further packets wait; `resume` returns them.
     """
 
     __slots__ = (
@@ -73,6 +81,8 @@ class Machine:
         self.level = 0
         self.error: Refused | None = None
         self.inbound = Inbound()
+        self.requests = 0
+        """Requests for subscriptions that are not answered."""
         self._parts: list[bytes] = []
         self._held = 0
         self._needed = 1
@@ -88,8 +98,10 @@ class Machine:
     @property
     def is_waiting(self) -> bool:
         """Whether packets wait because of the state of the connection, so that reading may pause."""
-        return self.state is State.CONNECTING or (
-            self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum
+        return (
+            self.state is State.CONNECTING
+            or (self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum)
+            or self.requests >= MOST_REQUESTS
         )
 
     @property
@@ -152,7 +164,12 @@ class Machine:
     def _may_wait(self, first: int) -> bool:
         """Whether a packet with this first byte waits. Behind too many messages only further ones do: a client that
         waits for its acknowledgements still gets the answers to its pings."""
-        return self.state is State.CONNECTING or (first >> 4 == PUBLISH and bool(first & 6))
+        if self.state is State.CONNECTING:
+            return True
+        if first >> 4 == PUBLISH:
+            too_many = self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum
+            return bool(first & 6) and too_many
+        return first >> 4 in (SUBSCRIBE, UNSUBSCRIBE) and self.requests >= MOST_REQUESTS
 
     # -- the rules -------------------------------------------------------------------------------------------------
 
@@ -164,6 +181,8 @@ class Machine:
             if self.state is State.NEW:
                 raise ProtocolError("the first packet is not a CONNECT")
             self._check_publish(packet)
+        elif kind is Subscribe or kind is Unsubscribe:
+            self.requests += 1
         elif isinstance(packet, Connect):
             if self.state is not State.NEW:
                 raise ProtocolError("a second CONNECT")

@@ -30,6 +30,7 @@ class Subscriber(Protocol):
     def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
     def close(self, reason: Reason, text: str = "") -> None: ...
     def fail(self, error: Exception) -> None: ...
+    def answered(self) -> None: ...
 
 
 async def serve(context: Context, client: Subscriber) -> None:
@@ -45,6 +46,7 @@ async def serve(context: Context, client: Subscriber) -> None:
             return  # the reader ends this connection
         except BrokerError as error:
             client.fail(error)
+        client.answered()  # while it stands there: what comes now starts no second turn
         del client.requests[0]
 
 

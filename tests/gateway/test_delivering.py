@@ -55,6 +55,13 @@ async def test_pubrels_leave_in_the_order_of_pubrecs(client: Make, name: str) ->
     assert await one.is_silent()
 
 
+async def test_many_requests_at_once_are_all_answered_in_order(client: Make, name: str) -> None:
+    one = await client(5).connect(name)
+    ids = range(1, 201)
+    one.send(b"".join(p.subscribe([(f"{name}/{n % 3}", 0)], n, 5) for n in ids))
+    assert [(await one.take(9)).packet_id for _ in ids] == list(ids)
+
+
 async def test_wrong_acknowledgements_end_the_connection(client: Make, name: str) -> None:
     for number, (qos, kind) in enumerate([(1, 5), (2, 4), (2, 7)]):
         one, sender = await client(5).connect(f"{name}-{number}"), await client().connect(f"{name}-s")

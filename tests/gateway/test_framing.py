@@ -331,6 +331,20 @@ def test_a_client_of_version_3_waits_at_the_receive_maximum() -> None:
     assert one.error is None
 
 
+def test_requests_wait_while_too_many_are_not_answered() -> None:
+    one = machine()
+    requests = [p.subscribe([(f"{n}", 0)], n, 5) for n in range(1, 16)] + [p.unsubscribe(["1"], n, 5) for n in (16, 17)]
+    assert len(one.feed(b"".join(requests) + p.PING)) == 18
+    assert not one.is_waiting
+    assert len(one.feed(b"".join(requests) + p.PING + p.publish("a", qos=1, level=5))) == 3
+    assert one.is_waiting
+    assert one.held
+    one.requests -= 17
+    assert len(one.resume()) == 16
+    assert not one.is_waiting
+    assert one.error is None
+
+
 def test_acknowledgements_leave_in_the_order_of_the_messages() -> None:
     one = machine()
     found = one.feed(b"".join(p.publish(f"a/{n}", qos=1, packet_id=n, level=5) for n in (3, 1, 2)))
