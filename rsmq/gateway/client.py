@@ -174,8 +174,7 @@ class ClientConnection:
     def answered(self) -> None:
         """A request for subscriptions is answered: further ones may come."""
         self._machine.requests -= 1
-        if self._machine.held:
-            self._resume()
+        self._resume()
 
     def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None:
         """The messages of a packet are stored, or refused: send the acknowledgements that may leave now."""

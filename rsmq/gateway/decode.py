@@ -105,7 +105,7 @@ def decode(head: int, data: bytes, at: int, end: int, level: int) -> Packet:
         return _read_ack(head, data, at, end, level)
     read = READERS.get(kind)
     if read is None or (kind == packet.AUTH and level != V5):
-        raise ProtocolError(f"a client does not send packets of type {kind}")
+        raise (ProtocolError if kind else Malformed)(f"a client does not send packets of type {kind}")
     flags = head & 15
     if flags != (2 if kind in (packet.SUBSCRIBE, packet.UNSUBSCRIBE) else 0) and not (
         level == V31 and flags == 10 and kind in (packet.SUBSCRIBE, packet.UNSUBSCRIBE)  # DUP existed there

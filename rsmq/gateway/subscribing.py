@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
 
 from rsmq.errors import BrokerError, OwnershipError
 from rsmq.gateway import encode
@@ -12,6 +13,9 @@ from rsmq.gateway.packet import V31, Reason, Subscribe, Subscription, Unsubscrib
 from rsmq.gateway.shares import has_shares
 from rsmq.gateway.topic_filter import SHARE, is_within
 from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
+
+EARLY_BYTES: Final = 256 << 10
+"""Retained messages that are read before a SUBACK."""
 
 
 class Subscriber(Protocol):
@@ -74,12 +78,17 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
             context.subscribe_locally(client, each)
         if has_shares(each for each, _ in granted):
             await context.registry.catch_up()  # this gateway chooses a member for messages of QoS 0
-    client.send(encode.suback(request.packet_id, reasons, client.level))
+    retained = list[tuple[Subscription, FoundRetained]]()
     for each, is_new in granted:
         if each.filter.startswith(SHARE):
             continue  # no retained messages [MQTT-4.8.2]
         if each.retain_handling == 0 or (each.retain_handling == 1 and is_new):
-            await send_retained(context, client, each)
+            found = FoundRetained(context.retained.find(each.filter, context.options.retained_per_subscribe))
+            await found.look(EARLY_BYTES - sum(other.size for _, other in retained))
+            retained.append((each, found))
+    client.send(encode.suback(request.packet_id, reasons, client.level))
+    for each, found in retained:
+        await send_retained(context, client, each, found)
 
 
 def refusal(context: Context, client: Subscriber, each: Subscription, wanted: dict[str, Subscription]) -> Reason | None:
@@ -93,11 +102,33 @@ def refusal(context: Context, client: Subscriber, each: Subscription, wanted: di
     return None
 
 
-async def send_retained(context: Context, client: Subscriber, subscription: Subscription) -> None:
+class FoundRetained:
+    """The retained messages that a filter matches, the first of them as of before the SUBACK.
+
+    What is published after that comes to the subscription by itself: it must not come as a retained message, too.
+    """
+
+    def __init__(self, found: AsyncIterator[bytes]) -> None:
+        self._found, self._first, self.size = found, list[bytes](), 0
+
+    async def look(self, budget: int) -> None:
+        """Read so many bytes of them now."""
+        while self.size < budget and (envelope := await anext(self._found, None)) is not None:
+            self._first.append(envelope)
+            self.size += len(envelope)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for each in self._first:
+            yield each
+        async for each in self._found:
+            yield each
+
+
+async def send_retained(context: Context, client: Subscriber, subscription: Subscription, found: FoundRetained) -> None:
     """The retained messages that a new subscription matches: through the inbox, where they have packet ids."""
     number = 0
     identifiers = (subscription.identifier,) if subscription.identifier else ()
-    async for envelope in context.retained.find(subscription.filter, context.options.retained_per_subscribe):
+    async for envelope in found:
         if client.is_closed:
             return
         number += 1

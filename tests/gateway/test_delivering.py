@@ -62,6 +62,19 @@ async def test_many_requests_at_once_are_all_answered_in_order(client: Make, nam
     assert [(await one.take(9)).packet_id for _ in ids] == list(ids)
 
 
+async def test_what_is_published_after_a_suback_comes_once_also_if_it_is_retained(client: Make, name: str) -> None:
+    one, sender = await client(5).connect(name), await client(5).connect(f"{name}-s")
+    for number in range(20):
+        await one.subscribe((f"{name}/{number}/#", 0))
+        await sender.publish(f"{name}/{number}/x", b"%d" % number, 0, retain=True)
+        got = await one.message()
+        assert (got.payload, got.retain) == (b"%d" % number, False)
+        assert await one.subscribe((f"{name}/other", 0)) == b"\0"  # its answer comes behind all of the first
+        assert await one.is_silent()
+        await sender.publish(f"{name}/{number}/x", b"", 0, retain=True)
+        assert (await one.message()).payload == b""
+
+
 async def test_wrong_acknowledgements_end_the_connection(client: Make, name: str) -> None:
     for number, (qos, kind) in enumerate([(1, 5), (2, 4), (2, 7)]):
         one, sender = await client(5).connect(f"{name}-{number}"), await client().connect(f"{name}-s")

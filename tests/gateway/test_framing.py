@@ -245,7 +245,7 @@ def test_a_wrong_share_is_refused(text_: str) -> None:
     assert refused(p.subscribe([(text_, 0)], level=5)) in (Reason.PROTOCOL_ERROR, Reason.TOPIC_FILTER_INVALID)
 
 
-@pytest.mark.parametrize("data", [b"\x20\x02\0\0", b"\x90\x03\0\1\0", b"\xb0\x02\0\1", b"\xd0\0", b"\x00\0"])
+@pytest.mark.parametrize("data", [b"\x20\x02\0\0", b"\x90\x03\0\1\0", b"\xb0\x02\0\1", b"\xd0\0"])
 def test_packets_that_only_servers_send_are_refused(data: bytes) -> None:
     for level in (3, 4, 5):
         assert refused(data, level) == Reason.PROTOCOL_ERROR
