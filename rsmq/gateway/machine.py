@@ -72,7 +72,7 @@ class Machine:
 
     __slots__ = (
         "_aliases", "_auth_method", "_held", "_limits", "_needed", "_parts", "_session_expiry", "error", "inbound",
-        "level", "state",
+        "level", "requests", "state",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
