@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     shares: list[str]
 
 
-NOBODY: Final = Plan(Published("", b"", 0, False, "", None, b""), b"", [], [])
+NOWHERE: Final = Plan(Published("", b"", 0, False, "", None, b""), b"", [], [])
 
 
 def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
@@ -160,7 +160,7 @@ class Router:
 
     def _plan(self, published: Published | None) -> Plan:
         if published is None:  # it did not come from an MQTT client
-            return NOBODY
+            return NOWHERE
         recipients, shares = defaultdict[str, list[Subscription]](list), list[str]()
         for client, subscription in self._registry.tree.match(published.topic):
             if subscription.filter.startswith(SHARE):
