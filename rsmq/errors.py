@@ -98,7 +98,8 @@ class SessionTaken(OwnershipError):
 
 
 class SessionLost(OwnershipError):
-    """The server has no session of the device any more: it expired or was deleted, perhaps with its letters.
+    """The server has no session of the device any more: it expired or was deleted, perhaps with its letters. Or a
+    failover has lost letters that this session has had.
 
     Seqs and packet ids may start anew, so the device must not continue on the same connection.
     """

@@ -263,7 +263,7 @@ class ClientConnection:
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
             context.inboxes, self.client_id, min(asked, context.options.window), on_letter=self._delivery.letter,
-            on_received=self._delivery.received, on_end=self.fail,
+            on_received=self._delivery.received, on_end=self.fail, history=context.history,
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)

@@ -14,6 +14,7 @@ import anyio
 
 from rsmq.gateway.auth import Gatekeeper
 from rsmq.gateway.filter_tree import FilterTree
+from rsmq.gateway.history import History
 from rsmq.gateway.ingest import Ingest
 from rsmq.gateway.limits import Arrivals
 from rsmq.gateway.machine import Limits
@@ -166,6 +167,7 @@ class Context:
     refusals: ThrottledLog = field(default_factory=lambda: ThrottledLog(log))
     proxies: tuple[Network, ...] = ()
     """Load balancers that send the header of the PROXY protocol."""
+    history: History = field(default_factory=History)
     ending: int = 0
     """Tasks of connections that have not ended."""
     arrivals: Arrivals = field(init=False)

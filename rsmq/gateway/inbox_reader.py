@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 from rsmq.errors import OwnershipError, SessionLost, SessionTaken
+from rsmq.gateway.history import Delivered, History
 from rsmq.gateway.scripts import BEGIN_MQTT_SESSION
 from rsmq.persistence.inbox_writer import mark_ttl_ms
 from rsmq.persistence.letter import packet_id_of
 from rsmq.persistence.session import CHUNK, MOST_ACKS, MOST_PER_PAGE, PAGE_BYTES, Inboxes
 from rsmq.redis import scripts
 from rsmq.redis.scripts import Script, Value
+
+log = logging.getLogger("rsmq.gateway")
 
 EXPIRED: Final = 2
 """What `open_session` says of a session that has expired: this start is clean."""
@@ -32,9 +36,10 @@ class InboxReader:
     """
 
     __slots__ = (
-        "_acks", "_blocked", "_channel", "_cursor", "_inboxes", "_is_drained", "_is_ended", "_is_paging",
-        "_is_started", "_keys", "_on_end", "_on_letter", "_on_received", "_receipts", "_received_key", "_rings",
-        "_sent", "before", "client", "epoch", "is_paused", "life_ms", "out", "window",
+        "_acks", "_blocked", "_channel", "_cursor", "_delivered", "_history", "_inboxes", "_is_drained", "_is_ended",
+        "_is_paging", "_is_started", "_keys", "_on_end", "_on_letter", "_on_received", "_receipts", "_received_key",
+        "_rewinds", "_rings", "_sent", "before", "client", "epoch", "is_paused", "is_rewinding", "life_ms", "out",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +51,7 @@ class InboxReader:
         on_letter: OnLetter,
         on_received: Callable[[list[int]], None],
         on_end: Callable[[Exception], None],
+        history: History,
     ) -> None:
         self.client, self.window, self.epoch, self.life_ms = client, window, "", 0
         *keys, self._channel = inboxes.keys.device(client)
@@ -55,6 +61,9 @@ class InboxReader:
         self.before = ""
         """The epoch of the connection before this one, if it is known."""
         self.out: dict[int, int] = {}
+        """Seqs by packet id. A negative packet id: the server has lost the letter."""
+        self._history, self._delivered = history, None  # type: History, Delivered | None
+        self._rewinds, self.is_rewinding = 0, False
         self._blocked = 0
         self._is_paging = self._is_drained = self._is_ended = False
         self._is_started = False
@@ -132,17 +141,21 @@ class InboxReader:
         """Ask for the next page, if there is room for it. A ring is followed up in any case: see `ring`."""
         if self._is_paging or self._is_ended or not self._is_started:
             return
+        if self.is_rewinding:  # an ack that is on its way must not meet a letter that has its seq now
+            if self._acks.is_in_flight or self._receipts.is_in_flight:
+                return
+            self.is_rewinding = False
         room = 0 if self._blocked or self.is_paused else self.window - len(self.out)
         if (room <= 0 or self._is_drained) and not is_rung:
             return
         self._is_paging = True
-        rings = self._rings
+        rings, rewinds = self._rings, self._rewinds
         args = (self._cursor, min(max(room, 0), MOST_PER_PAGE), PAGE_BYTES, self.life_ms)
         page = self.call(scripts.PAGE_LETTERS, *args)
-        page.add_done_callback(lambda done: self._paged(done, rings))
+        page.add_done_callback(lambda done: self._paged(done, rings, rewinds))
 
-    def _paged(self, page: asyncio.Future[Any], rings: int) -> None:
-        if not self._is_ended:
+    def _paged(self, page: asyncio.Future[Any], rings: int, rewinds: int) -> None:
+        if not self._is_ended and rewinds == self._rewinds:
             self._read_page(page, rings)
         self._is_paging = False  # not before: a letter that is acknowledged at once asks for the next page
         self.turn(is_rung=self._rings != rings)
@@ -153,18 +166,30 @@ class InboxReader:
             self.end(error if isinstance(error, Exception) else SessionLost(self.client))
             return
         reply = page.result()
+        if reply[0] == scripts.BEHIND:
+            self.rewind(reply[1])
+            return
         if reply[0] != scripts.OK:
             self.end(self.refused(reply[0]))
             return
         cursor, is_drained = reply[1].decode(), bool(int(reply[2])) and self._rings == rings
         for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
             seq = int(ref)
+            delivered = self._delivered
+            if delivered is None:
+                delivered = self._delivered = Delivered(self._history)
+            elif (known := delivered.find(seq, envelope)) is not None:
+                self._found(seq, known)
+                self._cursor = ref.decode()
+                continue
             packet_id = packet_id_of(seq)
             if packet_id in self.out:  # an older letter has the id until the client acknowledges it
                 self._blocked, self._is_drained = packet_id, False
                 return
             self.out[packet_id] = seq
             self._cursor = ref.decode()
+            if envelope:
+                delivered.note(seq, envelope)
             self._on_letter(seq, envelope, seq <= self._sent)
             if self._is_ended:
                 return
@@ -176,7 +201,7 @@ class InboxReader:
         """The client has these letters: remove them. An id that is not out is late: of an earlier connection."""
         for packet_id in packet_ids:
             seq = self.out.pop(packet_id, 0)
-            if seq:
+            if seq > 0:
                 self._acks.add(seq)
         if self._blocked in packet_ids:
             self._blocked = 0
@@ -191,9 +216,43 @@ class InboxReader:
         return self._inboxes.batcher.submit(script, self._keys, (self.epoch, *args))
 
     def replied(self, script: Script, seqs: list[int]) -> None:
-        """The server has these acks."""
+        """The server has these acks, as far as it has the letters."""
         if script is scripts.RECEIVE_LETTERS and not self._is_ended:
-            self._on_received([packet_id_of(seq) for seq in seqs])
+            self._on_received([self._packet_id(seq) for seq in seqs])
+
+    def _packet_id(self, seq: int) -> int:
+        if seq < 0:
+            return -seq
+        return packet_id_of(seq) if self._delivered is None else self._delivered.moved.get(seq) or packet_id_of(seq)
+
+    # -- a server that has lost letters ----------------------------------------------------------------------------
+
+    def rewind(self, kept: int) -> None:
+        """The server has lost every letter above `kept`, though it had confirmed them: go on behind that one.
+
+        What the client was sent stays out until it is acknowledged. `Delivered` knows again what comes again.
+        """
+        if self.is_rewinding:
+            return
+        log.warning("client %r: the server has lost letters that it had confirmed, those after %d", self.client, kept)
+        self.is_rewinding = True
+        self._rewinds += 1
+        if self._delivered is not None:
+            self._delivered.rewind(kept, self.out)
+        self._acks.rewind(kept, lambda _: 0)
+        self._receipts.rewind(kept, lambda seq: -self._packet_id(seq))
+        self._cursor, self._is_drained = str(kept), False
+        self.turn()
+
+    def _found(self, seq: int, packet_id: int) -> None:
+        """A letter that was lost has come again."""
+        if packet_id and self.out.get(packet_id) == -packet_id:
+            self.out[packet_id] = seq
+            if packet_id_of(seq) != packet_id:
+                assert self._delivered is not None
+                self._delivered.moved[seq] = packet_id
+        else:
+            self._acks.add(seq)
 
     def refused(self, word: bytes) -> OwnershipError:
         """The error for the word with which a script refuses this connection."""
@@ -210,7 +269,10 @@ class InboxReader:
 
 
 class AckQueue:
-    """Seqs for one script. One call is in flight; later seqs go with the next one, in order."""
+    """Seqs for one script. One call is in flight; later seqs go with the next one, in order.
+
+    A negative packet id stands for a letter that the server has lost: there is nothing to call for it.
+    """
 
     __slots__ = ("_in_flight", "_is_scheduled", "_pending", "_reader", "_script", "_taken")
 
@@ -228,11 +290,25 @@ class AckQueue:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a call is on its way."""
+        return self._in_flight is not None
+
+    def rewind(self, kept: int, lost: Callable[[int], int]) -> None:
+        """The server has lost the letters above `kept`. `lost` is what stands for such a seq; 0 is nothing."""
+        self._pending = [new for each in self._pending if (new := each if each <= kept else lost(each))]
+        self._taken = [each if each <= kept else lost(each) for each in self._taken]
+
     def _flush(self) -> None:
         self._is_scheduled = False
-        if self._pending and self._in_flight is None:
+        while self._pending and self._in_flight is None:
             self._taken, self._pending = self._pending[:MOST_ACKS], self._pending[MOST_ACKS:]
-            self._in_flight = self._reader.call(self._script, *self._taken)
+            seqs = self._taken if min(self._taken) > 0 else [each for each in self._taken if each > 0]
+            if not seqs:
+                self._reader.replied(self._script, self._taken)
+                continue
+            self._in_flight = self._reader.call(self._script, *seqs)
             self._in_flight.add_done_callback(self._replied)
 
     def _replied(self, answer: asyncio.Future[Any]) -> None:
@@ -241,12 +317,17 @@ class AckQueue:
         if answer.cancelled() or error is not None:
             self._pending.clear()
             self._reader.end(error if isinstance(error, Exception) else SessionLost(self._reader.client))
+        elif answer.result()[0] == scripts.BEHIND:
+            self._reader.rewind(answer.result()[1])
+            self._pending[:0] = filter(None, self._taken)
         elif answer.result()[0] != scripts.OK:
             self._pending.clear()
             self._reader.end(self._reader.refused(answer.result()[0]))
         else:
             self._reader.replied(self._script, self._taken)
         self._flush()
+        if self._reader.is_rewinding:
+            self._reader.turn()
 
     async def settled(self) -> None:
         """Wait until nothing is pending or in flight."""

@@ -221,7 +221,8 @@ class Session:
 
     def refused(self, word: bytes) -> OwnershipError:
         """The error for the word with which a script refuses this session."""
-        return SessionLost(self.device) if word == scripts.NO_SESSION else SessionTaken(self.device)
+        lost = (scripts.NO_SESSION, scripts.BEHIND)
+        return SessionLost(self.device) if word in lost else SessionTaken(self.device)
 
     # -- settling -------------------------------------------------------------------------------------------------
 

@@ -163,6 +163,8 @@ FORGET_REMOVED: Final = Script("forget_removed")
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"
 NO_SESSION: Final = b"NO_SESSION"
+BEHIND: Final = b"BEHIND"
+"""The server has lost writes that it had confirmed: it knows fewer letters than their reader."""
 NOT_PENDING: Final = b"NOT_PENDING"
 CANCELLED: Final = b"CANCELLED"
 LOST_BODY: Final = b"LOST_BODY"

@@ -80,12 +80,20 @@ class Inbox:
         return [letter.payload for letter in await self.letters(epoch, after, count)]
 
     async def ack(self, epoch: str, *seqs: int) -> list[Any]:
-        """The raw reply."""
+        """The raw reply, as if they had been sent."""
+        await self.have_sent(max(seqs))
         return list(await ACK_LETTERS(self.client, (self.inbox, self.session, self.expiry), (epoch, *seqs)))
 
     async def receive(self, epoch: str, *seqs: int) -> list[Any]:
-        """The raw reply."""
+        """The raw reply, as if they had been sent."""
+        await self.have_sent(max(seqs))
         return list(await RECEIVE_LETTERS(self.client, (self.inbox, self.session, self.expiry), (epoch, *seqs)))
+
+    async def have_sent(self, seq: int) -> None:
+        """As if a page had reached this seq."""
+        if await self.client.execute_command("EXISTS", self.session):
+            sent = int((await self.state()).get("sent", 0))
+            await self.client.execute_command("HSET", self.session, "sent", max(sent, seq))
 
     async def close(self, epoch: str) -> bytes:
         """The raw reply."""

@@ -99,6 +99,31 @@ async def test_acks_of_a_forgotten_session_raise(broker: Broker) -> None:
             await session.flush()
 
 
+@pytest.mark.parametrize("is_acked", [True, False])
+async def test_session_whose_newest_letters_are_lost_by_the_server_ends(
+    make_broker: Callable[..., Broker], is_acked: bool
+) -> None:
+    """A replica without the newest writes has taken over: the seq of a lost letter was given to another one.
+
+    An ack of the lost letter does not remove that one, and a session that reads on does not pass it by.
+    """
+    async with make_broker(inbox_poll=timedelta(milliseconds=50)) as broker:
+        async with broker.connect("phone") as session:
+            state = await broker.client.execute_command("DUMP", broker.keys.session("phone"))
+            await broker.send("phone", "lost")
+            (letter,) = await take(session, 1)
+            inbox = broker.keys.device("phone")[0]
+            await broker.client.execute_command("DEL", inbox, broker.keys.letter("phone", letter.seq))
+            await broker.client.execute_command("RESTORE", broker.keys.session("phone"), 60_000, state, "REPLACE")
+            await broker.send("phone", "new")
+            if is_acked:
+                await session.ack(letter)
+            with anyio.fail_after(SOON), pytest.raises(SessionLost):
+                await (session.flush() if is_acked else anext(session))
+        async with broker.connect("phone", auto_ack=True) as session:
+            assert [(each.payload, each.seq) for each in await take(session, 1)] == [("new", letter.seq)]
+
+
 async def test_flushall_under_a_session_ends_it_at_the_next_letter(
     own_server: Server, make_broker: Callable[..., Broker]
 ) -> None:

@@ -324,6 +324,10 @@ class InboxMachine(RuleBasedStateMachine):
         if not self.epoch:
             return None
         reply = script.run(self.client, keys, (self.epoch, *args))
+        sent = max(self.model.sent, self.model.floor)
+        if max(args[:1] if script is PAGE_LETTERS else args) > sent:
+            assert reply == [b"BEHIND", sent]
+            return None
         assert reply[0] == b"OK"
         return reply
 

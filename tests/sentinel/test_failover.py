@@ -9,12 +9,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import pytest
 
 from rsmq import Broker, BrokerError, Settings
 from tests.chaos.system_faults import FaultyServer
 from tests.cluster.test_faults import Replicated
 from tests.contract.witness import Witness, settled
+from tests.gateway import packets as p
+from tests.gateway.process import GatewayProcess
+from tests.gateway.raw_client import RawClient
 from tests.patience import until
 from tests.sentinel.sentinels import Border, Sentinels
 from tests.servers import Server, wait_until
@@ -175,3 +179,61 @@ async def test_a_master_is_cut_off(tmp_path: Path, bordered: tuple[Sentinels, Bo
             await scene.handles(200)
         verdict = await scene.verdict(seconds=60)
         assert not verdict.faults, verdict
+
+
+class Subscriber:
+    """An MQTT client that completes every handshake. Its connection must not end."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self.client, self._name = RawClient(port, 5), name
+        self.numbers = list[int]()
+
+    async def read(self, qos: int, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Read until cancelled."""
+        await self.client.connect(self._name, clean=False, raw_props=b"\x11\0\0\0\x3c")
+        await self.client.subscribe(("n", qos))
+        task_status.started()
+        while True:
+            got = await self.client.take()
+            if got.kind == 3:
+                self.numbers.append(int(got.payload))
+                self.client.send(p.ack(4 if got.qos == 1 else 5, got.packet_id))
+            elif got.kind == 6:
+                self.client.send(p.ack(7, got.packet_id))
+
+
+@LONG
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_mqtt_clients_go_on_after_their_master_was_cut_off(
+    bordered: tuple[Sentinels, Border], prefix: str, qos: int
+) -> None:
+    """It stores, delivers and loses messages until its clients leave it. All that is published later arrives, in order,
+    over the same connection; nothing of QoS 2 comes twice."""
+    sentinels, border = bordered
+    settings = {"command_timeout": "1s", "preflight": "warn"}
+    # in a thread: the border runs in this loop, and the sentinels must not miss the master
+    with await anyio.to_thread.run_sync(lambda: GatewayProcess(sentinels.url, prefix, settings=settings)) as gateway:
+        async with anyio.create_task_group() as tasks:
+            subscriber = Subscriber(await anyio.to_thread.run_sync(lambda: gateway.port), "subscriber")
+            await tasks.start(subscriber.read, qos)
+            sender = await RawClient(gateway.port, 5).connect("sender")
+            n = 0
+            while n < 20:
+                await sender.publish("n", b"%d" % (n := n + 1), qos)
+            await until(lambda: n in subscriber.numbers, "what was published has arrived")
+            border.part()
+            while await anyio.to_thread.run_sync(sentinels.master_port) in (0, border.port):
+                await sender.publish("n", b"%d" % (n := n + 1), qos)
+            await until(lambda: border.clients == 0, "no client writes to the old master any more")
+            first = n + 1
+            while n < first + 50:
+                await sender.publish("n", b"%d" % (n := n + 1), qos)
+            await until(lambda: n in subscriber.numbers, "what was published later has arrived")
+            for each in (subscriber.client, sender):
+                each.abort()
+            tasks.cancel_scope.cancel()
+        later = [each for each in subscriber.numbers if each >= first]
+        assert sorted(set(later)) == list(range(first, n + 1))
+        assert later == sorted(later) or qos == 1
+        assert qos == 1 or len(set(subscriber.numbers)) == len(subscriber.numbers)
+        assert "has lost letters" in gateway.log()

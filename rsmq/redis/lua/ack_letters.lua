@@ -2,14 +2,16 @@
 -- PURPOSE  Remove letters that the device has received, for its session.
 -- KEYS     1 messages zset  2 session hash  3 expiry zset
 -- ARGV     1 epoch  2.. seqs
--- RETURNS  {'OK', removed:int}, {'STALE_EPOCH'} or {'NO_SESSION'}
+-- RETURNS  {'OK', removed:int}, {'STALE_EPOCH'}, {'NO_SESSION'} or {'BEHIND', sent:int}
 -- WHY      One call removes many letters. After another connection has taken the session over, this one removes
 --          nothing. Without an epoch the server has lost the session (expired, deleted, FLUSHALL): seqs start anew
---          then, so an old one must remove nothing either.
-local state = redis.call('HMGET', KEYS[2], 'epoch', 'held')
+--          then, so an old one must remove nothing either. A seq above all that was sent has been lost by the server,
+--          and may have been given to another letter since: then nothing is removed.
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'held', 'sent', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
-local names = {}
+local names, sent = {}, math.max(tonumber(state[3] or 0), tonumber(state[4] or 0))
 for i = 2, #ARGV do
+  if tonumber(ARGV[i]) > sent then return { 'BEHIND', sent } end
   names[i - 1] = KEYS[1] .. '_' .. ARGV[i]
 end
 redis.call('DEL', unpack(names))

@@ -3,12 +3,15 @@
 -- KEYS     1 messages zset  2 session hash  3 expiry zset
 -- ARGV     1 epoch  2 after_seq:int  3 count:int  4 bytes:int (read on until so many are reached)  5 inbox_ttl_ms:int
 -- RETURNS  {'OK', cursor, drained:0|1, then per letter: seq, envelope ('' where it was received before)}
---          or {'STALE_EPOCH'} or {'NO_SESSION'}
+--          or {'STALE_EPOCH'}, {'NO_SESSION'} or {'BEHIND', sent:int}
 -- WHY      All letters leave through this script, bounded in number and bytes, so backlog and live traffic cannot race.
 --          A drained inbox is marked idle in the same step, so that the next letter sends a wake-up and none is missed.
---          Only a letter takes that mark away: a late repeat of an older page must not.
-local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held')
+--          Only a letter takes that mark away: a late repeat of an older page must not. A cursor above all that was
+--          sent: a replica has taken over that did not have the newest writes, and gives these seqs a second time.
+local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
+local sent = math.max(tonumber(state[2] or 0), tonumber(state[5] or 0))
+if tonumber(ARGV[2]) > sent then return { 'BEHIND', sent } end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local count, budget, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), 0

@@ -9,7 +9,7 @@ import pytest
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import Letter, pack_letter, pack_letters, seal
 from rsmq.redis.connector import Client
-from rsmq.redis.scripts import ADD_LETTERS
+from rsmq.redis.scripts import ACK_LETTERS, ADD_LETTERS, RECEIVE_LETTERS
 from tests.persistence.conftest import WEEK_MS, Inbox
 
 STALE = [b"STALE_EPOCH"]
@@ -211,7 +211,7 @@ async def test_open_session_with_a_clean_start_hides_older_letters(inbox: Inbox)
     await inbox.receive(epoch, 1)
     for _ in range(2):
         epoch, reply = await inbox.open(clean=True)
-        assert reply[2:] == [1, b"0", b"3", 3]
+        assert reply[2:] == [1, b"1", b"3", 3]
     assert (await inbox.state())["held"] == ""
     assert await inbox.add("d") == [1, 0, 0, 0]
     assert [letter.seq for letter in await inbox.letters(epoch, after=3)] == [4]
@@ -283,6 +283,22 @@ async def test_ack_letters_removes_reference_envelope_and_expiry(inbox: Inbox) -
         assert await inbox.refs() == [2]
         assert await inbox.client.execute_command("ZRANGE", inbox.expiry, 0, -1) == [b"2"]
         assert [name for name in await inbox.ttls() if "_messages_" in name] == [inbox.keys.letter("phone", 2)]
+
+
+async def test_letters_above_all_that_was_sent_are_not_touched(inbox: Inbox) -> None:
+    """The server has gone back to an earlier state, and gives these seqs to other letters: see `BEHIND`."""
+    await inbox.add("a", "b", "c")
+    epoch, _ = await inbox.open()
+    await inbox.page(epoch, count=1)
+    keys, before = (inbox.inbox, inbox.session, inbox.expiry), await snapshot(inbox)
+    for script in (ACK_LETTERS, RECEIVE_LETTERS):
+        assert await script(inbox.client, keys, (epoch, 1, 2)) == [b"BEHIND", 1]
+    assert await inbox.page(epoch, after=2) == [b"BEHIND", 1]
+    assert await snapshot(inbox) == before
+    assert await inbox.ack(epoch, 1) == [b"OK", 1]
+    epoch, _ = await inbox.open(clean=True)
+    assert (await inbox.page(epoch, after=3))[:2] == [b"OK", b"3"]
+    assert await inbox.page(epoch, after=4) == [b"BEHIND", 3]
 
 
 async def test_receive_letters_keeps_the_reference_until_the_ack(inbox: Inbox) -> None:
