@@ -119,11 +119,11 @@ async def test_lease_with_a_blocked_event_loop_stays_held(
     client: Client, connector: Connector, settings: Settings
 ) -> None:
     """The loop is blocked for two leases; the thread keeps renewing."""
-    short = settings.model_copy(update={"lease_ttl": timedelta(seconds=1)})
+    short = settings.model_copy(update={"lease_ttl": timedelta(seconds=2)})
     async with member("one", client, connector, short) as one:
         lease = await one.take()
         assert lease is not None
-        time.sleep(2)  # noqa: ASYNC251 - this is what a handler that blocks the loop does
+        time.sleep(4)  # noqa: ASYNC251 - this is what a handler that blocks the loop does
         assert lease.is_held()
         assert await Leases(client, one.keys, short, "two").take(TOPIC, 0, GROUP, reader="") is None
         assert not one.lost
