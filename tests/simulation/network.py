@@ -168,6 +168,11 @@ class Network:
         moment = max(connection.last_out, self._world.now + self.latency(connection.label, "close"))
         self._world.at(moment, lambda: self._drop(connection))
 
+    @property
+    def is_a_command_late(self) -> bool:
+        """Whether a fault holds what a connection has sent."""
+        return any(each.held_until > self._world.now for each in self._open.values())
+
     def connections_of(self, owner: str) -> list[SimulatedConnection]:
         """The open connections of a process."""
         return [connection for connection in self._open.values() if connection.owner == owner]
