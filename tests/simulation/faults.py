@@ -410,7 +410,7 @@ class Fates:
         """The record of a lease is deleted.
 
         Not when the clock is set back, too: the record has the time from which retries are seen to wait for too long.
-        Nor while a command is late, which may be a read: the record names the connection of it, for the next owner to end.
+        Nor while a command is late, which may be a read: the record names its connection, for the next owner to end.
         """
         run = self._run
         if self._was_set_back or run.network.is_a_command_late:
