@@ -17,8 +17,6 @@ from tests.cluster.cluster import Cluster
 from tests.contract.witness import ask, settled
 from tests.patience import until
 from tests.sentinel.sentinels import Sentinels
-from tests.sql.bank import run_bank
-from tests.sql.bank_servers import On
 from tests.sql.combinations import COMBINATIONS, PAIRS, Combinations
 from tests.sql.databases import Postgres
 
@@ -124,16 +122,6 @@ async def test_each_counts_once_when_a_master_is_lost(prefix: str, sentinels: Se
         await settled(broker, "orders")
         await until(lambda: has_all(broker, 120), "all receipts are relayed")
         assert await invoices(engine) == await receipts(broker) == list(range(120))
-
-
-@pytest.mark.chaos
-@pytest.mark.skipif(os.environ.get("CHAOS") != "long", reason="minutes: runs with `make chaos`")
-@pytest.mark.parametrize("on", ["sentinel", "cluster"])
-async def test_bank_outlives_its_masters(on: On) -> None:
-    """Masters and workers are killed, slots move, the database fails: no transfer and no receipt is lost or doubled."""
-    verdict = await run_bank(3000, die=0.001, mode="--batch", every=8.0, on=on)
-    assert verdict.is_good, verdict
-    assert verdict.failovers, verdict
 
 
 async def publish(broker: Broker, number: int, wait_replicas: int = 0) -> None:

@@ -176,7 +176,7 @@ class Aims:
         self._trap(victim, "settle_messages", spring)
 
     def _stop_in_a_grant(self, name: str, _: Member) -> None:
-        """A worker joins, and is told to stop while it takes a lease."""
+        """A worker joins, and the simulator stops it while it takes a lease."""
         run = self._run
         joined = run.start_member()
 

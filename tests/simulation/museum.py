@@ -563,7 +563,7 @@ EXHIBITS: Final = (
     ),
     bug(
         "a stop during the start",
-        "a worker that is told to stop before it has started spins for ever",
+        "a worker that gets its stop before it has started spins for ever",
         "worker/worker.py",
         "                self._stop_consumers(grace)\n            for member",
         "                self.stop(grace)\n            for member",

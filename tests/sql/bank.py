@@ -260,7 +260,7 @@ def main() -> None:
     given = parser.parse_args()
     verdict = asyncio.run(run_bank(given.transfers, die=given.die, mode=given.mode, every=given.every, on=given.on))
     print(verdict)
-    sys.exit(not verdict.is_good)
+    sys.exit(not verdict.is_good or (given.on != "server" and not verdict.failovers))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 --          then packet id and value of each QoS 2 message that is not released}
 --          or {'STALE_EPOCH'}
 -- WHY      An inbox may exist without a session: letters were sent to a client that has never connected. A client
---          that is told of a session it does not know closes its connection, so the session has a field of its own.
+--          closes its connection if CONNACK names a session that it does not know, so the session has its own field.
 --          A clean start comes here when the old subscriptions are removed: what was published until now, and may
 --          still be on its way to this inbox, is refused by since_ms. With the margin, what was published in this very
 --          millisecond, too: a caller that has removed subscriptions waits that long before it answers its client.
