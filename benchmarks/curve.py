@@ -14,20 +14,18 @@ from benchmarks.prose import wrapped
 
 ALLOWED = 1.2
 """Times the least cost at a smaller value: what a message may cost at the largest."""
-FIGURES = {
-    "client_us": "client CPU, µs a message",
-    "server_us": "server CPU, µs a message",
-    "commands": "commands a message",
-}
+FIGURES = {"client_us": "client CPU, µs", "server_us": "server CPU, µs", "commands": "commands"}
 FITTED = 3
 """Points through which the power is fitted."""
 NOISE = 0.15
 """A power below this is none."""
 AMOUNTS = ("backlog", "payload", "pending")
+LIMITS = {"payload": "at most 32 MiB, ", "concurrency": "at most 2,000 for each at once, "}
 REASONS = {
     "partitions": "One read serves all partitions of a member, and one script call settles what was done in all of "
-    "them. What is left is done once a partition: its lease is taken and given back, its pending messages are looked "
-    "for, what is delayed is released; of a short run that is a large share.",
+    "them.",
+    "fixed part": "What a run costs beside its messages, in one process: connections and scripts, presence, one lease "
+    "a partition, the group of each stream, and all of it given back at the end.",
     "members": "Each member reads, settles and beats for itself; a read carries less when there is less for each.",
     "backlog": "A stream is appended at its end and read from a position: neither looks at what lies between.",
     "payload": "Bytes are copied and parsed once; beyond the caches of the processor a byte costs somewhat more.",
@@ -85,9 +83,8 @@ def write_page(curves: list[dict[str, Any]], facts: dict[str, Any], path: Path) 
     lines = [
         "# How the cost of a message grows",
         "",
-        f"Measured with `python -m benchmarks.growth` on {facts['machine']}, Python {facts['python']}: "
-        f"{facts['messages']:,} messages a point, the least of {facts['rounds']} rounds. CPU time, not wall-clock "
-        "time: on a busy machine it swings, too, but less (here by a third or so). This page is generated.",
+        f"Measured with `python -m benchmarks.growth` on {facts['machine']}, Python {facts['python']}. CPU time, not "
+        "wall-clock time: on a busy machine it swings, too, but less (here by a third or so). This page is generated.",
         "",
         "![curves](growth.svg)",
         "",
@@ -95,19 +92,28 @@ def write_page(curves: list[dict[str, Any]], facts: dict[str, Any], path: Path) 
         f"(for payloads: per byte); up to {ALLOWED} counts as constant.",
     ]
     for curve in curves:
-        lines += ["", f"## {curve['name'].capitalize()}", ""]
+        lines += ["", f"## {curve['name'].capitalize()}", "", amount(curve), ""]
         lines += ["| | figure | " + " | ".join(f"{value:,}" for value in curve["values"]) + " | growth |"]
         lines += ["|---|---|" + "--:|" * (len(curve["values"]) + 1)]
         for step, costs in curve["steps"].items():
             for name, title in FIGURES.items():
                 row = [cost[name] for cost in costs]
                 ratio, _ = growth(curve["values"], row, per_byte=curve["per_byte"])
-                digits = 3 if name == "commands" else 1
+                digits = 0 if curve["of"] != "message" else 3 if name == "commands" else 1
                 lines.append(
-                    f"| {step} | {title} | " + " | ".join(f"{x:.{digits}f}" for x in row) + f" | {ratio:.2f} |"
+                    f"| {step} | {title} a {curve['of']} | "
+                    + " | ".join(f"{x:,.{digits}f}" for x in row)
+                    + f" | {ratio:.2f} |"
                 )
         lines += ["", verdict(curve)]
     path.write_text(wrapped("\n".join(lines) + "\n"))
+
+
+def amount(curve: dict[str, Any]) -> str:
+    """How often a point was measured, and with how many messages."""
+    count = f"{curve['messages']:,} messages a point, " if curve["of"] == "message" else ""
+    text = f"{count}{LIMITS.get(curve['name'], '')}the least of {curve['rounds']} rounds."
+    return text[0].upper() + text[1:]
 
 
 def verdict(curve: dict[str, Any]) -> str:
@@ -123,11 +129,9 @@ def verdict(curve: dict[str, Any]) -> str:
             row = [cost[name] for cost in costs]
             ratio, power = growth(curve["values"], row, per_byte=curve["per_byte"])
             if ratio > ALLOWED:
-                grown.append(
-                    f"{step}, {title.partition(',')[0].removesuffix(' a message')} × {ratio:.1f} (power {power:.2f})"
-                )
+                grown.append(f"{step}, {title.partition(',')[0]} × {ratio:.1f} (power {power:.2f})")
                 faster = faster or power > limit
-    what = "a byte" if curve["per_byte"] else "a message"
+    what = "byte" if curve["per_byte"] else curve["of"]
     said = "**Faster than linear.** " if faster else "**Not faster than linear.** "
-    said += f"What grows for {what}: {'; '.join(grown)}." if grown else f"The cost of {what} is constant."
+    said += f"What grows for a {what}: {'; '.join(grown)}." if grown else f"The cost of a {what} is constant."
     return f"{said} {REASONS[curve['name']]}"

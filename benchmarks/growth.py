@@ -57,13 +57,15 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What grows. `per_byte`: a message is allowed to cost in proportion; its cost per byte must not grow."""
+    """What grows. `per_byte`: a message is allowed to cost in proportion; its cost per byte must not grow. `of`: what
+    the costs are of."""
 
     name: str
     unit: str
     values: tuple[int, ...]
     measure: Measure
     per_byte: bool = False
+    of: str = "message"
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Curve:
     name: str
     unit: str
     per_byte: bool
+    of: str
     values: list[int]
     steps: dict[str, list[Cost]] = field(default_factory=dict)
 
@@ -84,6 +87,21 @@ async def partitions(bench: Bench, value: int) -> Costs:
             "publish_many": await work.publish_many(load, meter),
             "consume": await work.consume(load, meter, work.single),
         }
+
+
+async def fixed(bench: Bench, value: int) -> Costs:
+    """A worker that starts, handles one message of each partition, and stops."""
+    async with bench.load(partitions=value, count=value) as (load, meter):
+        count, broker, keys = work.Count(load), Broker(work.settings_of(load)), Keys(load.prefix)
+        for partition in range(value):
+            await bench.client.execute_command("XADD", keys.stream(TOPIC, partition), "*", "data", "{}")
+        work.register(broker, work.single, count, "growth", load)
+        await meter.start()
+        count.release()
+        start = Mark()
+        async with broker.running():
+            await count.finished.wait()
+        return {"start, one message of each partition, stop": await meter.cost(start, Mark(1))}
 
 
 async def members(bench: Bench, value: int) -> Costs:
@@ -159,6 +177,7 @@ async def pending(bench: Bench, value: int) -> Costs:
 
 DIMENSIONS = (
     Dimension("partitions", "partitions", (1, 2, 4, 8, 16, 32, 64), partitions),
+    Dimension("fixed part", "partitions", (1, 2, 4, 8, 16, 32, 64, 256), fixed, of="worker"),
     Dimension("members", "members", (1, 2, 4, 8, 16), members),
     Dimension("backlog", "messages waiting", (1_000, 10_000, 100_000, 1_000_000), backlog),
     Dimension("payload", "bytes", (100, 1 << 10, 8 << 10, 64 << 10, 256 << 10), payload, per_byte=True),
@@ -176,7 +195,7 @@ async def measure(options: argparse.Namespace, url: str) -> list[Curve]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=sum(len(each.values) for each in chosen) * options.rounds)
         for dimension in chosen:
-            curve = Curve(dimension.name, dimension.unit, dimension.per_byte, list(dimension.values))
+            curve = Curve(dimension.name, dimension.unit, dimension.per_byte, dimension.of, list(dimension.values))
             for value in curve.values:
                 taken: dict[str, list[Cost]] = {}
                 for _ in range(options.rounds):
@@ -196,7 +215,8 @@ def save(curves: list[Curve], options: argparse.Namespace) -> None:
     """After every curve, so that a run which is ended leaves something."""
     rows = [asdict(curve) for curve in curves]
     facts = {"machine": f"{os.cpu_count()} cores, {platform.machine()}", "python": platform.python_version()}
-    facts |= {"messages": options.count, "rounds": options.rounds}
+    for row in rows:
+        row |= {"messages": options.count, "rounds": options.rounds}
     path = Path(options.docs) / "growth.json"
     if options.only and path.exists():  # the other curves stay
         fresh = {row["name"] for row in rows}

@@ -15,7 +15,7 @@ VALUES = [10, 100, 1000]
 def curve(name: str, costs: list[float], *, per_byte: bool = False) -> dict[str, Any]:
     """A curve whose figures all are these."""
     rows = [{"client_us": cost, "server_us": cost, "commands": cost} for cost in costs]
-    return {"name": name, "per_byte": per_byte, "values": VALUES, "steps": {"consume": rows}}
+    return {"name": name, "per_byte": per_byte, "of": "message", "values": VALUES, "steps": {"consume": rows}}
 
 
 def test_growth_is_against_the_least_of_the_smaller_values() -> None:
