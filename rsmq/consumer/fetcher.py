@@ -15,7 +15,7 @@ from rsmq.consumer.raw_entries import make_messages
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import AckBatch, Settler
-from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized, SlotMoving
+from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, SlotMoving
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
@@ -64,8 +64,8 @@ class Fetcher:
         self._key = "" if partition is None else context.keys.stream(context.topic.name, partition)
         self._connection = RawConnection(self._client.node_for(self._key))
         self._mean_size = float(FIRST_SIZE)
-        self._is_behind = False  # whether reading holds the handlers up: the last read was full, and they wait for more
-        self._next_turn = 0
+        self._full = set[int]()  # partitions of which more was there than the last read took, while handlers wait
+        self._turn = 0
         self._changed = asyncio.Event()
         self._read_by, self._read_of = "", list[Lane]()  # the read that is not answered yet: connection and lanes
         self._blocked = False
@@ -205,7 +205,7 @@ class Fetcher:
         if self.is_paused or not own:
             await self._wait_for_change(0.25)
         elif room <= self._settings.prefetch // 4 and self._queue.in_flight > 0:
-            self._is_behind = False
+            self._full.clear()
             await self._runner.wake()
             with anyio.move_on_after(0.25):
                 await self._runner.wait_for_space(self._settings.prefetch // 2)
@@ -243,13 +243,16 @@ class Fetcher:
         return min(room, max(1, prefetch // 2), max(1, int(prefetch_bytes / 2 / self._mean_size)))
 
     def _in_turn(self, lanes: list[Lane], aim: int) -> list[Lane]:
-        """All of them; while reading is behind, only so many that their portions fill the read, in turn."""
-        most = max(1, aim // PORTION)
-        if not self._is_behind or len(lanes) <= most:
+        """All of them. While some are full: in turn these, so many that their portions fill a read, and the others."""
+        full, most = [lane for lane in lanes if lane.partition in self._full], max(1, aim // PORTION)
+        self._full = {lane.partition for lane in full}
+        if not full or len(lanes) <= most:
             return lanes
-        start = self._next_turn % len(lanes)
-        self._next_turn = start + most
-        return lanes[start : start + most]
+        turns = [full[at : at + most] for at in range(0, len(full), most)]
+        if len(full) < len(lanes):
+            turns.append([lane for lane in lanes if lane.partition not in self._full])
+        self._turn += 1
+        return turns[self._turn % len(turns)]
 
     async def _read(self, lanes: list[Lane], aim: int) -> None:
         lanes = self._in_turn(lanes, aim)
@@ -273,11 +276,11 @@ class Fetcher:
         for each in (reply, marks):  # without the marks it is as if the reply were lost
             if isinstance(each, Exception):
                 raise each
-        self._is_behind = bool(reply) and 2 * sum([len(entries) for _, entries in reply]) >= share * len(lanes)
+        self._full.difference_update([lane.partition for lane in lanes])
         if marks:
             reply = await self._reclaimer.cancellations.without_cancelled(reply or [], lanes)
         if reply:
-            await self._offer(reply, lanes)
+            await self._offer(reply, lanes, share)
         self._finish_cycle()
 
     async def _confirm(self, batches: list[AckBatch]) -> None:
@@ -288,7 +291,7 @@ class Fetcher:
 
     def _read_command(self, lanes: list[Lane], share: int) -> bytes:
         # something is ready: read without waiting, so that the next read settles what is handled meanwhile
-        is_ready = self._is_behind or self._is_recovering() or self._changed.is_set()
+        is_ready = self._full or self._is_recovering() or self._changed.is_set()
         block = 0 if is_ready else to_ms(self._settings.longest_read)
         wait = ("BLOCK", block) if block else ()
         streams = [lane.stream for lane in lanes]
@@ -297,7 +300,7 @@ class Fetcher:
             + (">",) * len(lanes)
         )
 
-    async def _offer(self, reply: list[Any], lanes: list[Lane]) -> None:
+    async def _offer(self, reply: list[Any], lanes: list[Lane], share: int) -> None:
         """Queue what was read for `lanes`, except for a lane that is gone.
 
         A new lane of the same partition does not get it either: its owner takes over what is pending first, and these
@@ -310,6 +313,8 @@ class Fetcher:
             lane = by_stream.get(stream)
             if lane is None:
                 continue  # lost while the read was on its way: the new owner takes these over
+            if len(entries) >= share:
+                self._full.add(lane.partition)
             if not lane.receive([entry_id for entry_id, _ in entries]):
                 log.warning("messages of %s that are in flight were read again: its group was reset", lane.stream)
                 continue
@@ -319,16 +324,15 @@ class Fetcher:
             for entry_id, fields in entries:
                 try:
                     message = Message(lane, entry_id, fields)
+                    size += len(message.data)
+                    if message.addressee is not None and message.addressee != group:
+                        self._settler.add_done(lane, [entry_id])
+                        continue
+                    if size > LARGEST_PAYLOAD:  # only then can it be too large
+                        message.check_size()
+                    messages.append(message)
                 except Malformed as error:
                     unreadable.append((lane, entry_id, error))
-                    continue
-                size += len(message.data)
-                if message.addressee is not None and message.addressee != group:
-                    self._settler.add_done(lane, [entry_id])
-                    continue
-                messages.append(message)
-            if size > LARGEST_PAYLOAD:  # only then can one of them be too large
-                messages = [message for message in messages if not self._is_oversized(lane, message, unreadable)]
             self._note_size(size, len(entries))
             self._queue.offer(lane, messages)
         self._stats["reads"] += 1
@@ -349,14 +353,6 @@ class Fetcher:
 
     def _note_size(self, size: int, count: int) -> None:
         self._mean_size += 0.2 * (size / max(1, count) + 64 - self._mean_size)
-
-    def _is_oversized(self, lane: Lane, message: Message, unreadable: list[tuple[Lane, bytes, Malformed]]) -> bool:
-        try:
-            message.check_size()
-        except Oversized as error:
-            unreadable.append((lane, message.entry_id, error))
-            return True
-        return False
 
     # -- for roles that change the lanes --------------------------------------------------------------------------
 

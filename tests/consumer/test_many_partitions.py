@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from rsmq import Broker, Settings
@@ -42,6 +44,31 @@ async def test_lanes_are_read_in_turn_while_reading_is_behind(broker: Broker, mo
         in_turn = [each for each in named if len(each) <= 512 // 2 // 64]
         assert {partition for each in in_turn for partition in each} == set(range(PARTITIONS))
         await until(lambda: len(named[-1]) == PARTITIONS, "the last read waits for all of them")
+
+
+async def test_a_partition_with_a_backlog_among_many_idle_ones_is_read_in_large_portions(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of all partitions has a small count for each. The others have their turn between two of its reads."""
+    named, seen, pack = list[int](), list[int](), Fetcher._read_command
+
+    def noted(self: Fetcher, chosen: list[Lane], count: int) -> bytes:
+        named.append(len(chosen))
+        return pack(self, chosen, count)
+
+    monkeypatch.setattr(Fetcher, "_read_command", noted)
+
+    @broker.handler("t", group="g", batch=500)
+    async def handle(payloads: list[int]) -> None:
+        seen.extend(payloads)
+
+    async with broker:
+        await broker.publish_many("t", range(4_000), key=lambda _: "one")
+    async with broker.running():
+        await until(lambda: len(seen) == 4_000, "all are handled")
+        assert named.count(1) >= 4_000 // 256 - 1
+        assert (1, 1) not in pairwise(named)
+        assert len(named) < 100
 
 
 async def test_leases_that_are_granted_together_interrupt_the_fetcher_once(

@@ -176,9 +176,9 @@ async def test_late_read_is_not_given_to_a_new_lane_of_its_partition(client: Cli
     old, new, queue = make_lane(), make_lane(), Queue(is_ordered=True)
     fetcher = make_fetcher(client, settings, {0: new}, queue)
     reply = [[old.stream.encode(), [[b"9-0", [b"data", b"x", b"key", b"k"]]]]]
-    await fetcher._offer(reply, [old])
+    await fetcher._offer(reply, [old], 100)
     assert (queue.in_flight, new.in_flight) == (0, set())
-    await fetcher._offer(reply, [new])
+    await fetcher._offer(reply, [new], 100)
     assert (queue.in_flight, new.in_flight) == (1, {b"9-0"})
 
 
