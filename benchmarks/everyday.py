@@ -25,8 +25,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
-import redis
-from pydantic_core import to_json
 from rich.progress import Progress
 
 from benchmarks.peers.results import machine
@@ -34,27 +32,23 @@ from benchmarks.prose import wrapped
 from benchmarks.server import server
 from benchmarks.table import table
 from rsmq.cli.bench import bare, work
-from rsmq.cli.bench.bare import streams_of
-from rsmq.cli.bench.load import Load, key_of
+from rsmq.cli.bench.load import Load
 from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Meter
-from rsmq.model.message import new_message_id
-from rsmq.model.partition import partition_for
+from rsmq.cli.bench.run import TRIALS
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Connector
 from rsmq.testing.server import remove_prefix
 from rsmq.worker.collector import tune_garbage_collector
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
-PIPELINE: Final = 500
-MANY: Final = 200_000
-"""Messages where there are many partitions: what is done once a partition must not hide the slope."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One measurement. `base` names the one that it is compared with; the goal is of that ratio.
 
-    `side`: whose CPU the ratio is of. What the server pays for writing is measured on keys of its own.
+    `side`: whose CPU the ratio is of. What the server pays for writing is measured on keys of its own. `is_long`: over
+    many partitions, where what is done once for each of them must not hide the slope.
     """
 
     name: str
@@ -65,16 +59,16 @@ class Row:
     base: str = "bare"
     goal: float | None = None
     side: str = "client"
+    is_long: bool = False
 
+    @property
+    def data(self) -> tuple[str, int, bool]:
+        """Rows where it is equal read the same messages."""
+        return self.layout, self.partitions, self.is_long
 
-LAYOUTS: Final = {
-    "own": ("data", "id", "key"),
-    "key": ("data", "key"),
-    "data": ("data",),
-}
-"""The fields of a message: of our own producers, and of foreign ones with and without a key."""
 
 SINGLE: Final = "single handler, own messages"
+LONG: Final = "bare, 200 000 messages"
 XADD: Final = "XADD in pipelines of 100"
 WITH_KEY: Final = "bare, foreign messages with a key"
 FOREIGN: Final = "bare, foreign messages"
@@ -87,7 +81,7 @@ ROWS: Final = (
     Row("single handler, foreign messages", "single", "data", base=FOREIGN, goal=0.95),
     Row("single handler, in a web application", "single", place="web", goal=0.95),
     Row("single handler, as `rsmq worker`", "single", place="worker", goal=0.85),
-    Row("single handler, a rate by key", "by-key", base=SINGLE, goal=1.02),
+    Row("single handler, a rate by key", "limited", base=SINGLE, goal=1.02),
     Row("single handler, a rate by a function of the message", "by-name", base=SINGLE, goal=1.02),
     Row("single handler, one rate over the group", "over-group", base=SINGLE, goal=1.02),
     Row("single handler, `group_concurrency`", "at-once", base=SINGLE, goal=1.02),
@@ -97,40 +91,19 @@ ROWS: Final = (
     Row("batch handler, in a web application", "batch", place="web", goal=0.6),
     Row("bare, 64 that suspend", "bare-suspending", base=""),
     Row("64 handlers that suspend", "suspending", base="bare, 64 that suspend", goal=0.6),
-    Row("bare, 200 000 messages", "bare", "many", base=""),
-    Row("single handler, 64 partitions", "single", "many", partitions=64, base="bare, 200 000 messages", goal=1.0),
-    Row("single handler, 256 partitions", "single", "many", partitions=256, base="bare, 200 000 messages", goal=1.0),
+    Row(LONG, "bare", base="", is_long=True),
+    Row("single handler, 64 partitions", "single", is_long=True, partitions=64, base=LONG, goal=1.0),
+    Row("single handler, 256 partitions", "single", is_long=True, partitions=256, base=LONG, goal=1.0),
     Row(XADD, "pipeline", base="", side="server"),
-    Row("`publish_many`", "publish_many", base=XADD, goal=1.3, side="server"),
+    Row("`publish_many`", "many", base=XADD, goal=1.3, side="server"),
     Row("`send`, each to a device of its own", "send", base=XADD, side="server"),
 )
 WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {
-    "bare": bare.consume,
-    "bare-suspending": partial(bare.consume, suspends=True),
-    "single": partial(work.consume, kind=work.single),
-    "by-key": partial(work.consume, kind=work.single, **work.BY_KEY),
+    **{trial.name: trial.run for trial in TRIALS},
     "by-name": partial(work.consume, kind=work.single, **work.BY_NAME),
     "over-group": partial(work.consume, kind=work.single, **work.OVER_GROUP),
     "at-once": partial(work.consume, kind=work.single, **work.AT_ONCE),
-    "batch": partial(work.consume, kind=work.batches),
-    "suspending": partial(work.consume, kind=work.suspending),
-    "pipeline": bare.publish,
-    "publish_many": work.publish_many,
-    "send": work.send_to_devices,
 }
-
-
-def fill(load: Load, fields: tuple[str, ...]) -> None:
-    """Publish all messages with these fields, by hand."""
-    streams, client = streams_of(load), redis.Redis.from_url(load.url)
-    pipe = client.pipeline(transaction=False)
-    for number, payload in enumerate(load.payloads(load.count), 1):
-        key = key_of(payload)
-        values = {"data": to_json(payload), "id": new_message_id(), "key": key}
-        pipe.xadd(streams[partition_for(key, load.partitions)], {name: values[name] for name in fields})
-        if number % PIPELINE == 0 or number == load.count:
-            pipe.execute()
-    client.close()
 
 
 async def measure(row: Row, load: Load) -> Cost:
@@ -191,17 +164,16 @@ def run(rows: Sequence[Row], count: int, rounds: int) -> dict[str, list[Cost]]:
     """All rows in turn, in another order each round."""
     taken: dict[str, list[Cost]] = {row.name: [] for row in rows}
     with server() as url, Progress(transient=True) as progress:
-        loads, task = dict[tuple[str, int], Load](), progress.add_task("filling", total=rounds * len(rows))
+        loads, task = dict[tuple[str, int, bool], Load](), progress.add_task("filling", total=rounds * len(rows))
         for row in rows:
-            if (row.layout, row.partitions) not in loads:
-                size = 2 * count if row.layout == "many" else count
-                load = Load(url, f"{row.layout}{row.partitions}", size, partitions=row.partitions)
-                loads[row.layout, row.partitions] = load
-                fill(load, LAYOUTS.get(row.layout, LAYOUTS["own"]))
+            if row.data not in loads:
+                size, prefix = 2 * count if row.is_long else count, f"{row.layout}{row.partitions}-{row.is_long}"
+                loads[row.data] = load = Load(url, prefix, size, partitions=row.partitions, layout=row.layout)
+                asyncio.run(bare.fill(load))
         for number in range(rounds):
             for row in random.Random(number).sample(rows, len(rows)):
                 progress.update(task, description=row.name)
-                taken[row.name].append(measure_apart(row, loads[row.layout, row.partitions]))
+                taken[row.name].append(measure_apart(row, loads[row.data]))
                 progress.advance(task)
     return taken
 
@@ -270,7 +242,7 @@ compared with the same handler without a limit.{writing if any(row["name"] == XA
 def main() -> None:
     """Measure, print the table, and with --write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=MANY // 2)
+    parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of 20 000 messages")
     parser.add_argument("--write", action="store_true", help="write docs/everyday.json and docs/everyday.md")

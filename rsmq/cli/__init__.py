@@ -67,7 +67,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     doctor: "rsmq doctor --url redis://localhost:6379/0",
     docs: "rsmq docs app:broker --check asyncapi.json",
     exporter: "rsmq exporter --listen 127.0.0.1:9101",
-    bench: "rsmq bench --messages 20000 --payload 1000",
+    bench: "rsmq bench --messages 20000 --payload 1000 --partitions 16",
 }
 for command, example in COMMANDS.items():
     app.command(epilog=f"Example: {example}")(command)

@@ -13,7 +13,7 @@ import redis.asyncio
 from pydantic_core import from_json, to_json
 
 from rsmq.cli.bench.latency import RATE, Measure, Times, measure_with
-from rsmq.cli.bench.load import TOPIC, Load, key_of
+from rsmq.cli.bench.load import LAYOUTS, TOPIC, Load, key_of
 from rsmq.cli.bench.meter import Cost, Mark, Meter
 from rsmq.model.keys import Keys
 from rsmq.model.message import new_message_id
@@ -24,29 +24,37 @@ PIPELINE = COUNT = 100
 
 def streams_of(load: Load) -> list[str]:
     """The streams behind the topic."""
-    return [Keys(load.prefix).stream(TOPIC, partition) for partition in range(load.partitions)]
+    return [Keys(load.prefix).stream(load.topic, partition) for partition in range(load.partitions)]
 
 
 async def publish(load: Load, meter: Meter) -> Cost:
     """The same fields as rsmq writes, with 100 XADD per pipeline."""
-    streams = streams_of(load)
     async with redis.asyncio.from_url(load.url, protocol=2) as client:
-        pipe = client.pipeline(transaction=False)
-
-        async def send(count: int) -> None:
-            for number, payload in enumerate(load.payloads(count), 1):
-                key = key_of(payload)
-                fields: dict[Any, Any] = {"data": to_json(payload), "id": new_message_id(), "key": key}
-                pipe.xadd(streams[partition_for(key, load.partitions)], fields)
-                if number % PIPELINE == 0 or number == count:
-                    await pipe.execute()
-                    check_cancelled()
-
-        await send(load.warm)
+        await write(client, load, load.warm)
         await meter.start()
         start = Mark()
-        await send(load.count)
+        await write(client, load, load.count)
         return await meter.cost(start, Mark(load.count))
+
+
+async def write(client: redis.asyncio.Redis, load: Load, count: int) -> None:
+    """Publish with the fields of the layout."""
+    streams, pipe, is_own = streams_of(load), client.pipeline(transaction=False), load.layout == "own"
+    for number, payload in enumerate(load.payloads(count), 1):
+        key = key_of(payload)
+        fields: dict[Any, Any] = {"data": to_json(payload), "id": new_message_id(), "key": key}
+        if not is_own:
+            fields = {name: fields[name] for name in LAYOUTS[load.layout]}
+        pipe.xadd(streams[partition_for(key, load.partitions)], fields)
+        if number % PIPELINE == 0 or number == count:
+            await pipe.execute()
+            check_cancelled()
+
+
+async def fill(load: Load) -> None:
+    """Publish all messages by hand."""
+    async with redis.asyncio.from_url(load.url, protocol=2) as client:
+        await write(client, load, load.count)
 
 
 async def consume(load: Load, meter: Meter, *, suspends: bool = False) -> Cost:
@@ -55,7 +63,7 @@ async def consume(load: Load, meter: Meter, *, suspends: bool = False) -> Cost:
     handle = concurrently if suspends else one_by_one
     async with redis.asyncio.from_url(load.url, protocol=2, socket_timeout=None) as client:
         for stream in streams:
-            await client.xgroup_create(stream, group, "0")
+            await client.xgroup_create(stream, group, "0", mkstream=True)
         seen, start = 0, Mark()
         while seen < load.count:
             if start.done == 0 and seen >= load.warm:

@@ -38,6 +38,7 @@ WORTHWHILE: Final = 0.85
 def bench(
     messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="Messages per measurement.")] = 10_000,
     payload: Annotated[int, typer.Option(min=50, max=250_000, help="Bytes of a payload.")] = 200,
+    partitions: Annotated[int, typer.Option(min=1, max=1024, help="Partitions; many need more messages.")] = 8,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -46,7 +47,7 @@ def bench(
     All keys have a random prefix and are deleted afterwards. Server CPU includes all other work of the server.
     """
     logging.getLogger("rsmq").setLevel(logging.ERROR)  # `rsmq doctor` reports problems of the server
-    costs, delays = anyio.run(measure, url, messages, payload)
+    costs, delays = anyio.run(measure, url, messages, payload, partitions)
     advice = advise(costs, os.cpu_count() or 1)
     if as_json:
         print_json(report(costs, delays, advice))
@@ -54,13 +55,15 @@ def bench(
         show(costs, delays, advice)
 
 
-async def measure(url: str | None, messages: int, payload: int) -> tuple[dict[str, Cost], dict[str, Latency]]:
+async def measure(
+    url: str | None, messages: int, payload: int, partitions: int
+) -> tuple[dict[str, Cost], dict[str, Latency]]:
     """Measure costs and latencies with a progress bar."""
     async with connected(url) as session:
         address = session.client.url
         if is_cluster(address) or is_sentinel(address):
             raise ConfigError("bench measures one server: give the URL of one node, such as redis://host:6379/0")
-        load = Load(address, "", messages, payload)
+        load = Load(address, "", messages, payload, partitions)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("", total=ROUNDS * len(TRIALS) + 1)

@@ -17,6 +17,10 @@ WARM: Final = 5
 """The warm-up is this fraction (1 / WARM) of a measurement: connections, imports, the first batches."""
 
 
+LAYOUTS: Final = {"own": ("data", "id", "key"), "key": ("data", "key"), "data": ("data",)}
+"""The fields of a message: of our own producers, and of a plain XADD with and without a key."""
+
+
 class BenchItem(BaseModel):
     """The payload as a model."""
 
@@ -26,7 +30,10 @@ class BenchItem(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`size`: bytes of a payload; `concurrency`: publishers, or suspending handlers, at the same time."""
+    """`size`: bytes of a payload; `concurrency`: publishers, or suspending handlers, at the same time.
+
+    `layout`: which fields the messages have. Each layout has a topic of its own.
+    """
 
     url: str
     prefix: str
@@ -34,6 +41,12 @@ class Load:
     size: int = 200
     partitions: int = 8
     concurrency: int = 64
+    layout: str = "own"
+
+    @property
+    def topic(self) -> str:
+        """The topic with messages of this layout."""
+        return TOPIC if self.layout == "own" else f"{TOPIC}-{self.layout}"
 
     @property
     def warm(self) -> int:

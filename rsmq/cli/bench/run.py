@@ -23,29 +23,38 @@ CLEANING_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measurement. `base` names the trial that it is compared with; trials that publish come first."""
+    """One measurement. `base` names the trial that it is compared with; trials that publish come first.
+
+    `layout`: the fields of the messages that it reads.
+    """
 
     name: str
     meaning: str
     base: str | None
     run: Callable[[Load, Meter], Awaitable[Cost]]
+    layout: str = "own"
 
     async def measure(self, load: Load, client: Client) -> Cost:
         """Run it; `client` reads the server's own figures."""
-        return await self.run(load, Meter(client, BY_HAND if self.base is None else OURS))
+        return await self.run(replace(load, layout=self.layout), Meter(client, BY_HAND if self.base is None else OURS))
 
 
+SINGLE: Final = partial(work.consume, kind=work.single)
 TRIALS: Final = (
     Trial("pipeline", "publish: redis-py pipeline of 100", None, bare.publish),
     Trial("many", "publish: publish_many", "pipeline", work.publish_many),
     Trial("concurrent", "publish: many at once, one await each", "pipeline", work.publish_concurrently),
     Trial("send", "send: each letter to a device of its own", "pipeline", work.send_to_devices),
     Trial("bare", "consume: bare redis-py loop", None, bare.consume),
-    Trial("single", "consume: async handler, dict", "bare", partial(work.consume, kind=work.single)),
+    Trial("single", "consume: async handler, dict", "bare", SINGLE),
     Trial(
         "typed", "consume: async handler, pydantic model", "bare",
         partial(work.consume, kind=partial(work.single, payload_type=BenchItem)),
     ),
+    Trial("bare-key", "consume: bare loop, plain XADD with a key", None, bare.consume, "key"),
+    Trial("single-key", "consume: messages of a plain XADD with a key", "bare-key", SINGLE, "key"),
+    Trial("bare-data", "consume: bare loop, plain XADD", None, bare.consume, "data"),
+    Trial("single-data", "consume: messages of a plain XADD", "bare-data", SINGLE, "data"),
     Trial("limited", "consume: with a rate by key", "bare", partial(work.consume, kind=work.single, **work.BY_KEY)),
     Trial("batch", "consume: batch handler", "bare", partial(work.consume, kind=work.batches)),
     Trial("bare-suspending", "consume: bare loop, handlers suspend", None, partial(bare.consume, suspends=True)),
@@ -81,12 +90,15 @@ async def run(
     """The costs of some trials, one per round. Leaves no key on the server."""
     taken: dict[str, list[Cost]] = {name: [] for name in names}
     async with scratch(client) as prefix:
-        ours, is_filled = replace(load, prefix=prefix), False
+        ours, is_filled, others = replace(load, prefix=prefix), False, set[str]()
         for _ in range(rounds):
             for trial in TRIALS:
                 if trial.name not in names and (trial.name != FILLER or is_filled):
                     continue
                 step(trial.meaning)
+                if trial.layout not in ("own", *others):
+                    others.add(trial.layout)
+                    await bare.fill(replace(ours, layout=trial.layout))
                 if trial.name == FILLER and not is_filled:
                     cost, is_filled = await trial.measure(ours, client), True
                 elif trial.name in PUBLISHING:

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from rsmq.broker import Broker
-from rsmq.cli.bench.load import TOPIC, Load, key_of
+from rsmq.cli.bench.load import Load, key_of
 from rsmq.cli.bench.meter import Cost, Mark, Meter
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.settings import Settings
@@ -36,7 +36,7 @@ async def publish_many(load: Load, meter: Meter) -> Cost:
     async with Broker(settings_of(load)) as broker:
 
         async def send(count: int) -> None:
-            await broker.publish_many(TOPIC, load.payloads(count), key=key_of)
+            await broker.publish_many(load.topic, load.payloads(count), key=key_of)
 
         return await published(load, meter, send)
 
@@ -50,7 +50,7 @@ async def publish_concurrently(load: Load, meter: Meter) -> Cost:
 
             async def publisher() -> None:
                 for payload in payloads:
-                    await broker.publish(TOPIC, payload, key=key_of(payload))
+                    await broker.publish(load.topic, payload, key=key_of(payload))
 
             await asyncio.gather(*[publisher() for _ in range(load.concurrency)])
 
@@ -132,7 +132,7 @@ async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "", **op
 def register(broker: Broker, kind: Kind, count: Count, group: str, load: Load, **options: Any) -> None:
     """Register a handler of a kind. No batch is larger than the warm-up, or one could hold all messages."""
     batch = min(BATCH, load.warm) if kind is batches else None
-    broker.handler(TOPIC, group=group, concurrency=load.concurrency, batch=batch, **options)(kind(count))
+    broker.handler(load.topic, group=group, concurrency=load.concurrency, batch=batch, **options)(kind(count))
 
 
 def single(count: Count, payload_type: Any = dict[str, Any]) -> Callable[..., Any]:
