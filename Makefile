@@ -20,8 +20,8 @@ demo: $(DEMO) ## Real departures through several worker processes, one of which 
 	@$(BIN)/rsmq demo
 	@echo "The same with MQTT clients and a gateway: $(BIN)/rsmq demo --mqtt"
 
-test: $(READY) $(NODE) ## All tests, three at a time: many of them wait
-	@$(BIN)/python -m pytest -n 3
+test: $(READY) $(NODE) ## All tests, four at a time: many of them wait
+	@$(BIN)/python -m pytest -n 4
 
 check: $(READY) ## Format, lint, types
 	@$(BIN)/ruff format --check --quiet .
