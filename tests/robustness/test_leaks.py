@@ -117,7 +117,9 @@ async def test_worker_memory_after_many_messages_does_not_grow(
     assert end.rss < 1.05 * middle.rss, [sample.rss >> 10 for sample in samples]
     slots = end.tasks - middle.tasks  # of the pool, which grows to its size with the load
     assert end.objects < middle.objects + 1000 + 30 * slots, [sample.objects for sample in samples]
-    assert (end.files, end.threads) == (middle.files, middle.threads)
+    assert end.threads == middle.threads
+    # on a busy machine more calls meet, and the pool opens a connection more; a leak would be one for each chunk
+    assert end.files - middle.files < MESSAGES // CHUNK // 2
 
 
 async def test_idle_worker_keeps_no_batch_in_memory(make_broker: Callable[..., Broker], no_task_left: None) -> None:
