@@ -19,7 +19,7 @@ from tests.pipeline.vault import Vault
 JOB = Path(__file__).with_name("cluster_job.py")
 
 
-pytestmark = [pytest.mark.spark_cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.timeout(620)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def run(connection: dict[str, str], tmp_path: Path) -> Callable[[str, str], None
         ]
         variables = environment(spark_home(tmp_path / "spark"))
         done = subprocess.run(
-            [*command, str(flag)], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=230, check=False
+            [*command, str(flag)], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600, check=False
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
         assert flag.exists(), "no executor was killed"
