@@ -53,9 +53,9 @@ class ClientConnection:
     """The packets of one client against the server. The rules of the packets themselves are in `Machine`."""
 
     __slots__ = (
-        "_context", "_delivery", "_is_reading", "_keep_alive", "_keeps_will", "_largest", "_loop", "_machine",
-        "_outgoing", "_peer", "_publishing", "_rates", "_reader", "_transport", "client_id", "expiry", "heard",
-        "is_closed", "level", "requests", "rights", "subscriptions", "user",
+        "_context", "_delivery", "_has_ended", "_is_reading", "_keep_alive", "_keeps_will", "_largest", "_loop",
+        "_machine", "_outgoing", "_peer", "_publishing", "_rates", "_reader", "_transport", "client_id", "expiry",
+        "heard", "is_closed", "level", "requests", "rights", "subscriptions", "user",
     )  # fmt: skip
 
     def __init__(self, context: Context, transport: Transport, peer: Peer) -> None:
@@ -65,7 +65,7 @@ class ClientConnection:
         self._outgoing: list[bytes] = []
         self._largest = LARGEST
         self._is_reading = True
-        self.is_closed = False
+        self.is_closed = self._has_ended = False
         self.client_id, self.user = "", None  # type: tuple[str, str | None]
         self.level = 0
         self.subscriptions: dict[str, Subscription] = {}
@@ -112,13 +112,13 @@ class ClientConnection:
         """The machine waits no more: act on what has waited."""
         if not self.is_closed:
             self._act(self._machine.resume())
-            if not self._is_reading and not self._machine.is_waiting and not self.is_closed:
+            if not (self._is_reading or self._machine.is_waiting or self.is_closed or self._has_ended):
                 self._is_reading = True
                 self._transport.resume_reading()
 
     def send(self, data: bytes) -> None:
         """Send bytes, together with all others of this turn of the loop."""
-        if self.is_closed or not data:
+        if self.is_closed or self._has_ended or not data:
             return
         if len(data) > self._largest:
             self.close(Reason.PACKET_TOO_LARGE, "an answer is larger than it allows")
@@ -333,8 +333,19 @@ class ClientConnection:
         last = b"" if self._machine.state is State.CLOSED else self._machine.end(reason)
         self.send(last)
         self._flush()
-        hang_up(self._transport, lingers=bool(last) and self._is_reading)
+        if not self._has_ended:
+            hang_up(self._transport, lingers=bool(last) and self._is_reading)
         self.lost()
+
+    def ended(self) -> None:
+        """The client sends nothing more. If a DISCONNECT is in what it has sent before, and what waits for the server,
+        all of that is acted on first. Without it, the client is going to send again what was not acknowledged."""
+        last = self._machine.goodbye()
+        if last is None:
+            self.lost()
+        else:
+            self._has_ended, self._keeps_will = True, last.reason != Reason.SUCCESS
+            self._outgoing.clear()
 
     def lost(self) -> None:
         """The connection has ended, by whichever side."""
@@ -353,21 +364,7 @@ class ClientConnection:
         if self._reader is not None:
             self._reader.close()
             if self._publishing is not None:  # else the connect goes on, and ends what it has opened
-                context.leaving[self.client_id] = left = asyncio.Event()
-                context.spawn(self._end_session(self._reader, left))
-
-    async def _end_session(self, reader: InboxReader, left: asyncio.Event) -> None:
-        ended, sessions = self._ended(reader.epoch), self._context.sessions
-        try:
-            await reader.settled()
-            await sessions.closed(ended)
-        except BrokerError as error:
-            log.warning("the end of client %r waits for the server: %s", self.client_id, error)
-            sessions.close_later(ended)
-        finally:
-            left.set()
-            if self._context.leaving.get(self.client_id) is left:
-                del self._context.leaving[self.client_id]
+                context.leave(self._ended(self._reader.epoch), self._reader.settled)
 
     def _ended(self, epoch: str) -> Ended:
         shares = has_shares(self.subscriptions.values())
@@ -385,7 +382,7 @@ class ClientConnection:
     def _keep_alive_deadline(self, now: float) -> float | None:
         if self.is_closed:
             return None
-        if self._machine.is_waiting and self._machine.held:
+        if self._machine.holds_back:
             self.heard = now  # what it has sent waits for this gateway
         elif now >= self.heard + QUICK * self._keep_alive:
             self.close(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for one and a half keep-alives")

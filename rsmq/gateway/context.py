@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import anyio
 
+from rsmq.errors import BrokerError
 from rsmq.gateway.auth import Gatekeeper
 from rsmq.gateway.filter_tree import FilterTree
 from rsmq.gateway.history import History
@@ -25,7 +26,7 @@ from rsmq.gateway.peer import Network
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.routes import Routes
-from rsmq.gateway.sessions import Sessions
+from rsmq.gateway.sessions import Ended, Sessions
 from rsmq.gateway.shares import Shares
 from rsmq.gateway.topic_filter import SHARE
 from rsmq.model.log_throttle import ThrottledLog
@@ -176,6 +177,23 @@ class Context:
     def __post_init__(self) -> None:
         options = self.options
         self.arrivals = Arrivals(options.most_connects, options.connect_timeout.total_seconds() / 2)
+
+    def leave(self, ended: Ended, settled: Callable[[], Awaitable[None]]) -> None:
+        """Store that a connection has ended, when the server knows all that its client has acknowledged."""
+        self.leaving[ended.client] = left = asyncio.Event()
+        self.spawn(self._leave(ended, settled, left))
+
+    async def _leave(self, ended: Ended, settled: Callable[[], Awaitable[None]], left: asyncio.Event) -> None:
+        try:
+            await settled()
+            await self.sessions.closed(ended)
+        except BrokerError as error:
+            log.warning("the end of client %r waits for the server: %s", ended.client, error)
+            self.sessions.close_later(ended)
+        finally:
+            left.set()
+            if self.leaving.get(ended.client) is left:
+                del self.leaving[ended.client]
 
     def dropped(self, reason: str) -> None:
         """Count a message that a client does not get."""

@@ -81,7 +81,7 @@ class ClientProtocol(asyncio.Protocol):
         if self._is_counted:
             self._context.addresses.remove(self._peer.address)
         if self._client is not None:
-            self._client.lost()
+            self._client.ended()
 
 
 class MqttProtocol(ClientProtocol):

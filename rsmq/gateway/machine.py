@@ -17,6 +17,7 @@ from rsmq.gateway.decode import (
 )
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
+    DISCONNECT,
     PUBLISH,
     SUBSCRIBE,
     UNSUBSCRIBE,
@@ -66,8 +67,8 @@ class Machine:
     """What the standard demands of the packets of one connection.
 
     `feed` returns the packets that may be acted on, in order. `error` is set by the first one that ends the connection:
-    those before it are still acted on. While CONNECT is not answered, a client of version 3 has too many messages
-    unconfirmed, or any client too many requests, further packets wait; `resume` returns them.
+    those before it are still acted on. While CONNECT or a request for subscriptions is not answered, or a client of
+    version 3 has too many messages unconfirmed, further packets wait; `resume` returns them.
     """
 
     __slots__ = (
@@ -101,8 +102,13 @@ class Machine:
         return (
             self.state is State.CONNECTING
             or (self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum)
-            or self.requests >= MOST_REQUESTS
+            or self.requests > 0
         )
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there are bytes that wait because of that."""
+        return self._held > 0 and self.is_waiting
 
     @property
     def _under_way(self) -> int:
@@ -161,15 +167,34 @@ class Machine:
         self._parts, self._held = [rest] if rest else [], len(rest)
         return found
 
+    def goodbye(self) -> Disconnect | None:
+        """The DISCONNECT in the bytes that wait."""
+        data, at = b"".join(self._parts), 0
+        try:
+            while at < len(data):
+                body, end = read_frame(data, at, len(data), self._limits.packet_size)
+                if end < 0:
+                    return None
+                if data[at] >> 4 == DISCONNECT:
+                    found = decode(data[at], data, body, end, self.level)
+                    return found if isinstance(found, Disconnect) else None
+                at = end
+        except Refused:
+            return None
+        return None
+
     def _may_wait(self, first: int) -> bool:
         """Whether a packet with this first byte waits. Behind too many messages only further ones do: a client that
-        waits for its acknowledgements still gets the answers to its pings."""
-        if self.state is State.CONNECTING:
+        waits for its acknowledgements still gets the answers to its pings.
+
+        A message behind a request for subscriptions meets what was asked for, and so does the end of the session.
+        """
+        kind = first >> 4
+        if self.state is State.CONNECTING or (self.requests and kind in (PUBLISH, DISCONNECT)):
             return True
-        if first >> 4 == PUBLISH:
-            too_many = self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum
-            return bool(first & 6) and too_many
-        return first >> 4 in (SUBSCRIBE, UNSUBSCRIBE) and self.requests >= MOST_REQUESTS
+        if kind == PUBLISH:
+            return bool(first & 6) and self.level != V5 and self.inbound.unconfirmed >= self._limits.receive_maximum
+        return kind in (SUBSCRIBE, UNSUBSCRIBE) and self.requests >= MOST_REQUESTS
 
     # -- the rules -------------------------------------------------------------------------------------------------
 

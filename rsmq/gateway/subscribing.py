@@ -50,7 +50,6 @@ async def serve(context: Context, client: Subscriber) -> None:
             return  # the reader ends this connection
         except BrokerError as error:
             client.fail(error)
-        client.answered()  # while it stands there: what comes now starts no second turn
         del client.requests[0]
 
 
@@ -87,6 +86,7 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
             await found.look(EARLY_BYTES - sum(other.size for _, other in retained))
             retained.append((each, found))
     client.send(encode.suback(request.packet_id, reasons, client.level))
+    client.answered()  # the request still stands there: what comes now starts no second turn
     for each, found in retained:
         await send_retained(context, client, each, found)
 
@@ -164,3 +164,4 @@ async def unsubscribe(context: Context, client: Subscriber, request: Unsubscribe
             context.local.remove(name, client)
         client.subscriptions = left
     client.send(encode.unsuback(request.packet_id, reasons, client.level))
+    client.answered()

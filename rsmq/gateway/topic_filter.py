@@ -1,20 +1,24 @@
-"""Topic names and topic filters of MQTT: what is valid, and what matches. Not the topics of rsmq."""
+"""Topic names and topic filters of MQTT: what is valid, and what matches. Not the topics of rsmq.
+
+What is not valid is a malformed packet. The reason codes 0x8F and 0x90 are for those that are correctly formed and not
+accepted.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from rsmq.gateway.packet import ProtocolError, Reason
+from rsmq.gateway.packet import Malformed, ProtocolError
 
 SHARE: Final = "$share/"
 
 
 def check_topic_name(name: str) -> None:
-    """Raise ProtocolError for a name to which nothing can be published."""
+    """Raise Refused for a name to which nothing can be published."""
     if not name:
         raise ProtocolError("the topic name is empty")
     if "+" in name or "#" in name:
-        raise ProtocolError("the topic name has a wildcard", Reason.TOPIC_NAME_INVALID)
+        raise Malformed("the topic name has a wildcard")
 
 
 def is_valid_filter(text: str) -> bool:
@@ -30,20 +34,20 @@ def is_valid_filter(text: str) -> bool:
 
 
 def split_share(text: str) -> tuple[str, str]:
-    """The share name (empty: not shared) and the filter. Raises ProtocolError for a wrong share."""
+    """The share name (empty: not shared) and the filter. Raises Malformed for a wrong share."""
     if not text.startswith(SHARE):
         return "", text
     name, slash, rest = text[len(SHARE) :].partition("/")
     if not name or not slash or not rest or "+" in name or "#" in name:
-        raise ProtocolError("the shared subscription has no valid name or filter")
+        raise Malformed("the shared subscription has no valid name or filter")
     return name, rest
 
 
 def check_filter(text: str) -> None:
-    """Raise ProtocolError for a filter that does not exist, with or without the prefix of a share."""
+    """Raise Malformed for a filter that does not exist, with or without the prefix of a share."""
     _, rest = split_share(text)
     if not is_valid_filter(rest):
-        raise ProtocolError("the topic filter is not valid", Reason.TOPIC_FILTER_INVALID)
+        raise Malformed("the topic filter is not valid")
 
 
 def is_within(text: str, levels: int, size: int) -> bool:

@@ -118,7 +118,7 @@ class WebSocketProtocol(ClientProtocol):
         elif frame.opcode in (Opcode.BINARY, Opcode.CONT):
             self._client.received(bytes(frame.data))
         elif frame.opcode is Opcode.CLOSE:
-            self._client.lost()
+            self._client.ended()
 
     def eof_received(self) -> Any:
         """The client has closed its side."""

@@ -69,7 +69,7 @@ async def test_a_wrong_connect_of_version_5_gets_its_reason(client: Make, name: 
     """4.13.1: the server may say what is wrong before it closes. Version 3 has no code for it."""
     for level, raw, code in (
         (5, p.connect(name, 5, raw_props=b"\x21\0\0"), 0x82), (5, p.connect(name, 5, raw_props=b"\x0b\1"), 0x81),
-        (5, p.connect(name, 5, will=("a/#", b"x", 0, False)), 0x90), (5, p.connect(f"{name}\0", 5), 0x81),
+        (5, p.connect(name, 5, will=("a/#", b"x", 0, False)), 0x81), (5, p.connect(f"{name}\0", 5), 0x81),
         (4, p.connect(f"{name}\0", 4), None), (5, p.connect(name, 5, flags=0x03), 0x81),
         (5, p.connect(name, 5, will=("/".join("x" * 200), b"x", 0, False)), 0x90),
     ):  # fmt: skip
@@ -77,3 +77,41 @@ async def test_a_wrong_connect_of_version_5_gets_its_reason(client: Make, name: 
         one.send(raw)
         last = await one.ended()
         assert (None if last is None else (last.kind, last.reason)) == (None if code is None else (2, code)), raw
+
+
+async def test_what_follows_a_request_for_subscriptions_meets_it(client: Make, name: str) -> None:
+    """3.8.4, 3.10.4: a client need not wait for SUBACK or UNSUBACK. All comes in one write."""
+    one = await client(5).connect(name)
+    for qos in (0, 1):
+        one.send(p.subscribe([(name, 1)], 1, 5) + p.publish(name, b"%d" % qos, qos, 2, 5))
+        got = [await one.take() for _ in range(2 + qos)]
+        assert got[0].kind == 9
+        assert [each.payload for each in got if each.kind == 3] == [b"%d" % qos]
+        one.send(p.unsubscribe([name], 3, 5) + p.publish(name, b"late", qos, 4, 5))
+        assert (await one.take(11)).reasons == b"\0"
+        if qos:
+            assert (await one.take(4)).reason == 0
+        assert await one.is_silent()
+
+
+async def test_what_a_client_has_sent_before_it_leaves_is_acted_on(client: Make, name: str) -> None:
+    """[3.1.4-5], [3.14.4-3]: it sends everything in one write, and waits for no answer. Its DISCONNECT counts, so its
+    will is not published."""
+    watch = await client(5).connect(f"{name}watch")
+    await watch.subscribe((f"{name}/#", 1))
+    sent = (
+        p.connect(name, 4, clean=False, will=(f"{name}/will", b"", 1, False)) + p.subscribe([("elsewhere", 1)])
+        + b"".join(p.publish(f"{name}/x", b"%d" % n, 1, n + 1) for n in range(30))
+        + p.publish(f"{name}/x", b"last") + p.DISCONNECT
+    )  # fmt: skip
+    one = await client(4).open()
+    one.send(sent)
+    one.close()
+    got = [await watch.message() for _ in range(31)]
+    assert [each.payload for each in got if each.qos] == [b"%d" % n for n in range(30)]
+    again = await client(4).connect(name, clean=False)  # a DISCONNECT that was not seen publishes the will now
+    assert again.connack is not None
+    assert again.connack.session_present
+    await again.publish("elsewhere", b"back")
+    assert (await again.message()).payload == b"back"
+    assert await watch.is_silent()
