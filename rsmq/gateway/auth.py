@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from rsmq.errors import ConfigError
 from rsmq.gateway.options import GatewayOptions, load_certificates, tls_context
-from rsmq.gateway.packet import Reason, Refused
+from rsmq.gateway.packet import LONGEST_NAME, Reason, Refused
 from rsmq.gateway.tokens import Tokens
 from rsmq.gateway.topic_filter import covers, is_valid_filter, split_share
 
@@ -29,7 +29,7 @@ Authorize = Callable[[str, str | None, Access, str], bool]
 """Client id, user name, what it wants to do, topic name (or, to subscribe, topic filter)."""
 
 CHECKS_AT_ONCE: Final = 4
-MOST_REMEMBERED: Final = 10_000
+MOST_REMEMBERED: Final = 1_000
 TOKEN: Final = b"eyJ"
 """How a JSON Web Token begins."""
 DUMMY: Final = "$7$101$AAAAAAAAAAAAAAAA$" + base64.b64encode(bytes(64)).decode()
@@ -220,9 +220,10 @@ class Gatekeeper:
         found = known.get((access, topic))
         if found is None:
             found = self.allows(client, user, access, topic)
-            if len(known) >= MOST_REMEMBERED:
-                known.clear()
-            known[access, topic] = found
+            if len(topic) <= LONGEST_NAME:
+                if len(known) >= MOST_REMEMBERED:
+                    known.clear()
+                known[access, topic] = found
         return found
 
     def _ruled(self, client: str, user: str | None, access: Access, topic: str) -> bool:

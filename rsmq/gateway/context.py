@@ -161,6 +161,8 @@ class Context:
     counts: Counter[str] = field(default_factory=Counter)
     leaving: dict[str, asyncio.Event] = field(default_factory=dict)
     """Clients whose last connection is not stored as ended yet: the next one waits for that."""
+    sockets: int = 0
+    """Connections, also those whose CONNECT is not answered yet."""
     addresses: Tally = field(default_factory=Tally)
     """Connections of each address."""
     users: Tally = field(default_factory=Tally)
@@ -177,6 +179,13 @@ class Context:
     def __post_init__(self) -> None:
         options = self.options
         self.arrivals = Arrivals(options.most_connects, options.connect_timeout.total_seconds() / 2)
+
+    def exceeded(self, address: str) -> str | None:
+        """The limit that a further connection of an address exceeds, if any."""
+        most = self.options.most_per_address
+        if most and self.addresses[address] >= most:
+            return "most_per_address"
+        return "most_opening" if self.sockets - len(self.connections) >= self.options.most_opening else None
 
     def leave(self, ended: Ended, settled: Callable[[], Awaitable[None]]) -> None:
         """Store that a connection has ended, when the server knows all that its client has acknowledged."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rsmq.gateway import packet
 from rsmq.gateway.packet import (
+    LONGEST_NAME,
     MOST_PACKET_IDS,
     V5,
     V31,
@@ -22,6 +23,7 @@ from rsmq.gateway.packet import (
     ProtocolError,
     Publish,
     Reason,
+    Refused,
     Subscribe,
     Subscription,
     Unsubscribe,
@@ -32,6 +34,8 @@ from rsmq.gateway.properties import WILL, Property, read_binary, read_properties
 from rsmq.gateway.topic_filter import check_filter, check_topic_name, split_share
 
 NAMES: Final = {"MQTT": (V311, V5), "MQIsdp": (V31,)}
+MOST_FILTERS: Final = 10_000
+"""Topic filters of a packet. A client is granted fewer subscriptions."""
 MOST_NAMES: Final = 50_000
 KNOWN_NAMES: Final[dict[bytes, str]] = {}
 """Topic names that were checked before: nearly all messages have one of these."""
@@ -42,10 +46,6 @@ NOT_DUP: Final = 0xF7
 SHORTEST: Final = 6
 """Bytes of a PUBLISH of QoS 1 with a topic name of one character."""
 PUBACK_FIRST: Final = 0x40
-FIRST_CONNECT: Final = 0x10
-"""The first byte of a CONNECT."""
-OPENING: Final = b"\0\4MQTT\5"
-"""The first bytes of the body of a CONNECT of version 5."""
 
 
 class TooLarge(ProtocolError):
@@ -86,16 +86,6 @@ def read_frame(data: bytes, at: int, size: int, limit: int) -> tuple[int, int]:
     return body, end if end <= size else -1
 
 
-def is_version_5(data: bytes, at: int) -> bool:
-    """Whether a packet that may be malformed is a CONNECT of version 5."""
-    if data[at] != FIRST_CONNECT:
-        return False
-    at += 1
-    while at < len(data) - 1 and data[at] >= 128:
-        at += 1
-    return data.startswith(OPENING, at + 1)
-
-
 def decode(head: int, data: bytes, at: int, end: int, level: int) -> Packet:
     """The packet with the first byte `head` and this body, of a client with this protocol level (0: not known yet)."""
     kind = head >> 4
@@ -126,9 +116,10 @@ def read_topic_name(raw: bytes) -> str:
             raise Malformed("the topic name has the character U+0000")
         if name:
             check_topic_name(name)
-        if len(KNOWN_NAMES) >= MOST_NAMES:
-            KNOWN_NAMES.clear()
-        KNOWN_NAMES[raw] = name
+        if len(raw) <= LONGEST_NAME:
+            if len(KNOWN_NAMES) >= MOST_NAMES:
+                KNOWN_NAMES.clear()
+            KNOWN_NAMES[raw] = name
     return name
 
 
@@ -350,9 +341,15 @@ def _read_subscribe(data: bytes, at: int, end: int, level: int) -> Subscribe:
         found.append(
             Subscription(text, options & 3, bool(options & 4), bool(options & 8), options >> 4 & 3, identifier)
         )
+        _check_number(found)
     if not found:
         raise ProtocolError("a SUBSCRIBE has no filter")
     return Subscribe(packet_id, tuple(found))
+
+
+def _check_number(filters: Sequence[object]) -> None:
+    if len(filters) > MOST_FILTERS:
+        raise Refused(Reason.QUOTA_EXCEEDED, f"a packet has more than {MOST_FILTERS} topic filters", "filters")
 
 
 def _read_unsubscribe(data: bytes, at: int, end: int, level: int) -> Unsubscribe:
@@ -364,6 +361,7 @@ def _read_unsubscribe(data: bytes, at: int, end: int, level: int) -> Unsubscribe
         text, at = read_string(data, at, end)
         check_filter(text)
         found.append(text)
+        _check_number(found)
     if not found:
         raise ProtocolError("an UNSUBSCRIBE has no filter")
     return Unsubscribe(packet_id, tuple(found))

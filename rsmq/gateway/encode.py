@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from rsmq.gateway import packet
-from rsmq.gateway.packet import V5, V31, PendingAck, Properties, Reason
+from rsmq.gateway.packet import LONGEST_NAME, V5, V31, PendingAck, Properties, Reason
 from rsmq.gateway.properties import write_properties, write_varint
 
 PINGRESP: Final = b"\xd0\0"
@@ -40,7 +40,7 @@ def publish(
     topic: str, payload: bytes, qos: int, packet_id: int, level: int, *, retain: bool, dup: bool, properties: bytes
 ) -> bytes:
     """A message. `properties` are encoded already, without their length; version 3 has none."""
-    front = _topic_part(topic)
+    front = _topic_part(topic) if len(topic) <= LONGEST_NAME else _topic_part.__wrapped__(topic)
     middle = packet_id.to_bytes(2, "big") if qos else b""
     if level == V5:
         middle += (write_varint(len(properties)) + properties) if properties else b"\0"

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from rsmq.errors import BrokerError, ConfigError, RsmqError, SessionTaken, TooLarge, TopicFull
 from rsmq.gateway.message import Published, Timings, content_type_of, from_packet
-from rsmq.gateway.packet import PendingAck, Publish, Reason
+from rsmq.gateway.packet import LONGEST_NAME, PendingAck, Publish, Reason
 from rsmq.gateway.pressure import Pressure
 from rsmq.gateway.properties import Property
 from rsmq.gateway.retained import Retained
@@ -24,8 +24,6 @@ from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.topics import Topic
 
-LONGEST_NAME: Final = 256
-"""Characters of a topic name whose encoder is remembered: together these take 40 MB at most."""
 STORED: Final = "!"
 """In front of the value of a packet id: the message is stored."""
 

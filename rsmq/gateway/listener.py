@@ -43,13 +43,13 @@ class ClientProtocol(asyncio.Protocol):
         if context.options.client_ca is not None and socket.get_extra_info("sslcontext") is not None:
             user = user_of(socket.get_extra_info("peercert") or {}, context.options.certificate_user)
         self._peer = Peer(address, user)
-        most = context.options.most_per_address
-        if most and context.addresses[address] >= most:
-            context.counts["refused: most_per_address"] += 1
-            context.refusals.warn("clients are refused, most_per_address", f"{address} has its most connections")
+        if (limit := context.exceeded(address)) is not None:
+            context.counts[f"refused: {limit}"] += 1
+            context.refusals.warn(f"clients are refused, {limit}", f"a connection of {address} is one too many")
             socket.close()
             return
         context.addresses.add(address)
+        context.sockets += 1
         self._is_counted = True
         self.started(socket, self._peer)
 
@@ -80,6 +80,7 @@ class ClientProtocol(asyncio.Protocol):
         """The socket is closed."""
         if self._is_counted:
             self._context.addresses.remove(self._peer.address)
+            self._context.sockets -= 1
         if self._client is not None:
             self._client.ended()
 

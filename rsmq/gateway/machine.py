@@ -6,15 +6,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from rsmq.gateway import encode
-from rsmq.gateway.decode import (
-    FIRST_CONNECT,
-    PUBACK_FIRST,
-    decode,
-    is_version_5,
-    read_frame,
-    read_more,
-    read_pubacks,
-)
+from rsmq.gateway.decode import PUBACK_FIRST, decode, read_frame, read_more, read_pubacks
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
     DISCONNECT,
@@ -38,12 +30,26 @@ from rsmq.gateway.packet import (
 )
 from rsmq.gateway.properties import Property
 
+FIRST_CONNECT: Final = 0x10
+"""The first byte of a CONNECT."""
+OPENING: Final = b"\0\4MQTT\5"
+"""The first bytes of the body of a CONNECT of version 5."""
 EARLY_BYTES: Final = 64 << 10
 """Bytes behind a CONNECT that are kept until it is answered."""
-
-
+LARGEST_CONNECT: Final = 192 << 10
+"""Bytes of a CONNECT: a will and a password of the largest size fit in. No client is known before its CONNECT."""
 MOST_REQUESTS: Final = 20
 """SUBSCRIBE and UNSUBSCRIBE packets that are not answered. Further ones wait, as messages of version 3 do."""
+
+
+def is_version_5(data: bytes, at: int) -> bool:
+    """Whether a packet that may be malformed is a CONNECT of version 5."""
+    if data[at] != FIRST_CONNECT:
+        return False
+    at += 1
+    while at < len(data) - 1 and data[at] >= 128:
+        at += 1
+    return data.startswith(OPENING, at + 1)
 
 
 class Limits(NamedTuple):
@@ -129,7 +135,9 @@ class Machine:
         if self.error is not None or self.state is State.CLOSED or not self._held:
             return found
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        at, size = 0, len(data)
+        at, size, largest = 0, len(data), self._limits.packet_size
+        if self.state is State.NEW:
+            largest = min(largest, LARGEST_CONNECT)
         self._needed = 1
         try:
             while at < size and not (self.is_waiting and self._may_wait(data[at])):
@@ -139,7 +147,7 @@ class Machine:
                     found.append(PubAcks(ids))
                     at += 4 * len(ids)
                     continue
-                body, end = read_frame(data, at, size, self._limits.packet_size)
+                body, end = read_frame(data, at, size, largest)
                 if end < 0:
                     break
                 packet = decode(data[at], data, body, end, self.level)

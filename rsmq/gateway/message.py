@@ -18,6 +18,7 @@ RETAINED: Final = "mqtt-retain"
 EXPIRY: Final = "mqtt-expiry"
 PROPERTIES: Final = "mqtt-properties"
 """The headers of a message that came from an MQTT client."""
+OWN: Final = {TOPIC, CLIENT, QOS, RETAINED, EXPIRY, PROPERTIES}
 
 
 class Published(NamedTuple):
@@ -33,7 +34,7 @@ class Published(NamedTuple):
 
     def headers(self, pairs: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
         """The headers under which it is stored; user properties are among them."""
-        found = dict(pairs)
+        found = {name: value for name, value in pairs if name not in OWN}
         found |= {TOPIC: self.topic, CLIENT: self.client, QOS: str(self.qos)}
         if self.retain:
             found[RETAINED] = "1"

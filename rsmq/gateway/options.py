@@ -70,6 +70,8 @@ class GatewayOptions:
     """Messages to a client that are not acknowledged at a time; a client may ask for fewer."""
     topic_aliases: int = 16
     most_connections: int = 100_000
+    most_opening: int = 10_000
+    """Connections of this gateway whose CONNECT is not answered yet."""
     most_per_address: int = 0
     """Connections of this gateway from one address; 0 is no limit."""
     most_per_user: int = 0

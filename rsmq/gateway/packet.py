@@ -30,6 +30,8 @@ V5: Final = 5
 """The protocol levels."""
 
 MOST_PACKET_IDS: Final = 65_535
+LONGEST_NAME: Final = 256
+"""Characters of a topic name up to which caches keep it: so their number of names bounds their memory."""
 
 Properties = dict[int, Any]
 """Properties by their identifier. A property that may be repeated has a list."""

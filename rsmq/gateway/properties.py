@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from rsmq.gateway import packet
-from rsmq.gateway.packet import Malformed, Properties, ProtocolError, Reason
+from rsmq.gateway.packet import Malformed, Properties, ProtocolError, Reason, Refused
 from rsmq.gateway.topic_filter import check_topic_name
 
 WILL: Final = 0
@@ -208,6 +208,8 @@ RULES: Final[dict[int, Rule]] = {
     P.SUBSCRIPTION_ID_AVAILABLE: Rule(BYTE, ANSWER, _is_flag),
     P.SHARED_AVAILABLE: Rule(BYTE, ANSWER, _is_flag),
 }  # fmt: skip
+MOST_PAIRS: Final = 1_000
+"""User properties of a packet."""
 REPEATED: Final = {(P.USER_PROPERTY, number) for number in ANY} | {(P.SUBSCRIPTION_ID, packet.PUBLISH)}
 FORWARDED: Final = {
     P.PAYLOAD_FORMAT, P.CONTENT_TYPE, P.RESPONSE_TOPIC, P.CORRELATION_DATA, P.USER_PROPERTY
@@ -221,7 +223,7 @@ def read_properties(data: bytes, at: int, end: int, where: int) -> tuple[Propert
     if stop > end:
         raise Malformed("the properties are longer than their packet")
     found: Properties = {}
-    forwarded = b""
+    forwarded = list[bytes]()
     while at < stop:
         start = at
         number, at = read_varint(data, at, stop)
@@ -232,14 +234,17 @@ def read_properties(data: bytes, at: int, end: int, where: int) -> tuple[Propert
         if rule.check is not None and not rule.check(value):
             raise ProtocolError(f"property {number} cannot be {value!r}")
         if (number, where) in REPEATED:
-            found.setdefault(number, []).append(value)
+            values = found.setdefault(number, [])
+            values.append(value)
+            if len(values) > MOST_PAIRS:
+                raise Refused(Reason.QUOTA_EXCEEDED, f"a packet has more than {MOST_PAIRS} of them", "user_properties")
         elif number in found:
             raise ProtocolError(f"property {number} occurs twice")
         else:
             found[number] = value
         if number in FORWARDED:
-            forwarded += data[start:at]
-    return found, forwarded, stop
+            forwarded.append(data[start:at])
+    return found, b"".join(forwarded), stop
 
 
 def write_properties(properties: Properties, encoded: bytes = b"") -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rsmq.errors import ConfigError
+from rsmq.gateway.packet import LONGEST_NAME
 from rsmq.gateway.topic_filter import is_valid_filter, matches
 from rsmq.model.keys import check_name
 from rsmq.redis.topics import Topic, Topics
@@ -54,9 +55,10 @@ class Routes:
         if route is None:
             last = self._routes[-1]  # names that start with $ match no wildcard, but are stored all the same
             route = next((each for each in self._routes if matches(each.filter, name)), last)
-            if len(self._by_name) >= MOST_CACHED:
-                self._by_name.clear()
-            self._by_name[name] = route
+            if len(name) <= LONGEST_NAME:
+                if len(self._by_name) >= MOST_CACHED:
+                    self._by_name.clear()
+                self._by_name[name] = route
         return route
 
     async def look_up(self, topics: Topics) -> None:

@@ -1,0 +1,100 @@
+"""What no client can make a gateway keep or do: the memory and the time of one packet and of a cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rsmq.gateway import decode, encode
+from rsmq.gateway.auth import Gatekeeper
+from rsmq.gateway.decode import MOST_FILTERS
+from rsmq.gateway.machine import LARGEST_CONNECT, Limits, Machine
+from rsmq.gateway.message import from_packet
+from rsmq.gateway.options import GatewayOptions
+from rsmq.gateway.packet import LONGEST_NAME, Publish, Reason
+from rsmq.gateway.properties import MOST_PAIRS
+from rsmq.gateway.routes import Routes
+from tests.gateway import packets as p
+from tests.gateway.process import GatewayProcess
+from tests.gateway.raw_client import RawClient
+from tests.servers import Server
+
+PAIR = b"\x26\0\1a\0\1b"
+FILTERS = [("a", 0)] * (MOST_FILTERS + 1)
+TOO_MANY: list[tuple[str, int, bytes, str, Reason]] = [
+    # what, version, packet, what it is counted as, reason code
+    ("PUBLISH", 5, p.publish("a", b"", 1, 1, 5, raw_props=PAIR * (MOST_PAIRS + 1)), "user_properties",
+     Reason.QUOTA_EXCEEDED),
+    ("CONNECT", 0, p.connect("c", 5, raw_props=PAIR * (MOST_PAIRS + 1)), "user_properties", Reason.QUOTA_EXCEEDED),
+    ("will", 0, p.connect("c", 5, will=("a", b"", 0, False), will_props=PAIR * (MOST_PAIRS + 1)), "user_properties",
+     Reason.QUOTA_EXCEEDED),
+    ("SUBSCRIBE", 5, p.subscribe(FILTERS, 1, 5), "filters", Reason.QUOTA_EXCEEDED),
+    ("SUBSCRIBE 3.1.1", 4, p.subscribe(FILTERS, 1, 4), "filters", Reason.QUOTA_EXCEEDED),
+    ("UNSUBSCRIBE", 5, p.unsubscribe([name for name, _ in FILTERS], 1, 5), "filters", Reason.QUOTA_EXCEEDED),
+    ("large CONNECT", 0, b"\x10" + p.varint(LARGEST_CONNECT), "packet_too_large", Reason.PACKET_TOO_LARGE),
+]  # fmt: skip
+
+
+def machine(level: int) -> Machine:
+    """A connected client of this version; 0: none is yet."""
+    made = Machine(Limits())
+    if level:
+        made.feed(p.connect("c", level))
+        made.accept(session_present=False)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("level", "data", "name", "reason"), [row[1:] for row in TOO_MANY], ids=[e[0] for e in TOO_MANY]
+)
+def test_a_packet_with_too_many_fields_is_refused(level: int, data: bytes, name: str, reason: Reason) -> None:
+    one = machine(level)
+    assert one.feed(data) == []
+    assert one.error is not None
+    assert (one.error.name, one.error.reason) == (name, reason)
+
+
+def test_a_packet_with_as_many_fields_as_allowed_is_accepted() -> None:
+    assert len(machine(5).feed(p.publish("a", b"", 1, 1, 5, raw_props=PAIR * MOST_PAIRS))) == 1
+    assert len(machine(5).feed(p.subscribe(FILTERS[1:], 1, 5))) == 1
+    longest = b"x" * 65_535
+    assert len(machine(0).feed(p.connect("c", 5, username="u", password=longest, will=("a", longest, 0, False)))) == 1
+
+
+def test_long_topic_names_are_kept_in_no_cache(tmp_path: Path) -> None:
+    """A cache has a number of names. With names of 64 KiB each, it would take gigabytes."""
+    rules = tmp_path / "acl"
+    rules.write_text("topic readwrite #\n", "utf-8")
+    routes, gatekeeper, rights = Routes(), Gatekeeper(GatewayOptions(acl_file=rules, anonymous=True)), {}
+    for size, number in ((LONGEST_NAME, 1), (LONGEST_NAME + 1, 0)):
+        name = f"{size}".ljust(size, "x")
+        before = encode._topic_part.cache_info().currsize, len(decode.KNOWN_NAMES), len(routes._by_name), len(rights)
+        machine(5).feed(p.publish(name, b"", 1, 1, 5))
+        routes.find(name)
+        assert gatekeeper.remembers(rights, "c", None, "write", name)
+        encode.publish(name, b"", 0, 0, 5, retain=False, dup=False, properties=b"")
+        after = encode._topic_part.cache_info().currsize, len(decode.KNOWN_NAMES), len(routes._by_name), len(rights)
+        assert [new - old for new, old in zip(after, before, strict=True)] == [number] * 4
+
+
+def test_user_properties_are_no_headers_of_the_gateway() -> None:
+    """One called mqtt-retain made its message a retained one for subscribers."""
+    pairs = [("mqtt-retain", "1"), ("mqtt-expiry", "1"), ("mqtt-client", "other"), ("color", "red")]
+    headers = from_packet(Publish("a", b"", 1, b"\0\1"), "me").headers(pairs)
+    assert headers == {"color": "red", "mqtt-topic": "a", "mqtt-client": "me", "mqtt-qos": "1"}
+
+
+async def test_connections_without_a_connect_have_a_limit(server: Server, fleet_prefix: str, clients: object) -> None:
+    with GatewayProcess(server.url, fleet_prefix, most_opening=3, connect_timeout=60) as gateway:
+        connected = [await RawClient(gateway.port).connect(f"c{n}") for n in range(5)]
+        waiting = [await RawClient(gateway.port).open() for _ in range(3)]
+        one = await RawClient(gateway.port).open()
+        assert await one.ended() is None
+        assert await connected[0].is_silent()
+        waiting[0].send(p.connect("late"))
+        assert (await waiting[0].take(2)).reason == 0
+        connected.append(await RawClient(gateway.port).connect("more"))
+        assert "refused" in gateway.log()
+        for each in (*connected, *waiting, one):
+            each.abort()
