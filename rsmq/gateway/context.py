@@ -180,12 +180,15 @@ class Context:
         options = self.options
         self.arrivals = Arrivals(options.most_connects, options.connect_timeout.total_seconds() / 2)
 
-    def exceeded(self, address: str) -> str | None:
-        """The limit that a further connection of an address exceeds, if any."""
+    def exceeded(self, address: str) -> tuple[str, str] | None:
+        """The limit that a further connection of an address exceeds, and what to log, if there is one."""
         most = self.options.most_per_address
         if most and self.addresses[address] >= most:
-            return "most_per_address"
-        return "most_opening" if self.sockets - len(self.connections) >= self.options.most_opening else None
+            return "most_per_address", f"{address} has its most connections"
+        opening = self.sockets - len(self.connections)
+        if opening >= self.options.most_opening:
+            return "most_opening", f"{opening} connections have sent no CONNECT yet, the next one comes from {address}"
+        return None
 
     def leave(self, ended: Ended, settled: Callable[[], Awaitable[None]]) -> None:
         """Store that a connection has ended, when the server knows all that its client has acknowledged."""

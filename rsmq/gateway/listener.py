@@ -43,9 +43,10 @@ class ClientProtocol(asyncio.Protocol):
         if context.options.client_ca is not None and socket.get_extra_info("sslcontext") is not None:
             user = user_of(socket.get_extra_info("peercert") or {}, context.options.certificate_user)
         self._peer = Peer(address, user)
-        if (limit := context.exceeded(address)) is not None:
+        if (exceeded := context.exceeded(address)) is not None:
+            limit, text = exceeded
             context.counts[f"refused: {limit}"] += 1
-            context.refusals.warn(f"clients are refused, {limit}", f"a connection of {address} is one too many")
+            context.refusals.warn(f"clients are refused, {limit}", text)
             socket.close()
             return
         context.addresses.add(address)
