@@ -116,16 +116,16 @@ class ClientConnection:
                 self._is_reading = True
                 self._transport.resume_reading()
 
-    def send(self, data: bytes) -> None:
-        """Send bytes, together with all others of this turn of the loop."""
-        if self.is_closed or self._has_ended or not data:
+    def send(self, *packets: bytes, size: int = 0) -> None:
+        """Send packets, together with all others of this turn of the loop. `size`: of each, if several are joined."""
+        if self.is_closed or self._has_ended or not packets or not packets[-1]:
             return
-        if len(data) > self._largest:
+        if (size or max(map(len, packets))) > self._largest:
             self.close(Reason.PACKET_TOO_LARGE, "an answer is larger than it allows")
             return
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(data)
+        self._outgoing += packets
 
     def _flush(self) -> None:
         if self._outgoing:
@@ -184,7 +184,7 @@ class ClientConnection:
             self.close(Reason(worst), "a message cannot be stored")
             return
         for ready in self._machine.inbound.confirm(pending, reasons):
-            self.send(encode.acks(ready, self.level))
+            self.send(encode.acks(ready, self.level), size=encode.LONGEST_ACK)
         if self._machine.held:
             self._resume()
 
@@ -262,7 +262,7 @@ class ClientConnection:
             timings=context.timings,
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
-            context.inboxes, self.client_id, min(asked, context.options.window), on_letter=self._delivery.letter,
+            context.inboxes, self.client_id, min(asked, context.options.window), on_letters=self._delivery.letters,
             on_received=self._delivery.received, on_end=self.fail, history=context.history,
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from rsmq.errors import Malformed
 from rsmq.gateway import encode, packet
@@ -11,13 +11,41 @@ from rsmq.gateway.inbox_reader import InboxReader
 from rsmq.gateway.message import Published, Timings, identifiers_of
 from rsmq.gateway.packet import Ack, ProtocolError
 from rsmq.gateway.properties import Property
-from rsmq.persistence.letter import EXPIRES, RETAIN, MqttLetter, ms_left, packet_id_of, read_mqtt
+from rsmq.persistence.letter import EXPIRES, PACKET_IDS, RETAIN, STAMP, MqttLetter, ms_left, read_mqtt
 
 PUBLISHED, RECEIVED, RELEASED = "published", "received", "released"
 """A letter of QoS 2: sent; its PUBREC has come; its PUBREL was sent."""
 ALIAS: Final = bytes((Property.TOPIC_ALIAS,))
 NO_NAME: Final = "rsmq"
 """The topic name of a letter that was sent without one."""
+
+
+class Alike(NamedTuple):
+    """What letters have in common that come from one client by one topic name, and the packets for them.
+
+    `front`: the envelope from its stamp to the payload. `size`: of the whole envelope. `start` and `middle`: the packet
+    before and behind its packet id.
+    """
+
+    front: bytes
+    size: int
+    start: bytes
+    middle: bytes
+
+
+NOTHING: Final = Alike(b"", -1, b"", b"")
+
+
+def alike_of(letter: MqttLetter, envelope: bytes, data: bytes) -> Alike:
+    """How to send letters that differ from this one in nothing but the payload, whose packet is `data`."""
+    if letter.flags & (3 | EXPIRES) != 1:
+        return NOTHING  # each has a state, or a lifetime, of its own
+    at = 2
+    while data[at - 1] & 128:
+        at += 1
+    at += 2 + (data[at] << 8 | data[at + 1])
+    size = len(letter.data)
+    return Alike(envelope[STAMP : len(envelope) - size], len(envelope), data[:at], data[at + 2 : len(data) - size])
 
 
 class Delivery:
@@ -33,7 +61,7 @@ class Delivery:
 
     def __init__(
         self,
-        send: Callable[[bytes], None],
+        send: Callable[..., None],
         now_ms: Callable[[], int],
         may_read: Callable[[str], bool],
         dropped: Callable[[str], None],
@@ -52,13 +80,36 @@ class Delivery:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def letter(self, seq: int, envelope: bytes, is_redelivered: bool) -> None:
-        """Send one letter, or what its handshake needs next."""
-        packet_id = packet_id_of(seq)
+    def letters(self, seqs: Sequence[int], envelopes: Sequence[bytes], sent: int) -> None:
+        """Send letters, or what their handshakes need next. Those up to the seq `sent` were sent before."""
+        packets, alike, aliases = list[bytes](), NOTHING, len(self._aliases)
+        for seq, envelope in zip(seqs, envelopes, strict=True):
+            packet_id = (seq - 1) % PACKET_IDS + 1
+            is_redelivered = seq <= sent
+            if len(envelope) == alike.size and not is_redelivered and envelope.startswith(alike.front, STAMP):
+                packets.append(
+                    alike.start + packet_id.to_bytes(2, "big") + alike.middle + envelope[STAMP + len(alike.front) :]
+                )
+            elif (letter := self._letter(packets, packet_id, envelope, is_redelivered=is_redelivered)) is not None:
+                if seq != seqs[-1] and not is_redelivered and len(self._aliases) == aliases:
+                    alike = alike_of(letter, envelope, packets[-1])
+                aliases = len(self._aliases)
+            else:
+                continue
+            if self._timings is not None and not is_redelivered:
+                stored_ms = int.from_bytes(envelope[1:7], "big")
+                if stored_ms >= self._since_ms:  # what has waited for the client says nothing about the way
+                    self._timings.delivered(max(0, self._now_ms() - stored_ms) / 1000)
+        self._send(*packets)
+
+    def _letter(
+        self, packets: list[bytes], packet_id: int, envelope: bytes, *, is_redelivered: bool
+    ) -> MqttLetter | None:
+        """Add the packet for one letter, and return the letter if it is sent."""
         if not envelope:
             self._states[packet_id] = RELEASED
-            self._send(encode.ack(packet.PUBREL, packet_id, 0, self._level))
-            return
+            packets.append(encode.ack(packet.PUBREL, packet_id, 0, self._level))
+            return None
         try:
             letter = read_mqtt(envelope)
             data = self._encode(letter, envelope, packet_id, is_redelivered=is_redelivered)
@@ -66,20 +117,16 @@ class Delivery:
             letter, data = None, None
             self._dropped("malformed letter")
         assert self.reader is not None
-        if data is None:
+        if data is None or letter is None:
             self.reader.ack(packet_id)
-            return
-        self._send(data)
-        assert letter is not None
-        if self._timings is not None and not is_redelivered:
-            stored_ms = int.from_bytes(envelope[1:7], "big")
-            if stored_ms >= self._since_ms:  # what has waited for the client says nothing about the way
-                self._timings.delivered(max(0, self._now_ms() - stored_ms) / 1000)
+            return None
+        packets.append(data)
         qos = letter.flags & 3
         if qos == 0:
             self.reader.ack(packet_id)
         elif qos == 2:
             self._states[packet_id] = PUBLISHED
+        return letter
 
     def _encode(self, letter: MqttLetter, envelope: bytes, packet_id: int, *, is_redelivered: bool) -> bytes | None:
         """The packet, or None for a letter that this client does not get."""

@@ -11,6 +11,8 @@ from rsmq.gateway.packet import LONGEST_NAME, V5, V31, PendingAck, Properties, R
 from rsmq.gateway.properties import write_properties, write_varint
 
 PINGRESP: Final = b"\xd0\0"
+LONGEST_ACK: Final = 5
+"""Bytes of an acknowledgement with a reason."""
 
 
 def frame(kind: int, flags: int, body: bytes) -> bytes:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from rsmq.persistence.letter import STAMP
 
 KEPT: Final = 65_536
 """Letters of all connections together that are remembered."""
-Print = tuple[int, int]
-"""A seq and the fingerprint of its letter."""
-Prints = dict[int, Print]
 
 
 def fingerprint(envelope: bytes) -> int:
@@ -19,25 +18,44 @@ def fingerprint(envelope: bytes) -> int:
     return hash(envelope[:7] + envelope[STAMP:])
 
 
+class Page:
+    """Letters that one connection has delivered together: their seqs, which grow, and fingerprints.
+
+    One object for all of them: under load the garbage collector has to visit each.
+    """
+
+    __slots__ = ("prints", "seqs")
+
+    def __init__(self, seqs: list[int], prints: list[int]) -> None:
+        self.seqs, self.prints = seqs, prints
+
+
+Pages = dict[int, Page]
+"""By first seq."""
+
+
 class History:
     """The newest letters of all connections. However many connections there are."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
-        self._newest = deque[tuple[Prints, Print]]()
+        self._kept, self._count = kept, 0
+        self._newest = deque[tuple[Pages, int, Page, int]]()
 
-    def note(self, delivered: Prints, seq: int, envelope: bytes) -> None:
-        """A connection has delivered this letter."""
-        delivered[seq] = entry = (seq, fingerprint(envelope))
+    def note(self, delivered: Pages, seqs: list[int], envelopes: Sequence[bytes]) -> None:
+        """A connection has delivered these letters."""
+        first, count = seqs[0], len(seqs)
+        new = delivered[first] = Page(seqs, [hash(each[:7] + each[STAMP:]) for each in envelopes])
         newest = self._newest
-        newest.append((delivered, entry))
-        if len(newest) > self._kept:
-            old, entry = newest.popleft()
-            if old.get(entry[0]) is entry:  # else it was noted again, or another letter has the seq
-                del old[entry[0]]
+        newest.append((delivered, first, new, count))
+        self._count += count
+        while self._count > self._kept:
+            old, first, page, count = newest.popleft()
+            self._count -= count
+            if old.get(first) is page:  # else its letters were lost, or another one begins with the seq
+                del old[first]
 
     def __repr__(self) -> str:
-        return f"<History {len(self._newest)} letters>"
+        return f"<History {self._count} letters>"
 
 
 class Delivered:
@@ -48,36 +66,40 @@ class Delivered:
     `rewind` says up to which seq the server has kept them. Then `find` knows a letter again that the client has.
     """
 
-    __slots__ = ("_history", "_lost", "_prints", "moved")
+    __slots__ = ("_history", "_pages", "lost", "moved")
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._prints: Prints = {}
-        self._lost: dict[int, list[int]] = {}
+        self._pages: Pages = {}
+        self.lost: dict[int, list[int]] = {}
+        """Packet ids of letters that the server has lost, by fingerprint; 0 for one that was not out any more."""
         self.moved: dict[int, int] = {}
         """Packet ids of letters that were lost and have come again, by their new seqs."""
 
-    def note(self, seq: int, envelope: bytes) -> None:
-        """The client was sent this letter."""
-        self._history.note(self._prints, seq, envelope)
+    def note(self, seqs: list[int], envelopes: Sequence[bytes]) -> None:
+        """The client was sent these letters, of which there is at least one."""
+        self._history.note(self._pages, seqs, envelopes)
 
     def rewind(self, kept: int, out: dict[int, int]) -> None:
         """The server has lost every letter above `kept`. In `out` it becomes its negative packet id."""
         ids = {seq: packet_id for packet_id, seq in out.items() if seq > kept}
-        for seq in [each for each in self._prints if each > kept]:
-            self._lost.setdefault(self._prints.pop(seq)[1], []).append(ids.get(seq, 0))
+        for first, page in list(self._pages.items()):
+            at = bisect_right(page.seqs, kept)
+            for seq, each in zip(page.seqs[at:], page.prints[at:], strict=True):
+                self.lost.setdefault(each, []).append(ids.get(seq, 0))
+            del page.seqs[at:], page.prints[at:]
+            if not at:
+                del self._pages[first]
         for packet_id in ids.values():
             out[packet_id] = -packet_id
 
     def find(self, seq: int, envelope: bytes) -> int | None:
         """The packet id under which the client was sent this letter before; 0 if it is not out any more. Else None."""
-        if not self._lost:
-            return None
-        ids = self._lost.get(fingerprint(envelope))
+        ids = self.lost.get(fingerprint(envelope)) if self.lost else None
         if not ids:
             return None
-        self.note(seq, envelope)
+        self.note([seq], [envelope])
         return ids.pop(0)
 
     def __repr__(self) -> str:
-        return f"<Delivered {len(self._prints)} lost={len(self._lost)}>"
+        return f"<Delivered {sum(len(each.seqs) for each in self._pages.values())} lost={len(self.lost)}>"

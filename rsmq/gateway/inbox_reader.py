@@ -11,7 +11,7 @@ from rsmq.errors import OwnershipError, SessionLost, SessionTaken
 from rsmq.gateway.history import Delivered, History
 from rsmq.gateway.scripts import BEGIN_MQTT_SESSION
 from rsmq.persistence.inbox_writer import mark_ttl_ms
-from rsmq.persistence.letter import packet_id_of
+from rsmq.persistence.letter import PACKET_IDS, packet_id_of
 from rsmq.persistence.session import CHUNK, MOST_ACKS, MOST_PER_PAGE, PAGE_BYTES, Inboxes
 from rsmq.redis import scripts
 from rsmq.redis.scripts import Script, Value
@@ -23,21 +23,21 @@ EXPIRED: Final = 2
 MARGIN: Final = 0.003
 """Seconds: longer than the margin of `begin_mqtt_session`."""
 
-OnLetter = Callable[[int, bytes, bool], None]
-"""seq, envelope (empty: received before), redelivered."""
+OnLetters = Callable[[list[int], list[bytes], int], None]
+"""Seqs, envelopes (empty: received before), and the seq up to which letters were sent before."""
 
 
 class InboxReader:
     """One connection of a client to its inbox: the steps of `persistence.Session`, with callbacks instead of a task.
 
-    `on_letter` gets every letter once, in order, while fewer than `window` are unacknowledged. `on_received` gets the
+    `on_letters` gets every letter once, in order, while fewer than `window` are unacknowledged. `on_received` gets the
     packet ids whose receipt (QoS 2) is stored. `on_end` gets the error that ends it, once: another connection has taken
     the inbox, or the server has lost it.
     """
 
     __slots__ = (
         "_acks", "_blocked", "_channel", "_cursor", "_delivered", "_history", "_inboxes", "_is_drained", "_is_ended",
-        "_is_paging", "_is_started", "_keys", "_on_end", "_on_letter", "_on_received", "_receipts", "_received_key",
+        "_is_paging", "_is_started", "_keys", "_on_end", "_on_letters", "_on_received", "_receipts", "_received_key",
         "_rewinds", "_rings", "_sent", "before", "client", "epoch", "is_paused", "is_rewinding", "life_ms", "out",
         "window",
     )  # fmt: skip
@@ -48,7 +48,7 @@ class InboxReader:
         client: str,
         window: int,
         *,
-        on_letter: OnLetter,
+        on_letters: OnLetters,
         on_received: Callable[[list[int]], None],
         on_end: Callable[[Exception], None],
         history: History,
@@ -56,7 +56,7 @@ class InboxReader:
         self.client, self.window, self.epoch, self.life_ms = client, window, "", 0
         *keys, self._channel = inboxes.keys.device(client)
         self._keys, self._received_key = tuple(keys), inboxes.keys.received(client)
-        self._inboxes, self._on_letter, self._on_received, self._on_end = inboxes, on_letter, on_received, on_end
+        self._inboxes, self._on_letters, self._on_received, self._on_end = inboxes, on_letters, on_received, on_end
         self._cursor, self._sent = "0", 0
         self.before = ""
         """The epoch of the connection before this one, if it is known."""
@@ -173,36 +173,50 @@ class InboxReader:
             self.end(self.refused(reply[0]))
             return
         cursor, is_drained = reply[1].decode(), bool(int(reply[2])) and self._rings == rings
-        for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
-            seq = int(ref)
-            delivered = self._delivered
-            if delivered is None:
-                delivered = self._delivered = Delivered(self._history)
-            elif (known := delivered.find(seq, envelope)) is not None:
-                self._found(seq, known)
-                self._cursor = ref.decode()
-                continue
-            packet_id = packet_id_of(seq)
-            if packet_id in self.out:  # an older letter has the id until the client acknowledges it
-                self._blocked, self._is_drained = packet_id, False
-                return
-            self.out[packet_id] = seq
-            self._cursor = ref.decode()
-            if envelope:
-                delivered.note(seq, envelope)
-            self._on_letter(seq, envelope, seq <= self._sent)
-            if self._is_ended:
-                return
+        refs, envelopes = reply[3::2], reply[4::2]
+        if refs and not self._take(refs, envelopes):
+            return
         self._cursor, self._is_drained = cursor, is_drained
+
+    def _take(self, refs: list[bytes], envelopes: list[bytes]) -> bool:
+        """Pass on the letters of a page. False if one cannot be passed on now."""
+        delivered, out, seqs, taken = self._delivered, self.out, list[int](), list[bytes]()
+        if delivered is None:
+            delivered = self._delivered = Delivered(self._history)
+        is_searching, blocked, cursor = bool(delivered.lost), 0, b""
+        for ref, envelope in zip(refs, envelopes, strict=True):
+            seq = int(ref)
+            if is_searching and (known := delivered.find(seq, envelope)) is not None:
+                self._found(seq, known)
+            else:
+                packet_id = (seq - 1) % PACKET_IDS + 1  # packet_id_of, which takes twice as long
+                if packet_id in out:  # an older letter has the id until the client acknowledges it
+                    blocked = packet_id
+                    break
+                out[packet_id] = seq
+                seqs.append(seq)
+                taken.append(envelope)
+            cursor = ref
+        if cursor:
+            self._cursor = cursor.decode()
+        if seqs:
+            if b"" in taken:
+                fresh = [(seq, each) for seq, each in zip(seqs, taken, strict=True) if each]
+                if fresh:
+                    delivered.note([seq for seq, _ in fresh], [each for _, each in fresh])
+            else:
+                delivered.note(seqs, taken)
+            self._on_letters(seqs, taken, self._sent)
+        if blocked:
+            self._blocked, self._is_drained = blocked, False
+        return not blocked and not self._is_ended
 
     # -- settling --------------------------------------------------------------------------------------------------
 
     def ack(self, *packet_ids: int) -> None:
         """The client has these letters: remove them. An id that is not out is late: of an earlier connection."""
-        for packet_id in packet_ids:
-            seq = self.out.pop(packet_id, 0)
-            if seq > 0:
-                self._acks.add(seq)
+        pop = self.out.pop
+        self._acks.add(*[seq for packet_id in packet_ids if (seq := pop(packet_id, 0)) > 0])
         if self._blocked in packet_ids:
             self._blocked = 0
         self.turn()
@@ -283,10 +297,10 @@ class AckQueue:
         self._in_flight: asyncio.Future[Any] | None = None
         self._is_scheduled = False
 
-    def add(self, seq: int) -> None:
-        """Add a seq, to be sent with all others of this turn of the loop."""
-        self._pending.append(seq)
-        if not self._is_scheduled and self._in_flight is None:
+    def add(self, *seqs: int) -> None:
+        """Add seqs, to be sent with all others of this turn of the loop."""
+        self._pending += seqs
+        if seqs and not self._is_scheduled and self._in_flight is None:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 

@@ -6,6 +6,8 @@ import logging
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from rsmq.errors import BrokerUnavailable
@@ -15,12 +17,14 @@ from rsmq.gateway.registry import Registry
 from rsmq.gateway.shares import choose
 from rsmq.gateway.topic_filter import SHARE
 from rsmq.handler.handler import Handler, build_handler
-from rsmq.model.message import Message
+from rsmq.model.message import Message, Origin
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
+from rsmq.persistence.letter import pack_letter
 
 log = logging.getLogger("rsmq.gateway")
 
 GROUP = "mqtt"
+ORIGIN: Final = attrgetter("origin")
 BATCH = 500
 MOST_PLANNED: Final = 50_000
 """Plans that are kept, and the recipients in them: 60 MB at most, if headers are as long as they may be for that."""
@@ -42,6 +46,11 @@ class Plan(NamedTuple):
 NOWHERE: Final = Plan(Published("", b"", 0, False, "", None, b""), b"", [], [])
 
 
+def source_of(origin: Origin) -> str:
+    """The source of letters from a partition. `&`: only for a session that has not ended."""
+    return f"source:&{origin.topic}.{origin.partition}/{GROUP}"
+
+
 def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
     """The letter for one kind of receiver up to the payload, which is its end."""
     return published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers, share=share)
@@ -58,6 +67,7 @@ class Router:
         self._registry, self._writer = registry, writer
         self.routed = self.letters = 0
         self._plans: dict[bytes, Plan] = {}
+        """By headers."""
         self._version = self._planned = 0
         self.under_way: dict[str, int] = {}
         """The partitions of which messages are being routed, and when the oldest was stored, in ms of the server."""
@@ -79,19 +89,21 @@ class Router:
 
     def _begin(self, messages: list[Message]) -> list[str]:
         """Note what is under way. A partition has one batch at a time."""
-        oldest = dict[tuple[str, int], str]()
-        for message in messages:
-            oldest.setdefault((message.topic, message.partition), message.stream_id)
-        found = {f"{topic}.{number}": int(first.partition("-")[0]) for (topic, number), first in oldest.items()}
+        found = dict[str, int]()
+        for origin, run in groupby(messages, ORIGIN):
+            found.setdefault(f"{origin.topic}.{origin.partition}", next(run).stored_ms)
         self.under_way.update(found)
         return list(found)
 
     async def _route(self, messages: list[Message]) -> list[BaseException | None] | None:
         await self._registry.catch_up()
+        self._renew_plans()
         self.routed += len(messages)
         stored = Receipt()
-        for message in messages:
-            self._deliver(message, stored)
+        for origin, run in groupby(messages, ORIGIN):
+            source = source_of(origin)
+            for message in run:
+                self._deliver(message, source, stored)
         try:
             await stored.complete()
         except BrokerUnavailable as error:
@@ -103,14 +115,15 @@ class Router:
     async def _outcome(self, message: Message) -> Exception | None:
         """Deliver a message again, by itself. What is stored already is not stored twice."""
         stored = Receipt()
-        self._deliver(message, stored)
+        self._renew_plans()
+        self._deliver(message, source_of(message.origin), stored)
         try:
             await stored.complete()
         except Exception as error:
             return error
         return None
 
-    def _deliver(self, message: Message, stored: Receipt) -> None:
+    def _deliver(self, message: Message, source: str, stored: Receipt) -> None:
         """Queue the letters of one message."""
         try:
             plan = self._plan_of(message)
@@ -119,33 +132,32 @@ class Router:
             return
         if not plan.fronts and not plan.shares:
             return
-        milliseconds, _, number = message.stream_id.partition("-")
-        position = f"{milliseconds:0>20}{number:0>20}"
-        # `&`: only for a session that has not ended
-        source = f"source:&{message.topic}.{message.partition}/{GROUP}"
+        milliseconds, _, number = message.entry_id.partition(b"-")
+        position = milliseconds.zfill(20) + number.zfill(20)
         writer, data = self._writer(), message.data
         for front, clients in plan.fronts:
-            envelope = front + data
-            for client in clients:
-                writer.put(client, source, position, milliseconds, plan.ttl_ms, envelope, stored)
+            writer.put(clients, source, pack_letter(position, milliseconds, plan.ttl_ms, front + data), stored)
             self.letters += len(clients)
         for share in plan.shares:
             members = self._registry.shares[share]
-            client = choose(position, members, self._registry.offline)
+            client = choose(position.decode(), members, self._registry.offline)
             copy = combine(plan.published, (members[client],))
             assert copy is not None, "a member has a subscription"
             # a client may get the message by a subscription of its own, too: each has its own positions
             own = f"{source}/{zlib.crc32(share.encode()):08x}"
             envelope = front_of(plan.published, copy, share) + data
-            writer.put(client, own, position, milliseconds, plan.ttl_ms, envelope, stored)
+            writer.put((client,), own, pack_letter(position, milliseconds, plan.ttl_ms, envelope), stored)
         self.letters += len(plan.shares)
 
-    def _plan_of(self, message: Message) -> Plan:
-        """The plan for a message; it is kept until a subscription changes. Raises ValueError for broken headers."""
+    def _renew_plans(self) -> None:
+        """Forget all plans if a subscription has changed."""
         if self._version != self._registry.version:
             self._version = self._registry.version
             self._plans.clear()
             self._planned = 0
+
+    def _plan_of(self, message: Message) -> Plan:
+        """The plan for a message; it is kept until a subscription changes. Raises ValueError for broken headers."""
         raw = message.raw_headers
         plan = None if raw is None else self._plans.get(raw)
         if plan is None:

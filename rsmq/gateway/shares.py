@@ -15,7 +15,7 @@ from rsmq.gateway.registry import Registry
 from rsmq.gateway.topic_filter import SHARE
 from rsmq.model.keys import Keys
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
-from rsmq.persistence.letter import EXPIRES, STAMP, MqttLetter, read_mqtt, seal_mqtt
+from rsmq.persistence.letter import EXPIRES, STAMP, MqttLetter, pack_letter, read_mqtt, seal_mqtt
 from rsmq.redis.connector import Client
 
 log = logging.getLogger("rsmq.gateway")
@@ -90,7 +90,8 @@ class Shares:
         sealed = seal_for(letter, members[chosen])
         # a source of its own: a repetition of this step is skipped, if it chooses the same member
         source = f"source:&{hashlib.blake2b(client.encode(), digest_size=6).hexdigest()}"
-        self._writer.put(chosen, source, f"{published:016d}{seq:016d}", published, left, sealed, receipt)
+        packed = pack_letter(b"%016d%016d" % (published, seq), published, left, sealed)
+        self._writer.put((chosen,), source, packed, receipt)
         return True
 
     def __repr__(self) -> str:

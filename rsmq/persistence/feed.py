@@ -15,7 +15,7 @@ from rsmq.model.interrupt import is_from_signal
 from rsmq.model.keys import encode_device
 from rsmq.model.message import Message
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt, expiry_ms
-from rsmq.persistence.letter import seal
+from rsmq.persistence.letter import pack_letter, seal
 
 WAITS: Final = "an earlier message of the partition must be stored first"
 
@@ -98,16 +98,15 @@ class Feed:
         return devices
 
     def _send(self, message: Message, devices: Sequence[str]) -> Receipt:
-        milliseconds, _, number = message.stream_id.partition("-")
-        position = f"{milliseconds:0>20}{number:0>20}"
+        milliseconds, _, number = message.entry_id.partition(b"-")
+        position = milliseconds.zfill(20) + number.zfill(20)
         source = f"source:{message.topic}.{message.partition}/{self._group}"
         envelope = seal(message.data, message.type, message.topic, message.headers)
         writer, receipt, ttl = self._writer(), Receipt(), self._ttl
         left = message.lifetime(message.stored_ms)
         if left is not None:
             ttl = max(1, left if ttl == b"" else min(int(ttl), left))
-        for device in devices:
-            writer.put(device, source, position, milliseconds, ttl, envelope, receipt)
+        writer.put(devices, source, pack_letter(position, milliseconds, ttl, envelope), receipt)
         return receipt
 
     def __repr__(self) -> str:

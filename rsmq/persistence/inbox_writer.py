@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Final
@@ -254,30 +254,26 @@ class InboxWriter:
 
     def _put(self, device: str, envelope: bytes, ttl: Value, receipt: Receipt) -> None:
         self._count += 1
-        self.put(device, self._sender, f"{self._count:016d}", b"", ttl, envelope, receipt)
+        self.put((device,), self._sender, pack_letter(b"%016d" % self._count, b"", ttl, envelope), receipt)
 
     # -- from any source ------------------------------------------------------------------------------------------
 
-    def put(
-        self, device: str, source: str, position: str, published: Value, ttl: Value, envelope: bytes, receipt: Receipt
-    ) -> None:
-        """Queue one letter of a source. Positions of a source have one width and grow.
-
-        `published` and `ttl` are milliseconds, or empty for published now and for no expiry of its own.
-        """
-        queues = self._queues.get(source)
+    def put(self, devices: Sequence[str], source: str, letter: bytes, receipt: Receipt) -> None:
+        """Queue one letter of a source, as `pack_letter` makes it. Positions of a source have one width and grow."""
+        queues, size = self._queues.get(source), len(letter)
         if queues is None:
             queues = self._queues[source] = {}
-        queue = queues.get(device)
-        if queue is None:
-            # a wrong id fails here, before anything is queued
-            queue = queues[device] = DeviceQueue(device, source, self._keys.device(device)[:3])
-            self._make_ready(queue)
-        batch = queue.open()
-        batch.letters.append(pack_letter(position, published, ttl, envelope))
-        batch.size += len(envelope)
-        if batch.receipt is not receipt:
-            batch.add_receipt(receipt)
+        for device in devices:
+            queue = queues.get(device)
+            if queue is None:
+                # a wrong id fails here, before it is queued
+                queue = queues[device] = DeviceQueue(device, source, self._keys.device(device)[:3])
+                self._make_ready(queue)
+            batch = queue.open()
+            batch.letters.append(letter)
+            batch.size += size
+            if batch.receipt is not receipt:
+                batch.add_receipt(receipt)
 
     def _make_ready(self, queue: DeviceQueue) -> None:
         """Its next batch is sent in the next turn of the event loop, with those of other queues."""

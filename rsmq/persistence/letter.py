@@ -32,6 +32,8 @@ MQTT_TYPE: Final = 254
 OTHER_TYPE: Final = 255
 PACKET_IDS: Final = 65_535
 LONGEST_TEXT: Final = 255
+LATEST: Final = (1 << 48) - 1
+"""The last moment that a stamp can say, in ms since 1970."""
 
 
 def packet_id_of(seq: int) -> int:
@@ -248,13 +250,13 @@ def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, li
     return seal(data, kind, topic, headers)
 
 
-def pack_letter(position: str, published: str | bytes | int, ttl: str | bytes | int, envelope: bytes) -> bytes:
+def pack_letter(position: str | bytes, published: str | bytes | int, ttl: str | bytes | int, envelope: bytes) -> bytes:
     """One letter for `pack_letters`. `published` and `ttl` are milliseconds, or empty."""
-    where = position.encode()
-    stored = published if type(published) is bytes else str(published).encode()
+    where = position if type(position) is bytes else position.encode()  # type: ignore[union-attr]
+    head = b"\xd9\0" if published in (b"", "") else b"\xd9\7\1" + min(max(0, int(published)), LATEST).to_bytes(6)
     left = ttl if type(ttl) is bytes else str(ttl).encode()
-    return b"\xd9%c%b\xd9%c%b\xd9%c%b\xdb%b%b" % (
-        len(where), where, len(stored), stored, len(left), left, len(envelope).to_bytes(4), envelope
+    return b"\xd9%c%b%b\xd9%c%b\xdb%b%b" % (
+        len(where), where, head, len(left), left, len(envelope).to_bytes(4), envelope
     )  # fmt: skip
 
 
@@ -263,8 +265,15 @@ def pack_letters(batches: Iterable[tuple[str, Sequence[bytes]]]) -> bytes:
     count, parts = 0, list[bytes]()
     for source, letters in batches:
         count += 2 + 4 * len(letters)
-        parts += (pack_values((source, len(letters))), *letters)
+        parts.append(_packed_source(source) + len(letters).to_bytes(2))
+        parts += letters
     return pack_array(count, parts)
+
+
+@lru_cache(maxsize=1024)
+def _packed_source(source: str) -> bytes:
+    """A source, and the first byte of the number of its letters. Cached, because few sources send most letters."""
+    return pack_values((source,)) + b"\xcd"
 
 
 RECEIVED: Final = bytes([VERSION]) + bytes(STAMP - 1) + seal(b"")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -171,9 +173,41 @@ def test_what_is_left_of_an_expiry_is_never_more_than_it_was(behind_ms: int, lef
         sent.append, lambda: published - behind_ms, lambda _: True, lambda _: None, level=5, largest=1 << 20
     )
     delivery.reader = cast(Any, object())  # it is only asked for letters that are acknowledged at once
-    delivery.letter(1, stamp + seal_mqtt(1 | EXPIRES, b"x", b"", b"data"), is_redelivered=False)
+    delivery.letters([1], [stamp + seal_mqtt(1 | EXPIRES, b"x", b"", b"data")], 0)
     got = p.read_server_packet(sent[0][0], sent[0][2:], 5)
     assert got.properties[2] == [left]
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_letters_of_one_page_are_sent_as_if_each_came_alone(level: int) -> None:
+    """Most of a page differ in their payload only, and the gateway encodes what they share once."""
+    published = b"\1" + (1_700_000_000_000).to_bytes(6, "big")
+    kinds = [(flags, b"a", b"") for flags in (1, 0, 2, 1 | 4, 1 | EXPIRES)]
+    kinds += [(1, b"ab", b""), (1, b"a", b"\x01\x01"), (1, b"+", b"")]
+    choose = random.Random(level)
+    letters = [seal_mqtt(*kinds[0], b"%03d" % n) for n in range(5)]
+    for n in range(300):
+        payload = bytes(choose.choice([0, 3, 3, 3, 200, 20_000])) if n % 9 else b"x" * 30_000
+        letters += [seal_mqtt(*choose.choice(kinds), payload)] * choose.choice([1, 1, 3])
+    ends = [(1_700_000_100_000 + 1000 * n).to_bytes(6, "big") for n in range(len(letters))]
+    letters = [b"" if n % 50 == 49 else published + ends[n] + each for n, each in enumerate(letters)]
+    seqs = list(range(65_400, 65_400 + len(letters)))  # the packet ids begin again on the way
+
+    def sent(pages: list[slice]) -> tuple[bytes, list[str]]:
+        packets, dropped, acked = list[bytes](), list[str](), list[str]()
+        delivery = Delivery(
+            lambda *each: packets.extend(each), lambda: 1_700_000_000_000, lambda topic: topic != "ab", dropped.append,
+            level=level, largest=25_000,
+        )  # fmt: skip
+        delivery.reader = cast(Any, SimpleNamespace(ack=lambda packet_id: acked.append(str(packet_id))))
+        for page in pages:
+            delivery.letters(seqs[page], letters[page], 65_402)
+        return b"".join(packets), dropped + acked
+
+    alone = sent([slice(n, n + 1) for n in range(len(letters))])
+    assert sent([slice(None)]) == alone
+    assert sent([slice(n, n + 100) for n in range(0, len(letters), 100)]) == alone
+    assert len(alone[0]) > 100_000
 
 
 async def test_message_expiry_is_counted_down_and_ends_a_message(client: Make, name: str) -> None:
@@ -199,6 +233,14 @@ async def test_a_message_above_the_maximum_packet_size_is_skipped(client: Make, 
     await sender.publish(name, bytes(300))
     await sender.publish(name, b"small")
     assert (await one.message()).payload == b"small"
+
+
+async def test_acknowledgements_that_leave_together_may_be_larger_than_the_maximum_packet_size(
+    client: Make, name: str
+) -> None:
+    one = await client(5).connect(name, raw_props=b"\x27\0\0\0\x40")
+    one.send(b"".join(p.publish(name, b"x", 1, n, level=5) for n in range(1, 21)))
+    assert [(await one.answer(4)).packet_id for _ in range(20)] == list(range(1, 21))
 
 
 async def test_no_local_spares_the_publisher_only(client: Make, name: str) -> None:

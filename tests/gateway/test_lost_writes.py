@@ -131,11 +131,11 @@ async def test_a_client_gets_what_comes_after_a_failover_that_has_lost_its_lette
 
 def test_letters_that_come_again_are_known_once_and_only_while_they_are_remembered() -> None:
     """By time and content. One that is out keeps its packet id; what was not lost is not looked for."""
-    history = History(kept=3)
+    history = History(kept=4)
     one, other = Delivered(history), Delivered(history)
     letters = [bytes([1, *[0] * 5, n, *[9] * 6]) + b"same" for n in range(5)]
-    for seq, each in enumerate(letters[:4], 1):
-        one.note(seq, each)
+    one.note([1], letters[:1])
+    one.note([2, 3, 4], letters[1:4])
     out = {2: 2, 4: 4}
     assert one.find(2, letters[1]) is None
     one.rewind(2, out)
@@ -147,8 +147,8 @@ def test_letters_that_come_again_are_known_once_and_only_while_they_are_remember
     assert found == [None, None, 4, None, 0]
     one.rewind(2, out)
     assert one.find(3, letters[2]) == 0  # it is remembered under its new seq, as the newest of that
-    for seq, each in enumerate(letters[:3], 1):
-        other.note(seq, each)  # the history is full: the other connection is remembered
+    other.note([1, 2], letters[:2])
+    other.note([3, 4], letters[2:4])  # the history is full: the other connection is remembered
     one.rewind(2, out)
     assert one.find(3, letters[2]) is None
     other.rewind(0, {})

@@ -15,6 +15,7 @@ from rsmq import Broker, Letter, Settings
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, ScriptError, TooLarge
 from rsmq.model.keys import Keys
 from rsmq.persistence.inbox_writer import MOST_DEVICES, MOST_LETTERS, MOST_PER_ROUND, InboxWriter, Receipt
+from rsmq.persistence.letter import pack_letter
 from rsmq.redis.script_batcher import Call
 from tests.patience import until
 from tests.servers import Server
@@ -368,7 +369,7 @@ async def turn() -> None:
 def put(writer: InboxWriter, device: str, position: int) -> Receipt:
     """Queue a letter of a topic."""
     receipt = Receipt()
-    writer.put(device, "source:t", f"{position:040d}", b"", b"", b"\0\0\0\0", receipt)
+    writer.put((device,), "source:t", pack_letter(b"%040d" % position, b"", b"", b"\0\0\0\0"), receipt)
     return receipt
 
 

@@ -1,7 +1,7 @@
 -- PURPOSE  Store letters in inboxes (on a cluster: in one) and remove old ones where an inbox is full.
 -- KEYS     per device: messages zset, session hash, expiry zset
 -- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int  4 one array of MessagePack, per device: field of the
---          source's mark, n:int, then n times: position, published_ms ('' = now), ttl_ms ('' = none), envelope  5 wait:0|1
+--          source's mark, n:int, then n times: position, start of its stamp ('' = now), ttl_ms, envelope  5 wait:0|1
 -- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then for each MQTT session
 --          whose inbox is full: number:dropped:letters before the first that has no room (or -1):oldest seq
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
@@ -10,11 +10,10 @@
 --          `wait`, what has no room in that of a connected client is not stored, instead of dropping the oldest.
 -- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local latest, at_latest = now + life, string.format('%.0f', now + life) -- made once: most letters need the same
-local plain, renewed = struct.pack('>BI6I6', 1, now, latest), string.format('%.0f', latest + math.floor(life / 64))
+local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
+local latest, just, tail = now + life, struct.pack('>BI6', 1, now), struct.pack('>I6', now + life)
+local at_latest, renewed = string.format('%.0f', latest), string.format('%.0f', latest + math.floor(life / 64))
 local total, full, refs, moment = { stored = 0, dropped = 0, expired = 0, late = 0 }, {}, {}, '@' .. time[1]
-local letters = cmsgpack.unpack(ARGV[4])
 local function count(session, field, n)
   if n > 0 then call('HINCRBY', session, field, n) end
   total[field] = total[field] + n
@@ -22,7 +21,7 @@ end
 
 local function add(inbox, session, expiry, source, from, to, number)
   local state = call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
-  local since, mark, is_mqtt = tonumber(state[4] or 0), state[5] or '', source:byte(8) == 38
+  local since, mark, is_mqtt = struct.pack('>BI6', 1, state[4] or 0), state[5] or '', source:byte(8) == 38
   if is_mqtt and not state[6] then
     total.late = total.late + letters[from - 1]
     return
@@ -35,19 +34,20 @@ local function add(inbox, session, expiry, source, from, to, number)
   for i = from, to, 4 do
     if letters[i] > newest then
       newest = letters[i]
-      local published = letters[i + 1] == '' and now or tonumber(letters[i + 1])
-      local ends = letters[i + 2] == '' and latest or math.min(published + letters[i + 2], latest)
-      if published < since then
+      local head, ends, till, rest = letters[i + 1] == '' and just or letters[i + 1], latest, at_latest, tail
+      if letters[i + 2] ~= '' then
+        ends = math.min(struct.unpack('>I6', head, 2) + letters[i + 2], latest)
+        till, rest = string.format('%.0f', ends), struct.pack('>I6', math.max(ends, 0))
+      end
+      if head < since then
         count(session, 'late', 1)
       elseif ends <= now then
         count(session, 'expired', 1)
       else
         repeat seq = seq + 1 until not taken or not taken[seq % 65535]
         last = string.format('%d', seq)
-        local is_plain = published == now and ends == latest
-        local stamp = is_plain and plain or struct.pack('>BI6I6', 1, published, ends)
-        call('SET', inbox .. '_' .. last, stamp .. letters[i + 3], 'PXAT', is_plain and at_latest or ends)
-        if ends < latest and call('ZADD', expiry, ends, last) then call('PEXPIREAT', expiry, renewed) end
+        call('SET', inbox .. '_' .. last, head .. rest .. letters[i + 3], 'PXAT', till)
+        if ends < latest and call('ZADD', expiry, till, last) then call('PEXPIREAT', expiry, renewed) end
         refs[top + 1], refs[top + 2], top = last, last, top + 2
       end
     end
@@ -58,7 +58,8 @@ local function add(inbox, session, expiry, source, from, to, number)
   local till = is_renewed and renewed or state[2]
   if top > 0 then call('ZADD', inbox, unpack(refs, 1, top)) end
   if top > 0 and (is_renewed or size == 0) then call('PEXPIREAT', inbox, till) end
-  call('HSET', session, 'seq', last or '0', source, newest .. moment, 'until_ms', till)
+  local idle = state[3] and { 'idle', top == 0 and state[3] or '0' } or {}
+  call('HSET', session, 'seq', last or '0', source, newest .. moment, 'until_ms', till, unpack(idle))
   if is_renewed then call('PEXPIREAT', session, till) end
   total.stored = total.stored + top / 2
   if size + top / 2 > limit then
@@ -67,7 +68,6 @@ local function add(inbox, session, expiry, source, from, to, number)
     count(session, 'expired', expired)
     if is_mqtt and dropped > 0 then full[#full + 1] = number .. ':' .. dropped .. ':-1:' end
   end
-  if top > 0 and state[3] == '1' then call('HSET', session, 'idle', '0') end
   if top > 0 and (state[3] == '1' or not state[1]) then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
 end
 

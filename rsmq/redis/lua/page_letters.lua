@@ -20,20 +20,27 @@ local held = {}
 for each in (state[4] or ''):gmatch('%d+') do
   held[each] = true
 end
-local reply, dead, looked = { 'OK', ARGV[2], 0 }, {}, 0
-for _, ref in ipairs(refs) do
-  local envelope = redis.call('GET', KEYS[1] .. '_' .. ref)
-  if not envelope and held[ref] then envelope = '' end
-  if envelope then
-    reply[#reply + 1] = ref
-    reply[#reply + 1] = envelope
-    bytes = bytes + #envelope
-  else
-    dead[#dead + 1] = ref
+local reply, dead, looked, room = { 'OK', ARGV[2], 0 }, {}, 0, 1
+while looked < #refs and bytes < budget do
+  local names, first = {}, looked
+  for i = 1, math.min(room, #refs - looked) do
+    names[i] = KEYS[1] .. '_' .. refs[looked + i]
   end
-  looked = looked + 1
-  reply[2] = ref
-  if bytes >= budget then break end
+  for i, envelope in ipairs(redis.call('MGET', unpack(names))) do
+    local ref = refs[first + i]
+    if not envelope and held[ref] then envelope = '' end
+    if envelope then
+      reply[#reply + 1] = ref
+      reply[#reply + 1] = envelope
+      bytes = bytes + #envelope
+    else
+      dead[#dead + 1] = ref
+    end
+    looked = looked + 1
+    reply[2] = ref
+    if bytes >= budget then break end
+  end
+  room = math.min(50, math.floor(looked * (budget - bytes) / (bytes + 1)) + 1) -- more at once, if they are small
 end
 if looked == #refs and looked < count then reply[3] = 1 end
 if #dead > 0 then
@@ -41,14 +48,18 @@ if #dead > 0 then
   redis.call('ZREM', KEYS[3], unpack(dead))
   redis.call('HINCRBY', KEYS[2], 'expired', #dead)
 end
-if tonumber(reply[2]) > tonumber(state[2] or 0) then redis.call('HSET', KEYS[2], 'sent', reply[2]) end
-if reply[3] == 1 then redis.call('HSET', KEYS[2], 'idle', '1') end
-redis.call('HSET', KEYS[2], 'seen_ms', string.format('%.0f', now))
+local changes = { 'seen_ms', string.format('%.0f', now) }
+local function change(field, value)
+  changes[#changes + 1], changes[#changes + 2] = field, value
+end
+if tonumber(reply[2]) > tonumber(state[2] or 0) then change('sent', reply[2]) end
+if reply[3] == 1 then change('idle', '1') end
 if tonumber(state[3] or 0) < now + ARGV[5] then
   local till = now + ARGV[5] + math.floor(ARGV[5] / 64)
-  redis.call('HSET', KEYS[2], 'until_ms', string.format('%.0f', till))
+  change('until_ms', string.format('%.0f', till))
   for i = 1, 3 do
     redis.call('PEXPIREAT', KEYS[i], till)
   end
 end
+redis.call('HSET', KEYS[2], unpack(changes))
 return reply

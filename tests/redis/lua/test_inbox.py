@@ -256,6 +256,25 @@ async def test_page_letters_ends_a_page_at_its_byte_budget(inbox: Inbox) -> None
     assert (await inbox.page(epoch, after=3, size=1))[1:3] == [b"4", 1]
 
 
+async def test_page_letters_returns_each_letter_once_whatever_their_sizes(inbox: Inbox) -> None:
+    """It reads several at once if those before were small: the budget holds all the same, and none is left out."""
+    sizes = [1] * 70 + [5000, 1] * 3 + [1] * 60 + [90_000] * 3 + [1]
+    await inbox.add(*[b"x" * size for size in sizes])
+    epoch, _ = await inbox.open()
+    got, after = list[int](), 0
+    while True:
+        reply = await inbox.page(epoch, after=after, count=200, size=8000)
+        page = [len(each) for each in reply[4::2]]
+        assert sum(page[:-1]) < 8000
+        got += page
+        after = int(reply[1])
+        if reply[2]:
+            break
+    least = len(reply[4])
+    assert [each - min(got) + 1 for each in got] == sizes
+    assert least == min(got)
+
+
 async def test_page_letters_removes_expired_letters(inbox: Inbox) -> None:
     """Expired letters are skipped, removed and counted once; a letter in its handshake stays."""
     await inbox.add("a", "b", "c", ttl=60_000)
