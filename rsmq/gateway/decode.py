@@ -9,6 +9,7 @@ from rsmq.gateway import packet
 from rsmq.gateway.packet import (
     LONGEST_NAME,
     MOST_PACKET_IDS,
+    NO_ID,
     V5,
     V31,
     V311,
@@ -39,13 +40,6 @@ MOST_FILTERS: Final = 10_000
 MOST_NAMES: Final = 50_000
 KNOWN_NAMES: Final[dict[bytes, str]] = {}
 """Topic names that were checked before: nearly all messages have one of these."""
-NO_ID: Final = b"\0\0"
-PUBLISH_QOS_1: Final = 0x32
-"""The first byte of a PUBLISH of QoS 1 that is not retained."""
-NOT_DUP: Final = 0xF7
-SHORTEST: Final = 6
-"""Bytes of a PUBLISH of QoS 1 with a topic name of one character."""
-PUBACK_FIRST: Final = 0x40
 
 
 class TooLarge(ProtocolError):
@@ -165,53 +159,7 @@ def read_publish(head: int, data: bytes, at: int, end: int, level: int) -> Publi
     )  # fmt: skip
 
 
-def read_more(first: Publish, data: bytes, body: int, at: int, limit: int, level: int, room: int) -> int:
-    """Add the messages behind a message of QoS 1 to it, at most `room`. Returns where the next packet begins.
-
-    A busy client sends many at once, to the same topic name: then this is all that is done for each of them. `body` is
-    that of the first. Whatever is longer than usual, or not as it should be, is left for `read_publish`.
-    """
-    front = data[body : body + 2 + (data[body] << 8 | data[body + 1])]
-    width, size = len(front), len(data)
-    payloads, packet_ids = first.payloads, first.packet_ids
-    while room > 0 and size - at > SHORTEST and data[at] & NOT_DUP == PUBLISH_QOS_1:
-        length, start = data[at + 1], at + 2
-        if length & 128:
-            high = data[start]
-            if not 0 < high < 128:
-                break
-            length, start = length & 127 | high << 7, start + 1
-        end, middle = start + length, start + width
-        if end > size or end - at > limit or not data.startswith(front, start):
-            break
-        packet_id = data[middle : middle + 2]
-        middle += 2
-        if level == V5:
-            if middle >= end or data[middle]:
-                break
-            middle += 1
-        if middle > end or packet_id == NO_ID:
-            break
-        payloads.append(data[middle:end])
-        packet_ids.append(packet_id)
-        at, room = end, room - 1
-    return at
-
-
 # -- the acknowledgements of both directions ------------------------------------------------------------------------
-
-
-def read_pubacks(data: bytes, at: int) -> list[int]:
-    """The packet ids of the PUBACKs that begin at `at` and have nothing but an id, each four bytes long."""
-    found = list[int]()
-    last = len(data) - 4
-    while at <= last and data[at] == PUBACK_FIRST and data[at + 1] == 2:
-        packet_id = data[at + 2] << 8 | data[at + 3]
-        if not packet_id:
-            break
-        found.append(packet_id)
-        at += 4
-    return found
 
 
 ACKS: Final = {packet.PUBACK: 0, packet.PUBREC: 0, packet.PUBREL: 2, packet.PUBCOMP: 0}

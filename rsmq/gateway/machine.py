@@ -6,7 +6,8 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from rsmq.gateway import encode
-from rsmq.gateway.decode import PUBACK_FIRST, decode, read_frame, read_more, read_pubacks
+from rsmq.gateway.burst import PUBACK_FIRST, read_more, read_pubacks
+from rsmq.gateway.decode import decode, read_frame
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.packet import (
     DISCONNECT,
@@ -151,10 +152,10 @@ class Machine:
                 if end < 0:
                     break
                 packet = decode(data[at], data, body, end, self.level)
-                at = end
+                start, at = at, end
                 if type(packet) is Publish and packet.qos == 1 and packet.properties is None and not packet.retain:
                     at = read_more(
-                        packet, data, body, at, self._limits.packet_size, self.level,
+                        packet, data, start, at, self._limits.packet_size, self.level,
                         self._limits.receive_maximum - self._under_way - 1,
                     )  # fmt: skip
                 self._check(packet)

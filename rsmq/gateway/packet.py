@@ -32,6 +32,7 @@ V5: Final = 5
 MOST_PACKET_IDS: Final = 65_535
 LONGEST_NAME: Final = 256
 """Characters of a topic name up to which caches keep it: so their number of names bounds their memory."""
+NO_ID: Final = b"\0\0"
 
 Properties = dict[int, Any]
 """Properties by their identifier. A property that may be repeated has a list."""
@@ -175,7 +176,7 @@ class Publish:
     """A message of a client, or several of QoS 1 that came together and differ in nothing but payload and packet id.
 
     A packet with an alias gets its topic from the machine. `forwarded`: the encoded properties that a receiver gets
-    unchanged, in their order. Only messages without properties and retain flag are joined: see `decode.read_more`.
+    unchanged, in their order. Only messages without properties and retain flag are joined: see `burst.read_more`.
     """
 
     __slots__ = ("dup", "forwarded", "packet_ids", "payloads", "pending", "properties", "qos", "retain", "topic")

@@ -348,6 +348,15 @@ def new_message_id() -> str:
     return str(uuid_utils.uuid7())
 
 
+def new_message_ids(count: int) -> list[str]:
+    """Several of one moment: they differ in their last 32 bits."""
+    first = new_message_id()
+    if count == 1:
+        return [first]
+    front, last = first[:28], int(first[28:], 16) >> 1
+    return [f"{front}{number:08x}" for number in range(last, last + count)]
+
+
 def encode_payload(payload: Any) -> tuple[bytes, str]:
     """A payload as bytes and content type: bytes as they are, str as UTF-8, everything else (models too) as JSON.
 

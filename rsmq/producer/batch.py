@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from rsmq.model.keys import Keys
-from rsmq.model.message import JSON, entry_fields, new_message_id
+from rsmq.model.message import JSON, entry_fields, new_message_ids
 from rsmq.model.message_ref import location
 from rsmq.model.packing import pack_fields
 from rsmq.producer.in_doubt import InDoubt
@@ -77,7 +77,7 @@ class EntryEncoder:
     def entries(self, payloads: Sequence[bytes]) -> tuple[list[str], list[Entry]]:
         """New ids, and the messages as `encode_entry` encodes them."""
         count, packed = 4 + len(self._fields), self._packed
-        ids = [new_message_id() for _ in payloads]
+        ids = new_message_ids(len(payloads))
         return ids, [
             (count, b"$4\r\ndata\r\n$%d\r\n%b\r\n$2\r\nid\r\n$36\r\n%b\r\n%b" % (
                 len(data), data, message_id.encode(), packed
