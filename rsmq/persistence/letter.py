@@ -252,12 +252,19 @@ def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, li
 
 def pack_letter(position: str | bytes, published: str | bytes | int, ttl: str | bytes | int, envelope: bytes) -> bytes:
     """One letter for `pack_letters`. `published` and `ttl` are milliseconds, or empty."""
-    where = position if type(position) is bytes else position.encode()  # type: ignore[union-attr]
-    head = b"\xd9\0" if published in (b"", "") else b"\xd9\7\1" + min(max(0, int(published)), LATEST).to_bytes(6)
+    where = position if type(position) is bytes else str(position).encode()
     left = ttl if type(ttl) is bytes else str(ttl).encode()
     return b"\xd9%c%b%b\xd9%c%b\xdb%b%b" % (
-        len(where), where, head, len(left), left, len(envelope).to_bytes(4), envelope
+        len(where), where, _packed_head(published), len(left), left, len(envelope).to_bytes(4), envelope
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _packed_head(published: str | bytes | int) -> bytes:
+    """The first bytes of a stamp, or nothing. Cached, because messages of one millisecond follow each other."""
+    if published in ("", b""):
+        return b"\xd9\0"
+    return b"\xd9\7%c%b" % (VERSION, min(max(0, int(published)), LATEST).to_bytes(6))
 
 
 def pack_letters(batches: Iterable[tuple[str, Sequence[bytes]]]) -> bytes:
