@@ -36,6 +36,10 @@ from rsmq.testing.server import free_port
 
 ROOT: Final = Path(__file__).parents[1]
 TICKS: Final = os.sysconf("SC_CLK_TCK")
+NO_UVLOOP: Final = """import sys
+
+sys.modules["uvloop"] = None  # as if it were not installed
+"""
 APP: Final = """from rsmq import Broker, Settings
 from rsmq.gateway import Gateway, GatewayOptions
 
@@ -112,21 +116,27 @@ class System:
 
 
 class Rsmq(System):
-    """One gateway on an embedded server with its append-only file."""
+    """One gateway on an embedded server with its append-only file, and with the event loop of asyncio."""
 
-    name, url = "rsmq", ""
+    name, url, head = "rsmq", "", NO_UVLOOP
 
     def another(self) -> System:
-        return type("Second", (Rsmq,), {"url": self.url})(self._stack)
+        return type("Second", (type(self),), {"url": self.url})(self._stack)
 
     def prepare(self) -> None:
         self.url = url = self.url or self._stack.enter_context(server())
-        (self.directory / "app.py").write_text(APP.format(url=url, port=self.port))
+        (self.directory / "app.py").write_text(self.head + APP.format(url=url, port=self.port))
         with redis.Redis.from_url(url, protocol=2) as client:
             self.pids = [0, int(client.info("server")["process_id"])]
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "rsmq", "gateway", "app:gateway"]
+
+
+class RsmqUvloop(Rsmq):
+    """The same with uvloop, which a gateway uses where it is installed."""
+
+    name, head = "rsmq, uvloop", ""
 
 
 class Mosquitto(System):
@@ -166,7 +176,7 @@ class Amqtt(System):
         return [str(Path(self.environment.python).with_name("amqtt")), "-c", str(self.directory / "conf")]
 
 
-SYSTEMS: Final = (Rsmq, Mosquitto, Amqtt)
+SYSTEMS: Final = (Rsmq, RsmqUvloop, Mosquitto, Amqtt)
 
 
 def wait_for_port(port: int, seconds: float = 30) -> None:
@@ -261,7 +271,7 @@ def run(kind: type[System], work: str, options: argparse.Namespace) -> dict[str,
             case "kill":
                 return killed(system, {"count": 5_000})
             case "resume":
-                return resumed(system, {"count": 10_000 if kind is Rsmq else 1_000, "times": 40 // n})
+                return resumed(system, {"count": 10_000 if issubclass(kind, Rsmq) else 1_000, "times": 40 // n})
             case _:
                 return measured(system, "slow", {"clients": many, "seconds": 5 if n == 1 else 2}, 1)
 
