@@ -287,7 +287,7 @@ class ClientConnection:
         both = (keys.session(self.client_id), keys.received(self.client_id))
         received = ReceivedIds(batcher, both, self.epoch, life_ms, known, self.fail)
         self._publishing = Publishing(context, self, received)
-        self._machine.inbound.received.update(known)
+        self._machine.inbound.received.update(dict.fromkeys(known))
         if present:
             self.subscriptions = {each.filter: each for each in found}
             if has_shares(found):
