@@ -354,8 +354,6 @@ async def test_tls_begins_behind_the_header_of_a_load_balancer(
     server: Server, fleet_prefix: str, authority: trustme.CA, tmp_path: Path, loop: str, monkeypatch: Any
 ) -> None:
     """mqtts and wss, of both loops: with a certificate of the client, and its address for the limit."""
-    if loop:
-        pytest.importorskip(loop)
     monkeypatch.setenv("UVLOOP", loop)
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsmq.gateway import encode
-from rsmq.gateway.machine import EARLY_BYTES, Limits, Machine, State
+from rsmq.gateway.machine import EARLY_BYTES, Machine, State
 from rsmq.gateway.packet import Ack, Connect, Packet, Ping, PubAcks, Publish, Reason, Subscribe
 from tests.gateway import packets as p
+from tests.gateway.fuzz import LIMITS, VALID, fuzz_machine
 from tests.gateway.packets import text
-
-LIMITS = Limits(packet_size=1 << 16, receive_maximum=20, topic_aliases=8)
 
 
 def machine(level: int = 5, *, connected: bool = True) -> Machine:
@@ -445,38 +444,10 @@ def test_topic_aliases_are_set_used_and_changed() -> None:
     assert [each.topic for each in found if isinstance(each, Publish)] == ["first", "first", "second", "second"]
 
 
-VALID = [
-    p.publish("a/b", b"payload", 1, 5, 5, raw_props=b"\x01\1\x03\0\1x\x26\0\1a\0\1b\x08\0\1r\x09\0\1z"),
-    p.subscribe([("a/+", 1), ("$share/g/b/#", 2)], 3, 5, b"\x0b\x85\1"), p.unsubscribe(["a/+"], 4, 5),
-    p.ack(4, 5, 0), p.ack(5, 6, 0x10), p.ack(6, 7), p.ack(7, 8, 0x92), p.PING, p.packet(0xE0, b"\4\0"),
-    p.publish("q", b"", 2, 9, 5, retain=True),
-]  # fmt: skip
-CONNECTS = [
-    p.connect("c", 5, raw_props=b"\x11\0\0\0\x0a\x21\0\5", username="u", password=b"p", will=("w", b"x", 1, True),
-              will_props=b"\x18\0\0\0\5"), p.connect("c", 4, username="u"), p.connect("c", 3),
-]  # fmt: skip
-
-
 def test_random_mutations_end_in_a_packet_or_a_refusal() -> None:
     """A fuzzer: whatever comes, the machine returns packets or sets its error, and raises nothing."""
     rng = random.Random(19)
-    refusals = 0
-    for _ in range(20_000):
-        is_first = rng.random() < 0.3
-        data = bytearray(rng.choice(CONNECTS if is_first else VALID))
-        for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(data))
-            action = rng.random()
-            if action < 0.5:
-                data[at] = rng.randrange(256)
-            elif action < 0.75 and len(data) > 1:
-                del data[at]
-            else:
-                data.insert(at, rng.randrange(256))
-        one = machine(rng.choice((3, 4, 5)), connected=not is_first)
-        one.feed(bytes(data))
-        refusals += one.error is not None
-        assert one.held <= len(data)
+    refusals = sum(fuzz_machine(rng, VALID) for _ in range(20_000))
     assert refusals > 5_000
 
 
