@@ -6,12 +6,14 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import anyio
 import pytest
 
 from rsmq import Broker, SessionTaken, Settings
 from rsmq.errors import BrokerUnavailable, ConfigError
+from rsmq.model.keys import Keys
 from rsmq.persistence.letter import PACKET_IDS, packet_id_of
 from rsmq.redis.connector import Client
 from tests.persistence.conftest import Inbox
@@ -40,17 +42,18 @@ async def test_nearly_all_packet_ids_in_use_oldest_letters_make_room(client: Cli
     assert refs[0] == 501
 
 
-async def test_many_letters_a_round_old_are_skipped_in_calls_under_5_ms(client: Client, inbox: Inbox) -> None:
+async def test_letters_a_round_old_cost_an_add_little(client: Client, inbox: Inbox) -> None:
     """3 000 letters of one window stay unacknowledged for a round: adding stays fast, and no id is given twice."""
-    for _ in range(6):
+    for _ in range(5):
         await inbox.add(*["x"] * 500)
-    await inbox.start_at(PACKET_IDS - 200)
 
     async def add() -> None:
         for _ in range(5):
             assert (await inbox.add(*["y"] * 100)) == [100, 0, 0, 0]
 
-    assert min(await durations(client, add)) < 5, "ms"
+    usual = min(await durations(client, add))
+    await inbox.start_at(PACKET_IDS - 200)
+    assert min(await durations(client, add)) < 10 * usual
     refs = await inbox.refs()
     assert len({packet_id_of(seq) for seq in refs}) == len(refs) == 3500
 
@@ -64,21 +67,27 @@ async def hold(inbox: Inbox, count: int) -> str:
     return epoch
 
 
-async def test_3000_open_handshakes_keep_every_call_under_5_ms(client: Client, inbox: Inbox) -> None:
-    """3 000 letters are received but not acknowledged, and no packet id is used twice."""
-    epoch = await hold(inbox, 3000)
+async def test_3000_open_handshakes_cost_a_call_little(client: Client, keys: Keys, inbox: Inbox) -> None:
+    """3 000 letters are received but not acknowledged, and no packet id is used twice. Beside an inbox without them."""
+    usual = Inbox(client, keys, "usual")
+    epochs = {usual: (await usual.open())[0], inbox: await hold(inbox, 3000)}
+    for _ in range(6):
+        await usual.add(*["x"] * 500)
     await inbox.start_at(PACKET_IDS - 200)
 
-    async def add() -> None:
-        for _ in range(5):
-            assert (await inbox.add(*["y"] * 100))[0] == 100
+    async def add(to: Inbox) -> None:
+        assert (await to.add(*["y"] * 100))[0] == 100
 
-    async def page() -> None:
-        assert len(await inbox.letters(epoch, after=2800, count=200)) == 200
+    async def page(of: Inbox) -> None:
+        assert len(await of.letters(epochs[of], after=2800 if of is inbox else 0, count=200)) == 200
 
     # the same calls several times, the best counts: another process in between is not the server's work
-    assert min(await durations(client, add)) < 5, "ms"
-    assert min([max(await durations(client, page)) for _ in range(10)]) < 5, "ms"
+    for call in (add, page):
+        await call(usual)  # the first one only loads the script
+        best = {
+            each: min([max(await durations(client, partial(call, each))) for _ in range(5)]) for each in (usual, inbox)
+        }
+        assert best[inbox] < 10 * best[usual], f"{call.__name__}: {best}"
     refs = await inbox.refs()
     assert len({packet_id_of(seq) for seq in refs}) == len(refs) == 3500
 
