@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from rsmq.errors import ConfigError
+from rsmq.handler.filled import are_simple, filled
 from rsmq.handler.retry import BatchRolledBack
 from rsmq.handler.service import Service
 from rsmq.handler.signature import annotations_of, is_coroutine_function
@@ -46,7 +47,10 @@ def with_dependencies(function: Callable[..., Any], title: str, *, is_batch: boo
     names = [each.name for each in own if _is_filled(each)]
     if is_batch and any(getattr(each, "commits", False) for each in services):
         function = _all_or_none(function)
-    wrapper = functools.wraps(function)(_caller(function, _inject(function, title), names, holder, aliases))
+    injected = _inject(function, title)
+    if are_simple(function, wanted, {*names, *aliases}):
+        injected = _unless_overridden(filled(function, wanted), injected)
+    wrapper = functools.wraps(function)(_caller(function, injected, names, holder, aliases))
     wrapper.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     wrapper.services = tuple(services)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {each.name: hints[each.name] for each in own if each.name in hints}
@@ -141,6 +145,13 @@ def _inject(function: Callable[..., Any], title: str) -> Callable[..., Any]:
         return inject(function, cast=False, cast_result=False)
     except AssertionError as error:
         raise ConfigError(f"handler {title}: {error}: make the handler async def, or the dependency plain") from None
+
+
+def _unless_overridden(function: Callable[..., Any], injected: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, and `injected` while a test overrides dependencies."""
+    from fast_depends import dependency_provider
+
+    return lambda **values: (injected if dependency_provider.overrides else function)(**values)
 
 
 def _all_or_none(function: Callable[..., Any]) -> Callable[..., Any]:

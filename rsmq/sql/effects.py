@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -50,7 +51,8 @@ class Effects(HandledMessages):
             self.session = self._plain_session
 
     async def _async_session(self, work: Message | list[Message] = None) -> AsyncIterator[AsyncSession]:  # type: ignore[assignment]
-        async with self._new_session() as session:
+        session = self._new_session()
+        try:
             with self._guarded(session.sync_session, work) as transaction:
                 if transaction.is_redelivered:
                     await session.run_sync(lambda each: transaction.skip_handled(connection_of(each)))
@@ -61,6 +63,11 @@ class Effects(HandledMessages):
                 except DBAPIError as error:
                     if not (transaction.is_in_doubt(error) and await self.has_committed(transaction.marks[0])):
                         raise
+        finally:
+            if session.sync_session.in_transaction():
+                await session.__aexit__(*sys.exc_info())  # in a task of its own, which a cancellation does not end
+            else:
+                session.sync_session.close()  # sends nothing
 
     def _plain_session(self, work: Message | list[Message] = None) -> Iterator[Session]:  # type: ignore[assignment]
         with self._new_session() as session, self._guarded(session, work) as transaction:
@@ -172,6 +179,9 @@ class Transaction(MarkedWork):
         session.commit()
 
 
+INTO_HANDLED: Final = HANDLED.insert()
+
+
 def connection_of(session: Session) -> Connection:
     """The connection of the session on which rsmq's tables are."""
-    return session.connection(bind_arguments={"clause": HANDLED.insert()})
+    return session.connection(bind_arguments={"clause": INTO_HANDLED})

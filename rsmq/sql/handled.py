@@ -16,7 +16,8 @@ from rsmq.model.message import Message
 from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database
-from rsmq.sql.marks import KEPT, Mark, already, delete_marks, handled_of, lanes, write_mark, write_marks
+from rsmq.sql.mark import Mark, marks_of
+from rsmq.sql.marks import KEPT, already, delete_marks, handled_of, lanes, write_mark, write_marks
 from rsmq.sql.settled_floor import settled_floor
 
 log = logging.getLogger("rsmq.effects")
@@ -33,7 +34,7 @@ class MarkedWork:
     def __init__(self, work: Message | list[Message] | None, name: str) -> None:
         self.name, self.is_batch = name, isinstance(work, list)
         self.messages = messages_of(work, name)
-        self.marks = [Mark.of(message) for message in self.messages]
+        self.marks = marks_of(self.messages)
 
     @property
     def is_redelivered(self) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import fastapi
 import pytest
 from fast_depends import Depends, dependency_provider
+from fast_depends.core import CallModel
 
 from rsmq import Broker, ConfigError, Message, Settings
+from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.handler import build_handler
+from rsmq.model.message import MessageOrigin
 from rsmq.testing import Harness
 
 STORY: list[Any] = []
@@ -205,3 +209,121 @@ def test_impossible_dependency_is_refused(function: Any, options: dict[str, Any]
     """The error comes when the handler is registered."""
     with pytest.raises(ConfigError, match=problem):
         build_handler(function, "t", group="g", **options)
+
+
+def traced(name: str) -> Any:
+    """A dependency that tells when it is opened and closed."""
+
+    async def dependency(message: Message) -> AsyncIterator[str]:
+        STORY.append(f"open {name}")
+        try:
+            yield f"{name} of {message.payload}"
+        finally:
+            STORY.append(f"close {name}")
+
+    return dependency
+
+
+def plain_traced(order: int) -> Iterator[str]:
+    """The same for plain functions, by the payload."""
+    STORY.append("open")
+    try:
+        yield f"of {order}"
+    finally:
+        STORY.append("close")
+
+
+FIRST, SECOND, COUNT = traced("first"), traced("second"), iter(range(100))
+
+
+async def number(order: int) -> int:
+    """An async dependency without cleanup."""
+    return order + 1
+
+
+async def counted(message: Message) -> int:
+    """Another value at each call."""
+    return next(COUNT)
+
+
+async def swallowing(message: Message) -> AsyncIterator[None]:
+    """A dependency that hides errors of the handler."""
+    with suppress(ValueError):
+        yield
+
+
+def message_of(payload: int) -> Message:
+    """A message as a worker has it."""
+    message = Message(MessageOrigin("t", 0, "g"), b"5-0", [b"data", b"5"])
+    message.payload = payload
+    return message
+
+
+async def test_simple_dependencies_are_filled_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, and closed in the other one, also after an error."""
+
+    async def handle(
+        order: int,
+        one: Annotated[str, Depends(FIRST)],
+        two: Annotated[str, Depends(SECOND)],
+        three: Annotated[int, Depends(number)],
+    ) -> str:
+        STORY.append((one, two, three))
+        if order < 0:
+            raise ValueError("negative")
+        return "done"
+
+    monkeypatch.setattr(CallModel, "asolve", None)
+    call = with_dependencies(handle, "t/g", is_batch=False)
+    expected = ["open first", "open second", ("first of 7", "second of 7", 8), "close second", "close first"]
+    assert await call(7, message_of(7)) == "done"
+    assert expected == STORY
+    with pytest.raises(ValueError, match="negative"):
+        await call(-7, message_of(-7))
+    assert STORY[-2:] == ["close second", "close first"]
+
+
+def test_simple_dependency_of_a_plain_function_is_filled_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the payload alone; the handler can have it by position."""
+
+    def handle(order: int, db: Annotated[str, Depends(plain_traced)]) -> None:
+        STORY.append(db)
+
+    monkeypatch.setattr(CallModel, "solve", None)
+    with_dependencies(handle, "t/g", is_batch=False)(7)
+    assert STORY == ["open", "of 7", "close"]
+
+
+async def test_simple_dependency_can_be_overridden_in_a_test() -> None:
+    """Also after its handler was registered, and only for that time."""
+
+    async def handle(order: int, one: Annotated[int, Depends(number)]) -> int:
+        return one
+
+    call = with_dependencies(handle, "t/g", is_batch=False)
+    dependency_provider.override(number, lambda: 100)
+    assert await call(7) == 100
+    dependency_provider.clear()
+    assert await call(7) == 8
+
+
+async def test_dependency_of_two_parameters_is_called_once() -> None:
+    """As fast-depends does."""
+
+    async def handle(
+        order: int, one: Annotated[int, Depends(counted)], two: Annotated[int, Depends(counted)]
+    ) -> tuple[int, int]:
+        return one, two
+
+    one, two = await with_dependencies(handle, "t/g", is_batch=False)(7, message_of(7))
+    assert one == two
+
+
+async def test_dependency_that_swallows_an_error_fails_the_message() -> None:
+    """It would be settled as if it was handled."""
+
+    async def handle(order: int, one: Annotated[None, Depends(swallowing)]) -> None:
+        raise ValueError
+
+    with pytest.raises(RuntimeError, match="dependency for 'one' has swallowed an error of the handler"):
+        await with_dependencies(handle, "t/g", is_batch=False)(7, message_of(7))

@@ -13,7 +13,8 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, 
 from sqlalchemy.orm import Session
 
 from rsmq.sql import Outbox, metadata, read_status
-from rsmq.sql.marks import Mark, write_mark
+from rsmq.sql.mark import Mark
+from rsmq.sql.marks import write_mark
 from tests.sql.conftest import new_url
 
 ENVIRONMENT = """

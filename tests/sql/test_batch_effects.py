@@ -1,13 +1,13 @@
 """Effects in batch handlers: one transaction for a batch, and each message commits once all the same."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Annotated, Any
 
+import anyio
 import pytest
 from fast_depends import Depends
 from sqlalchemy import Engine, func, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from tenacity import wait_fixed
 
@@ -16,7 +16,8 @@ from rsmq.errors import StaleEpoch
 from rsmq.handler.retry import AlreadyHandled
 from rsmq.sql import Effects
 from rsmq.sql.effects import Transaction
-from rsmq.sql.marks import Mark, handled_of, write_mark, write_marks
+from rsmq.sql.mark import Mark, marks_of
+from rsmq.sql.marks import handled_of, write_mark, write_marks
 from rsmq.sql.tables import HANDLED
 from rsmq.testing import Harness
 from tests.patience import until
@@ -170,7 +171,7 @@ async def test_marks_are_found_at_the_end_too(pg_bulk: Bulk) -> None:
 
     async def mark_some(messages: list[Message]) -> Outcomes:
         if not marked:
-            marked.extend(Mark.of(message) for message in messages if message.payload in (2, 4))
+            marked.extend(marks_of(message for message in messages if message.payload in (2, 4)))
             async with pg_bulk.engine.begin() as connection:
                 assert await connection.run_sync(write_marks, marked) == {}
         return None
@@ -187,7 +188,7 @@ async def test_a_zombie_commits_nothing_of_a_batch(pg_bulk: Bulk) -> None:
         if messages[0].attempt == 1:
             async with pg_bulk.engine.begin() as connection:
                 await connection.run_sync(
-                    write_mark, replace(Mark.of(messages[0]), id_ms=1, epoch=messages[0].fence + 1)
+                    write_mark, marks_of(messages[:1])[0]._replace(id_ms=1, epoch=messages[0].fence + 1)
                 )
         return None
 
@@ -205,10 +206,10 @@ def test_marks_of_a_batch_on_each_database(sync_engine: Engine) -> None:
     with sync_engine.begin() as connection:
         assert write_marks(connection, MARKS[:3]) == {}
         assert handled_of(connection, MARKS) == set(MARKS[:3])
-        assert handled_of(connection, [replace(MARKS[0], message_id="another")]) == set()
+        assert handled_of(connection, [MARKS[0]._replace(message_id="another")]) == set()
         refused = write_marks(connection, MARKS[1:])
         assert {mark: type(error) for mark, error in refused.items()} == dict.fromkeys(MARKS[1:3], AlreadyHandled)
-        late = [replace(mark, id_ms=6, epoch=6) for mark in MARKS if mark.partition_number]
+        late = [mark._replace(id_ms=6, epoch=6) for mark in MARKS if mark.partition_number]
         refused = write_marks(connection, late)
         assert {mark: type(error) for mark, error in refused.items()} == dict.fromkeys(late, StaleEpoch)
 
@@ -257,3 +258,47 @@ async def test_the_test_kit_shows_the_last_outcome_of_each_message(pg_bulk: Bulk
         await harness.handle()
         found = [(await harness.outcomes("orders", message_id))[0] for message_id in ids]
     assert [(outcome.status, len(outcome.runs)) for outcome in found] == [("done", 1)] * 3 + [("dead", 1), ("done", 1)]
+
+
+LANE = [Mark("billing", "orders", 0, 5, number, 0, f"id-{number}", 7) for number in range(30)]
+
+
+async def test_many_marks_of_which_one_is_there_are_all_but_that_written(pg: AsyncEngine) -> None:
+    """They are inserted at once, and one by one only if that fails; another message with a stream id takes it over."""
+    async with pg.begin() as connection:
+        await connection.run_sync(write_marks, [LANE[3], LANE[8]._replace(message_id="lost")])
+    async with pg.begin() as connection:
+        await connection.execute(CREATE)  # the transaction has begun
+        refused = await connection.run_sync(write_marks, LANE)
+        assert {mark: type(error) for mark, error in refused.items()} == {LANE[3]: AlreadyHandled}
+        assert await connection.run_sync(handled_of, LANE) == set(LANE)
+    async with pg.begin() as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM invoice")) == 0, "what came before is committed"
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_many_marks_wait_for_a_transaction_that_has_one_of_them(pg: AsyncEngine, ends: str) -> None:
+    """Such as that of an earlier owner, which is about to commit."""
+    found = dict[Mark, Exception]()
+
+    async def write_batch() -> None:
+        async with pg.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+            found.update(await connection.run_sync(write_marks, LANE))
+            await connection.rollback()
+
+    async with pg.connect() as first, pg.connect() as watcher:
+        await first.run_sync(write_mark, LANE[5])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write_batch)
+            await until(lambda: is_waiting(watcher), "the batch waits")
+            await getattr(first, ends)()
+    assert list(found) == ([LANE[5]] if ends == "commit" else [])
+
+
+async def is_waiting(connection: AsyncConnection) -> bool:
+    """Whether a transaction of the database waits for another one."""
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = :event")
+    found = await connection.scalar(waiting, {"event": "transactionid"})
+    await connection.rollback()
+    return bool(found)

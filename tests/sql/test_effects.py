@@ -20,7 +20,8 @@ from rsmq.model.clock import now_ms
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql import Effects, Outbox
 from rsmq.sql.effects import Transaction
-from rsmq.sql.marks import Mark, write_mark
+from rsmq.sql.mark import Mark, marks_of
+from rsmq.sql.marks import write_mark
 from rsmq.sql.tables import FENCE, HANDLED
 from tests.patience import until
 from tests.sql.databases import Postgres
@@ -155,7 +156,7 @@ async def test_a_zombie_cannot_commit(pg_billing: Billing) -> None:
         seen.append(message)
         if message.attempt == 1:
             async with billing.engine.begin() as connection:
-                mark = replace(Mark.of(message), id_ms=1, epoch=message.fence + 1)
+                mark = marks_of([message])[0]._replace(id_ms=1, epoch=message.fence + 1)
                 await connection.run_sync(write_mark, mark)
 
     billing.before_end = raise_fence
@@ -195,7 +196,7 @@ async def test_a_refused_handler_that_has_written_nothing_leaves_no_mark(pg_bill
         seen.append(message)
         if message.attempt == 1:
             async with billing.engine.begin() as connection:
-                await connection.run_sync(write_mark, replace(Mark.of(message), id_ms=1, epoch=message.fence + 1))
+                await connection.run_sync(write_mark, marks_of([message])[0]._replace(id_ms=1, epoch=message.fence + 1))
 
     async with billing.broker.running():
         await billing.broker.publish("idle", 1)
@@ -327,12 +328,12 @@ async def test_another_message_under_the_same_stream_id_is_handled(engine: Async
         await connection.run_sync(write_mark, mark)
         with pytest.raises(AlreadyHandled):
             await connection.run_sync(write_mark, mark)
-        await connection.run_sync(write_mark, replace(mark, message_id="second"))
+        await connection.run_sync(write_mark, mark._replace(message_id="second"))
         with pytest.raises(AlreadyHandled):
-            await connection.run_sync(write_mark, replace(mark, message_id="second"))
-        await connection.run_sync(write_mark, replace(mark, run=1))
+            await connection.run_sync(write_mark, mark._replace(message_id="second"))
+        await connection.run_sync(write_mark, mark._replace(run=1))
         with pytest.raises(StaleEpoch, match="is rolled back"):
-            await connection.run_sync(write_mark, replace(mark, id_ms=6, epoch=6))
+            await connection.run_sync(write_mark, mark._replace(id_ms=6, epoch=6))
 
 
 async def test_plain_functions_have_plain_sessions(sync_engine: Engine, broker: Broker) -> None:
