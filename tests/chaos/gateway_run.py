@@ -147,6 +147,21 @@ class GatewayRun(ScenarioRun):
         await self.until(is_over, "messages are received again", seconds)
         self.recovered = max(self.recovered, time.monotonic() - since)
 
+    async def published(self) -> None:
+        """Wait until everything is acknowledged."""
+        await asyncio.gather(*self._tasks[len(self.subscribers) :])
+
+    async def stored(self) -> tuple[set[Name], set[Name]]:
+        """The messages that the topic has, and those that the server has lost."""
+        found = set[Name]()
+        for number in range((await self._found_topic()).partitions):
+            for _, fields in await self.broker.client.execute_command(
+                "XRANGE", self.broker.keys.stream(TOPIC, number), "-", "+"
+            ):
+                order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
+                found.add((order["key"], order["n"]))
+        return found, set[Name]().union(*self._names.values()) - found
+
     # -- the end ---------------------------------------------------------------------------------------------------
 
     async def judge(self) -> Verdict:

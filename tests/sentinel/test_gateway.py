@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from tests.chaos.checker import Name, disorder
 from tests.chaos.gateway_run import GatewayRun
-from tests.chaos.worker import TOPIC
 from tests.patience import until
 from tests.sentinel.sentinels import Sentinels
 
@@ -54,18 +52,6 @@ async def test_gateways_are_killed_and_the_master_is_replaced(tmp_path: Path) ->
         await asyncio.to_thread(sentinels.__exit__, None, None, None)
 
 
-async def stored(run: GatewayRun) -> set[Name]:
-    """The messages that the topic has."""
-    found = set[Name]()
-    for number in range((await run._found_topic()).partitions):
-        for _, fields in await run.broker.client.execute_command(
-            "XRANGE", run.broker.keys.stream(TOPIC, number), "-", "+"
-        ):
-            order = json.loads(dict(zip(fields[::2], fields[1::2], strict=True))[b"data"])
-            found.add((order["key"], order["n"]))
-    return found
-
-
 async def test_a_master_is_killed_under_gateways(tmp_path: Path) -> None:
     """No handover: what it had not replicated is lost. All that the next master has arrives, and sessions go on.
 
@@ -80,7 +66,6 @@ async def test_a_master_is_killed_under_gateways(tmp_path: Path) -> None:
             count = 150
             await run.publish_all(count)
             readers = list(run.subscribers.values())
-            publishing = run._tasks[len(readers) :]
             for turn in range(2):
                 await run.reaches(count * (turn + 1))
                 before = sentinels.master_port()
@@ -89,9 +74,8 @@ async def test_a_master_is_killed_under_gateways(tmp_path: Path) -> None:
                 await until(lambda before=before: sentinels.master_port() not in (0, before), "another one is named")
                 await asyncio.to_thread(victim.start)
                 await until(sentinels.is_whole, "both others are its replicas")
-            await asyncio.gather(*publishing)  # everything is acknowledged
-            names = await stored(run)
-            lost = {(f"q{qos}-{k}", n) for qos in (1, 2) for k in (0, 1) for n in range(count)} - names
+            await run.published()
+            names, lost = await run.stored()
 
             def are_there(seen: set[Name]) -> bool:
                 return names <= seen
