@@ -69,6 +69,7 @@ class Row:
 
 SINGLE: Final = "single handler, own messages"
 LONG: Final = "bare, 200 000 messages"
+WORKING: Final = "single handler, 50 µs of work"
 XADD: Final = "XADD in pipelines of 100"
 WITH_KEY: Final = "bare, foreign messages with a key"
 FOREIGN: Final = "bare, foreign messages"
@@ -85,6 +86,11 @@ ROWS: Final = (
     Row("single handler, a rate by a function of the message", "by-name", base=SINGLE, goal=1.02),
     Row("single handler, one rate over the group", "over-group", base=SINGLE, goal=1.02),
     Row("single handler, `group_concurrency`", "at-once", base=SINGLE, goal=1.02),
+    Row(WORKING, "working", base=""),
+    Row("50 µs of work, a rate by key", "working-by-key", base=WORKING, goal=1.02),
+    Row("50 µs of work, a rate by a function of the message", "working-by-name", base=WORKING, goal=1.02),
+    Row("50 µs of work, one rate over the group", "working-over-group", base=WORKING, goal=1.02),
+    Row("50 µs of work, `group_concurrency`", "working-at-once", base=WORKING, goal=1.02),
     Row("batch handler, own messages", "batch", goal=0.6),
     Row("batch handler, foreign messages with a key", "batch", "key", base=WITH_KEY, goal=0.6),
     Row("batch handler, foreign messages", "batch", "data", base=FOREIGN, goal=0.6),
@@ -103,6 +109,11 @@ WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {
     "by-name": partial(work.consume, kind=work.single, **work.BY_NAME),
     "over-group": partial(work.consume, kind=work.single, **work.OVER_GROUP),
     "at-once": partial(work.consume, kind=work.single, **work.AT_ONCE),
+    "working": partial(work.consume, kind=work.working),
+    "working-by-key": partial(work.consume, kind=work.working, **work.BY_KEY),
+    "working-by-name": partial(work.consume, kind=work.working, **work.BY_NAME),
+    "working-over-group": partial(work.consume, kind=work.working, **work.OVER_GROUP),
+    "working-at-once": partial(work.consume, kind=work.working, **work.AT_ONCE),
 }
 
 
@@ -112,7 +123,7 @@ async def measure(row: Row, load: Load) -> Cost:
     if row.side == "server":
         load = replace(load, prefix=f"{load.prefix}-{token_hex(4)}")
     try:
-        return await WORK[row.work](load, Meter(client, OURS if row.base else BY_HAND))
+        return await WORK[row.work](load, Meter(client, OURS if row.base or row.name == WORKING else BY_HAND))
     finally:
         if row.side == "server":
             await remove_prefix(client, load.prefix)

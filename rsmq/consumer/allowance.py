@@ -17,11 +17,11 @@ SPARE: Final = 16
 
 @dataclass(slots=True)
 class Question:
-    """One call: how many starts the member still holds and wants, and when it has used the others."""
+    """One call: how many starts the member still holds and wants, and when it has used how many others."""
 
     kept: int
     wanted: int
-    used: list[float]
+    used: list[tuple[float, int]]
     sent: float
 
 
@@ -37,7 +37,7 @@ class Allowance:
 
     def __init__(self) -> None:
         self._blocks: list[tuple[float, int]] = []
-        self._used: list[float] = []
+        self._used: list[tuple[float, int]] = []
         self.end = 0.0
         self.pending = self.losses = 0
         self.recent = 0
@@ -55,23 +55,29 @@ class Allowance:
         """Whether there is nothing to say to the server."""
         return not (self._blocks or self._used or self.pending or self.recent)
 
-    def take(self, now: float) -> bool:
-        """Use one now, if there is one. `note` or `set_aside` must follow."""
-        blocks = self._blocks
-        if not blocks or now >= self.end:
-            return False
-        begin, number = blocks[0]
-        if now < begin:
-            return False
-        if number > 1:
-            blocks[0] = (begin, number - 1)
-        else:
-            del blocks[0]
-        return True
+    def take(self, now: float, most: int = 1) -> int:
+        """Use up to so many now, as far as there are some. Returns how many: `note`, or `put_back`, must follow."""
+        blocks, taken = self._blocks, 0
+        while taken < most and blocks and blocks[0][0] <= now < self.end:
+            begin, number = blocks[0]
+            part = min(number, most - taken)
+            taken += part
+            if number > part:
+                blocks[0] = (begin, number - part)
+            else:
+                del blocks[0]
+        return taken
 
-    def note(self, now: float) -> None:
+    def put_back(self, now: float, number: int) -> None:
+        """So many that were taken now are not used."""
+        if self._blocks and self._blocks[0][0] <= now:
+            begin, others = self._blocks.pop(0)
+            now, number = begin, others + number
+        self._blocks.insert(0, (now, number))
+
+    def note(self, now: float, number: int = 1) -> None:
         """What was taken is used now."""
-        self._used.append(now)
+        self._used.append((now, number))
 
     def usable(self, now: float) -> int:
         """How many may be used now."""
@@ -87,7 +93,7 @@ class Allowance:
         What is not needed soon is given back now, so it must not be used any more. A member whose handlers are slow
         asks for no more than they can use, however much waits.
         """
-        self.recent = len(self._used)
+        self.recent = sum(number for _, number in self._used)
         need = min(waiting, max(calls, 4 * self.recent)) + 2 * self.recent
         if not self.is_short and need:
             need += limit // SPARE
@@ -124,7 +130,9 @@ class Allowance:
         return f"<Allowance {self.held} held, {self.pending} pending>"
 
 
-def ages(used: Sequence[float], now: float, step: float) -> list[int]:
+def ages(used: Sequence[tuple[float, int]], now: float, step: float) -> list[int]:
     """Uses as pairs of age in ms and number, as the script reads them: in steps of so many seconds, never older."""
-    rounded = Counter(int((now - at) / step) for at in used)
+    rounded = Counter[int]()
+    for at, number in used:
+        rounded[int((now - at) / step)] += number
     return [part for steps, number in rounded.items() for part in (int(steps * step * 1000), number)]

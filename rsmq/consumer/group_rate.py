@@ -13,8 +13,8 @@ import anyio
 from rsmq.consumer.allowance import AHEAD, HOLD_MS, Allowance, ages
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.limits import Admits
 from rsmq.consumer.queue import Queue
+from rsmq.consumer.raw_entries import RawEntries
 from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.clock import monotonic
@@ -27,6 +27,8 @@ log = logging.getLogger("rsmq.rate")
 SHORTEST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.25
 """Seconds between two calls for a name that is in use: an eighth of the time of the rate."""
+KINDS: Final = frozenset({str, type(None)})
+"""What the function of a rate returns nearly always. Anything else becomes text."""
 
 Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
 
@@ -100,23 +102,41 @@ class GroupRate:
             allowance.note(now)
         return True
 
-    def admits(self, lane: Lane) -> Admits:
-        """For raw entries of a lane: the same, but what may not start is not noted."""
-        shares = self._shares
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The same for raw entries. One that waits is not noted."""
+        names, taken, is_held = self._names(raw, most), dict[str, int](), False
+        for name, number in Counter(names).items():
+            share = None if name is None else self._shares.get(name)
+            if name is not None:
+                # a call starts until `end`
+                taken[name] = 0 if share is None or end >= share.allowance.end else share.allowance.take(now, number)
+                is_held = is_held or taken[name] < number
+        if is_held:  # the names before the first one that has to wait
+            left, count = Counter(taken), 0
+            for name in names:
+                if name is not None:
+                    if not left[name]:
+                        break
+                    left[name] -= 1
+                count += 1
+            for name, number in left.items():
+                if number:
+                    self._shares[name].allowance.put_back(now, number)
+            names = names[:count]
+        return names, is_held
 
-        def admits(entry_id: bytes, fields: list[bytes], message: Message | None, now: float) -> bool:
-            name = self._name(message or Message(lane, entry_id, fields))
-            if name is None:
-                return True
-            share = shares.get(name)
-            if share is None or not share.allowance.take(now):
-                return False
-            if share.waiting and not share.allowance.held:
-                self._call_soon(share)
-            share.allowance.note(now)
-            return True
-
-        return admits
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started: the others do not."""
+        now = monotonic()
+        for name, count in Counter(admitted[:number]).items():
+            if name is not None:
+                share = self._shares[name]
+                share.allowance.note(now, count)
+                if share.waiting and not share.allowance.held:
+                    self._call_soon(share)
+        for name, count in Counter(admitted[number:]).items():
+            if name is not None:
+                self._shares[name].allowance.put_back(now, count)
 
     async def starts_late(self, message: Message, _lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server."""
@@ -148,6 +168,15 @@ class GroupRate:
     def waiting(self, _lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages of which name wait for it, without those behind them. May be called from any thread."""
         return Counter({share.name: len(share.waiting) for share in list(self._shares.values()) if share.waiting})
+
+    def _names(self, raw: RawEntries, most: int) -> list[str | None]:
+        """The names of the first of some raw entries."""
+        messages = [raw.message(*entry) for entry in raw.entries[:most]]
+        try:
+            names = list(map(self._function, messages))
+        except Exception:
+            return list(map(self._name, messages))
+        return names if KINDS.issuperset(map(type, names)) else [None if name is None else str(name) for name in names]
 
     def _name(self, message: Message) -> str | None:
         """What the rate is counted by. If the function fails, all such messages have one rate."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rsmq.consumer.key_windows import KeyWindows
 from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.clock import monotonic
@@ -85,7 +86,7 @@ class Lane:
         self.waiting: dict[bytes, deque[Message]] = {}
         self.parked: dict[bytes, Message] = {}
         self.held: dict[bytes | str, Message] = {}
-        self.windows: dict[bytes, deque[float]] = {}
+        self.windows: KeyWindows | None = None
         self.asking: set[bytes] = set()
         self.cancels: set[bytes] = set()
         self.untimed: set[bytes] = set()  # parked, and their timers wait for the server

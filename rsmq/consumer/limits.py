@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
+from rsmq.consumer.key_windows import KeyWindows
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.raw_entries import key_of
+from rsmq.consumer.raw_entries import RawEntries, key_of
 from rsmq.handler.rate_limit import Rate, Window
 from rsmq.heartbeat.assignment import quotas
 from rsmq.model.clock import ServerClock, monotonic
@@ -20,8 +21,6 @@ SHORTEST_PAUSE: Final = 0.001
 LONGEST_PAUSE: Final = 1.0
 """Seconds: when members leave, the share of the others grows before the window opens."""
 
-FEWEST_KEYS: Final = 1000
-"""Keys of a lane whose times are kept before the first look for those that are over."""
 MOST_CARRIED: Final = 10_000
 """Keys that a handover takes along."""
 CLOCK_MARGIN: Final = 0.02
@@ -37,18 +36,18 @@ def call_quotas(limit: int, members: Sequence[str], salt: str) -> dict[str, int]
     return quotas(limit, dict.fromkeys(members, 1.0), f"{salt}/calls")
 
 
-Admits = Callable[[bytes, list[bytes], Message | None, float], bool]
-"""Whether an entry may start now. If so, it counts. It is plain, or its message is given."""
-
-
 class MessageRate(Protocol):
     """A rate that tells messages apart: each has its own answer."""
 
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now, which counts it. If not, the queue gets it back by `let_go`."""
 
-    def admits(self, lane: Lane) -> Admits:
-        """For raw entries of a lane: the same, but what may not start is not noted."""
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The key or name of each raw entry, from the first, that may start now, and until `end`. And whether the one
+        after them has to wait. `most` are asked for. `started` must follow."""
+
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started: the others do not."""
 
     async def starts_late(self, message: Message, lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server."""
@@ -103,53 +102,45 @@ class KeyRate:
 
     def __init__(self, rate: Rate, clock: ServerClock, on_open: Callable[[Message, Lane], Any]) -> None:
         self._limit, self._seconds, self._clock, self._on_open = rate.limit, rate.per.total_seconds(), clock, on_open
-        self._most = FEWEST_KEYS
+
+    def _windows(self, lane: Lane) -> KeyWindows:
+        if lane.windows is None:
+            lane.windows = KeyWindows(self._limit, self._seconds)
+        return lane.windows
 
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now, which counts it. If not, `on_open` is called when it may be tried again."""
         key = message.routing_key
         if key is None:
             return True
-        now, window = monotonic(), lane.windows.get(key)
-        if window is None:
-            if len(lane.windows) >= self._most:
-                self._forget(lane, now)
-            window = lane.windows[key] = deque(maxlen=self._limit)
-        elif len(window) == self._limit and (wait := window[0] + self._seconds - now) > 0:
-            asyncio.get_running_loop().call_later(max(SHORTEST_PAUSE, wait), self._on_open, message, lane)
-            return False
-        window.append(now)  # the oldest of `limit` starts leaves
-        return True
-
-    def admits(self, lane: Lane) -> Admits:
-        """For raw entries of a lane: the same, but what may not start is not noted. Nearly all messages come here."""
-        if len(lane.windows) >= self._most:
-            self._forget(lane, monotonic())
-        windows, limit, seconds = lane.windows, self._limit, self._seconds
-
-        def admits(_: bytes, fields: list[bytes], message: Message | None, now: float) -> bool:
-            key = (fields[5] if len(fields) == 6 else key_of(fields)) if message is None else message.routing_key
-            if key is None:
-                return True
-            window = windows.get(key)
-            if window is None:
-                window = windows[key] = deque(maxlen=limit)
-            elif len(window) == limit and window[0] + seconds > now:
-                return False
-            window.append(now)
+        now, windows = monotonic(), lane.windows or self._windows(lane)
+        if windows.admit((key,), now, now):
             return True
+        pause = max(SHORTEST_PAUSE, windows.wait(key, now))
+        asyncio.get_running_loop().call_later(pause, self._on_open, message, lane)
+        return False
 
-        return admits
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The same for raw entries. They count as started at `end`."""
+        page, made = raw.entries[:most], raw.made
+        keys = [fields[5] if len(fields) == 6 else key_of(fields) for _, fields in page]
+        if made:
+            for at, (entry_id, _) in enumerate(page):
+                if entry_id in made:
+                    keys[at] = made[entry_id].routing_key
+        number = self._windows(raw.origin).admit(keys, now, end)
+        return keys[:number], number < len(keys)
+
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started: the others do not."""
+        if number < len(admitted):
+            self._windows(raw.origin).give_back(admitted[number:])
 
     async def starts_late(self, message: Message, lane: Lane) -> None:
         """A message that was counted starts only now: it waited for the server. Its key has started no other since."""
         key = message.routing_key
-        if key is None:
-            return
-        window = lane.windows.setdefault(key, deque(maxlen=self._limit))  # it may have been forgotten meanwhile
-        if window:
-            window.pop()
-        window.append(monotonic())
+        if key is not None:
+            self._windows(lane).move_last(key, monotonic())
 
     def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages of which key wait for it. May be called from any thread."""
@@ -161,31 +152,24 @@ class KeyRate:
     def forget(self, message: Message) -> None:
         """It counts all the same: the times of a key are only starts that were possible."""
 
-    def _forget(self, lane: Lane, now: float) -> None:
-        """Forget the keys whose last start is over: what is kept grows with the keys of one time `per` only."""
-        open_ones = {key: each for key, each in lane.windows.items() if self._is_open(each, now)}
-        lane.windows = open_ones
-        self._most = max(FEWEST_KEYS, 2 * len(open_ones))
-
-    def _is_open(self, window: deque[float], now: float) -> bool:
-        return window[-1] > now - self._seconds
-
     def pack(self, lane: Lane) -> str:
         """The starts that still count, by the server's clock and not too early, for the next owner; empty for none."""
         now, ahead = monotonic(), self._clock.now_ms() + round(1000 * self._clock.behind)
-        open_ones = {key: each for key, each in lane.windows.items() if self._is_open(each, now)}
         starts = {
-            key.decode("latin-1"): [ahead + round(1000 * (at - now)) for at in window]
-            for key, window in list(open_ones.items())[-MOST_CARRIED:]
+            key.decode("latin-1"): [ahead + round(1000 * (at - now)) for at in times]
+            for key, times in list(self._windows(lane).open_ones(now).items())[-MOST_CARRIED:]
         }
         return json.dumps(starts) if starts else ""
 
     def unpack(self, lane: Lane, text: bytes) -> None:
         """Take over what the last owner has packed."""
         now, ahead = monotonic(), self._clock.now_ms()
-        for key, starts in json.loads(text).items():
-            moments = [min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN) for at in starts]
-            lane.windows[key.encode("latin-1")] = deque(moments, maxlen=self._limit)
+        self._windows(lane).restore(
+            {
+                key.encode("latin-1"): [min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN) for at in starts]
+                for key, starts in json.loads(text).items()
+            }
+        )
 
     def __repr__(self) -> str:
         return f"<KeyRate {self._limit} in {self._seconds:g} s>"

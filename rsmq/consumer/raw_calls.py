@@ -16,10 +16,15 @@ from rsmq.model.message import Message
 
 TURN: Final = 0.01
 """Seconds after which a task that never suspended lets the event loop run others."""
+ADMITTED_TURN: Final = 0.002
+"""Seconds after which a rate of keys or names is asked anew: by so much a start may count too late."""
+FEWEST_ADMITTED: Final = 8
+MOST_ADMITTED: Final = 256
+"""Entries for which such a rate is asked at once: about as many as will start until it is asked anew."""
 
 
 class RawCalls:
-    """Handles entries without making messages. The rates are asked before each call, so limits need no other way.
+    """Handles entries without making messages. The rates are asked before the calls, so limits need no other way.
 
     No other task can run before one of the calls suspends. What is not plain goes through the whole `call`, as a
     message.
@@ -27,6 +32,7 @@ class RawCalls:
 
     def __init__(self, queue: Queue, decode: Callable[[bytes], Any], payload_call: Call, call: Call) -> None:
         self._queue, self._decode, self._payload_call, self._call = queue, decode, payload_call, call
+        self._most = FEWEST_ADMITTED
 
     def run(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Awaitable[Any] | None, bool]:
         """Handle entries, which are then `done`, until one may not start or a call suspends or fails.
@@ -36,28 +42,28 @@ class RawCalls:
         assert task_slot.task is not None
         lease, done, made, limit = raw.origin.lease, raw.done, raw.made, self._queue.rate_limit
         decode, function, cancelling = self._decode, self._payload_call, task_slot.task.cancelling
-        rate = self._queue.message_rate
-        admits = None if rate is None else rate.admits(raw.origin)
-        is_special, is_held = bool(made) or admits is not None, False
+        rate, entries, admitted, is_held = self._queue.message_rate, raw.entries, list[Any](), False
         rest: Awaitable[Any] | None = None
         task_slot.messages = raw
-        end = monotonic() + TURN
-        for entry_id, fields in raw.entries if limit is None else raw.entries[: limit.room()]:
+        began = monotonic()
+        end = began + TURN
+        if limit is not None:
+            entries = entries[: limit.room()]
+        elif rate is not None:
+            end = began + ADMITTED_TURN
+            admitted, is_held = rate.admit(raw, self._most, began, end)
+            entries = entries[: len(admitted)]
+        for entry_id, fields in entries:
             task_slot.started = now = monotonic()
             if now >= lease.deadline or now > end or cancelling():
                 break
-            if is_special:
-                message = made.get(entry_id) if made else None
-                if admits is not None and not admits(entry_id, fields, message, now):
-                    is_held = True
+            if made and entry_id in made:
+                rest = self._call_with(made[entry_id])
+                if rest is not None and type(rest) is not Returned:
                     break
-                if message is not None:
-                    rest = self._call_with(message)
-                    if rest is not None and type(rest) is not Returned:
-                        break
-                    done.append(entry_id)
-                    rest = None
-                    continue
+                done.append(entry_id)
+                rest = None
+                continue
             try:
                 payload = decode(fields[1])
             except Malformed as error:
@@ -69,8 +75,13 @@ class RawCalls:
             done.append(entry_id)
             rest = None
         task_slot.messages = ()
+        number = len(done) + (rest is not None)
         if limit is not None:
-            limit.start(len(done) + (rest is not None))
+            limit.start(number)
+        elif rate is not None:
+            rate.started(raw, admitted, number)
+            is_held = is_held and len(done) == len(admitted)
+            self._most = min(MOST_ADMITTED, FEWEST_ADMITTED + number + number // 4)
         return rest, is_held
 
     def _call_with(self, message: Message) -> Awaitable[Any] | None:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import repeat
 from typing import Final, Literal
 
 from rsmq.errors import ConfigError
@@ -75,27 +74,37 @@ class Rate:
 
 
 class Window:
-    """The start times of the last seconds: exact, so that no time window has more starts than the limit."""
+    """The start times of the last seconds: exact, so that no time window has more starts than the limit.
+
+    Kept as moments with their number of starts, because many messages start at once.
+    """
 
     def __init__(self) -> None:
-        self._starts: deque[float] = deque()
+        self._starts: deque[tuple[float, int]] = deque()
+        self._count = 0
 
     def room(self, now: float, limit: int, seconds: float) -> int:
         """How many messages may start now."""
         starts = self._starts
-        while starts and starts[0] <= now - seconds:
-            starts.popleft()
-        return max(0, limit - len(starts))
+        while starts and starts[0][0] <= now - seconds:
+            self._count -= starts.popleft()[1]
+        return max(0, limit - self._count)
 
     def wait(self, now: float, limit: int, seconds: float) -> float:
         """Seconds until a message may start."""
         if self.room(now, limit, seconds) > 0:
             return 0.0
-        return max(0.0, self._starts[-limit] + seconds - now)
+        left, moments = self._count, iter(self._starts)
+        while left >= limit:  # until so many have left that there is room
+            at, count = next(moments)
+            left -= count
+        return max(0.0, at + seconds - now)
 
     def note(self, now: float, count: int = 1) -> None:
         """Record that so many messages start."""
-        self._starts.extend(repeat(now, count))
+        if count:
+            self._starts.append((now, count))
+            self._count += count
 
     def __repr__(self) -> str:
-        return f"<Window {len(self._starts)} starts>"
+        return f"<Window {self._count} starts>"

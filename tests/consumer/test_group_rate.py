@@ -171,19 +171,25 @@ def test_allowance_and_server_agree_at_all_times(limit: int, seed: int) -> None:
     for _ in range(60):
         now += chance.random() / 10
         for _ in range(chance.randrange(6)):
-            if allowance.take(now):
-                allowance.note(now)
-                started += 1
+            most = chance.randrange(1, 4)
+            taken = allowance.take(now, most)
+            assert taken == min(most, taken + allowance.usable(now)), "all that there is"
+            used = chance.randrange(taken + 1)
+            if taken > used:
+                allowance.put_back(now, taken - used)
+            allowance.note(now, used)
+            started += used
         question = allowance.ask(now, chance.randrange(20), 4, limit)
         if chance.random() < 0.1:  # it does not arrive
             allowance.failed(question)
             continue
-        reply = server.answer(question.kept, question.wanted, len(question.used))
-        reported += len(question.used)
+        used = sum(number for _, number in question.used)
+        reply = server.answer(question.kept, question.wanted, used)
+        reported += used
         if chance.random() < 0.1:  # the reply is lost
             allowance.failed(question)
-            reported -= len(question.used)
-            server.room += len(question.used)  # they are reported again
+            reported -= used
+            server.room += used  # they are reported again
             continue
         allowance.answered(question, reply, now, 0.5)
         assert allowance.held <= server.held
@@ -193,5 +199,5 @@ def test_allowance_and_server_agree_at_all_times(limit: int, seed: int) -> None:
 
 def test_ages_of_uses_are_never_rounded_up() -> None:
     """An older use would end its window too early."""
-    assert ages([10.0, 10.004, 10.0049, 9.0], 10.0104, 0.005) == [10, 1, 5, 2, 1010, 1]
-    assert ages([9.0], 9.0009, 0.001) == [0, 1]
+    assert ages([(10.0, 1), (10.004, 3), (10.0049, 1), (9.0, 1)], 10.0104, 0.005) == [10, 1, 5, 4, 1010, 1]
+    assert ages([(9.0, 1)], 9.0009, 0.001) == [0, 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rsmq import Broker, ConfigError, Rate, Settings
 from rsmq.consumer import limits
-from rsmq.consumer.limits import FEWEST_KEYS, KeyRate, RateLimit
+from rsmq.consumer.key_windows import FEWEST_KEYS, KeyWindows
+from rsmq.consumer.limits import KeyRate, RateLimit
 from rsmq.consumer.queue import Queue
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Window
@@ -226,18 +227,51 @@ async def test_starts_of_keys_are_packed_for_the_next_owner() -> None:
     rate = KeyRate(Rate(2, per=HOUR, by="key"), clock, lambda *_: None)
     for number in range(2500):
         assert rate.starts(make_message(lane, number + 1, 1 + number // 2), lane)
+    assert lane.windows is not None
     assert len(lane.windows) == 1250
-    lane.windows[b"\xff"] = deque([monotonic()])
-    lane.windows[b"old"] = deque([monotonic() - 2 * HOUR.total_seconds()])
+    lane.windows.restore({b"\xff": [monotonic()], b"old": [monotonic() - 2 * HOUR.total_seconds()]})
     other = KeyRate(Rate(2, per=HOUR, by="key"), clock, lambda *_: None)
     other.unpack(next_lane, rate.pack(lane).encode())
+    assert next_lane.windows is not None
     assert len(next_lane.windows) == 1251
-    assert len(next_lane.windows[b"\xff"]) == 1
+    assert next_lane.windows.admit([b"\xff"] * 2, monotonic(), monotonic()) == 1, "one of two starts was taken along"
     assert not other.starts(make_message(next_lane, 1, 7), next_lane)
-    quick = KeyRate(Rate(1, per=timedelta(microseconds=1), by="key"), clock, lambda *_: None)
+    quick, brief = KeyRate(Rate(1, per=timedelta(microseconds=1), by="key"), clock, lambda *_: None), make_lane(0)
     for number in range(5000):
-        assert quick.starts(make_message(next_lane, number + 1, number + 1), next_lane)
-    assert len(next_lane.windows) <= 2 * FEWEST_KEYS, "keys whose time is over are forgotten"
+        assert quick.starts(make_message(brief, number + 1, number + 1), brief)
+    assert brief.windows is not None
+    assert len(brief.windows) <= 2 * FEWEST_KEYS, "keys whose time is over are forgotten"
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.floats(0, 2), st.lists(st.sampled_from([b"a", b"b", None])), st.integers(0, 5)), max_size=40),
+)
+def test_windows_of_keys_decide_as_a_plain_list_of_starts(
+    limit: int, pages: list[tuple[float, list[bytes | None], int]]
+) -> None:
+    """Whole pages of keys, of which some are given back: each start is admitted if, and only if, its key has room."""
+    windows, now, starts = KeyWindows(limit, 3.0), 0.0, defaultdict[bytes | None, list[float]](list)
+    for step, keys, back in pages:
+        now += step
+        expected = list[bytes | None]()
+        for key in keys:
+            if key is not None and sum(1 for at in starts[key] if at > now - 3.0) >= limit:
+                break
+            starts[key].append(now)
+            expected.append(key)
+        count = windows.admit(keys, now, now)
+        assert count == len(expected)
+        if count < len(keys):
+            held = keys[count]
+            assert held is not None
+            assert windows.wait(held, now) == pytest.approx(starts[held][-limit] + 3.0 - now)
+        unused = expected[max(0, len(expected) - back) :]
+        windows.give_back(unused)
+        for key in unused:
+            starts[key].pop()
+    for key, times in windows.open_ones(now).items():
+        assert [at for at in times if at > now - 3.0] == [at for at in starts[key] if at > now - 3.0]
 
 
 @pytest.mark.parametrize(
