@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,20 +26,27 @@ from typing import Annotated, Final
 import anyio
 import anyio.abc
 import typer
-from channels import Notification
+from channels import ALIMTALK, PER, PUSH, SMS, Notification
 from service import Receipt
 
 from rsmq import Broker, Settings
 
-CHANNELS: Final = ("PUSH", "SMS", "AlimTalk")
+CHANNELS: Final = (PUSH.name, SMS.name, ALIMTALK.name)
+LIMITS: Final = {
+    (each.name, of): limit
+    for each in (PUSH, SMS, ALIMTALK)
+    for of, limit in (("all", each.calls), ("a user", each.to_a_user))
+}
 NEVER: Final = len(CHANNELS)
 READERS: Final = (0, 0, 0, 1, NEVER)
 """From which channel on a user reads: three of five the PUSH, one not before the SMS, one nothing."""
 SLOWEST: Final = 3.0
 """Seconds until a user has read it: longer than the two after which the next step is due."""
 WORKERS: Final = 2
-USERS: Final = 100
+USERS: Final = 20
 PER_SECOND: Final = 60
+MARGIN: Final = 0.1
+"""Seconds that may pass between the start of a handler, which the limits count, and the call of the provider."""
 PATIENCE: Final = 60.0
 """Give up after so many seconds in which nothing was sent or read."""
 POLL_SECONDS: Final = 0.05
@@ -53,12 +61,22 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call of a provider, also one that it has refused."""
+
+    channel: str
+    user: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What came of the notifications. The last three break a promise."""
+    """What came of the notifications. The last four break a promise."""
 
     sent: Counter[str]
     repeated: Counter[str]
     receipts: int
+    busiest: dict[tuple[str, str], int]
     lost: int
     unread_receipts: int
     after_receipt: int
@@ -66,11 +84,19 @@ class Verdict:
     @property
     def is_good(self) -> bool:
         """Whether all promises were kept."""
-        return not (self.lost or self.unread_receipts or self.after_receipt)
+        return not (self.lost or self.unread_receipts or self.after_receipt or self.over_limit)
+
+    @property
+    def over_limit(self) -> int:
+        """By how much limits were exceeded."""
+        return sum(max(0, most - LIMITS[which]) for which, most in self.busiest.items())
 
 
-def judge(numbers: Collection[str], readers: Collection[str], lines: Sequence[Event]) -> Verdict:
-    """Compare. `readers` are the notifications with a receipt; `lines` are in the order in which it all happened.
+def judge(
+    numbers: Collection[str], readers: Collection[str], lines: Sequence[Event], made: Sequence[Call] = ()
+) -> Verdict:
+    """Compare. `readers` are the notifications with a receipt; `lines` are in the order in which it all happened;
+    `made` are the calls of the providers.
 
     Of what was not read, the AlimTalk must have been sent. A repeat is what a killed worker had sent and not settled.
     """
@@ -91,7 +117,23 @@ def judge(numbers: Collection[str], readers: Collection[str], lines: Sequence[Ev
         lost=sum(("AlimTalk", number) not in calls for number in set(numbers) - set(readers)),
         unread_receipts=len(set(readers) - processed),
         after_receipt=after_receipt,
+        busiest=busiest(made),
     )
+
+
+def busiest(calls: Sequence[Call]) -> dict[tuple[str, str], int]:
+    """The most calls in the time of a limit, for each channel: of its provider, and to one user."""
+    times = defaultdict[tuple[str, str], list[float]](list)
+    for call in calls:
+        times[call.channel, ""].append(call.at)
+        times[call.channel, call.user].append(call.at)
+    span, most = PER.total_seconds() - MARGIN, Counter[tuple[str, str]]()
+    for (channel, user), all_of_it in times.items():
+        moments = sorted(all_of_it)
+        number = max(bisect_left(moments, at + span) - place for place, at in enumerate(moments))
+        which = channel, "a user" if user else "all"
+        most[which] = max(most[which], number)
+    return dict(most)
 
 
 def show(verdict: Verdict, notifications: int, kills: int) -> None:
@@ -102,10 +144,15 @@ def show(verdict: Verdict, notifications: int, kills: int) -> None:
         saved = "" if channel == "PUSH" else f", {notifications - sent} saved"
         print(f"{channel:<13} {sent}{saved}; sent again after a kill: {verdict.repeated[channel]}")
     print(f"receipts      {verdict.receipts}")
+    for channel in CHANNELS:
+        most, to_a_user = (verdict.busiest.get((channel, of), 0) for of in ("all", "a user"))
+        limits = LIMITS[channel, "all"], LIMITS[channel, "a user"]
+        print(f"{channel:<13} at most {most} calls a second, limit {limits[0]}; to a user {to_a_user}, {limits[1]}")
     for name, count in (
         ("neither read nor escalated to the end", verdict.lost),
         ("receipts that were not processed", verdict.unread_receipts),
         ("sent after the receipt was processed", verdict.after_receipt),
+        ("calls over a limit", verdict.over_limit),
     ):
         print(f"{name}: {count} {'✗' if count else '✓'}")
 
@@ -115,9 +162,10 @@ class Run:
 
     def __init__(self, broker: Broker, folder: Path, notifications: int, kills: int) -> None:
         self._broker, self._notifications, self._kills = broker, notifications, kills
-        self._log, self._errors = folder / "sent.log", folder / "workers.log"
+        self._log, self._errors, self._calls = (folder / name for name in ("sent.log", "workers.log", "calls.log"))
         self._environment = {**os.environ, "RSMQ_URL": broker.url, "RSMQ_PREFIX": broker.settings.prefix}
-        self._environment |= {"READ_WITHIN": "2", "PYTHONUNBUFFERED": ""}  # buffered: a line is one write
+        self._environment |= {"CALLS": str(self._calls), "READ_WITHIN": "2"}
+        self._environment |= {"PYTHONUNBUFFERED": ""}  # buffered: a line is one write
         self._users: dict[str, str] = {}
         self._reads_from: dict[str, int] = {}
         self.readers: set[str] = set()
@@ -132,6 +180,10 @@ class Run:
         """What has happened. All workers append to one file, so its order is the real one."""
         whole, _, _ = self._log.read_text().rpartition("\n")
         return [Event(*line.split()[:2]) for line in whole.splitlines()]
+
+    def calls(self) -> list[Call]:
+        """All calls of the providers."""
+        return [Call(*line.split()[:2], float(line.split()[2])) for line in self._calls.read_text().splitlines()]
 
     async def perform(self) -> None:
         """Until every notification is read, or escalated to the end; or until nothing happens any more."""
@@ -226,7 +278,7 @@ async def perform(folder: Path, notifications: int, kills: int, url: str | None)
         for topic in ("notifications", "sms", "alimtalk", "receipts"):
             if await broker.topics.find(topic):  # in a bad run it may never have been made
                 await broker.topics.delete(topic)
-    verdict = judge(run.numbers, run.readers, run.lines())
+    verdict = judge(run.numbers, run.readers, run.lines(), run.calls())
     show(verdict, notifications, run.killed)
     return verdict.is_good and len(run.numbers) == notifications
 
@@ -242,7 +294,7 @@ def main(
     if not anyio.run(perform, folder, notifications, kills, url):
         print(f"A promise was BROKEN: the logs are in {folder}")
         sys.exit(1)
-    print("All were read or escalated to the end, and nothing was sent after its receipt was processed.")
+    print("All were read or escalated to the end, nothing after its receipt was processed, and no limit exceeded.")
     shutil.rmtree(folder)
 
 

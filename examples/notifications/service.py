@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 
-from channels import ALIMTALK, PUSH, SMS, Channel, ChannelUnavailable, Notification
+from channels import ALIMTALK, PER, PUSH, SMS, Channel, ChannelUnavailable, Notification
 from fastapi import FastAPI
 from pydantic import BaseModel
 from tenacity import wait_fixed
@@ -46,18 +46,22 @@ def provider(message: Message) -> str:
     return message.topic
 
 
-# a limit for each user: so many pushes a second; the other two are limits of the provider
-@broker.handler("notifications", group="sender", retry=QUICK, rate=Rate(5, per="1s", by="key"))
+def at_most(channel: Channel) -> list[Rate]:
+    """Its limits: so many calls of its provider, and so many to one user. Both hold."""
+    return [Rate(channel.calls, per=PER, by=provider), Rate(channel.to_a_user, per=PER, by="key")]
+
+
+@broker.handler("notifications", group="sender", retry=QUICK, rate=at_most(PUSH))
 async def send_push(notification: Notification, message: Message) -> None:
     await send(PUSH, notification, message, then="sms")
 
 
-@broker.handler("sms", group="sender", retry=QUICK, rate=Rate(100, per="1s", by=provider))
+@broker.handler("sms", group="sender", retry=QUICK, rate=at_most(SMS))
 async def send_sms(notification: Notification, message: Message) -> None:
     await send(SMS, notification, message, then="alimtalk")
 
 
-@broker.handler("alimtalk", group="sender", retry=PATIENT, rate=Rate(50, per="1s", by=provider))
+@broker.handler("alimtalk", group="sender", retry=PATIENT, rate=at_most(ALIMTALK))
 async def send_alimtalk(notification: Notification, message: Message) -> None:
     await ALIMTALK.send(notification, message.id, message.attempt)
 

@@ -18,7 +18,7 @@ from rsmq.consumer.fetchers import Fetchers
 from rsmq.consumer.group_rate import GroupRate
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.lane_lifecycle import LaneLifecycle
-from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit, call_quotas
+from rsmq.consumer.limits import BothRates, ConcurrencyLimit, KeyRate, RateLimit, call_quotas
 from rsmq.consumer.pool import Pool, TaskSlot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.rebalancer import Rebalancer
@@ -28,6 +28,7 @@ from rsmq.consumer.settler import Settler
 from rsmq.consumer.shared import SharedDistribution
 from rsmq.errors import BrokerError, BrokerUnavailable
 from rsmq.handler.middleware import Middleware
+from rsmq.handler.rate_limit import Rate
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Ask, Membership, refuse_mixed_ordering
@@ -60,14 +61,7 @@ class Consumer:
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
         self._group_rate: GroupRate | None = None
-        if handler.rate is not None and handler.rate.by == "key":
-            self.queue.message_rate = KeyRate(handler.rate, context.clock, self._let_go)
-        elif handler.rate is not None and handler.rate.by is not None:
-            self.queue.message_rate = self._group_rate = GroupRate(
-                handler.rate, context, self.settler.ask, self.queue, self._runner.wake_soon
-            )
-        elif handler.rate is not None:
-            self.queue.rate_limit = RateLimit(handler.rate, lambda: len(self.membership.live), self._runner.wake_soon)
+        self._use(handler.rates)
         if handler.group_concurrency is not None:
             self.queue.group_limit = ConcurrencyLimit(lambda: self.max_calls)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
@@ -76,6 +70,21 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
         self.started = asyncio.Event()
+
+    def _use(self, rates: Sequence[Rate]) -> None:
+        """Limit the queue."""
+        wake, by_key = self._runner.wake_soon, None
+        for rate in rates:
+            if rate.by == "key":
+                by_key = KeyRate(rate, self._context.clock, self._let_go)
+            elif rate.by is not None:
+                self._group_rate = GroupRate(rate, self._context, self.settler.ask, self.queue, wake)
+            else:
+                self.queue.rate_limit = RateLimit(rate, lambda: len(self.membership.live), wake)
+        if by_key is not None and self._group_rate is not None:
+            self.queue.message_rate = BothRates(by_key, self._group_rate)
+        else:
+            self.queue.message_rate = by_key or self._group_rate
 
     def _limited(self) -> dict[str, object]:
         """For the vitals: how many messages only wait for a rate, and whose they are. Called from another thread."""

@@ -50,6 +50,13 @@ class KeyWindows:
             count += 1
         return count
 
+    def is_full(self, key: bytes, now: float) -> bool:
+        """Whether a key may start none now. May be called from any thread."""
+        window = self._starts.get(key)
+        if window is None or (1 if isinstance(window, float) else len(window)) < self._limit:
+            return False
+        return (window if isinstance(window, float) else window[0]) > now - self._seconds
+
     def wait(self, key: bytes, now: float) -> float:
         """Seconds until a key may start that may not now."""
         window = self._starts[key]

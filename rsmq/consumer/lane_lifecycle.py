@@ -10,7 +10,7 @@ from contextlib import suppress
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.fetchers import Fetchers
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.limits import KeyRate
+from rsmq.consumer.limits import key_rate_of
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError
@@ -61,8 +61,8 @@ class LaneLifecycle:
 
     async def restore_rate(self, lane: Lane) -> None:
         """Before `open`: take over when the last owner has started messages of the lane's keys, if they have a rate."""
-        limit = self._queue.message_rate
-        if not isinstance(limit, KeyRate):
+        limit = key_rate_of(self._queue.message_rate)
+        if limit is None:
             return
         try:
             found = await self._client.execute_command("HGET", lane.lease_key, "starts")
@@ -73,8 +73,8 @@ class LaneLifecycle:
 
     async def leave_rate(self, lane: Lane) -> None:
         """Before the lease of a drained lane is given back: leave to the next owner when messages have started."""
-        limit = self._queue.message_rate
-        if not isinstance(limit, KeyRate):
+        limit = key_rate_of(self._queue.message_rate)
+        if limit is None:
             return
         with suppress(BrokerError):  # then the next owner begins anew
             await KEEP_STARTS(self._client, (lane.lease_key,), (self._member, lane.epoch, limit.pack(lane)))

@@ -144,10 +144,17 @@ class KeyRate:
 
     def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages of which key wait for it. May be called from any thread."""
-        held = [
-            (key, len(lane.waiting.get(key, ()))) for lane in lanes for key in list(lane.held) if type(key) is bytes
-        ]
-        return Counter({key.decode(errors="backslashreplace"): 1 + behind for key, behind in held})
+        held, now = Counter[str](), monotonic()
+        for lane in lanes:
+            for key in list(lane.held):  # for another rate than this one, if its key is not full
+                if type(key) is bytes and lane.windows is not None and lane.windows.is_full(key, now):
+                    held[key.decode(errors="backslashreplace")] += 1 + len(lane.waiting.get(key, ()))
+        return held
+
+    def take_back(self, message: Message, lane: Lane) -> None:
+        """A message that was counted now does not start: another rate holds it."""
+        if message.routing_key is not None:
+            self._windows(lane).give_back((message.routing_key,))
 
     def forget(self, message: Message) -> None:
         """It counts all the same: the times of a key are only starts that were possible."""
@@ -173,6 +180,56 @@ class KeyRate:
 
     def __repr__(self) -> str:
         return f"<KeyRate {self._limit} in {self._seconds:g} s>"
+
+
+class BothRates:
+    """A rate by key and one by a function of the message: a message starts, and counts, when both have room."""
+
+    def __init__(self, by_key: KeyRate, by_name: MessageRate) -> None:
+        self.by_key, self._by_name = by_key, by_name
+
+    def starts(self, message: Message, lane: Lane) -> bool:
+        """Whether a message may start now. If not, the one that has no room lets it be tried again."""
+        if not self.by_key.starts(message, lane):
+            return False
+        if self._by_name.starts(message, lane):
+            return True
+        self.by_key.take_back(message, lane)
+        return False
+
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The same for raw entries."""
+        keys, is_held = self.by_key.admit(raw, most, now, end)
+        names, is_short = self._by_name.admit(raw, len(keys), now, end)
+        self.by_key.started(raw, keys, len(names))
+        return list(zip(keys, names, strict=False)), is_held or is_short
+
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started."""
+        self.by_key.started(raw, [key for key, _ in admitted], number)
+        self._by_name.started(raw, [name for _, name in admitted], number)
+
+    async def starts_late(self, message: Message, lane: Lane) -> None:
+        """A message that was counted starts only now."""
+        await self._by_name.starts_late(message, lane)
+        await self.by_key.starts_late(message, lane)
+
+    def forget(self, message: Message) -> None:
+        """A message that was counted does not start."""
+        self._by_name.forget(message)
+
+    def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which key, or name, wait. May be called from any thread."""
+        return self._by_name.waiting(lanes) + self.by_key.waiting(lanes)
+
+    def __repr__(self) -> str:
+        return f"<BothRates {self.by_key!r} {self._by_name!r}>"
+
+
+def key_rate_of(rate: MessageRate | None) -> KeyRate | None:
+    """The part of a rate that is by key: a handover takes its times along."""
+    found = rate.by_key if isinstance(rate, BothRates) else rate
+    return found if isinstance(found, KeyRate) else None
 
 
 class ConcurrencyLimit:

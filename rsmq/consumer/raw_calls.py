@@ -49,9 +49,9 @@ class RawCalls:
         end = began + TURN
         if limit is not None:
             entries = entries[: limit.room()]
-        elif rate is not None:
+        if rate is not None:
             end = began + ADMITTED_TURN
-            admitted, is_held = rate.admit(raw, self._most, began, end)
+            admitted, is_held = rate.admit(raw, min(self._most, len(entries)), began, end)
             entries = entries[: len(admitted)]
         for entry_id, fields in entries:
             task_slot.started = now = monotonic()
@@ -78,7 +78,7 @@ class RawCalls:
         number = len(done) + (rest is not None)
         if limit is not None:
             limit.start(number)
-        elif rate is not None:
+        if rate is not None:
             rate.started(raw, admitted, number)
             is_held = is_held and len(done) == len(admitted)
             self._most = min(MOST_ADMITTED, FEWEST_ADMITTED + number + number // 4)

@@ -48,7 +48,7 @@ class Handler:
     start: str | datetime
     partitions: int | None
     execution: Execution
-    rate: Rate | None
+    rates: tuple[Rate, ...]
     group_concurrency: int | None
     outputs: tuple[str, ...]
     replies: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Required, TypedDict, get_args
@@ -37,7 +38,7 @@ class SingleOptions(TypedDict, total=False):
     start: str | datetime
     partitions: int | None
     execution: Execution | None
-    rate: Rate | None
+    rate: Rate | Sequence[Rate] | None
     group_concurrency: int | None
     output: str | Sequence[str] | None
     replies: bool
@@ -94,7 +95,7 @@ class OptionCheck:
             "start": self._start(),
             "partitions": self._count_or_none("partitions", MOST_PARTITIONS),
             "execution": self._execution(function, is_async=is_async, has_dependencies=has_dependencies),
-            "rate": self._rate(),
+            "rates": self._rates(),
             "group_concurrency": self._group_concurrency(),
             "outputs": self._outputs(),
             "replies": self._replies(),
@@ -203,19 +204,26 @@ class OptionCheck:
             f"'1700000000000-0' or an aware datetime"
         )
 
-    def _rate(self) -> Rate | None:
+    def _rates(self) -> tuple[Rate, ...]:
+        """At most one of each kind: each kind has its own way to count."""
         value = self._options["rate"]
-        if value is None:
-            return None
-        if not isinstance(value, Rate):
-            raise self._wrong(f"rate={value!r} is not a Rate: write rate=Rate(100, per=timedelta(seconds=1))")
-        if self.is_batch:
+        rates = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+        for each in rates:
+            if not isinstance(each, Rate):
+                raise self._wrong(f"rate={each!r} is not a Rate: write rate=Rate(100, per='1s')")
+        if rates and self.is_batch:
             raise self._wrong("rate counts single messages: leave batch out, or use concurrency")
-        if value.by == "key" and self._ordering() != "key":
+        kinds = Counter("key" if each.by == "key" else "name" if each.by else "" for each in rates)
+        if rates and max(kinds.values()) > 1:
+            raise self._wrong(
+                "several rates of one kind: give it at most one by='key', one by=a function of the message, and one "
+                "without `by`"
+            )
+        if kinds["key"] and self._ordering() != "key":
             raise self._wrong(
                 "a rate by='key' needs the owner of a key: use ordering='key', and leave distribution='shared' out"
             )
-        return value
+        return rates
 
     def _group_concurrency(self) -> int | None:
         """Members divide this limit by partition ownership, which shared distribution does not have."""

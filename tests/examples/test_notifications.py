@@ -121,8 +121,8 @@ def test_run_with_a_killed_worker_escalates_what_is_not_read_only(env: dict[str,
     """A short run: its verdict is good, and so is its exit code."""
     output = run_python(SERVICE / "run.py", "--notifications", "40", "--kills", "1", cwd=tmp_path, env=env)
     assert output.startswith("notifications 40, workers killed 1 times\n")
-    assert output.count("✓") == 3
-    assert output.endswith("nothing was sent after its receipt was processed.\n")
+    assert output.count("✓") == 4
+    assert output.endswith("nothing after its receipt was processed, and no limit exceeded.\n")
 
 
 CHAIN = ["a PUSH", "b PUSH", "a READ", "b SMS", "b AlimTalk"]
@@ -148,4 +148,8 @@ def test_the_verdict_detects_each_violation(
     found = {name: getattr(verdict, name) for name in ("lost", "unread_receipts", "after_receipt")}
     assert found == {"lost": 0, "unread_receipts": 0, "after_receipt": 0} | broken
     assert verdict.is_good is not bool(broken)
+    calls = [*(run.Call("SMS", "b", at / 10) for at in range(3)), run.Call("SMS", "b", 1.2)]
+    assert run.judge({"a", "b"}, {"a"}, [], calls).busiest == {("SMS", "all"): 3, ("SMS", "a user"): 3}
+    assert run.judge((), (), [], calls).over_limit == 1, "three to a user in a second, the limit is two"
+    assert not run.judge((), (), [], calls).is_good
     assert verdict.repeated["PUSH"] == lines.count("b PUSH") - 1

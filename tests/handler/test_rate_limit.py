@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsmq import Broker, ConfigError, Rate, Settings
+from rsmq import Broker, ConfigError, Message, Rate, Settings
 from rsmq.consumer import limits
 from rsmq.consumer.key_windows import FEWEST_KEYS, KeyWindows
 from rsmq.consumer.limits import KeyRate, RateLimit
@@ -210,6 +210,38 @@ async def test_rate_by_key_holds_for_each_key_and_through_a_handover(make: Calla
     assert all(numbers == [0, 1, 2, 3, 4] for numbers in by_key.values())
 
 
+@pytest.mark.parametrize("takes_message", [False, True])
+async def test_rates_by_key_and_by_name_hold_both(server_url: str, prefix: str, takes_message: bool) -> None:
+    """What one of them holds back does not count for the other, and each says what waits for it."""
+    broker, seen = Broker(Settings(url=server_url, prefix=prefix, preflight="warn")), list[str]()
+    rates = Rate(2, per=HOUR, by="key"), Rate(6, per=HOUR, by=lambda message: message.data.decode().strip('"')[0])
+    if takes_message:
+
+        @broker.handler("t", group="g", rate=rates)
+        async def note_message(text: str, _message: Message) -> None:
+            seen.append(text)
+    else:
+
+        @broker.handler("t", group="g", rate=rates)
+        async def note(text: str) -> None:
+            seen.append(text)
+
+    async with broker, broker.running():
+        (consumer,) = broker.worker.consumers if broker.worker is not None else ()
+        await broker.publish_many("t", [f"a{n}" for n in range(4)], key=lambda _: "one")
+        await until(lambda: len(seen) == 2, "the key one has two")
+        await broker.publish_many("t", [f"a{n}" for n in range(10)], key=lambda text: text)
+        await until(lambda: len(seen) == 6, "the name a has six, and none was used by what waits for its key")
+        await broker.publish_many("t", [f"b{n}" for n in range(5)], key=lambda text: text[1:])
+        await until(lambda: len(seen) == 11, "the name b has room")
+        assert seen[:2] == ["a0", "a1"]
+        assert consumer.queue.message_rate is not None
+        waiting = consumer.queue.message_rate.waiting(consumer.lanes.values())
+        assert waiting == {"one": 2, "a": 6}
+        assert consumer.queue.limited == 8
+        assert sum(len(lane.windows or ()) for lane in consumer.lanes.values()) == 1 + 4 + 5, "only what has started"
+
+
 async def test_rate_by_key_opens_again(make: Callable[..., Broker]) -> None:
     """Each held message starts when the window of its key has room, in order."""
     witness = Witness()
@@ -281,6 +313,10 @@ def test_windows_of_keys_decide_as_a_plain_list_of_starts(
         (Rate(1, by="key"), {"distribution": "shared"}, "needs the owner of a key"),
         (100, {}, "rate=100 is not a Rate: write rate=Rate"),
         (Rate(1), {"batch": 5}, "rate counts single messages: leave batch out"),
+        ([Rate(1), 5], {}, "rate=5 is not a Rate"),
+        ([Rate(1), Rate(2)], {}, "several rates of one kind"),
+        ([Rate(1, by=str), Rate(2, by=repr)], {}, "several rates of one kind"),
+        ([Rate(1), Rate(1, by="key")], {"ordering": "none"}, "needs the owner of a key"),
     ],
 )
 def test_handler_with_an_impossible_rate_is_refused(rate: Any, options: dict[str, Any], problem: str) -> None:

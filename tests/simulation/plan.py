@@ -155,7 +155,7 @@ class Plan:
         rate = choices.among(rates, "rate") if ordering == "key" and not batch and not is_inbox else (0, 0.0)
         is_audited = distribution == "hash" and not is_inbox and choices.unit("audited") < self.audited
         # not with deleted consumers: what waits for its rate longer than retention keeps it would be lost
-        has_group_rate = not (batch or is_inbox or is_audited or rate[0]) and choices.unit("group rate") < 0.15
+        has_group_rate = not (batch or is_inbox or is_audited) and choices.unit("group rate") < 0.15
         return replace(
             self,
             faults=FEED_FAULTS if is_inbox else AUDITED_FAULTS if is_audited else self.faults,

@@ -378,10 +378,11 @@ class Run:
             member.broker.deliver(TOPIC, to=recipient, group=GROUP, batch=plan.batch, retry=policy)
             return
         options: dict[str, Any] = {"batch": plan.batch} if plan.batch else {"concurrency": plan.concurrency}
+        options["rate"] = rates = list[Rate]()
         if plan.rate[0]:
-            options["rate"] = Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key")
+            rates.append(Rate(plan.rate[0], timedelta(seconds=plan.rate[1]), by="key"))
         if plan.group_rate[0]:
-            options["rate"] = Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of)
+            rates.append(Rate(plan.group_rate[0], timedelta(seconds=plan.group_rate[1]), by=name_of))
         member.broker.handler(
             TOPIC, group=GROUP, ordering=plan.ordering, distribution=plan.distribution,
             retry=RetryPolicy(max_attempts=50, wait=wait_fixed(0.3)), **options,
