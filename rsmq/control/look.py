@@ -12,6 +12,7 @@ from rsmq.control.status import (
     MessageStatus,
     Report,
     dead_status,
+    expired,
     group_status,
     removed_or_unknown,
 )
@@ -63,6 +64,7 @@ class Look:
             await self._finder.entry(found.topic, found.partition, report.behind.decode()) if report.behind else None
         )
         status = group_status(group, message.entry_id, report, behind=behind.message.id if behind else "")
+        status = replace(status, expired=expired(message, status, int(report.now)))
         if status.state == "undelivered":
             seek = (report.delivered, message.entry_id, MOST_BEFORE + 1)
             before, _ = await SEEK_ENTRY(self._client, names[:1], seek)

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 from rsmq.dlq import DeadLetter
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.failed_attempt import FailedAttempt, failed_attempts
+from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
 
@@ -28,13 +29,15 @@ class GroupStatus:
     - `waiting`: `member` has it, and `behind`, an earlier message of its key, is not done.
     - `in_flight`: in the hands of `member` since `since`: it runs, or starts next.
     - `parked`: attempt `attempt` failed with `error`; the next one is due at `due`.
-    - `settled`: this group is done with it.
+    - `settled`: this group is done with it. If `expired` is a time, it was handled before then, or dropped: the server
+      keeps nothing that tells which.
     - `dead`: a dead letter, with `reason` and `error`; `letter` is its id for `rsmq dlq replay`.
     - `cancelled`: not handled, and it will not be.
     - `not_addressed`: a replayed dead letter of another group.
 
     `attempt` counts the attempts that are charged. `error` is that of the last failed one. `failed` has the attempts
     that were followed by a retry, oldest first, at most the last ten; those of a dead letter come before its `error`.
+    `expired`: since when no attempt may start.
     """
 
     group: str
@@ -49,15 +52,18 @@ class GroupStatus:
     error: str | None = None
     letter: str | None = None
     failed: tuple[FailedAttempt, ...] = ()
+    expired: datetime | None = None
 
     @property
     def text(self) -> str:
         """The same as a sentence."""
         many = "at least " if self.before == MOST_BEFORE else ""
         last = f"; the last attempt failed: {self.error}" if self.error else ""
+        if self.expired is not None:
+            last += f"; it expired at {self.expired}, so it does not start any more"
         match self.state:
             case "undelivered":
-                return f"not delivered yet, {many}{count(self.before or 0, 'message')} before it"
+                return f"not delivered yet, {many}{count(self.before or 0, 'message')} before it{last}"
             case "waiting":
                 return f"waits behind {self.behind} of its key, in the hands of {self.member} since {self.since}{last}"
             case "in_flight":
@@ -70,7 +76,7 @@ class GroupStatus:
                 return "cancelled"
             case "not_addressed":
                 return "a replayed dead letter of another group"
-        return "settled"
+        return "settled" if self.expired is None else f"settled or expired: its time was over at {self.expired}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,17 @@ def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 
         group, state, member=text(report.member), since=since, attempt=report.deliveries, behind=behind or None,
         error=error, failed=failed,
     )  # fmt: skip
+
+
+def expired(message: Message, status: GroupStatus, now_ms: int) -> datetime | None:
+    """When the time of a message was over, if that is so and decides what becomes of it for a group.
+
+    A running attempt goes on. An expired message that becomes a dead letter is one, or was settled before.
+    """
+    left = message.lifetime(now_ms)
+    if left is None or left > 0 or status.state not in ("undelivered", "waiting", "parked", "settled"):
+        return None
+    return None if status.state == "settled" and message.becomes_dead else message.expires
 
 
 def dead_status(group: str, letter: DeadLetter, failed: tuple[FailedAttempt, ...] = ()) -> GroupStatus:

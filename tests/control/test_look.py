@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from datetime import timedelta
 
 import pytest
@@ -224,6 +225,36 @@ async def test_look_at_an_output_that_is_delayed(broker: Broker) -> None:
         found = await Finder(broker.client, broker.keys).find(ref, await topic_of(broker))
         assert found
         assert found.message.data == b"1"
+
+
+async def test_look_says_that_a_message_has_expired(broker: Broker) -> None:
+    """What is dropped is settled or expired: nothing tells which. What waits does not start any more. Not before its
+    time, and a message that becomes a dead letter is that or was settled."""
+    async with broker:
+        dropped = await broker.publish("late", 1, key="ada", expires="1ms")
+        buried = await broker.publish("late", 2, key="ada", expires="1ms", on_expiry="dead")
+        lives = await broker.publish("late", 3, key="ada", expires="1h")
+        stream = broker.keys.stream("late", dropped.partition_number or 0)
+        await ask(broker, "XGROUP", "CREATE", stream, "waits", "0")
+        await ask(broker, "XGROUP", "CREATE", stream, "is-done", "$")
+
+        async def texts(ref: MessageRef) -> tuple[str, str]:
+            waits, is_done = (await broker.look(ref)).group("waits"), (await broker.look(ref)).group("is-done")
+            assert waits is not None
+            assert is_done is not None
+            return waits.text, is_done.text
+
+        async def is_over() -> bool:
+            return "expired" in (await texts(buried))[0]
+
+        await until(is_over, "their time is over")
+        waits, is_done = await texts(dropped)
+        assert re.fullmatch(
+            r"not delivered yet, 0 messages before it; it expired at .*, so it does not start .*", waits
+        )
+        assert re.fullmatch(r"settled or expired: its time was over at .*", is_done)
+        assert (await texts(buried))[1] == "settled"
+        assert await texts(lives) == ("not delivered yet, 2 messages before it", "settled")
 
 
 async def test_look_at_random_ids_of_every_state(broker: Broker) -> None:
