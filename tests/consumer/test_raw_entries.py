@@ -82,10 +82,11 @@ class Bench:
         self.queue = Queue(is_ordered=ordering != "none", is_serial=ordering == "partition")
         self.books = Books()
         self.runner = build_runner(handler, (), self.queue, self.books, Counter())  # type: ignore[arg-type]
-        if handler.rate is not None and handler.rate.by == "key":
-            self.queue.message_rate = KeyRate(handler.rate, self.books.clock, self._let_go)
-        elif handler.rate is not None:
-            self.queue.rate_limit = RateLimit(handler.rate, lambda: 1, self.runner.wake_soon)
+        for rate in handler.rates:
+            if rate.by == "key":
+                self.queue.message_rate = KeyRate(rate, self.books.clock, self._let_go)
+            else:
+                self.queue.rate_limit = RateLimit(rate, lambda: 1, self.runner.wake_soon)
         if handler.group_concurrency is not None:
             self.queue.group_limit = ConcurrencyLimit(lambda: 2)
         self.lanes = [make_lane(number) for number in range(3)]
