@@ -34,7 +34,6 @@ class Cancellations:
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
         self._context, self._client, self._member = context, context.client, context.member
         self._runner, self._settler, self._moves = runner, settler, Moves(context, runner, settler)
-        self._question: tuple[tuple[Lane, ...], bytes] = ((), b"")
         self._next_look = 0.0
         self.wanted = asyncio.Event()
         """A look at what is in flight is due."""
@@ -43,9 +42,7 @@ class Cancellations:
 
     def question(self, lanes: Sequence[Lane]) -> bytes:
         """The packed command that follows a read of these lanes."""
-        if self._question[0] != (asked := tuple(lanes)):
-            self._question = asked, pack(("EXISTS", *[lane.cancels_key for lane in lanes]))
-        return self._question[1]
+        return pack(("EXISTS", *[lane.cancels_key for lane in lanes]))
 
     async def without_cancelled(self, reply: list[Any], lanes: Sequence[Lane]) -> list[Any]:
         """What was read, without the messages that are cancelled: these are settled. There are marks."""

@@ -255,9 +255,12 @@ class ConcurrencyLimit:
         """The calling task starts a message."""
         self._tasks.add(asyncio.current_task())
 
-    def leave(self) -> None:
-        """The calling task starts nothing more for now."""
-        self._tasks.discard(asyncio.current_task())
+    def leave(self, following: asyncio.Task[Any] | None = None) -> None:
+        """The calling task starts nothing more for now. If it counts, `following` does in its place."""
+        if (task := asyncio.current_task()) in self._tasks:
+            self._tasks.remove(task)
+            if following is not None:
+                self._tasks.add(following)
 
     def __repr__(self) -> str:
         return f"<ConcurrencyLimit {len(self._tasks)} of {self._quota()} calls>"

@@ -185,13 +185,15 @@ class Pool(ABC):
         except GeneratorExit:  # a future that a handler awaited threw it through every coroutine; `rest` is left
             if not is_running_in(task_slot.task):
                 raise
-        if self.queue.group_limit is not None:
-            self.queue.group_limit.leave()
         if not self.is_ending:
             self._start(task_slot)
+        if self.queue.group_limit is not None:
+            self.queue.group_limit.leave(task_slot.task if task_slot.rest is not None else None)
 
     async def _after(self, task_slot: TaskSlot, conclusion: Rest) -> None:
         """Settle what the last task of the slot has run, then go on. No handler has seen this task yet."""
+        if self.queue.group_limit is not None:
+            self.queue.group_limit.leave()
         await conclusion()
         await self._work(task_slot)
 

@@ -166,6 +166,20 @@ def _waiting(broker: Broker) -> bool:
     return not consumer.lanes or len(consumer.queue.ready) > 0
 
 
+async def test_group_limit_bounds_the_batches_that_start_in_another_task(make: Make) -> None:
+    """What may expire is looked at before the call, in a task of its own, which counts like the one before it."""
+    crowd = Crowd()
+    async with make(crowd, group_concurrency=1, batch=1).running() as broker:
+        items = [{"key": f"k{n}", "n": n} for n in range(12)]
+        await broker.publish_many("t", items, key=lambda item: str(item["key"]), expires="1h")
+        await until(lambda: consumer_of(broker).queue.in_flight == 12 and crowd.now > 0, "all are read, and one runs")
+        await broker.publish("t", {"key": "last", "n": 12})
+        await until(lambda: consumer_of(broker).queue.in_flight == 13, "one more is read")
+        crowd.open.set()
+        await settled(broker, "t")
+    assert (crowd.most, len(crowd.witness.seen)) == (1, 13)
+
+
 async def test_remaining_member_uses_the_quota_of_one_that_left(make: Make) -> None:
     """With a limit of one: when the member that may run calls leaves, the other one may."""
     crowd = Crowd()
