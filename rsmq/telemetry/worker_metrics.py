@@ -23,6 +23,7 @@ COUNTED: Final[dict[str, Metric]] = {
     "handed_back": metric.HANDED_BACK, "lost_body": metric.LOST_BODIES, "restored": metric.RESTORED,
     "deleted": metric.DELETED, "refused": metric.REFUSED, "not_pending": metric.NOT_PENDING, "reads": metric.READS,
 }  # fmt: skip
+SHORT: Final = BOUNDS[0]
 MOVES: Final = ("taken", "released", "lost")
 
 
@@ -123,7 +124,7 @@ class HandlerDuration(Wrapping):
                 raise
             finally:
                 seconds = perf_counter() - started
-                counts[bisect_left(BOUNDS, seconds)] += 1  # `observe`, without its call
+                counts[0 if seconds <= SHORT else bisect_left(BOUNDS, seconds)] += 1  # `observe`, without its call
                 histogram.sum += seconds
 
         return timed
