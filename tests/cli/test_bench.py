@@ -27,7 +27,7 @@ def test_json_has_every_measurement_and_the_advice(cli: Cli, server: Server) -> 
     assert list(report["costs"]) == list(BY_NAME)
     assert all(cost["client_us"] > 0 and cost["rate"] > 0 for cost in report["costs"].values())
     assert {name for name, cost in report["costs"].items() if cost["ratio"] is None} == {
-        "pipeline", "bare", "bare-key", "bare-data", "bare-suspending",
+        "pipeline", "keys", "bare", "bare-key", "bare-data", "bare-suspending",
     }  # fmt: skip
     assert 0 < report["latency_ms"]["rsmq"]["p50"] <= report["latency_ms"]["rsmq"]["p99"]
     assert [each["name"] for each in report["advice"]] == ["processes", "partitions", "concurrency", "batch"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from secrets import token_hex
@@ -15,11 +16,13 @@ from pydantic_core import from_json, to_json
 from rsmq.cli.bench.latency import RATE, Measure, Times, measure_with
 from rsmq.cli.bench.load import LAYOUTS, TOPIC, Load, key_of
 from rsmq.cli.bench.meter import Cost, Mark, Meter
+from rsmq.model.clock import now_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import new_message_id
 from rsmq.model.partition import partition_for
 
 PIPELINE = COUNT = 100
+WEEK_MS = 7 * 24 * 3600 * 1000
 
 
 def streams_of(load: Load) -> list[str]:
@@ -49,6 +52,31 @@ async def write(client: redis.asyncio.Redis, load: Load, count: int) -> None:
         if number % PIPELINE == 0 or number == count:
             await pipe.execute()
             check_cancelled()
+
+
+async def write_letters(load: Load, meter: Meter) -> Cost:
+    """The keys of a letter to a device of its own, written without looking at what is there: 100 letters a pipeline."""
+    keys, devices = Keys(load.prefix), itertools.count()
+    async with redis.asyncio.from_url(load.url, protocol=2) as client:
+        pipe, till = client.pipeline(transaction=False), now_ms() + WEEK_MS
+
+        async def send(count: int) -> None:
+            for number, payload in enumerate(load.payloads(count), 1):
+                inbox, session, *_ = keys.device(f"device-{next(devices):07d}")
+                pipe.set(f"{inbox}_1", to_json(payload), pxat=till)
+                pipe.zadd(inbox, {"1": 1})
+                pipe.pexpireat(inbox, till)
+                pipe.hset(session, mapping={"seq": 1, "source": f"{number:016d}", "until_ms": till})
+                pipe.pexpireat(session, till)
+                if number % PIPELINE == 0 or number == count:
+                    await pipe.execute()
+                    check_cancelled()
+
+        await send(load.warm)
+        await meter.start()
+        start = Mark()
+        await send(load.count)
+        return await meter.cost(start, Mark(load.count))
 
 
 async def fill(load: Load) -> None:

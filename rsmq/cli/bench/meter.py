@@ -9,7 +9,7 @@ from typing import Final
 
 from rsmq.redis.connector import Client
 
-BY_HAND: Final = ("xadd", "xack", "xreadgroup")
+BY_HAND: Final = ("xadd", "xack", "xreadgroup", "set", "zadd", "hset", "pexpireat")
 OURS: Final = ("evalsha", "eval", "xadd", "xreadgroup")
 """The commands that a client sends for messages. The server also counts the commands that scripts call."""
 

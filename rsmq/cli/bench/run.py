@@ -44,7 +44,8 @@ TRIALS: Final = (
     Trial("pipeline", "publish: redis-py pipeline of 100", None, bare.publish),
     Trial("many", "publish: publish_many", "pipeline", work.publish_many),
     Trial("concurrent", "publish: many at once, one await each", "pipeline", work.publish_concurrently),
-    Trial("send", "send: each letter to a device of its own", "pipeline", work.send_to_devices),
+    Trial("keys", "send: the same keys by hand, in pipelines", None, bare.write_letters),
+    Trial("send", "send: each letter to a device of its own", "keys", work.send_to_devices),
     Trial("bare", "consume: bare redis-py loop", None, bare.consume),
     Trial("single", "consume: async handler, dict", "bare", SINGLE),
     Trial(
@@ -65,7 +66,7 @@ TRIALS: Final = (
 BY_NAME: Final = {trial.name: trial for trial in TRIALS}
 FILLER: Final = "many"
 """The trial that publishes the messages which the consuming trials read."""
-PUBLISHING: Final = ("pipeline", "many", "concurrent", "send")
+PUBLISHING: Final = ("pipeline", "many", "concurrent", "keys", "send")
 
 
 @asynccontextmanager
