@@ -15,7 +15,7 @@ from rsmq.cli.bench.run import run
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Connector
 
-ROUNDS, MESSAGES = 5, 5_000
+ROUNDS, MESSAGES = 4, 5_000
 
 
 def settle(_: str) -> None:
