@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice, zip_longest
 from typing import Final
 from uuid import UUID
 
@@ -103,6 +104,14 @@ def read_entry(topic: Topic, partition: int, entry_id: bytes, fields: list[bytes
         return Message(origin, entry_id, [b"data", b"", b"id", named.get(b"id", entry_id)])
 
 
+@dataclass(frozen=True, slots=True)
+class Clue:
+    """The times at which the entry of a message may have been stored, and when it was due if it was delayed."""
+
+    times: list[int]
+    due: int | None
+
+
 class Finder:
     """Finds messages. It reads, and sends no payload but that of the message."""
 
@@ -114,41 +123,45 @@ class Finder:
         if isinstance(message_id, MessageRef) and message_id.topic != topic.name:
             raise ConfigError(f"{message_id} was published to {message_id.topic!r}, not to {topic.name!r}")
         places = [place for group in candidates(message_id, topic, key) for place in group if place < topic.partitions]
-        left = dict[int, Iterator[tuple[str, str]]]()
-        while True:  # the next range in each of them: nearly every message is in the first one
-            is_over = True
-            for partition in places:
-                if partition not in left:
-                    found, times = await self._at_once(message_id, topic, partition)
-                    if found is not None:
-                        return found
-                    left[partition] = ranges(times)
-                span = next(left[partition], None)
-                if span is not None:
-                    is_over = False
-                    found = await self._search(message_id, topic, partition, *span)
-                    if found is not None:
-                        return found
-            if is_over:
-                return None
+        clues = dict[int, Clue]()
+        for partition in places:
+            found, clue = await self._at_once(message_id, topic, partition)
+            if found is not None:
+                return found
+            if clue is not None:
+                clues[partition] = clue
+        for partition, clue in clues.items():  # nearly every message is there, and delayed ones are searched one by one
+            for span in islice(ranges(clue.times), 1 if clue.due is None else 0):
+                found = await self._search(message_id, topic, partition, *span)
+                if found is not None:
+                    return found
+        for partition, clue in sorted(clues.items(), key=lambda each: each[1].due is None):
+            found = await self._find_delayed(message_id, topic, partition, clue.due)
+            if found is not None:
+                return found
+        # from the first range on: what was delayed may be there by now
+        for spans in zip_longest(*[ranges(clue.times) for clue in clues.values()]):
+            for partition, span in zip(clues, spans, strict=True):
+                found = None if span is None else await self._search(message_id, topic, partition, *span)
+                if found is not None:
+                    return found
+        return None
 
-    async def _at_once(self, message_id: str, topic: Topic, partition: int) -> tuple[Found | None, list[int]]:
-        """The message of a partition, if no search is needed, or the times at which its entry may be stored."""
+    async def _at_once(self, message_id: str, topic: Topic, partition: int) -> tuple[Found | None, Clue | None]:
+        """The message of a partition, if no search is needed, or where it may be."""
         if match := STREAM_ID.fullmatch(message_id):
-            return await self.entry(topic, partition, match[2]), []
+            return await self.entry(topic, partition, match[2]), None
         known = await self._client.execute_command("GET", self._keys.dedup(topic.name, partition, message_id))
         times = [] if (time := sent_ms(message_id)) is None else [time]
         if known and b"-" in known:
             found = await self.entry(topic, partition, known.decode())
             if found is not None:
-                return found, []
+                return found, None
         if known == b"cancelled":
             message = read_entry(topic, partition, b"0-0", [b"data", b"", b"id", message_id.encode()])
-            return Found(topic, partition, message, packed=b"", is_cancelled=True), []
-        # first what is delayed: it moves into the stream, never back
+            return Found(topic, partition, message, packed=b"", is_cancelled=True), None
         due = int(known) if known and known.isdigit() else None
-        delayed = await self._find_delayed(message_id, topic, partition, due)
-        return delayed, times if due is None else [*times, due]
+        return None, Clue(times if due is None else [*times, due], due)
 
     async def _search(self, message_id: str, topic: Topic, partition: int, start: str, end: str) -> Found | None:
         """The message, if its entry is in this range of stream ids."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tenacity import wait_fixed
@@ -225,6 +226,34 @@ async def test_look_at_an_output_that_is_delayed(broker: Broker) -> None:
         found = await Finder(broker.client, broker.keys).find(ref, await topic_of(broker))
         assert found
         assert found.message.data == b"1"
+
+
+async def test_delayed_messages_are_searched_only_for_what_is_not_in_the_stream(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked at one by one. What becomes due during that search is found, too."""
+    async with broker:
+        stored = await broker.publish("orders", 1, key="ada")
+        moves = await broker.publish("orders", 2, key="ada", delay="1h")
+        await ask(broker, "DEL", broker.keys.dedup("orders", moves.partition_number, moves))
+        finder, topic, searched = Finder(broker.client, broker.keys), await topic_of(broker), list[str]()
+        search = finder._find_delayed
+
+        async def find_delayed(message_id: str, topic: Topic, partition: int, due: int | None) -> Any:
+            searched.append(message_id)
+            if partition == moves.partition_number:
+                await ask(broker, "DEL", broker.keys.delayed("orders", partition))
+                stream = broker.keys.stream("orders", partition)
+                await ask(broker, "XADD", stream, "*", "data", "2", "id", moves, "key", "ada")
+            return await search(message_id, topic, partition, due)
+
+        monkeypatch.setattr(finder, "_find_delayed", find_delayed)
+        assert await finder.find(str(stored), topic)
+        assert not searched
+        found = await finder.find(str(moves), topic)
+        assert found is not None
+        assert found.message.data == b"2"
+        assert moves in searched
 
 
 async def test_look_says_that_a_message_has_expired(broker: Broker) -> None:
