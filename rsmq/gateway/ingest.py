@@ -24,6 +24,9 @@ from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.topics import Topic
 
+MOST_WAITING: Final = 64 << 20
+USUAL_BYTES: Final = 1024
+"""Bytes of messages of QoS 0 that wait for the server. A small one counts as so many."""
 STORED: Final = "!"
 """In front of the value of a packet id: the message is stored."""
 
@@ -124,6 +127,10 @@ class Ingest:
         self.unconfirmed = 0
         self.pressure: Pressure | None = None
 
+    def has_room(self, size: int) -> bool:
+        """Whether a further message of QoS 0 may wait for the server: so many of its size, and of a usual one, may."""
+        return (self.unconfirmed + 1) * max(size, USUAL_BYTES) <= MOST_WAITING
+
     def next_token(self) -> str:
         """A token that no other message has."""
         self._count += 1
@@ -191,6 +198,7 @@ class Ingest:
 
     def retain_unstored(self, published: Published, sink: Sink) -> None:
         """Keep a retained message of QoS 0, which is in no stream: its stamp is the server's clock."""
+        self.unconfirmed += 1
         self._spawn(self._retain_unstored(published, sink))
 
     async def _retain_unstored(self, published: Published, sink: Sink) -> None:
@@ -199,6 +207,8 @@ class Ingest:
             await self._retained.keep(published, stamp(f"{self._now_ms()}-0".encode(), self._count))
         except RsmqError as error:
             sink.fail(error)
+        finally:
+            self.unconfirmed -= 1
 
 
 def encoder_for(packet: Publish, client: str) -> EntryEncoder:

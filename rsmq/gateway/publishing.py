@@ -12,6 +12,7 @@ from rsmq.gateway.context import Context
 from rsmq.gateway.ingest import STORED, ReceivedIds
 from rsmq.gateway.message import from_packet
 from rsmq.gateway.packet import PUBACK, Ack, PendingAck, Publish, Reason
+from rsmq.gateway.routes import Route
 from rsmq.gateway.topic_filter import is_within
 
 
@@ -51,16 +52,30 @@ class Publishing:
                 publisher.confirm(message.pending, (reason,) * number)
             return
         route = context.routes.find(message.topic)
-        if message.qos == 0 and not route.is_explicit:
-            published = from_packet(message, publisher.client_id)
-            if message.retain:
-                context.ingest.retain_unstored(published, publisher)
-            context.broadcast(published)
+        if message.qos == 0:
+            self._publish_unacknowledged(message, route)
         elif message.qos == 2:
             self._publish_once(message, route.topic)
         else:
             target = context.routes.target_of(route.topic)
             context.ingest.store(message, publisher.client_id, target, publisher)
+
+    def _publish_unacknowledged(self, message: Publish, route: Route) -> None:
+        """A message of QoS 0. No Receive Maximum bounds how many wait for the server: what is too much is dropped."""
+        context, publisher = self._context, self._publisher
+        is_written = route.is_explicit or message.retain
+        if is_written and not context.ingest.has_room(len(message.payload)):
+            context.dropped("server too slow, QoS 0")
+            is_written = False
+        if route.is_explicit:
+            if is_written:
+                target = context.routes.target_of(route.topic)
+                context.ingest.store(message, publisher.client_id, target, publisher)
+            return
+        published = from_packet(message, publisher.client_id)
+        if is_written:
+            context.ingest.retain_unstored(published, publisher)
+        context.broadcast(published)
 
     def _publish_once(self, message: Publish, topic: str) -> None:
         """A message of QoS 2. Its token is noted first, so that a repetition is stored under the same one."""

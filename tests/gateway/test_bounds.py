@@ -9,15 +9,18 @@ import pytest
 from rsmq.gateway import decode, encode
 from rsmq.gateway.auth import Gatekeeper
 from rsmq.gateway.decode import MOST_FILTERS
+from rsmq.gateway.ingest import MOST_WAITING
 from rsmq.gateway.machine import LARGEST_CONNECT, Limits, Machine
 from rsmq.gateway.message import from_packet
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.packet import LONGEST_NAME, Publish, Reason
 from rsmq.gateway.properties import MOST_PAIRS
 from rsmq.gateway.routes import Routes
+from rsmq.model.keys import Keys
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
+from tests.patience import until
 from tests.servers import Server
 
 PAIR = b"\x26\0\1a\0\1b"
@@ -83,6 +86,29 @@ def test_user_properties_are_no_headers_of_the_gateway() -> None:
     pairs = [("mqtt-retain", "1"), ("mqtt-expiry", "1"), ("mqtt-client", "other"), ("color", "red")]
     headers = from_packet(Publish("a", b"", 1, b"\0\1"), "me").headers(pairs)
     assert headers == {"color": "red", "mqtt-topic": "a", "mqtt-client": "me", "mqtt-qos": "1"}
+
+
+async def test_messages_of_qos_0_do_not_pile_up_while_the_server_takes_none(fleet_prefix: str, clients: object) -> None:
+    """No Receive Maximum holds them back. What is too much is dropped, and counted."""
+    count, size = 290, 250_000
+    with Server(tcp=True) as server, GatewayProcess(server.url, fleet_prefix, routes={"x": "x"}) as gateway:
+        one = await RawClient(gateway.port).connect("c", keep_alive=0)
+        with server.client() as admin:
+            admin.config_set("maxmemory", 1)
+            for _ in range(count):
+                one.send(p.publish("x", bytes(size)))
+                await one._writer.drain()
+            assert await one.is_silent()
+            admin.config_set("maxmemory", 0)
+            keys = Keys(fleet_prefix)
+
+            def stored() -> int:
+                return sum(admin.xlen(keys.stream("x", number)) for number in range(8))
+
+            await until(lambda: stored() == MOST_WAITING // size, "what has waited is stored")
+            assert await one.publish("x", b"next") == 0
+            assert stored() == MOST_WAITING // size + 1
+        one.abort()
 
 
 async def test_connections_without_a_connect_have_a_limit(server: Server, fleet_prefix: str, clients: object) -> None:
