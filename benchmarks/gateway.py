@@ -116,9 +116,9 @@ class System:
 
 
 class Rsmq(System):
-    """One gateway on an embedded server with its append-only file, and with the event loop of asyncio."""
+    """One gateway on an embedded server with its append-only file, with uvloop, as the extra `mqtt` installs it."""
 
-    name, url, head = "rsmq", "", NO_UVLOOP
+    name, url, head = "rsmq", "", ""
 
     def another(self) -> System:
         return type("Second", (type(self),), {"url": self.url})(self._stack)
@@ -133,10 +133,10 @@ class Rsmq(System):
         return [sys.executable, "-m", "rsmq", "gateway", "app:gateway"]
 
 
-class RsmqUvloop(Rsmq):
-    """The same with uvloop, which a gateway uses where it is installed."""
+class RsmqAsyncio(Rsmq):
+    """The same with the event loop of asyncio."""
 
-    name, head = "rsmq, uvloop", ""
+    name, head = "rsmq, no uvloop", NO_UVLOOP
 
 
 class Mosquitto(System):
@@ -176,7 +176,7 @@ class Amqtt(System):
         return [str(Path(self.environment.python).with_name("amqtt")), "-c", str(self.directory / "conf")]
 
 
-SYSTEMS: Final = (Rsmq, RsmqUvloop, Mosquitto, Amqtt)
+SYSTEMS: Final = (Rsmq, RsmqAsyncio, Mosquitto, Amqtt)
 
 
 def wait_for_port(port: int, seconds: float = 30) -> None:
