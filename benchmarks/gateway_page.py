@@ -13,7 +13,7 @@ PROSE: Final = """## MQTT gateway
 
 `python -m benchmarks.gateway`, {date}, on {cores} cores with a load of {load:g} from other work, which makes every
 figure larger; a run of about ten minutes, the best of {rounds}. QoS 1, 200 bytes, 200 connections, MQTT 3.1.1, one
-gateway process on one server with its append-only file. Mosquitto ({mosquitto}) keeps everything in memory
+gateway process with uvloop on one server with its append-only file. Mosquitto ({mosquitto}) keeps everything in memory
 and has queues without limit; for the last five lines it has its persistence and its defaults. The goals are those of
 the design, on a machine without other work.
 """
