@@ -296,6 +296,32 @@ async def test_many_marks_wait_for_a_transaction_that_has_one_of_them(pg: AsyncE
     assert list(found) == ([LANE[5]] if ends == "commit" else [])
 
 
+@pytest.mark.parametrize("marks", [LANE[2:3], LANE[2:9], LANE[2:]])
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_marks_wait_for_a_newer_owner_that_is_about_to_commit(
+    pg: AsyncEngine, marks: list[Mark], ends: str
+) -> None:
+    """The fence that it has raised is not visible yet: a transaction that did not wait would commit after it."""
+    found = dict[Mark, Exception]()
+
+    async def write_late() -> None:
+        async with pg.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+            found.update(await connection.run_sync(write_marks, marks))
+            await connection.rollback()
+
+    async with pg.begin() as connection:
+        await connection.run_sync(write_mark, LANE[0])
+    async with pg.connect() as newer, pg.connect() as watcher:
+        await newer.run_sync(write_mark, LANE[1]._replace(epoch=8))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(write_late)
+            await until(lambda: is_waiting(watcher), "the late owner waits")
+            await getattr(newer, ends)()
+    assert {type(error) for error in found.values()} == ({StaleEpoch} if ends == "commit" else set())
+    assert set(found) == (set(marks) if ends == "commit" else set())
+
+
 async def is_waiting(connection: AsyncConnection) -> bool:
     """Whether a transaction of the database waits for another one."""
     waiting = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = :event")

@@ -3,8 +3,9 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
+import anyio
 import pytest
 from fast_depends import Depends
 from sqlalchemy import Engine, func, select, text
@@ -220,6 +221,30 @@ async def test_a_connection_that_breaks_before_the_mark_commits_nothing(pg_billi
         await until(lambda: billing_has(billing, 1), "it is handled")
         await until(billing.is_settled, "it is settled")
     assert (await billing.rows(), billing.calls) == ([1], [(1, 1), (1, 2)])
+
+
+async def test_each_end_of_a_handler_gives_its_connection_back(pg_billing: Billing) -> None:
+    """After the commit, an error, and a handler that is cancelled."""
+    billing, started = pg_billing, anyio.Event()
+
+    async def end(message: Message, session: AsyncSession) -> None:
+        if message.attempt == 1:
+            raise RuntimeError("after the writes")
+        if message.payload == 2:
+            started.set()
+            await anyio.sleep_forever()
+
+    billing.before_end = end
+    async with billing.broker.running():
+        await billing.broker.publish("orders", 1)
+        await until(billing.is_settled, "it is settled")
+        ref = await billing.broker.publish("orders", 2)
+        await started.wait()
+        assert await billing.broker.cancel(ref, running=True)
+        await until(billing.is_settled, "it is settled")
+    pool: Any = billing.engine.pool
+    assert pool.checkedout() == 0
+    assert await billing.rows() == [1]
 
 
 async def test_a_group_reset_and_a_replay_run_again(pg_billing: Billing) -> None:
