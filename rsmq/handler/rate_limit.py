@@ -54,7 +54,8 @@ class Rate:
         if not timedelta(0) < self.per <= timedelta(days=1):
             raise ConfigError(f"a rate per {duration(self.per)} is not possible: write per='1s', at most a day")
         if self.over not in ("group", "member"):
-            raise ConfigError(f"a rate over {self.over!r} is unknown: use 'group' or 'member'")
+            hint = ", or by='key'" if str(self.over) == "key" else ""
+            raise ConfigError(f"a rate over {self.over!r} is unknown: use over='group' or over='member'{hint}")
         if self.by not in (None, "key") and not callable(self.by):
             raise ConfigError(
                 f"a rate by {self.by!r} is unknown: use by='key', a function of the message such as by=lambda message: "

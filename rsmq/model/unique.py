@@ -30,7 +30,9 @@ class Unique:
     def checked(cls, name: Any, until: Any, on_conflict: Any, *, is_delayed: bool) -> Unique:
         """The options of a publish, or ConfigError."""
         if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
-            raise ConfigError(f"unique={name!r} is not possible: use 1 to {LONGEST_NAME} printable characters")
+            raise ConfigError(
+                f"unique={name!r} is not possible: use a text of 1 to {LONGEST_NAME} printable characters"
+            )
         if on_conflict not in ("keep", "replace", "extend"):
             raise ConfigError(f"on_conflict={on_conflict!r} is unknown: use 'keep', 'replace' or 'extend'")
         if on_conflict == "extend" and not is_delayed:
@@ -42,10 +44,16 @@ def hold(until: Until | Duration) -> str:
     """`until` as the script takes it."""
     if until in ("settled", "started"):
         return str(until)
-    span = checked_duration("until", until)
+    try:
+        span = checked_duration("until", until)
+    except ConfigError:
+        if not isinstance(until, str):
+            raise
+        span = timedelta(0)
     if not timedelta(0) < span <= LONGEST_HOLD:
         raise ConfigError(
-            f"until={until!r} is not possible: use 'settled', 'started', or a duration up to {LONGEST_HOLD.days} days"
+            f"until={until!r} is not possible: use 'settled', 'started', or a duration such as '5m', up to "
+            f"{LONGEST_HOLD.days} days"
         )
     return str(to_ms(span))
 

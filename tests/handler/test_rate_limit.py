@@ -330,9 +330,22 @@ def test_handler_with_an_impossible_rate_is_refused(rate: Any, options: dict[str
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"limit": 0}, {"limit": 1.5}, {"limit": 1, "per": 1}, {"limit": 1, "over": "all"}, {"limit": 1, "by": "topic"}],
+    [
+        {"limit": 1, "over": "key"},
+        {"limit": 0},
+        {"limit": 1.5},
+        {"limit": 1, "per": 1},
+        {"limit": 1, "over": "all"},
+        {"limit": 1, "by": "topic"},
+    ],
 )
 def test_impossible_rate_is_refused(wrong: dict[str, Any]) -> None:
     """A number without a unit, or out of range."""
     with pytest.raises(ConfigError, match=r"a rate (of|per|over|by) .* (not possible|unknown)|per=1 is not a duration"):
         Rate(**wrong)
+
+
+def test_rate_over_a_key_names_the_other_option() -> None:
+    """`over` and `by` are easily mistaken for each other."""
+    with pytest.raises(ConfigError, match="or by='key'"):
+        Rate(1, over="key")  # type: ignore[arg-type]

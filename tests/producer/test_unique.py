@@ -258,7 +258,7 @@ async def test_unique_message_meets_a_full_topic(settings: Settings) -> None:
     [
         ({"unique": ""}, "unique="),
         ({"unique": 7}, "unique="),
-        ({"unique": "a", "until": "never"}, "until="),
+        ({"unique": "a", "until": "never"}, "until='never' is not possible: use 'settled', 'started', or a duration"),
         ({"unique": "a", "until": 5}, "until='5s'"),
         ({"unique": "a", "on_conflict": "drop"}, "on_conflict="),
         ({"until": "settled"}, "need unique"),
