@@ -12,9 +12,11 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, Burial, ConfigError, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq.control import finder as finder_module
 from rsmq.control.finder import Finder
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import Location, MessageRef
+from rsmq.redis.scripts import FIND_DELAYED
 from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
 from tests.contract.witness import ask
@@ -254,6 +256,28 @@ async def test_delayed_messages_are_searched_only_for_what_is_not_in_the_stream(
         assert found is not None
         assert found.message.data == b"2"
         assert moves in searched
+
+
+async def test_delayed_message_is_found_while_others_become_due(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked at page by page, and what leaves from the front must not move it past the next page."""
+    monkeypatch.setattr(finder_module, "PAGE", 3)
+    async with broker:
+        refs = [await broker.publish("orders", n, key="ada", delay=f"{n + 1}h") for n in range(12)]
+        delayed = broker.keys.delayed("orders", refs[0].partition_number)
+        for ref in refs:  # as outputs of handlers, which are not remembered under their ids
+            await ask(broker, "DEL", broker.keys.dedup("orders", ref.partition_number, ref))
+
+        async def call_and_release(*given: Any) -> Any:
+            reply = await FIND_DELAYED(*given)
+            await ask(broker, "ZPOPMIN", delayed)
+            return reply
+
+        monkeypatch.setattr(finder_module, "FIND_DELAYED", call_and_release)
+        found = await Finder(broker.client, broker.keys).find(str(refs[3]), await topic_of(broker), "ada")
+        assert found is not None
+        assert found.message.data == b"3"
 
 
 async def test_look_says_that_a_message_has_expired(broker: Broker) -> None:

@@ -5,7 +5,8 @@
 -- RETURNS  {packed entry or '', due_ms, seen:int}; fewer seen than `count` and no entry: it is not there
 -- WHY      The packed entry is the only copy of the message. The field `id` is searched for as it is packed.
 local wanted = struct.pack('>I4', 2) .. 'id' .. struct.pack('>I4', #ARGV[1]) .. ARGV[1]
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[2], ARGV[3], 'WITHSCORES', 'LIMIT', ARGV[4], ARGV[5])
+-- from the latest on: what becomes due between two calls would move the rest to offsets that were looked at
+local found = redis.call('ZRANGE', KEYS[1], ARGV[3], ARGV[2], 'BYSCORE', 'REV', 'LIMIT', ARGV[4], ARGV[5], 'WITHSCORES')
 for i = 1, #found, 2 do
   local packed, at, is_name = found[i], 1, true
   if packed:find(wanted, 1, true) then -- the same bytes may stand in a payload, so walk over the fields
