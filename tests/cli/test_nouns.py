@@ -167,7 +167,7 @@ def test_messages_are_found_by_a_field(cli: Cli) -> None:
 
 WRONG = [
     (["publish", "orders", "--unique", "x"], "--unique cannot be used with stdin"),
-    (["publish", "orders", "1", "--unique", "x", "--until", "5"], "write until='5s'"),
+    (["publish", "orders", "1", "--unique", "x", "--until", "5"], "a duration such as '5m'"),
     (["publish", "orders", "1", "--delay", "5"], "write 5s, 2h, 1d, 500ms or PT5S"),
     (["publish", "orders", "1", "--at", "2026-01-01T00:00:00"], "has no time zone"),
     (["publish", "orders", "1", "--header", "x"], "name=value"),
