@@ -20,7 +20,7 @@ FITTED = 3
 NOISE = 0.15
 """A power below this is none."""
 AMOUNTS = ("backlog", "payload", "pending")
-LIMITS = {"payload": "at most 32 MiB, ", "concurrency": "at most 2,000 for each at once, "}
+LIMITS = {"payload": "at most 256 MiB, ", "concurrency": "at most 2,000 for each at once, "}
 REASONS = {
     "partitions": "One read serves all partitions of a member, and one script call settles what was done in all of "
     "them.",

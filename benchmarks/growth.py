@@ -33,8 +33,8 @@ from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
 
 DOCS = Path(__file__).parents[1] / "docs"
-LARGEST_RUN = 32 << 20
-"""Payload bytes of one measurement at most."""
+LARGEST_RUN = 256 << 20
+"""Payload bytes of one measurement at most: several times what a worker prefetches."""
 
 Costs = dict[str, Cost]
 Measure = Callable[["Bench", int], Awaitable[Costs]]
@@ -179,8 +179,8 @@ DIMENSIONS = (
     Dimension("partitions", "partitions", (1, 2, 4, 8, 16, 32, 64), partitions),
     Dimension("fixed part", "partitions", (1, 2, 4, 8, 16, 32, 64, 256), fixed, of="worker"),
     Dimension("members", "members", (1, 2, 4, 8, 16), members),
-    Dimension("backlog", "messages waiting", (1_000, 10_000, 100_000, 1_000_000), backlog),
-    Dimension("payload", "bytes", (100, 1 << 10, 8 << 10, 64 << 10, 256 << 10), payload, per_byte=True),
+    Dimension("backlog", "messages waiting", (10_000, 100_000, 1_000_000), backlog),
+    Dimension("payload", "bytes", (100, 1 << 10, 8 << 10, 64 << 10), payload, per_byte=True),
     Dimension("concurrency", "at once", (1, 4, 16, 64, 256, 1000), concurrency),
     Dimension("pending", "messages pending", (100, 1_000, 10_000, 100_000), pending),
 )
