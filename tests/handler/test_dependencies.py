@@ -10,8 +10,9 @@ import fastapi
 import pytest
 from fast_depends import Depends, dependency_provider
 from fast_depends.core import CallModel
+from tenacity import wait_fixed
 
-from rsmq import Broker, ConfigError, Message, Settings
+from rsmq import Broker, ConfigError, Message, RetryPolicy, Settings
 from rsmq.handler.dependencies import with_dependencies
 from rsmq.handler.handler import build_handler
 from rsmq.model.message import MessageOrigin
@@ -118,7 +119,7 @@ async def test_handler_gets_dependency_and_message(broker: Broker, harness: Harn
 async def test_handler_error_reaches_the_dependency(broker: Broker, harness: Harness) -> None:
     """The error is raised at the `yield`, so a session can roll back; the message is retried."""
 
-    @broker.handler("t", group="g")
+    @broker.handler("t", group="g", retry=RetryPolicy(wait=wait_fixed(3600)))  # the second attempt is not looked at
     async def handle(_order: dict[str, int], db: Db) -> None:
         raise ValueError(db.tenant)
 
