@@ -109,3 +109,19 @@ async def paused(worker: ChaosProcess, seconds: float) -> None:
     worker.pause()
     await anyio.sleep(seconds)
     worker.resume()
+
+
+async def kill_and_pause(run: ScenarioRun, proxy: Proxy, turn: int) -> None:
+    """At a random moment the busiest worker is killed, between two resets of all connections of the caller; in every
+    other turn the next one is paused for two leases."""
+    await anyio.sleep(0.5 + run.random.random())  # a random moment: the fault under test
+    proxy.reset()
+    victim = run.busiest()
+    victim.kill()
+    run.excuse("killed", victim)
+    await run.processes.start_workers(1)
+    proxy.reset()
+    if turn % 2:
+        sleeper = run.busiest()
+        run.excuse("paused", sleeper)
+        await paused(sleeper, 2 * run.job.lease)

@@ -276,21 +276,23 @@ async def test_many_marks_of_which_one_is_there_are_all_but_that_written(pg: Asy
         assert await connection.scalar(text("SELECT count(*) FROM invoice")) == 0, "what came before is committed"
 
 
+async def write_and_roll_back(pg: AsyncEngine, marks: list[Mark], refused: dict[Mark, Exception]) -> None:
+    """Write marks in a transaction that has begun, and add those that it must not commit."""
+    async with pg.connect() as connection:
+        await connection.execute(text("SELECT 1"))
+        refused.update(await connection.run_sync(write_marks, marks))
+        await connection.rollback()
+
+
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 async def test_many_marks_wait_for_a_transaction_that_has_one_of_them(pg: AsyncEngine, ends: str) -> None:
     """Such as that of an earlier owner, which is about to commit."""
     found = dict[Mark, Exception]()
 
-    async def write_batch() -> None:
-        async with pg.connect() as connection:
-            await connection.execute(text("SELECT 1"))
-            found.update(await connection.run_sync(write_marks, LANE))
-            await connection.rollback()
-
     async with pg.connect() as first, pg.connect() as watcher:
         await first.run_sync(write_mark, LANE[5])
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(write_batch)
+            tasks.start_soon(write_and_roll_back, pg, LANE, found)
             await until(lambda: is_waiting(watcher), "the batch waits")
             await getattr(first, ends)()
     assert list(found) == ([LANE[5]] if ends == "commit" else [])
@@ -304,18 +306,12 @@ async def test_marks_wait_for_a_newer_owner_that_is_about_to_commit(
     """The fence that it has raised is not visible yet: a transaction that did not wait would commit after it."""
     found = dict[Mark, Exception]()
 
-    async def write_late() -> None:
-        async with pg.connect() as connection:
-            await connection.execute(text("SELECT 1"))
-            found.update(await connection.run_sync(write_marks, marks))
-            await connection.rollback()
-
     async with pg.begin() as connection:
         await connection.run_sync(write_mark, LANE[0])
     async with pg.connect() as newer, pg.connect() as watcher:
         await newer.run_sync(write_mark, LANE[1]._replace(epoch=8))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(write_late)
+            tasks.start_soon(write_and_roll_back, pg, marks, found)
             await until(lambda: is_waiting(watcher), "the late owner waits")
             await getattr(newer, ends)()
     assert {type(error) for error in found.values()} == ({StaleEpoch} if ends == "commit" else set())

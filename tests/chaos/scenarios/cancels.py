@@ -13,7 +13,7 @@ from rsmq import BrokerError, Cancelled, ConfigError, MessageRef, Settled
 from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Name, Verdict
 from tests.chaos.scenario_run import IS_LONG, ScenarioRun
-from tests.chaos.testbed import Testbed, paused
+from tests.chaos.testbed import Testbed, kill_and_pause
 from tests.chaos.worker import TOPIC
 
 EACH = 200
@@ -109,17 +109,7 @@ async def messages_under_command(testbed: Testbed) -> Verdict:
     for turn in range(turns):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(commanded.turn)
-            await anyio.sleep(0.5 + run.random.random())  # a random moment: the fault under test
-            proxy.reset()
-            victim = run.busiest()
-            victim.kill()
-            run.excuse("killed", victim)
-            await run.processes.start_workers(1)
-            proxy.reset()
-            if turn % 2:
-                sleeper = run.busiest()
-                run.excuse("paused", sleeper)
-                await paused(sleeper, 2 * run.job.lease)
+            await kill_and_pause(run, proxy, turn)
     verdict = await run.verdict()
     wrong, counts = commanded.wrong(), commanded.counts()
     assert not wrong, wrong[:20]

@@ -14,7 +14,7 @@ from rsmq.control import MessageStatus
 from tests.chaos.catalogue import scenario
 from tests.chaos.checker import Name, Verdict
 from tests.chaos.scenario_run import IS_LONG, ScenarioRun
-from tests.chaos.testbed import Testbed, paused
+from tests.chaos.testbed import Testbed, kill_and_pause
 from tests.chaos.worker import TOPIC
 
 T = TypeVar("T")
@@ -117,17 +117,7 @@ async def unique_names(testbed: Testbed) -> Verdict:
         for number in range(NAMES):
             tasks.start_soon(named.publish, number)
         for turn in range(8 if IS_LONG else 2):
-            await anyio.sleep(0.5 + run.random.random())  # a random moment: the fault under test
-            proxy.reset()
-            victim = run.busiest()
-            victim.kill()
-            run.excuse("killed", victim)
-            await run.processes.start_workers(1)
-            proxy.reset()
-            if turn % 2:
-                sleeper = run.busiest()
-                run.excuse("paused", sleeper)
-                await paused(sleeper, 2 * run.job.lease)
+            await kill_and_pause(run, proxy, turn)
         named.is_ending = True
     verdict = await run.verdict()
     wrong, counts = named.broken(), named.counts
