@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from rsmq.errors import ConfigError
 from rsmq.gateway.options import GatewayOptions
@@ -21,17 +21,30 @@ BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 def about(
-    options: GatewayOptions, listen: Sequence[str], routes: Sequence[Route], counts: Mapping[str, int], started_ms: int
+    options: GatewayOptions,
+    listen: Sequence[str],
+    routes: Sequence[Route],
+    counts: Mapping[str, int],
+    started_ms: int,
+    server: str,
 ) -> bytes:
-    """As JSON."""
+    """As JSON. `server`: the server process to which it is connected."""
     until = None if options.certificate is None else epoch_ms(expires(options.certificate))
     return to_json(
         {
             "listen": list(listen), "anonymous": options.anonymous, "certificate_until": until,
             "routes": [(each.filter, each.topic, each.has_subscribers) for each in routes if each.is_explicit],
-            "counts": counts, "started_ms": started_ms,
+            "counts": counts, "started_ms": started_ms, "server": server,
         }
     )  # fmt: skip
+
+
+def server_of(said: bytes | None) -> str:
+    """The server process to which a gateway that has said this was connected. Empty if that is not known."""
+    try:
+        return str(from_json(said or b"{}").get("server", ""))
+    except (ValueError, AttributeError):  # another client may write anything
+        return ""
 
 
 def expires(certificate: Path) -> datetime:

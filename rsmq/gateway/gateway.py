@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from rsmq.gateway.broadcast import Broadcast
 from rsmq.gateway.client import ClientConnection
 from rsmq.gateway.context import Context, connection_tasks
 from rsmq.gateway.ingest import Ingest
+from rsmq.gateway.lease import Lease
 from rsmq.gateway.listener import listen
 from rsmq.gateway.machine import Limits
 from rsmq.gateway.message import Published, Timings, combine
@@ -36,11 +36,11 @@ from rsmq.gateway.registry import Registry
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.router import Router
 from rsmq.gateway.routes import Routes
-from rsmq.gateway.sessions import BEAT, Sessions, Suspects, instance_of
+from rsmq.gateway.sessions import Sessions
 from rsmq.gateway.shares import Shares, choose
 from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.gateway.wills import Wills
-from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.clock import monotonic
 from rsmq.model.own_tasks import own_tasks
 from rsmq.persistence.mqtt_clients import KICK
 from rsmq.producer import Producer
@@ -91,6 +91,7 @@ class Gateway:
         """Gets durations, if something measures them. To be set before `run`."""
         self.router: Router | None = None
         self._stopping = anyio.Event()
+        self._lease: Lease | None = None
         self._passed_on = self._started_ms = 0
 
     # -- registering -----------------------------------------------------------------------------------------------
@@ -130,7 +131,8 @@ class Gateway:
             context = self.context = self._build(opened, gatekeeper, lambda work: spawn(guarded(work, context)))
             tasks.start_soon(self._others.run)
             await self.routes.look_up(opened.topics)
-            await self._beat(context, new=True)
+            lease = self._lease = Lease(context)
+            await lease.begin()
             if self.options.most_sessions:
                 await context.sessions.count()
             async with self._routing(opened, context):
@@ -140,7 +142,8 @@ class Gateway:
                 await self._tell_about(context, opened)
                 task_status.started()
                 async with anyio.create_task_group() as upkeep:
-                    for role in (self._turn, self._keep_lease, self._keep_routes, self._keep_pressure):
+                    upkeep.start_soon(lease.keep)
+                    for role in (self._turn, self._keep_routes, self._keep_pressure):
                         upkeep.start_soon(role, context, opened)
                     if self.options.sys_interval:
                         told = SysTopics(opened.client, self._broker.keys, self._deliver_locally)
@@ -312,51 +315,15 @@ class Gateway:
             await anyio.sleep(PRESSURE_TURN)
             context.ingest.pressure.turn(self.now_ms())
 
-    async def _beat(self, context: Context, *, new: bool = False) -> list[str] | None:
-        """Renew the lease, and learn the server's time."""
-        return await context.sessions.beat(to_ms(self.options.lease), new=new)
-
-    async def _keep_lease(self, context: Context, _opened: Connection) -> None:
-        """Renew the lease, and end the connections of gateways that stay dead."""
-        lease = self.options.lease.total_seconds()
-        suspects, under_way = Suspects(lease, monotonic()), set[str]()
-        while True:
-            await anyio.sleep(min(BEAT, lease / 4))
-            try:
-                dead = await self._beat(context)
-                if dead is None:
-                    await self._start_anew(context)
-                    continue
-                for each in suspects.beaten(dead, monotonic()):
-                    if each not in under_way:
-                        under_way.add(each)
-                        context.spawn(self._bury(context, each, under_way))
-            except BrokerError as error:
-                suspects.interrupted(monotonic())
-                log.info("the lease waits for the server: %s", error)
-
-    async def _bury(self, context: Context, gateway: str, under_way: set[str]) -> None:
-        """End the connections of a dead gateway. That may take longer than a lease, which is renewed meanwhile."""
-        try:
-            await context.sessions.bury(gateway)
-        except BrokerError as error:
-            log.info("the end of gateway %s waits for the server: %s", gateway, error)
-        finally:
-            under_way.discard(gateway)
-
-    async def _start_anew(self, context: Context) -> None:
-        """The others have ended the connections of this gateway: so does it, and goes on under a new name."""
-        log.warning("this gateway was away for longer than its lease: its clients have to connect again")
-        for each in list(context.connections.values()):
-            each.close(Reason.SERVER_BUSY)
-        context.sessions.gateway = f"{instance_of(context.sessions.gateway)}~{secrets.token_hex(4)}"
-        await self._beat(context, new=True)
-
     async def _tell_about(self, context: Context, opened: Connection) -> None:
         """Say what this gateway does, for the doctor."""
         key = self._broker.keys.gateway_about(context.sessions.gateway)
         self._started_ms = self._started_ms or self.now_ms()
-        said = about(self.options, self.listen, list(self.routes), totals(context.counts), self._started_ms)
+        assert self._lease is not None
+        await self._lease.look_up()
+        said = about(
+            self.options, self.listen, list(self.routes), totals(context.counts), self._started_ms, self._lease.server
+        )
         await opened.client.execute_command("SET", key, said, "EX", ABOUT_SECONDS)
 
     async def _keep_routes(self, context: Context, opened: Connection) -> None:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from rsmq.errors import BrokerUnavailable, SessionTaken
+from rsmq.errors import BrokerUnavailable, ConfigError, SessionTaken
+from rsmq.gateway.about import server_of
 from rsmq.gateway.registry import Registry
 from rsmq.gateway.scripts import (
     BEAT_GATEWAY,
@@ -21,11 +22,13 @@ from rsmq.gateway.scripts import (
     NOTE_END,
 )
 from rsmq.gateway.shares import Shares
+from rsmq.gateway.suspects import SILENT_MS, Renewal
 from rsmq.gateway.wills import Wills
 from rsmq.heartbeat.presence import listeners
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.redis.connector import Client
+from rsmq.redis.preflight.facts import parse_info
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import OK
 from rsmq.redis.streams import ask_all
@@ -40,15 +43,6 @@ GONE: Final = b""
 """The field of a gateway's list of clients that says that the others have ended them. No client id is empty."""
 GONE_MS: Final = 3_600_000
 """How long that is remembered: far longer than a paused gateway takes to read it."""
-BEAT: Final = 0.25
-"""Seconds between two renewals of the lease of a gateway."""
-SILENT_MS: Final = 600
-"""A gateway that has not renewed its lease for so long, and whose connection is closed, seems to be dead."""
-CONFIRMED: Final = 2
-"""Beats in a row at which it must seem so."""
-NOTICED: Final = SILENT_MS / 1000 + CONFIRMED * BEAT
-"""Seconds after its last renewal in which the others have noticed its death at the latest. What is left of the three
-that a will may take is for ending its connections."""
 
 
 class Ended(NamedTuple):
@@ -62,32 +56,6 @@ class Ended(NamedTuple):
     expiry: int
     keeps_will: bool
     has_shares: bool
-
-
-class Suspects:
-    """Which gateways are dead, from what the beats have shown. No I/O.
-
-    After an outage all seem to be dead until they have renewed their own leases: for `settle` seconds none is.
-    """
-
-    def __init__(self, settle: float, now: float) -> None:
-        self._settle, self._steady = settle, now
-        self._beats = dict[str, int]()
-
-    def beaten(self, silent: Sequence[str], now: float) -> list[str]:
-        """A beat has found these. Returns those whose connections are to be ended."""
-        self._beats = {each: self._beats.get(each, 0) + 1 for each in silent}
-        if now - self._steady < self._settle:
-            return []
-        return [each for each, beats in self._beats.items() if beats >= CONFIRMED]
-
-    def interrupted(self, now: float) -> None:
-        """The server did not answer."""
-        self._beats.clear()
-        self._steady = now
-
-    def __repr__(self) -> str:
-        return f"<Suspects {self._beats}>"
 
 
 class Sessions:
@@ -225,21 +193,36 @@ class Sessions:
                 await self.end(client, epoch)
                 await self._client.execute_command("ZREM", due, member)
 
-    async def beat(self, ttl_ms: int, *, new: bool = False) -> list[str] | None:
-        """Renew the lease of this gateway. Returns those that seem to be dead, or None if its own lease has run out.
+    async def beat(self, ttl_ms: int, *, new: bool = False, of_all: bool = False) -> Renewal | None:
+        """Renew the lease of this gateway. Returns what that has shown, or None if its own lease has run out.
 
-        The connection of a process that was killed is closed at once. One that is paused or cut off keeps its lease.
+        `of_all`: return the leases of all others, too. The connection of a process that was killed is closed at once.
+        One that is paused or cut off keeps its lease.
         """
-        args = (self.gateway, ttl_ms, int(new), SILENT_MS)
+        args = (self.gateway, ttl_ms, int(new), 0 if of_all else SILENT_MS)
         reply = await BEAT_GATEWAY(self._client, (self._keys.gateways,), args)
-        self._offset_ms = int(reply[1]) - time.monotonic() * 1000
+        now = int(reply[1])
+        self._offset_ms = now - time.monotonic() * 1000
         if reply[0] != OK:
             return None
-        left = {name.decode(): int(ms) for name, ms in zip(reply[2::2], reply[3::2], strict=True)}
-        open_ = [each for each, ms in left.items() if ms >= 0]
+        leases = {name.decode(): int(ms) for name, ms in zip(reply[2::2], reply[3::2], strict=True)}
+        silent = [each for each, until in leases.items() if until < now + ttl_ms - SILENT_MS]
+        open_ = [each for each in silent if leases[each] >= now]
         counts = await listeners(self._client, [self._keys.gateway_alive(instance_of(each)) for each in open_])
         present = {each for each, count in zip(open_, counts, strict=True) if count}
-        return [each for each in left if each not in present]
+        return Renewal(leases, [each for each in silent if each not in present])
+
+    async def server(self) -> str:
+        """The server process that has the leases. Empty if this gateway may not ask."""
+        try:
+            reply = await self._client.node_for(self._keys.gateways).execute_command("INFO", "server")
+        except ConfigError:
+            return ""
+        return parse_info(reply).get("run_id", "")
+
+    async def last_server(self, gateway: str) -> str:
+        """The server process to which another gateway was connected last. Empty if that is not known."""
+        return server_of(await self._client.execute_command("GET", self._keys.gateway_about(gateway)))
 
     async def bury(self, gateway: str) -> None:
         """End the connections of a gateway that is dead, a page at a time, and forget it.

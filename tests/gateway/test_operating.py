@@ -133,6 +133,7 @@ async def test_the_doctor_sees_a_gateway(gateway: GatewayProcess, server: Server
         assert said | {"counts": 0, "started_ms": 0} == {
             "listen": ["mqtt://127.0.0.1:0"], "anonymous": True, "certificate_until": None,
             "routes": [["ingest/#", "ingest", True]], "counts": 0, "started_ms": 0,
+            "server": redis.info("server")["run_id"],
         }  # fmt: skip
         other = f"{fleet_prefix}-o"  # the gateway of the module writes what it says again, all the time
         redis.zadd(f"{other}:{{%mqtt}}:gateways", {name: int(redis.time()[0] + 600) * 1000})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rsmq.gateway.sessions import BEAT, NOTICED, SILENT_MS, Suspects
+from rsmq.gateway.suspects import BEAT, CONFIRMED, NOTICED, SILENT_MS, YOUNG, Renewal, Suspects
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
@@ -170,12 +171,54 @@ async def test_a_will_that_cannot_be_stored_is_tried_again(fleet_prefix: str, na
         watcher.abort()
 
 
+async def test_a_gateway_that_has_just_started_publishes_the_wills_of_one_that_was_killed(
+    server: Server, fleet_prefix: str, clients: object, name: str
+) -> None:
+    """It need not wait for its lease, which is longer here than any test waits: it has seen the other one alive, or the
+    server was there all the time."""
+    prefix = f"{fleet_prefix}-{name}"
+    with GatewayProcess(server.url, prefix, lease=600) as young:
+        with GatewayProcess(server.url, prefix, lease=600) as dying:
+            await RawClient(dying.port, 5).connect("a", will=("wills/a", b"gone", 1, True))
+            dying.kill()
+        watcher = await RawClient(young.port, 5).connect("w", keep_alive=0)
+        await watcher.subscribe(("wills/a", 1))
+        assert (await watcher.message()).payload == b"gone"
+        await RawClient(young.port, 5).connect("b", will=("wills/b", b"gone, too", 1, True))
+        young.kill()
+    with GatewayProcess(server.url, prefix, lease=600) as younger:
+        watcher = await RawClient(younger.port, 5).connect("w", keep_alive=0)
+        await watcher.subscribe(("wills/b", 1))
+        assert (await watcher.message()).payload == b"gone, too"
+
+
+async def test_a_gateway_that_starts_after_a_restart_of_the_server_sends_no_wills(
+    fleet_prefix: str, clients: object
+) -> None:
+    """The connections of all others were closed by the restart, and they may come back slowly."""
+    with Server(aof=True, tcp=True) as server, GatewayProcess(server.url, fleet_prefix, lease=60) as slow:
+        one = await RawClient(slow.port, 5).connect("one", keep_alive=0, will=("will", b"gone", 1, False))
+        slow.signal(signal.SIGSTOP)
+        server.stop()
+        server.start()
+        with GatewayProcess(server.url, fleet_prefix, lease=60) as other:
+            watcher = await RawClient(other.port, 5).connect("w", keep_alive=0)
+            await watcher.subscribe(("will", 1))
+            with server.client() as redis:
+                renewals = set[float]()
+                while len(renewals) <= YOUNG / BEAT + 2 * CONFIRMED:
+                    renewals.add(redis.zrange(f"{fleet_prefix}:{{%mqtt}}:gateways", -1, -1, withscores=True)[0][1])
+            slow.signal(signal.SIGCONT)
+            assert await one.is_silent()
+            assert await watcher.is_silent()
+
+
 @pytest.mark.parametrize("renewed", [0.0, 0.1, BEAT - 0.01])
 def test_the_death_of_a_gateway_is_noticed_long_before_three_seconds(renewed: float) -> None:
     """By the settings alone. It dies so long after its last renewal, at any moment between two beats of the other."""
     for phase in range(25):
         suspects, beat = Suspects(6, -10.0), phase / 100
-        while not suspects.beaten(["g1"] if beat > SILENT_MS / 1000 - renewed else [], beat):
+        while not suspects.beaten(Renewal({}, ["g1"] if beat > SILENT_MS / 1000 - renewed else []), beat):
             beat += BEAT
         assert beat <= NOTICED - renewed + 1e-9
     assert NOTICED < 3 / 2  # half of the time is for ending its connections
@@ -183,9 +226,30 @@ def test_the_death_of_a_gateway_is_noticed_long_before_three_seconds(renewed: fl
 
 
 def test_no_gateway_is_dead_while_the_others_come_back_after_an_outage() -> None:
-    suspects = Suspects(6, 0.0)
-    assert not suspects.beaten(["g1"], 5.9)
-    assert suspects.beaten(["g1"], 6.1) == ["g1"]
+    suspects, silent = Suspects(6, 0.0), Renewal({"g1": 1000}, ["g1"])
+    assert not suspects.beaten(silent, 5.9)
+    assert suspects.beaten(silent, 6.1) == ["g1"]
     suspects.interrupted(7.0)
-    assert [suspects.beaten(["g1"], at) for at in (7.1, 12.9, 13.1)] == [[], [], ["g1"]]
-    assert [suspects.beaten(found, 14.0) for found in ([], ["g1"], ["g1"])] == [[], [], ["g1"]]
+    assert [suspects.beaten(silent, at) for at in (7.1, 12.9, 13.1)] == [[], [], ["g1"]]
+    assert [suspects.beaten(Renewal({}, found), 14.0) for found in ([], ["g1"], ["g1"])] == [[], [], ["g1"]]
+
+
+def test_a_gateway_that_has_come_back_after_an_outage_may_be_declared_dead_at_once() -> None:
+    suspects = Suspects(6, 0.0)
+    for at, until, silent in ((0.3, 1000, []), (0.5, 1000, ["g1"]), (0.8, 1000, ["g1"]), (1.0, 1250, [])):
+        assert not suspects.beaten(Renewal({"g1": until}, silent), at)
+    assert [suspects.beaten(Renewal({"g1": 1250}, ["g1"]), at) for at in (1.6, 1.9)] == [[], ["g1"]]
+    suspects.interrupted(2.0)
+    assert not any(suspects.beaten(Renewal({"g1": 1250}, ["g1"]), at) for at in (2.1, 2.4, 2.7, 7.9))
+
+
+def test_only_a_gateway_that_has_just_started_asks_whether_the_server_was_there_all_the_time() -> None:
+    silent = Renewal({"g1": 1000}, ["g1"])
+    suspects = Suspects(6, 0.0)
+    assert [(suspects.beaten(silent, at), suspects.unseen(at)) for at in (0.3, 0.6, YOUNG)] == [
+        ([], []), ([], []), ([], ["g1"])
+    ]  # fmt: skip
+    suspects.vouch("g1")
+    assert suspects.beaten(silent, YOUNG + 0.1) == ["g1"]
+    suspects.interrupted(2.0)
+    assert [(suspects.beaten(silent, at), suspects.unseen(at)) for at in (2.3, 2.6, 3.3)] == [([], [])] * 3

@@ -1,0 +1,83 @@
+"""The lease of a gateway: renewed, and lost when it was away for too long; and the ends of those that died."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import anyio
+
+from rsmq.errors import BrokerError
+from rsmq.gateway.context import Context
+from rsmq.gateway.packet import Reason
+from rsmq.gateway.sessions import instance_of
+from rsmq.gateway.suspects import BEAT, Renewal, Suspects
+from rsmq.model.clock import monotonic, to_ms
+
+log = logging.getLogger("rsmq.gateway")
+
+
+class Lease:
+    """Renews the lease of this gateway, and ends the connections of gateways that stay dead."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._length = context, context.options.lease
+        self._under_way = set[str]()
+        self.server = ""
+        """The server process that has it; empty after an outage, until `look_up`."""
+
+    async def begin(self) -> None:
+        """Take it, and learn the server's time."""
+        await self._renew(new=True)
+        await self.look_up()
+
+    async def look_up(self) -> None:
+        """Learn which server process has it."""
+        self.server = self.server or await self._context.sessions.server()
+
+    async def keep(self) -> None:
+        """Renew it, and end what dead gateways have left, until cancelled."""
+        lease = self._length.total_seconds()
+        suspects = Suspects(lease, monotonic())
+        while True:
+            await anyio.sleep(min(BEAT, lease / 4))
+            try:
+                beat = await self._renew(of_all=not suspects.is_settled(monotonic()))
+                if beat is None:
+                    await self._start_anew()
+                    continue
+                for each in suspects.beaten(beat, monotonic()):
+                    if each not in self._under_way:
+                        self._under_way.add(each)
+                        self._context.spawn(self._bury(each))
+                for each in suspects.unseen(monotonic()):
+                    if self.server and await self._context.sessions.last_server(each) == self.server:
+                        suspects.vouch(each)
+            except BrokerError as error:
+                suspects.interrupted(monotonic())
+                self.server = ""
+                log.info("the lease waits for the server: %s", error)
+
+    async def _renew(self, *, new: bool = False, of_all: bool = False) -> Renewal | None:
+        return await self._context.sessions.beat(to_ms(self._length), new=new, of_all=of_all)
+
+    async def _bury(self, gateway: str) -> None:
+        """End the connections of a dead gateway. That may take longer than a lease, which is renewed meanwhile."""
+        try:
+            await self._context.sessions.bury(gateway)
+        except BrokerError as error:
+            log.info("the end of gateway %s waits for the server: %s", gateway, error)
+        finally:
+            self._under_way.discard(gateway)
+
+    async def _start_anew(self) -> None:
+        """The others have ended the connections of this gateway: so does it, and goes on under a new name."""
+        log.warning("this gateway was away for longer than its lease: its clients have to connect again")
+        context = self._context
+        for each in list(context.connections.values()):
+            each.close(Reason.SERVER_BUSY)
+        context.sessions.gateway = f"{instance_of(context.sessions.gateway)}~{secrets.token_hex(4)}"
+        await self._renew(new=True)
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self._context.sessions.gateway}>"
