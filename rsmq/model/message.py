@@ -39,6 +39,8 @@ MAX_FIELDS: Final = 256
 """An entry with more fields is refused: reading them as headers would waste CPU."""
 WITH_HEADERS: Final = [b"data", b"id", b"key", b"type", b"h"]
 """The fields of a message that came through an MQTT gateway."""
+HEADED: Final = (WITH_HEADERS, [b"data", b"id", b"key", b"h"], [b"data", b"id", b"h"])
+"""The usual fields of a message with headers, which come last."""
 LARGEST_PAYLOAD: Final = 1 << 20
 """Largest payload that a setting allows. A larger one was stored by another client, and is not handled."""
 LONGEST_SHOWN: Final = 80
@@ -129,12 +131,12 @@ class Message:
         elif len(entry) == 2 and entry[0] == b"data":
             self.data = entry[1]
             self.routing_key = None
-        elif len(entry) == 10 and entry[::2] == WITH_HEADERS and len(entry[9]) <= MOST_REMEMBERED:
+        elif len(entry) in (6, 8, 10) and entry[::2] in HEADED and len(entry[-1]) <= MOST_REMEMBERED:
             self.is_plain = False
             self.expires_ms: int | None = None
-            self.data, self.routing_key = entry[1], entry[5]
+            self.data, self.routing_key = entry[1], entry[5] if entry[4] == b"key" else None
             self.check_size()
-            check_headers(entry[9])
+            (check_headers if len(entry) == 10 else read_headers)(entry[-1])  # only those of a device repeat
         else:
             self._read_any_layout(self._fields)
 

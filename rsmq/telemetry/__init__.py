@@ -4,7 +4,7 @@
 its probes (`health.py`); `exporter.py` serves the metrics of topics and groups. Both use the HTTP server in
 `listener.py`. `metric.py` lists all metrics. These only read counters that exist anyway. What costs something for each
 message (handler seconds, traces, the message in log records) is a middleware that exists only on request. Traces are in
-`rsmq.telemetry.tracing`, which needs the extra `otel`.
+`rsmq.telemetry.tracing`, which needs the extra `otel`: `sampling.py` decides about them, `propagation.py` carries them.
 """
 
 from rsmq.telemetry.context import MessageFilter, note_messages

@@ -6,11 +6,9 @@ its own producer, and a middleware around its handlers.
 
 from __future__ import annotations
 
-import re
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from random import random
 from typing import Any, Final, TypeVar
 
 from rsmq.broker import Broker
@@ -20,6 +18,7 @@ from rsmq.handler.middleware import Call, Payloads, Wrapping
 from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Retry
 from rsmq.inspector.inspector import installed
 from rsmq.model.duration import Duration
+from rsmq.model.expiry import OnExpiry
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
@@ -30,34 +29,30 @@ from rsmq.redis.connector import Client
 from rsmq.redis.topics import Topics
 
 try:
-    from opentelemetry import baggage, context, propagate
+    from opentelemetry import context
     from opentelemetry.context import Context
     from opentelemetry.trace import (
         Link,
-        NonRecordingSpan,
         Span,
-        SpanContext,
         SpanKind,
         StatusCode,
-        TraceFlags,
         Tracer,
         TracerProvider,
-        get_current_span,
         get_tracer,
         set_span_in_context,
     )
+
+    from rsmq.telemetry.propagation import EMPTY, Propagation, is_sampled
+    from rsmq.telemetry.sampling import Sampling
 except ImportError as error:
     raise ConfigError("traces need the extra `otel`: pip install 'rsmq[otel]'") from error
 
-TRACEPARENT: Final = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-STANDARD: Final = {"traceparent", "tracestate", "baggage"}
 MOST_LINKS: Final = 128
 """The SDK's own default limit: more links would be dropped anyway."""
 
 Headers = Mapping[str, str]
 T = TypeVar("T")
 
-get_current: Final = context.get_current
 untraced: Final = Producer.publish
 
 
@@ -74,10 +69,10 @@ def trace(broker: Broker, tracer_provider: TracerProvider | None = None, *, shar
     tracer, propagation = get_tracer("rsmq", installed("rsmq"), tracer_provider), Propagation()
 
     def make(client: Client, keys: Keys, settings: Settings, topics: Topics) -> Producer:
-        return TracedProducer(client, keys, settings, topics, Sampling(share), tracer, propagation)
+        return TracedProducer(client, keys, settings, topics, Sampling(share, tracer, propagation), propagation)
 
     broker.make_producer = make
-    broker.middleware(TracedHandling(Sampling(share), tracer, propagation))
+    broker.middleware(TracedHandling(tracer, propagation, is_all=share >= 1))
 
 
 def attributes(kind: str, operation: str, topic: str) -> dict[str, str]:
@@ -101,54 +96,6 @@ def note_error(span: Span, error: BaseException) -> None:
         span.set_status(StatusCode.ERROR, describe(error))
 
 
-class Sampling:
-    """Decides which publishes get a span. With share 1, OpenTelemetry's sampler decides, and the context carries it.
-
-    Below 1 this class decides before a span is made: inside a span as that span, else at random. A message that was
-    not sampled carries no context, so its handler begins no trace of its own.
-    """
-
-    __slots__ = ("is_all", "share")
-
-    def __init__(self, share: float) -> None:
-        self.share, self.is_all = share, share >= 1
-
-    def of_publish(self) -> bool:
-        """Whether a publish gets a span."""
-        if self.is_all:
-            return True
-        if not get_current():
-            return random() < self.share
-        here = get_current_span().get_span_context()
-        return here.trace_flags.sampled if here.is_valid else random() < self.share
-
-
-class Propagation:
-    """Writes and reads contexts. Checks at creation whether the configured propagators are standard."""
-
-    def __init__(self) -> None:
-        self._is_standard = set(propagate.get_global_textmap().fields) == STANDARD
-
-    def inject(self, headers: dict[str, str], context: Context) -> None:
-        """Add a context to headers."""
-        here = get_current_span(context).get_span_context()
-        if self._is_standard and here.is_valid and not here.trace_state and not baggage.get_all(context):
-            headers["traceparent"] = f"00-{here.trace_id:032x}-{here.span_id:016x}-{here.trace_flags:02x}"
-        else:
-            propagate.inject(headers, context)
-
-    def extract(self, headers: Mapping[str, str]) -> tuple[Context, SpanContext]:
-        """The context of a message, and its span."""
-        header = headers.get("traceparent")
-        match = None if header is None else TRACEPARENT.fullmatch(header)
-        if match is None or not self._is_standard or "tracestate" in headers or "baggage" in headers:
-            context = propagate.extract(headers, Context())
-            return context, get_current_span(context).get_span_context()
-        trace_id, span_id, flags = (int(part, 16) for part in match.groups())
-        origin = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
-        return set_span_in_context(NonRecordingSpan(origin), Context()), origin
-
-
 class TracedHandling(Wrapping):
     """The middleware: a span around every handler call.
 
@@ -156,8 +103,8 @@ class TracedHandling(Wrapping):
     unsampled gets no span here either. A batch: a span of its own, linked to the span of every message in it.
     """
 
-    def __init__(self, sampling: Sampling, tracer: Tracer, propagation: Propagation) -> None:
-        self._sampling, self._tracer, self._propagation = sampling, tracer, propagation
+    def __init__(self, tracer: Tracer, propagation: Propagation, *, is_all: bool) -> None:
+        self._tracer, self._propagation, self._is_all = tracer, propagation, is_all
         self._known: dict[tuple[str, str, int], tuple[str, dict[str, str]]] = {}
 
     def wrap(self, call_next: Call) -> Call:
@@ -171,13 +118,13 @@ class TracedHandling(Wrapping):
                 return call_next(work)
             return call_all(work)
 
-        if self._sampling.is_all:
+        if self._is_all:
             return call_all
         return call
 
     def wrap_payload(self, call_next: Call, topic: str, group: str) -> Call | None:
         """Plain messages have no context."""
-        return None if self._sampling.is_all else call_next
+        return None if self._is_all else call_next
 
     def wrap_payloads(self, call_next: Call, topic: str, group: str) -> Call | None:
         """A batch is linked to the messages in it that have a context."""
@@ -185,23 +132,24 @@ class TracedHandling(Wrapping):
         def call(work: list[Any]) -> Awaitable[Any]:
             return self._batch(work, call_next, work.messages) if isinstance(work, Payloads) else call_next(work)
 
-        return None if self._sampling.is_all else call
+        return None if self._is_all else call
 
-    async def _one(self, work: Message, call_next: Call) -> Any:
-        parent, origin = self._propagation.extract(work.headers)
-        if not origin.is_valid and not self._sampling.is_all:
-            return await call_next(work)
-        if origin.is_valid and not origin.trace_flags.sampled:
-            return await self._within(parent, None, work, call_next)
-        span = self._start(work, parent, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
-        return await self._within(set_span_in_context(span, parent), span, work, call_next)
+    def _one(self, work: Message, call_next: Call) -> Awaitable[Any]:
+        scope, origin = self._propagation.extract(work)
+        is_chosen = is_sampled(origin)
+        if is_chosen is None and not self._is_all:
+            return call_next(work)
+        if is_chosen is False:
+            return self._within(scope, None, work, call_next)
+        span = self._start(work, scope, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
+        return self._within(set_span_in_context(span, scope), span, work, call_next)
 
     async def _batch(self, work: Sequence[Any], call_next: Call, messages: Sequence[Message]) -> Any:
         links = self._links(messages)
-        if not links and not self._sampling.is_all:
+        if not links and not self._is_all:
             return await call_next(work)
-        span = self._start(messages[0], Context(), {"messaging.batch.message_count": len(work)}, links)
-        return await self._within(set_span_in_context(span, Context()), span, work, call_next)
+        span = self._start(messages[0], EMPTY, {"messaging.batch.message_count": len(work)}, links)
+        return await self._within(set_span_in_context(span, EMPTY), span, work, call_next)
 
     async def _within(self, scope: Context, span: Span | None, work: Any, call_next: Call) -> Any:
         token = context.attach(scope)
@@ -223,12 +171,13 @@ class TracedHandling(Wrapping):
         )  # fmt: skip
 
     def _links(self, batch: Sequence[Message]) -> list[Link]:
-        """To the span that published each message, each span once."""
+        """To the sampled span that published each message, each span once: others are found nowhere."""
         found: dict[int, Link] = {}
         for message in batch:
-            if not message.is_plain:
-                _, origin = self._propagation.extract(message.headers)
-                if origin.is_valid and len(found) < MOST_LINKS:
+            if not message.is_plain and len(found) < MOST_LINKS:
+                _, span = self._propagation.extract(message)
+                if is_sampled(span):
+                    origin = span.get_span_context()
                     found.setdefault(origin.span_id, Link(origin))
         return list(found.values())
 
@@ -254,12 +203,10 @@ class TracedProducer(Producer):
         settings: Settings,
         topics: Topics,
         sampling: Sampling,
-        tracer: Tracer,
         propagation: Propagation,
     ) -> None:
         super().__init__(client, keys, settings, topics)
-        self._sampling, self._tracer, self._propagation = sampling, tracer, propagation
-        self._share = sampling.share
+        self._sampling, self._propagation = sampling, propagation
 
     def publish(
         self,
@@ -272,32 +219,35 @@ class TracedProducer(Producer):
         at: datetime | None = None,
         message_id: str | None = None,
         wait_replicas: int = 0,
-        **expiry: Any,
+        expires: Duration | datetime | None = None,
+        on_expiry: OnExpiry | None = None,
     ) -> Coroutine[Any, Any, MessageRef]:
-        """As without traces. Arguments are spelled out, nothing is awaited: an unsampled publish must cost nothing."""
-        if random() >= self._share and not get_current():
-            return untraced(
-                self, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-                wait_replicas=wait_replicas, **expiry,
+        """As without traces. Arguments are spelled out, nothing is awaited: an unsampled publish must cost little."""
+        decision = self._sampling.decide()
+        if isinstance(decision, int):
+            return self._publish(
+                decision, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
+                wait_replicas=wait_replicas, expires=expires, on_expiry=on_expiry,
             )  # fmt: skip
-        is_chosen = not get_current() or self._sampling.of_publish()  # outside of any span random() has decided
-        chosen = self._publish if is_chosen else super().publish
-        return chosen(
-            topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-            wait_replicas=wait_replicas, **expiry,
+        return untraced(
+            self, topic, payload, key=key, headers=with_context(headers, decision), delay=delay, at=at,
+            message_id=message_id, wait_replicas=wait_replicas, expires=expires, on_expiry=on_expiry,
         )  # fmt: skip
 
-    async def _publish(self, topic: str, payload: Any, *, headers: Headers | None, **options: Any) -> MessageRef:
-        with Published(self._tracer, self._propagation, topic) as span:
+    async def _publish(
+        self, trace_id: int, topic: str, payload: Any, *, headers: Headers | None, **options: Any
+    ) -> MessageRef:
+        with Published(self._sampling, self._propagation, topic, trace_id) as span:
             identity = await super().publish(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", identity)
             return identity
 
     async def output(self, topic: str, payload: Any, *, headers: Headers | None = None, **options: Any) -> Output:
         """As without traces. The span of the handler is the current one, so it is the parent."""
-        if not self._sampling.of_publish():
-            return await super().output(topic, payload, headers=headers, **options)
-        with Published(self._tracer, self._propagation, topic) as span:
+        decision = self._sampling.decide()
+        if not isinstance(decision, int):
+            return await super().output(topic, payload, headers=with_context(headers, decision), **options)
+        with Published(self._sampling, self._propagation, topic, decision) as span:
             output = await super().output(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", output.message_id)
             return output
@@ -311,30 +261,36 @@ class TracedProducer(Producer):
         **options: Any,
     ) -> list[str]:
         """As without traces: one span, the parent of the spans of all their handlers."""
-        if not self._sampling.of_publish():
-            return await super().publish_many(topic, items, headers=headers, **options)
-        with Published(self._tracer, self._propagation, topic) as span:
-            carrier = span.inject(None)
 
-            def extended(item: T) -> Headers:
-                own = headers(item) if callable(headers) else headers
-                return {**own, **carrier} if own else carrier
+        def extended(carrier: Headers) -> Headers | Callable[[T], Headers | None] | None:
+            if callable(headers):
+                return lambda item: with_context(headers(item), carrier)
+            return with_context(headers, carrier)
 
-            ids = await super().publish_many(topic, items, headers=extended, **options)
+        decision = self._sampling.decide()
+        if not isinstance(decision, int):
+            return await super().publish_many(topic, items, headers=extended(decision), **options)
+        with Published(self._sampling, self._propagation, topic, decision) as span:
+            ids = await super().publish_many(topic, items, headers=extended(span.inject(None)), **options)
             span.note("messaging.batch.message_count", len(ids))
             return ids
 
 
+def with_context(headers: Headers | None, carrier: Headers) -> Headers | None:
+    """Headers and the context of a publish."""
+    if not carrier:
+        return headers
+    return {**headers, **carrier} if headers else carrier
+
+
 class Published:
-    """The span of one publish. The current span is its parent."""
+    """The span of one publish."""
 
     __slots__ = ("_context", "_propagation", "_span")
 
-    def __init__(self, tracer: Tracer, propagation: Propagation, topic: str) -> None:
+    def __init__(self, sampling: Sampling, propagation: Propagation, topic: str, trace_id: int) -> None:
         self._propagation = propagation
-        self._span = tracer.start_span(
-            f"publish {topic}", kind=SpanKind.PRODUCER, attributes=attributes("send", "publish", topic)
-        )
+        self._span = sampling.start(trace_id, f"publish {topic}", attributes("send", "publish", topic))
         self._context = set_span_in_context(self._span)
 
     def inject(self, headers: Headers | None) -> dict[str, str]:

@@ -12,11 +12,14 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rsmq import Broker, Settings
+from rsmq.telemetry.tracing import trace
 from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
 from tests.cli.conftest import cli as cli
 from tests.cli.conftest import start as start
 from tests.servers import wait_until
+from tests.telemetry.traces import Traces
 
 MODULE = """
 import logging, time
@@ -116,3 +119,21 @@ def serve(cli: Cli, start: Callable[..., Running], endpoint: Endpoint) -> Iterat
 
     yield launch
     Path(cli.directory, "go").touch()
+
+
+@pytest.fixture
+def traces() -> Traces:
+    """Everything is sampled."""
+    return Traces()
+
+
+@pytest.fixture
+def make(server_url: str, prefix: str) -> Callable[[Traces], Broker]:
+    """A traced broker on the shared server."""
+
+    def broker(traces: Traces) -> Broker:
+        made = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=2))
+        trace(made, traces.provider)
+        return made
+
+    return broker

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from tenacity import wait_none
 
@@ -18,44 +16,9 @@ from rsmq import Broker, ConfigError, Message, Retry, RetryPolicy, Settings
 from rsmq.producer import Producer
 from rsmq.telemetry.tracing import trace
 from tests.patience import until
+from tests.telemetry.traces import Traces
 
 AGAIN = RetryPolicy(max_attempts=2, wait=wait_none())
-
-
-class Traces:
-    """A tracer provider, and the spans that have ended."""
-
-    def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
-        self._memory = InMemorySpanExporter()
-        self.provider = TracerProvider(sampler=sampler)
-        self.provider.add_span_processor(SimpleSpanProcessor(self._memory))
-
-    def named(self, name: str) -> list[ReadableSpan]:
-        """Those with a name, in the order of their ends."""
-        return [span for span in self._memory.get_finished_spans() if span.name == name]
-
-    async def expect(self, name: str, count: int = 1) -> list[ReadableSpan]:
-        """Wait for so many."""
-        await until(lambda: len(self.named(name)) >= count, f"{count} spans {name!r}")
-        return self.named(name)
-
-
-@pytest.fixture
-def traces() -> Traces:
-    """Everything is sampled."""
-    return Traces()
-
-
-@pytest.fixture
-def make(server_url: str, prefix: str) -> Callable[[Traces], Broker]:
-    """A traced broker on the shared server."""
-
-    def broker(traces: Traces) -> Broker:
-        made = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=2))
-        trace(made, traces.provider)
-        return made
-
-    return broker
 
 
 def is_child(span: ReadableSpan, parent: ReadableSpan) -> bool:
