@@ -9,22 +9,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import anyio
 import hiredis
+from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from rsmq.errors import BrokerError, BrokerUnavailable, SlotMoved
 from rsmq.redis.connector import Client, translate
+from rsmq.redis.reply_protocol import ReplyProtocol
 from rsmq.redis.scripts import packed_with_source
 from rsmq.redis.slots import Key
-
-try:
-    from redis._parsers.hiredis import NOT_ENOUGH_DATA
-except ImportError:
-    NOT_ENOUGH_DATA = None
 
 Packed = tuple[Key, bytes]
 """A key, which decides the node, and a packed command on keys of the same slot."""
@@ -54,7 +50,7 @@ ASKING: Final = pack(("ASKING",))
 
 
 class RawConnection:
-    """A connection to one server, for one task at a time; on a cluster, made with `client.node_for(key)`.
+    """A connection to one server, for one task that reads and one that writes; on a cluster, made with `client.node_for(key)`.
 
     An error in a reply is returned in its place, not raised.
     """
@@ -63,6 +59,7 @@ class RawConnection:
         self.node = client
         self._timeout = client.timeout
         self._connection = client.connection_pool.make_connection()
+        self._protocol: ReplyProtocol | None = None
         self.client_id = 0
         self.address = ""
         self._lacks_script = False
@@ -84,99 +81,109 @@ class RawConnection:
         If the last connection broke, the server ends it first: a command that was late on it is not executed after its
         repetition on this one.
         """
-        async with self._bounded():
-            await self._connection.connect()
-            info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
-            if isinstance(info, Exception):
-                raise info
-            # no split at blanks: the path of a unix socket may contain some
-            said = info.decode(errors="replace") if isinstance(info, bytes) else ""
-            found = re.match(r"id=(\d+) addr=(.*?) laddr=", said)
-            if found is None:
-                raise BrokerError(f"CLIENT INFO says {info!r}: this is not a Redis 7.0 or Valkey 8 server")
-            client_id, address = int(found[1]), found[2]
-            if self._last:
-                (reply,) = await self.exchange([pack(kill_command(self._last))])
-                if isinstance(reply, BrokerUnavailable):  # another error: no right to do it
-                    raise reply
-            self.client_id, self.address, self._last = client_id, address, ""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._open()
+        except BaseException as error:
+            await self._drop(error)
+            raise
+
+    async def _open(self) -> None:
+        await self._connection.connect()
+        transport = self._connection._writer.transport
+        self._protocol = ReplyProtocol(transport)
+        info = (await self.exchange([pack(("CLIENT", "INFO"))]))[0]
+        if isinstance(info, Exception):
+            raise info
+        # no split at blanks: the path of a unix socket may contain some
+        said = info.decode(errors="replace") if isinstance(info, bytes) else ""
+        found = re.match(r"id=(\d+) addr=(.*?) laddr=", said)
+        if found is None:
+            raise BrokerError(f"CLIENT INFO says {info!r}: this is not a Redis 7.0 or Valkey 8 server")
+        client_id, address = int(found[1]), found[2]
+        if self._last:
+            (reply,) = await self.exchange([pack(kill_command(self._last))])
+            if isinstance(reply, BrokerUnavailable):  # another error: no right to do it
+                raise reply
+        self.client_id, self.address, self._last = client_id, address, ""
 
     async def close(self) -> None:
         """Close the connection; commands in flight may or may not be executed."""
-        self.client_id = 0
+        self.client_id, self._protocol = 0, None
         await self._connection.disconnect(nowait=True)
 
     async def send(self, commands: Sequence[bytes]) -> None:
         """Write packed commands together."""
-        async with self._bounded():
-            await self._connection.send_packed_command(commands, check_health=False)
+        try:
+            await self._write(commands).drained(self._timeout)
+        except BaseException as error:
+            await self._drop(error)
+            raise
 
     async def receive(self, count: int, timeout: float | None = None) -> list[Any]:
         """The next replies. Raises BrokerUnavailable, and closes the connection, when they do not come in time."""
-        async with self._bounded(timeout):
-            return await self._replies(count)
+        try:
+            return await self._receive(count, count, timeout)
+        except BaseException as error:
+            await self._drop(error)
+            raise
 
     async def receive_arrived(self, timeout: float) -> list[Any]:
         """The next reply, and all that have arrived with it."""
-        async with self._bounded(timeout):
-            replies = [await self._reply()]
-            self._take_arrived(replies, MOST_ARRIVED)
-            return replies
+        try:
+            return await self._receive(1, MOST_ARRIVED, timeout)
+        except BaseException as error:
+            await self._drop(error)
+            raise
 
     async def exchange(
         self, commands: Sequence[bytes], timeout: float | None = None, *, asking: bool = False, last: bytes = b""
     ) -> list[Any]:
-        """Write commands together and read as many replies, all within one time limit.
+        """Write commands together and read as many replies within a time limit.
 
-        A script that the server does not have is written again with its source. `asking`: the commands are on slots
+        A script that the server does not have is written again with its source, with a limit of its own. `asking`: the commands are on slots
         that this node is about to take over. `last` (WAIT) is written behind all others, its reply comes last.
         """
-        async with self._bounded(timeout):
+        try:
             self._lacks_script = False
-            replies = await self._exchange(commands, asking, last)
+            replies = await self._exchange(commands, timeout, asking, last)
             if self._lacks_script:
                 unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
                 again = [packed_with_source(commands[at]) for at in unknown]
-                answers = await self._exchange(again, asking, last)
+                answers = await self._exchange(again, timeout, asking, last)
                 for at, answer in zip((*unknown, *([-1] if last else ())), answers, strict=True):
                     replies[at] = answer
             return replies
+        except BaseException as error:
+            await self._drop(error)
+            raise
 
-    async def _exchange(self, commands: Sequence[bytes], asking: bool, last: bytes) -> list[Any]:
+    async def _exchange(self, commands: Sequence[bytes], timeout: float | None, asking: bool, last: bytes) -> list[Any]:
         packed = [part for command in commands for part in (ASKING, command)] if asking else commands
         count = len(packed)
         if last:
             packed = [*packed, last]
-        await self._connection.send_packed_command(b"".join(packed), check_health=False)
-        replies = await self._replies(len(packed))
+        self._write(packed)
+        replies = await self._receive(len(packed), len(packed), timeout)
         return [*replies[1:count:2], *replies[count:]] if asking else replies
 
-    async def _replies(self, count: int) -> list[Any]:
-        replies: list[Any] = []
-        while len(replies) < count:
-            replies.append(await self._reply())
-            self._take_arrived(replies, count)
+    @property
+    def _opened(self) -> ReplyProtocol:
+        if self._protocol is None:
+            raise ServerGone("the connection is not open")
+        return self._protocol
+
+    def _write(self, commands: Sequence[bytes]) -> ReplyProtocol:
+        protocol = self._opened
+        protocol.write(commands[0] if len(commands) == 1 else b"".join(commands))
+        return protocol
+
+    async def _receive(self, least: int, most: int, timeout: float | None) -> list[Any]:
+        replies = await self._opened.replies(least, most, self._timeout if timeout is None else timeout)
+        for at, reply in enumerate(replies):
+            if isinstance(reply, Exception):
+                replies[at] = self._answer(reply)
         return replies
-
-    async def _reply(self) -> Any:
-        try:
-            return await self._connection.read_response(disable_decoding=True, disconnect_on_error=False)
-        except ResponseError as error:
-            return self._answer(error)
-
-    def _take_arrived(self, replies: list[Any], count: int) -> None:
-        """Take the replies that arrived with the first one straight out of redis-py's parser: a tenth of the CPU.
-
-        This uses private names. Without them every reply is read one by one; a test fails when they are gone.
-        """
-        reader = getattr(getattr(self._connection, "_parser", None), "_reader", None)
-        if reader is None or NOT_ENOUGH_DATA is None:
-            return
-        while len(replies) < count:
-            reply = reader.gets(False)
-            if reply is NOT_ENOUGH_DATA:
-                return
-            replies.append(self._answer(reply) if isinstance(reply, Exception) else reply)
 
     def _answer(self, error: Exception) -> Exception:
         """An error reply as its result. An error about the connection itself is raised."""
@@ -190,46 +197,19 @@ class RawConnection:
             self.node.note_error(answer)
         return answer
 
-    def _bounded(self, timeout: float | None = None) -> TimeLimit:
-        return TimeLimit(self, self._timeout if timeout is None else timeout)
-
-
-class TimeLimit:
-    """A time limit around one step of a connection; a class, because a generator costs twice as much.
-
-    Raises our errors, also for a server that reads or answers too slowly. Each of them closes the connection, and so
-    does a cancellation: replies that were not read would be taken for those of the next commands.
-    """
-
-    __slots__ = ("_connection", "_timeout")
-
-    def __init__(self, connection: RawConnection, seconds: float) -> None:
-        self._connection, self._timeout = connection, asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, at)
-        except TimeoutError as late:
-            error = late
-        if error is not None:
-            await self._drop(error)
-
     async def _drop(self, error: BaseException) -> None:
-        connection = self._connection
-        if connection.client_id:
-            connection._last = f"{connection.client_id} {connection.address}"
+        """Close the connection after an error or a cancellation: replies that were not read would be taken for those
+        of the next commands. Raises our error, also for a server that reads or answers too slowly.
+        """
+        if self.client_id:
+            self._last = f"{self.client_id} {self.address}"
         with anyio.CancelScope(shield=True):
-            await connection.close()
+            await self.close()
         if isinstance(error, NoScriptError) or not isinstance(error, FAILURES):
             return
         if isinstance(error, RedisError | OSError):
-            self._connection.node.note_error(translate(error))
-        raise translate(error, self._connection.node.url) from error
+            self.node.note_error(translate(error))
+        raise translate(error, self.node.url) from error
 
 
 class ShardedConnection:

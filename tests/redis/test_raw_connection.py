@@ -17,7 +17,10 @@ from rsmq.redis.connector import Client, Connector
 from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import TAKE_LEASE
 from rsmq.testing.proxy import Proxy
+from tests.patience import until
 from tests.servers import Server
+
+MEGABYTE = 1 << 20
 
 
 def test_pack_writes_text_bytes_and_numbers() -> None:
@@ -226,32 +229,14 @@ async def test_wrong_password_at_open() -> None:
         await client.aclose()
 
 
-async def test_what_has_arrived_is_taken_at_once(connection: RawConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first reply is asked for. If this fails, redis-py has renamed what `_take_arrived` uses."""
-    asked = []
-    ask = connection._connection.read_response
-
-    async def count(**options: object) -> object:
-        asked.append(options)
-        return await ask(**options)
-
-    monkeypatch.setattr(connection._connection, "read_response", count)
-    replies = await connection.exchange([pack(("ECHO", n)) for n in range(50)])
-    assert replies == [str(n).encode() for n in range(50)]
-    assert len(asked) < 10
-
-
-@pytest.mark.parametrize("missing", ["reader", "sentinel"])
-async def test_without_the_private_names(
-    connection: RawConnection, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    """A redis-py that has them no more costs time, nothing else."""
-    if missing == "sentinel":
-        monkeypatch.setattr("rsmq.redis.raw_connection.NOT_ENOUGH_DATA", None)
-    else:
-        monkeypatch.setattr(connection, "_take_arrived", lambda replies, count: None)
-    replies = await connection.exchange([pack(("ECHO", n)) for n in range(50)])
-    assert replies == [str(n).encode() for n in range(50)]
+async def test_replies_that_no_task_reads_stay_with_the_server(connection: RawConnection) -> None:
+    """What arrives unasked is not piled up in our memory; a task that reads gets all of it."""
+    transport = connection._connection._writer.transport  # type: ignore[attr-defined]
+    await connection.send([pack(("ECHO", b"x" * MEGABYTE))] * 8)
+    await until(lambda: not transport.is_reading(), "the socket is not read any more")
+    assert await connection.receive(8) == [b"x" * MEGABYTE] * 8
+    assert transport.is_reading()
+    assert await connection.exchange([pack(("PING",))]) == [b"PONG"]
 
 
 async def test_an_error_behind_other_replies() -> None:

@@ -133,6 +133,12 @@ class SimulatedTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing
 
+    def get_protocol(self) -> Any:
+        return self._protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 

@@ -330,7 +330,7 @@ EXHIBITS: Final = (
         "a repetition overtakes",
         "a command on a connection that broke is executed after its repetition on the next one",
         [
-            Edit("rsmq/redis/raw_connection.py", "            if self._last:\n", "            if False:\n"),
+            Edit("rsmq/redis/raw_connection.py", "        if self._last:\n", "        if False:\n"),
             Edit("rsmq/redis/lua/park_message.lua", STARTED_SINCE, ""),
         ],
         aims_at("late call"),
