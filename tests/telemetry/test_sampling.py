@@ -119,7 +119,9 @@ def other_parent() -> Any:
     return use_span(NonRecordingSpan(SpanContext(99, 1, True, TraceFlags(TraceFlags.SAMPLED))))
 
 
-@pytest.mark.parametrize("sampler", [Recording(), ParentBased(ALWAYS_ON), TraceIdRatioBased(0.5), ParentBased(Recording())])
+@pytest.mark.parametrize(
+    "sampler", [Recording(), ParentBased(ALWAYS_ON), TraceIdRatioBased(0.5), ParentBased(Recording())]
+)
 def test_other_samplers_are_asked_for_each_publish(sampler: Sampler) -> None:
     """Only the SDK's ParentBased over a rate is known: also a sampler that calls itself so is asked."""
     assert [sampling_of(Traces(sampler)).decide() for _ in range(5)] == [0] * 5
