@@ -50,9 +50,9 @@ ASKING: Final = pack(("ASKING",))
 
 
 class RawConnection:
-    """A connection to one server, for one task that reads and one that writes; on a cluster, made with `client.node_for(key)`.
+    """A connection to one server, for one task that reads and one that writes.
 
-    An error in a reply is returned in its place, not raised.
+    On a cluster it is made with `client.node_for(key)`. An error in a reply is returned in its place, not raised.
     """
 
     def __init__(self, client: Client) -> None:
@@ -141,8 +141,9 @@ class RawConnection:
     ) -> list[Any]:
         """Write commands together and read as many replies within a time limit.
 
-        A script that the server does not have is written again with its source, with a limit of its own. `asking`: the commands are on slots
-        that this node is about to take over. `last` (WAIT) is written behind all others, its reply comes last.
+        A script that the server does not have is written again with its source, with a limit of its own. `asking`: the
+        commands are on slots that this node is about to take over. `last` (WAIT) is written behind
+        all others, its reply comes last.
         """
         try:
             self._lacks_script = False
