@@ -8,7 +8,7 @@
 --          assigned here, so the keys of letters follow from that of the inbox. A session hash that is new, or was lost,
 --          is known to no session: its first letter rings. Letters of a source with '&' belong to an MQTT session. With
 --          `wait`, what has no room in that of a connected client is not stored, instead of dropping the oldest.
--- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks
+-- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
 local latest, just, tail = now + life, struct.pack('>BI6', 1, now), struct.pack('>I6', now + life)
@@ -20,8 +20,10 @@ local function count(session, field, n)
 end
 
 local function add(inbox, session, expiry, source, from, to, number)
-  local state = call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
-  local since, mark, is_mqtt = struct.pack('>BI6', 1, state[4] or 0), state[5] or '', source:byte(8) == 38
+  local is_mqtt = source:byte(8) == 38
+  local state = is_mqtt and call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
+    or call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source)
+  local since, mark = state[4] and struct.pack('>BI6', 1, state[4]) or '', state[5] or ''
   if is_mqtt and not state[6] then
     total.late = total.late + letters[from - 1]
     return
@@ -58,9 +60,7 @@ local function add(inbox, session, expiry, source, from, to, number)
   local till = is_renewed and renewed or state[2]
   if top > 0 then call('ZADD', inbox, unpack(refs, 1, top)) end
   if top > 0 and (is_renewed or size == 0) then call('PEXPIREAT', inbox, till) end
-  local idle = state[3] and { 'idle', top == 0 and state[3] or '0' } or {}
-  call('HSET', session, 'seq', last or '0', source, newest .. moment, 'until_ms', till, unpack(idle))
-  if is_renewed then call('PEXPIREAT', session, till) end
+  note_letters(session, last or '0', source, newest .. moment, till, is_renewed, top > 0 and state[3] == '1')
   total.stored = total.stored + top / 2
   if size + top / 2 > limit then
     local dropped, expired = make_room(inbox, session, expiry, size + top / 2 - limit, now)
