@@ -14,18 +14,10 @@ from rsmq.gateway.context import QUICK, Context, Transport, hang_up
 from rsmq.gateway.delivery import Delivery
 from rsmq.gateway.grant import capped, grant
 from rsmq.gateway.inbox_reader import InboxReader
-from rsmq.gateway.ingest import ReceivedIds
 from rsmq.gateway.limits import ClientRates
 from rsmq.gateway.machine import EARLY_BYTES, Machine, State
 from rsmq.gateway.message import Published
 from rsmq.gateway.packet import (
-    V5,
-    Ack,
-    Connect,
-    Disconnect,
-    Packet,
-    PendingAck,
-    Ping,
     PubAcks,
     Publish,
     Reason,
@@ -53,9 +45,9 @@ class ClientConnection:
     """The packets of one client against the server. The rules of the packets themselves are in `Machine`."""
 
     __slots__ = (
-        "_context", "_delivery", "_has_ended", "_is_reading", "_keep_alive", "_keeps_will", "_largest", "_loop",
-        "_machine", "_outgoing", "_peer", "_publishing", "_rates", "_reader", "_transport", "client_id", "expiry",
-        "heard", "is_closed", "level", "requests", "rights", "subscriptions", "user",
+        "_at_eof", "_context", "_delivery", "_has_ended", "_is_reading", "_keep_alive", "_keeps_will", "_largest",
+        "_loop", "_machine", "_outgoing", "_peer", "_publishing", "_rates", "_reader", "_transport", "client_id",
+        "expiry", "heard", "is_closed", "level", "requests", "rights", "subscriptions", "user",
     )  # fmt: skip
 
     def __init__(self, context: Context, transport: Transport, peer: Peer) -> None:
@@ -65,7 +57,7 @@ class ClientConnection:
         self._outgoing: list[bytes] = []
         self._largest = LARGEST
         self._is_reading = True
-        self.is_closed = self._has_ended = False
+        self.is_closed = self._has_ended = self._at_eof = False
         self.client_id, self.user = "", None  # type: tuple[str, str | None]
         self.level = 0
         self.subscriptions: dict[str, Subscription] = {}
@@ -90,7 +82,7 @@ class ClientConnection:
         self._context.counts["bytes received"] += len(data)
         self._act(self._machine.feed(data), len(data))
 
-    def _act(self, packets: list[Packet], size: int = 0) -> None:
+    def _act(self, packets: list[packet.Packet], size: int = 0) -> None:
         """Act on packets, behind `size` bytes that have just come."""
         try:
             if self._rates is not None:
@@ -133,6 +125,14 @@ class ClientConnection:
             self._outgoing.clear()
             self._context.counts["bytes sent"] += len(data)
             self._transport.write(data)
+        if self._at_eof and not (self.is_closed or self._owes):
+            self._transport.close()
+
+    @property
+    def _owes(self) -> bool:
+        """Whether answers to what the client has sent are due."""
+        releases = self._publishing is not None and self._publishing.releases > 0
+        return releases or self._machine.owes or bool(self._outgoing)
 
     def pause_delivery(self, *, is_paused: bool) -> None:
         """Whether the client does not read: then its messages wait in the inbox."""
@@ -142,14 +142,14 @@ class ClientConnection:
 
     # -- packets ---------------------------------------------------------------------------------------------------
 
-    def _handle(self, each: Packet) -> None:
+    def _handle(self, each: packet.Packet) -> None:
         if isinstance(each, Publish):
             assert self._publishing is not None
             self._publishing.publish(each)
         elif isinstance(each, PubAcks):
             assert self._delivery is not None
             self._delivery.acks(each.packet_ids)
-        elif isinstance(each, Ack):
+        elif isinstance(each, packet.Ack):
             assert self._publishing is not None
             assert self._delivery is not None
             if each.kind == packet.PUBREL:
@@ -157,15 +157,15 @@ class ClientConnection:
                 self._publishing.release(answer)
             else:
                 self._delivery.ack(each)
-        elif isinstance(each, Ping):
+        elif isinstance(each, packet.Ping):
             self.send(encode.PINGRESP)
         elif isinstance(each, Subscribe | Unsubscribe):
             self.requests.append(each)
             if len(self.requests) == 1:
                 self._context.spawn(serve(self._context, self))
-        elif isinstance(each, Connect):
+        elif isinstance(each, packet.Connect):
             self._context.spawn(self._connect(each))
-        elif isinstance(each, Disconnect):
+        elif isinstance(each, packet.Disconnect):
             if self.expiry and Property.SESSION_EXPIRY in each.properties:
                 self.expiry = capped(each.properties[Property.SESSION_EXPIRY], self._context.options)
             self._keeps_will = each.reason != Reason.SUCCESS
@@ -176,11 +176,11 @@ class ClientConnection:
         self._machine.requests -= 1
         self._resume()
 
-    def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None:
+    def confirm(self, pending: packet.PendingAck, reasons: Sequence[int] = ()) -> None:
         """The messages of a packet are stored, or refused: send the acknowledgements that may leave now."""
         if self.is_closed:
             return
-        if self.level != V5 and (worst := max(reasons, default=0)) >= 0x80 and worst != Reason.NOT_AUTHORIZED:
+        if self.level != packet.V5 and (worst := max(reasons, default=0)) >= 0x80 and worst != Reason.NOT_AUTHORIZED:
             self.close(Reason(worst), "a message cannot be stored")
             return
         for ready in self._machine.inbound.confirm(pending, reasons):
@@ -202,7 +202,7 @@ class ClientConnection:
 
     # -- the beginning ---------------------------------------------------------------------------------------------
 
-    async def _connect(self, request: Connect) -> None:
+    async def _connect(self, request: packet.Connect) -> None:
         try:
             await self._begin(request)
         except Refused as error:
@@ -213,7 +213,7 @@ class ClientConnection:
             log.warning("a client cannot connect: %s", error)
             self.close(Reason.SERVER_UNAVAILABLE)
 
-    async def _begin(self, request: Connect) -> None:
+    async def _begin(self, request: packet.Connect) -> None:
         context = self._context
         self.level = request.level
         granted = grant(request, context.options, context.limits)
@@ -251,7 +251,7 @@ class ClientConnection:
         self._reader.start()
         self._resume()
 
-    async def _open(self, request: Connect) -> bool:
+    async def _open(self, request: packet.Connect) -> bool:
         """Take the inbox over, and the session with it. Returns whether there was one."""
         context, properties = self._context, request.properties
         asked = properties.get(Property.RECEIVE_MAXIMUM, packet.MOST_PACKET_IDS)
@@ -283,10 +283,7 @@ class ClientConnection:
         for epoch in wills:
             await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
             context.spawn(context.sessions.wills.publish([(epoch, self.client_id)]))
-        keys, batcher = context.inboxes.keys, context.inboxes.batcher
-        both = (keys.session(self.client_id), keys.received(self.client_id))
-        received = ReceivedIds(batcher, both, self.epoch, life_ms, known, self.fail)
-        self._publishing = Publishing(context, self, received)
+        self._publishing = Publishing(context, self, life_ms, known)
         self._machine.inbound.received.update(dict.fromkeys(known))
         if present:
             self.subscriptions = {each.filter: each for each in found}
@@ -334,11 +331,16 @@ class ClientConnection:
         self.send(last)
         self._flush()
         if not self._has_ended:
-            hang_up(self._transport, lingers=bool(last) and self._is_reading)
+            hang_up(self._transport, lingers=bool(last) and self._is_reading and not self._at_eof)
         self.lost()
 
+    def half_closed(self) -> bool:
+        """The client sends nothing more, but may read. Returns whether answers are due, which are sent first."""
+        self._at_eof = not self.is_closed and self._owes
+        return self._at_eof
+
     def ended(self) -> None:
-        """The client sends nothing more. If a DISCONNECT is in what it has sent before, and what waits for the server,
+        """The connection is closed. If a DISCONNECT is in what it has sent before, and what waits for the server,
         all of that is acted on first. Without it, the client is going to send again what was not acknowledged."""
         last = self._machine.goodbye()
         if last is None:

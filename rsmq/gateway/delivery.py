@@ -139,8 +139,8 @@ class Delivery:
             return None
         properties = letter.properties
         if letter.flags & EXPIRES:
-            left = -(-ms_left(envelope, self._now_ms()) // 1000)
-            if left <= 0:
+            left = max(0, -(-ms_left(envelope, self._now_ms()) // 1000))
+            if not left and not is_redelivered:  # what has been sent is finished
                 self._dropped("expired")
                 return None
             properties = bytes((Property.MESSAGE_EXPIRY,)) + left.to_bytes(4, "big") + properties

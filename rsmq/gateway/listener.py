@@ -100,6 +100,10 @@ class MqttProtocol(ClientProtocol):
         assert self._client is not None
         self._client.received(data)
 
+    def eof_received(self) -> bool:
+        """The client sends nothing more, but may still read. TLS has no such half of a connection."""
+        return self._client is not None and self._socket.can_write_eof() and self._client.half_closed()
+
 
 async def listen(context: Context, address: Address) -> asyncio.Server | ProxiedServer:
     """Accept connections on an address."""

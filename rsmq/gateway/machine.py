@@ -118,6 +118,11 @@ class Machine:
         return self._held > 0 and self.is_waiting
 
     @property
+    def owes(self) -> bool:
+        """Whether packets of the client are not answered yet."""
+        return self.state is State.CONNECTING or self.requests > 0 or self.inbound.unconfirmed > 0
+
+    @property
     def _under_way(self) -> int:
         """Messages that count against the Receive Maximum."""
         return self.inbound.count if self.level == V5 else self.inbound.unconfirmed

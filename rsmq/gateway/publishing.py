@@ -22,6 +22,8 @@ class Publisher(Protocol):
     client_id: str
     level: int
 
+    @property
+    def epoch(self) -> str: ...
     def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def send(self, data: bytes) -> None: ...
@@ -29,12 +31,17 @@ class Publisher(Protocol):
 
 
 class Publishing:
-    """The messages of one connection on their way to the server."""
+    """The messages of one connection on their way to the server. `known`: those of QoS 2 that are not released."""
 
-    __slots__ = ("_context", "_publisher", "_received")
+    __slots__ = ("_context", "_publisher", "_received", "releases")
 
-    def __init__(self, context: Context, publisher: Publisher, received: ReceivedIds) -> None:
-        self._context, self._publisher, self._received = context, publisher, received
+    def __init__(self, context: Context, publisher: Publisher, life_ms: int, known: dict[int, str]) -> None:
+        self._context, self._publisher = context, publisher
+        keys, batcher = context.inboxes.keys, context.inboxes.batcher
+        both = (keys.session(publisher.client_id), keys.received(publisher.client_id))
+        self._received = ReceivedIds(batcher, both, publisher.epoch, life_ms, known, publisher.fail)
+        self.releases = 0
+        """Those of messages of QoS 2 that are not answered yet."""
 
     def publish(self, message: Publish) -> None:
         """Store a message, or pass it on."""
@@ -104,7 +111,12 @@ class Publishing:
         if answer.reason:
             self._publisher.send(data)
         else:
-            self._received.note(answer.packet_id, "", lambda: self._publisher.send(data))
+            self.releases += 1
+            self._received.note(answer.packet_id, "", lambda: self._released(data))
+
+    def _released(self, answer: bytes) -> None:
+        self.releases -= 1
+        self._publisher.send(answer)
 
     def __repr__(self) -> str:
         return f"<Publishing of {self._publisher.client_id!r}>"

@@ -115,3 +115,24 @@ async def test_what_a_client_has_sent_before_it_leaves_is_acted_on(client: Make,
     await again.publish("elsewhere", b"back")
     assert (await again.message()).payload == b"back"
     assert await watch.is_silent()
+
+
+async def test_a_client_that_closes_its_side_of_the_connection_gets_the_answers_that_are_due(
+    client: Make, name: str
+) -> None:
+    """And then the end of the connection, which is not a goodbye: its will is published."""
+    watch = await client(5).connect(f"{name}watch")
+    await watch.subscribe((f"{name}/#", 1))
+    one = await client(4).open()
+    one.send(
+        p.connect(name, 4, will=(f"{name}/will", b"", 1, False)) + p.subscribe([("elsewhere", 1)], 40)
+        + b"".join(p.publish(f"{name}/x", b"", 1, n + 1) for n in range(30))
+        + p.publish(f"{name}/x", b"", 2, 50) + p.ack(6, 50)
+    )  # fmt: skip
+    one._writer.write_eof()
+    got = [await one.take() for _ in range(34)]
+    assert [got[0].kind, got[1].kind] == [2, 9]
+    assert [each.packet_id for each in got if each.kind == 4] == list(range(1, 31))
+    assert [each.packet_id for each in got if each.kind in (5, 7)] == [50, 50]
+    assert await one.ended() is None
+    assert [(await watch.message()).topic for _ in range(32)] == [f"{name}/x"] * 31 + [f"{name}/will"]

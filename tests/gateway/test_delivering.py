@@ -211,14 +211,25 @@ def test_letters_of_one_page_are_sent_as_if_each_came_alone(level: int) -> None:
 
 
 async def test_message_expiry_is_counted_down_and_ends_a_message(client: Make, name: str) -> None:
+    """But not one that has been sent [4.3.3-7]: it comes again."""
     one, sender = await client(5).connect(name, **KEPT), await client(5).connect(f"{name}-s")
-    await one.subscribe((name, 1))
+    await one.subscribe((name, 1), (f"{name}/2", 2))
+    for qos, topic in ((1, name), (2, f"{name}/2")):
+        await sender.publish(topic, b"sent", qos, raw_props=b"\x02\0\0\0\1")
+    sent = [await one.take(3), await one.take(3)]
     await one.disconnect()
     for seconds, payload in ((0, b"never"), (1, b"late"), (100, b"soon"), (2**32 - 1, b"ever")):
         await sender.publish(name, payload, raw_props=b"\x02" + seconds.to_bytes(4, "big"))
     waiting = await client(5).connect(f"{name}-w", keep_alive=1)
     assert (await waiting.ended()) is not None  # more than a second later
     again = await client(5).connect(name, **KEPT)
+    for each in sent:
+        got = await again.take(3)
+        assert (got.payload, got.dup, got.qos, got.packet_id) == (b"sent", True, each.qos, each.packet_id)
+        again.send(p.ack(3 + got.qos, got.packet_id))
+        if got.qos == 2:
+            assert (await again.answer(6)).packet_id == got.packet_id
+            again.send(p.ack(7, got.packet_id))
     soon, ever = await again.message(), await again.message()
     assert soon.payload == b"soon"
     assert 0 < soon.properties[2][0] < 100

@@ -8,6 +8,7 @@
 --          A drained inbox is marked idle in the same step, so that the next letter sends a wake-up and none is missed.
 --          Only a letter takes that mark away: a late repeat of an older page must not. A cursor above all that was
 --          sent: a replica has taken over that did not have the newest writes, and gives these seqs a second time.
+--          A message of MQTT that has an expiry (flag 8) and is sent to its client does not expire any more.
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
 local sent = math.max(tonumber(state[2] or 0), tonumber(state[5] or 0))
@@ -30,6 +31,11 @@ while looked < #refs and bytes < budget do
     local ref = refs[first + i]
     if not envelope and held[ref] then envelope = '' end
     if envelope then
+      local kind, flags = envelope:byte(15, 16)
+      if kind == 254 and flags % 16 > 8 and tonumber(ref) > sent then
+        redis.call('PEXPIREAT', names[i], now + ARGV[5])
+        redis.call('ZREM', KEYS[3], ref)
+      end
       reply[#reply + 1] = ref
       reply[#reply + 1] = envelope
       bytes = bytes + #envelope
