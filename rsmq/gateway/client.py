@@ -22,9 +22,6 @@ from rsmq.gateway.packet import (
     Publish,
     Reason,
     Refused,
-    Subscribe,
-    Subscription,
-    Unsubscribe,
 )  # fmt: skip
 from rsmq.gateway.peer import Peer
 from rsmq.gateway.properties import Property
@@ -47,12 +44,13 @@ class ClientConnection:
     __slots__ = (
         "_at_eof", "_context", "_delivery", "_has_ended", "_is_reading", "_keep_alive", "_keeps_will", "_largest",
         "_loop", "_machine", "_outgoing", "_peer", "_publishing", "_rates", "_reader", "_transport", "client_id",
-        "expiry", "heard", "is_closed", "level", "requests", "rights", "subscriptions", "user",
+        "expiry", "heard", "inbound", "is_closed", "level", "requests", "rights", "subscriptions", "user",
     )  # fmt: skip
 
     def __init__(self, context: Context, transport: Transport, peer: Peer) -> None:
         self._context, self._transport, self._peer = context, transport, peer
         self._machine = Machine(context.limits)
+        self.inbound = self._machine.inbound
         self._loop = asyncio.get_running_loop()
         self._outgoing: list[bytes] = []
         self._largest = LARGEST
@@ -60,14 +58,14 @@ class ClientConnection:
         self.is_closed = self._has_ended = self._at_eof = False
         self.client_id, self.user = "", None  # type: tuple[str, str | None]
         self.level = 0
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, packet.Subscription] = {}
         self.heard = self._loop.time()
         self._keep_alive = self.expiry = 0
         self._keeps_will = True
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
         self._publishing: Publishing | None = None
-        self.requests: list[Subscribe | Unsubscribe] = []
+        self.requests: list[packet.Subscribe | packet.Unsubscribe] = []
         self.rights: dict[tuple[str, str], bool] = {}
         self._rates = ClientRates.of(context.options, context.limits.packet_size)
         context.wheel.add(self.heard + context.options.connect_timeout.total_seconds(), self._connect_deadline)
@@ -159,7 +157,7 @@ class ClientConnection:
                 self._delivery.ack(each)
         elif isinstance(each, packet.Ping):
             self.send(encode.PINGRESP)
-        elif isinstance(each, Subscribe | Unsubscribe):
+        elif isinstance(each, packet.Subscribe | packet.Unsubscribe):
             self.requests.append(each)
             if len(self.requests) == 1:
                 self._context.spawn(serve(self._context, self))
@@ -267,7 +265,7 @@ class ClientConnection:
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
         clean = await self._reader.open(clean=request.clean_start, life_ms=life_ms)
-        removed, found, own = NONE, list[Subscription](), (self.client_id, self.epoch)
+        removed, found, own = NONE, list[packet.Subscription](), (self.client_id, self.epoch)
         noted = context.sessions.note(*own, self.expiry)  # in the same write as what follows
         if clean:
             removed = await context.registry.write(*own, ())
@@ -354,6 +352,7 @@ class ClientConnection:
         if self.is_closed:
             return
         self.is_closed = True
+        self.inbound.done()
         self._outgoing.clear()
         context = self._context
         context.counts["disconnects"] += 1

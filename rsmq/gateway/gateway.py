@@ -135,6 +135,7 @@ class Gateway:
             await lease.begin()
             if self.options.most_sessions:
                 await context.sessions.count()
+            await context.registry.catch_up()  # from here on the router knows which subscriptions are new
             async with self._routing(opened, context):
                 servers = [await listen(context, address) for address in addresses]
                 self.ports = [each.getsockname()[1] for server in servers for each in server.sockets]

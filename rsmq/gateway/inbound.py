@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rsmq.gateway.packet import PUBACK, PUBCOMP, PUBREC, Ack, PendingAck, Publish
 
@@ -14,7 +14,7 @@ class Inbound:
     QoS 2 messages that the client has not released yet: its next PUBLISH with such an id is a repetition.
     """
 
-    __slots__ = ("_of_qos_1", "_pending", "received", "taken", "unconfirmed")
+    __slots__ = ("_of_qos_1", "_pending", "received", "taken", "unconfirmed", "when_done")
 
     def __init__(self) -> None:
         self._pending: list[PendingAck] = []  # an empty deque takes ten times the memory
@@ -23,6 +23,9 @@ class Inbound:
         self.received: dict[int, None] = {}  # an empty set takes three times the memory
         self.taken: dict[int, None] = {}
         """Those of them that were published in this connection: only they count against the Receive Maximum."""
+
+        self.when_done: Callable[[], None] | None = None
+        """Is called once, when all messages that are under way are confirmed."""
 
     @property
     def count(self) -> int:
@@ -57,7 +60,15 @@ class Inbound:
                 self.received.pop(done.packet_id, None)  # refused: the id is free again
                 self.taken.pop(done.packet_id, None)
             ready.append(done)
+        if self.when_done is not None and not self._pending:
+            self.done()
         return ready
+
+    def done(self) -> None:
+        """All messages are confirmed, or the connection has ended."""
+        when_done, self.when_done = self.when_done, None
+        if when_done is not None:
+            when_done()
 
     def release(self, packet_id: int) -> Ack:
         """The client has released a QoS 2 message: its id is free again. Returns the PUBCOMP."""

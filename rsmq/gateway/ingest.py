@@ -17,6 +17,7 @@ from rsmq.gateway.retained import Retained
 from rsmq.gateway.scripts import NOTE_RECEIVED
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
+from rsmq.model.stream_id import parse_stream_id, sortable
 from rsmq.producer.batch import Batch, EntryEncoder
 from rsmq.producer.producer import Producer
 from rsmq.redis import scripts
@@ -27,6 +28,8 @@ from rsmq.redis.topics import Topic
 MOST_WAITING: Final = 64 << 20
 USUAL_BYTES: Final = 1024
 """Bytes of messages of QoS 0 that wait for the server. A small one counts as so many."""
+ROUTED_MS: Final = 10_000
+"""After so long a router has passed a message, as a rule."""
 STORED: Final = "!"
 """In front of the value of a packet id: the message is stored."""
 
@@ -125,11 +128,27 @@ class Ingest:
         self._retained, self._spawn, self._now_ms, self._timings = retained, spawn, now_ms, timings
         self._token, self._count = secrets.token_hex(8), 0
         self.unconfirmed = 0
+        self._stored: dict[str, Batch] = {}
+        """By stream: the newest batch that this gateway has stored."""
         self.pressure: Pressure | None = None
 
     def has_room(self, size: int) -> bool:
         """Whether a further message of QoS 0 may wait for the server: so many of its size, and of a usual one, may."""
         return (self.unconfirmed + 1) * max(size, USUAL_BYTES) <= MOST_WAITING
+
+    def just_stored(self) -> dict[str, str]:
+        """The newest message of each partition that this gateway has stored just now: a router may not have passed it.
+
+        What was acknowledged here before has no higher stream id.
+        """
+        since = self._now_ms() - ROUTED_MS
+        found = {
+            f"{each.topic.name}.{each.partition}": each.newest.decode()
+            for each in self._stored.values() if each.newest and parse_stream_id(each.newest)[0] >= since
+        }  # fmt: skip
+        if not found:
+            self._stored.clear()
+        return found
 
     def next_token(self) -> str:
         """A token that no other message has."""
@@ -167,6 +186,8 @@ class Ingest:
     def ended(self, waiter: Stored, reasons: Sequence[int]) -> None:
         """All messages of a packet are stored or refused: confirm them. A will has no client that could wait."""
         packet, pending, batch, sink = waiter.packet, waiter.packet.pending, waiter.batch, waiter.sink
+        if batch is not None:
+            self._stored[batch.stream] = batch
         if self._timings is not None and packet.qos and not reasons:
             self._timings.stored(monotonic() - waiter.came)
         if packet.retain and not reasons:
@@ -225,8 +246,7 @@ def plain_encoder(client: str, topic: str) -> EntryEncoder:
 
 def stamp(stream_id: bytes, place: int) -> str:
     """The position of a message: the stream id of its batch, and its place in this process."""
-    milliseconds, _, number = stream_id.decode().partition("-")
-    return f"{milliseconds:0>20}{number:0>20}{place:020d}"
+    return f"{sortable(stream_id)}{place:020d}"
 
 
 class Change(NamedTuple):

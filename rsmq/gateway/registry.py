@@ -6,10 +6,11 @@ that subscription, whichever gateways were asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
+from pydantic_core import from_json, to_json
 
 from rsmq.errors import SessionTaken
 from rsmq.gateway.filter_tree import FilterTree
@@ -17,6 +18,7 @@ from rsmq.gateway.scripts import CLAIM_SUBSCRIPTIONS, SUBSCRIBE_CLIENT
 from rsmq.gateway.topic_filter import SHARE, split_share
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, Subscription, pack, shard_of, unpack
+from rsmq.model.stream_id import sortable
 from rsmq.redis.connector import Client
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import STALE_EPOCH
@@ -24,6 +26,8 @@ from rsmq.redis.streams import NOTHING, ask_all
 
 KEPT_CHANGES: Final = 10_000
 PAGE: Final = 1000
+MOST_NEW: Final = 1000
+"""New subscriptions that are remembered for a partition which no router of this gateway reads."""
 
 
 class Registry:
@@ -45,6 +49,8 @@ class Registry:
         self.shares: dict[str, dict[str, Subscription]] = {}
         self.offline: set[str] = set()
         """Clients with shared subscriptions that are not connected."""
+        self.new: dict[str, list[tuple[str, frozenset[tuple[str, str]]]]] = {}
+        """By partition: the position up to which messages do not meet new subscriptions (client and filter)."""
 
     @property
     def subscriptions(self) -> int:
@@ -54,14 +60,17 @@ class Registry:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def write(
-        self, client: str, epoch: str, subscriptions: Iterable[Subscription], *, is_online: bool = True
-    ) -> bytes:
+        self, client: str, epoch: str, subscriptions: Iterable[Subscription], *, is_online: bool = True,
+        before: Mapping[str, str] | None = None,
+    ) -> bytes:  # fmt: skip
         """Replace the subscriptions of a client. Raises SessionTaken if a newer connection has.
 
+        `before`: by partition, the newest message that new ones do not meet.
         Returns OK, NONE if there were none and are to be none, or SHARED if some of the old ones were shared.
         """
         shard = shard_of(client)
-        args = (client, epoch, pack(subscriptions, is_online=is_online), KEPT_CHANGES)
+        older = to_json(before) if before else b""
+        args = (client, epoch, pack(subscriptions, is_online=is_online), KEPT_CHANGES, older)
         reply = await self._batcher.submit(SUBSCRIBE_CLIENT, (self._hashes[shard], self._streams[shard]), args)
         if reply == STALE_EPOCH:
             raise SessionTaken(client)
@@ -112,7 +121,10 @@ class Registry:
                         await self._snapshot()
                         return
                     self._numbers[shard], self._positions[shard] = number, entry_id
-                    self._apply(fields[3].decode(), *unpack(fields[5]))
+                    client, (found, is_online) = fields[3].decode(), unpack(fields[5])
+                    if len(fields) > 6:
+                        self._note_new(client, found, from_json(fields[7]))
+                    self._apply(client, found, is_online)
 
     async def _changes(self) -> list[tuple[int, list[Any]]]:
         """The next changes of each shard that has some."""
@@ -144,6 +156,15 @@ class Registry:
             self._apply(client, *found)
         self._positions = [end[0][0] if end else NOTHING for end in ends]
         self._numbers = [int(end[0][1][1]) if end else 0 for end in ends]
+
+    def _note_new(self, client: str, found: list[Subscription], before: Mapping[str, str]) -> None:
+        """Note which messages are older than the new subscriptions of a client."""
+        old = {each.filter for each in self._lists.get(client, ())}
+        if new := frozenset((client, each.filter) for each in found if each.filter not in old):
+            for partition, newest in before.items():
+                noted = self.new.setdefault(partition, [])
+                noted.append((sortable(newest.encode()), new))
+                del noted[:-MOST_NEW]
 
     def _apply(self, client: str, found: list[Subscription], is_online: bool) -> None:
         """Replace what the tree has for a client."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ from rsmq.gateway.shares import choose
 from rsmq.gateway.topic_filter import SHARE
 from rsmq.handler.handler import Handler, build_handler
 from rsmq.model.message import Message, Origin
+from rsmq.model.stream_id import sortable
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
 from rsmq.persistence.letter import pack_letter
 
@@ -43,12 +44,19 @@ class Plan(NamedTuple):
     shares: list[str]
 
 
+New = frozenset[tuple[str, str]]
+"""Subscriptions, by client and filter."""
 NOWHERE: Final = Plan(Published("", b"", 0, False, "", None, b""), b"", [], [])
 
 
 def source_of(origin: Origin) -> str:
     """The source of letters from a partition. `&`: only for a session that has not ended."""
     return f"source:&{origin.topic}.{origin.partition}/{GROUP}"
+
+
+def place_of(origin: Origin) -> str:
+    """The name of a partition."""
+    return f"{origin.topic}.{origin.partition}"
 
 
 def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
@@ -91,7 +99,7 @@ class Router:
         """Note what is under way. A partition has one batch at a time."""
         found = dict[str, int]()
         for origin, run in groupby(messages, ORIGIN):
-            found.setdefault(f"{origin.topic}.{origin.partition}", next(run).stored_ms)
+            found.setdefault(place_of(origin), next(run).stored_ms)
         self.under_way.update(found)
         return list(found)
 
@@ -101,9 +109,12 @@ class Router:
         self.routed += len(messages)
         stored = Receipt()
         for origin, run in groupby(messages, ORIGIN):
-            source = source_of(origin)
+            source, new = source_of(origin), self._registry.new.get(place_of(origin))
             for message in run:
-                self._deliver(message, source, stored)
+                self._deliver(message, source, stored, new)
+            if new:
+                passed = sortable(message.entry_id)
+                new[:] = [each for each in new if each[0] > passed]
         try:
             await stored.complete()
         except BrokerUnavailable as error:
@@ -116,17 +127,19 @@ class Router:
         """Deliver a message again, by itself. What is stored already is not stored twice."""
         stored = Receipt()
         self._renew_plans()
-        self._deliver(message, source_of(message.origin), stored)
+        origin = message.origin
+        new = self._registry.new.get(place_of(origin))
+        self._deliver(message, source_of(origin), stored, new)
         try:
             await stored.complete()
         except Exception as error:
             return error
         return None
 
-    def _deliver(self, message: Message, source: str, stored: Receipt) -> None:
-        """Queue the letters of one message."""
+    def _deliver(self, message: Message, source: str, stored: Receipt, new: Sequence[tuple[str, New]] | None) -> None:
+        """Queue the letters of one message. `new`: subscriptions that older messages do not meet."""
         try:
-            plan = self._plan_of(message)
+            plan = self._older_plan(message, new) if new else self._plan_of(message)
         except ValueError as error:
             log.warning("message %s has broken MQTT headers and is not routed: %s", message.id, error)
             return
@@ -170,14 +183,22 @@ class Router:
                 self._plans[raw] = plan
         return plan
 
-    def _plan(self, published: Published | None) -> Plan:
+    def _older_plan(self, message: Message, new: Sequence[tuple[str, New]]) -> Plan:
+        """The plan for a message that is older than some of the new subscriptions."""
+        position = sortable(message.entry_id)
+        skipped = [each for newest, found in new if position <= newest for each in found]
+        return self._plan(from_headers(message.headers, b""), frozenset(skipped)) if skipped else self._plan_of(message)
+
+    def _plan(self, published: Published | None, skipped: New = frozenset()) -> Plan:
         if published is None:  # it did not come from an MQTT client
             return NOWHERE
         recipients, shares = defaultdict[str, list[Subscription]](list), list[str]()
         for client, subscription in self._registry.tree.match(published.topic):
-            if subscription.filter.startswith(SHARE):
-                shares.append(subscription.filter)
-            elif not (subscription.no_local and client == published.client):
+            name = subscription.filter
+            if name.startswith(SHARE):
+                if any((member, name) not in skipped for member in self._registry.shares[name]):
+                    shares.append(name)
+            elif (client, name) not in skipped and not (subscription.no_local and client == published.client):
                 recipients[client].append(subscription)
         by_copy = defaultdict[Copy, list[str]](list)
         for client, found in recipients.items():

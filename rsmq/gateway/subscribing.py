@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 from rsmq.errors import BrokerError, OwnershipError
 from rsmq.gateway import encode
 from rsmq.gateway.context import Context
+from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.message import Published, identifiers_of
 from rsmq.gateway.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
 from rsmq.gateway.shares import has_shares
@@ -27,6 +29,7 @@ class Subscriber(Protocol):
     subscriptions: dict[str, Subscription]
     requests: list[Subscribe | Unsubscribe]
     is_closed: bool
+    inbound: Inbound
 
     @property
     def epoch(self) -> str: ...
@@ -54,7 +57,11 @@ async def serve(context: Context, client: Subscriber) -> None:
 
 
 async def subscribe(context: Context, client: Subscriber, request: Subscribe) -> None:
-    """Add or replace subscriptions, acknowledge them, and send what is retained."""
+    """Add or replace subscriptions, acknowledge them, and send what is retained.
+
+    A message that this gateway has acknowledged before does not meet a new subscription, but may be retained.
+    """
+    await published(client)
     wanted = dict(client.subscriptions)
     reasons, granted = list[int](), list[tuple[Subscription, bool]]()
     for each in request.subscriptions:
@@ -69,7 +76,8 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
         client.close(Reason.NOT_AUTHORIZED, "a subscription is refused, which version 3.1 cannot say")
         return
     if granted:
-        await context.registry.write(client.client_id, client.epoch, wanted.values())
+        before = context.ingest.just_stored()
+        await context.registry.write(client.client_id, client.epoch, wanted.values(), before=before)
         if client.is_closed:
             return
         client.subscriptions = wanted
@@ -89,6 +97,14 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
     client.answered()  # the request still stands there: what comes now starts no second turn
     for each, found in retained:
         await send_retained(context, client, each, found)
+
+
+async def published(client: Subscriber) -> None:
+    """Wait until what the client has published is stored: it came before its request."""
+    if client.inbound.unconfirmed and not client.is_closed:
+        stored = asyncio.Event()
+        client.inbound.when_done = stored.set
+        await stored.wait()
 
 
 def refusal(context: Context, client: Subscriber, each: Subscription, wanted: dict[str, Subscription]) -> Reason | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.gateway import packets as p
 from tests.gateway.raw_client import RawClient
 
@@ -92,6 +94,37 @@ async def test_what_follows_a_request_for_subscriptions_meets_it(client: Make, n
         if qos:
             assert (await one.take(4)).reason == 0
         assert await one.is_silent()
+
+
+@pytest.mark.parametrize("level", [4, 5])
+async def test_a_message_that_came_before_a_subscription_does_not_meet_it(client: Make, name: str, level: int) -> None:
+    """[3.3.1-5], [3.3.1-8]: a retained one comes once, by the subscription; any other not at all. Whether the client
+    waits for its PUBACK, or sends both together."""
+    one = await client(level).connect(name)
+    for number in range(24):
+        topic, qos, retain, waits = f"{name}/{number}", 1 + number % 2, number % 4 > 1, number % 8 > 3
+        packets = [p.publish(topic, b"x", qos, 7, level, retain=retain), p.subscribe([(topic, 2)], 8, level)]
+        if waits:
+            one.send(packets[0])
+            assert (await one.take(3 + qos)).packet_id == 7
+            one.send(packets[1])
+        else:
+            one.send(b"".join(packets))
+            assert (await one.take(3 + qos)).packet_id == 7
+        assert (await one.take(9)).reasons == b"\2"
+        one.send(p.publish(f"{name}/{number}", b"after", qos, 9, level))
+        assert (await one.answer(3 + qos)).packet_id == 9
+        got = [await one.message() for _ in range(1 + retain)]
+        assert sorted((each.payload, each.retain) for each in got) == [(b"after", False)] + [(b"x", True)] * retain
+        for each in got:
+            if each.qos == 2:
+                one.send(p.ack(5, each.packet_id))
+                await one.answer(6)
+                one.send(p.ack(7, each.packet_id))
+        if qos == 2:
+            one.send(p.ack(6, 7) + p.ack(6, 9))
+            assert [(await one.answer(7)).packet_id for _ in range(2)] == [7, 9]
+    assert await one.is_silent()
 
 
 async def test_what_a_client_has_sent_before_it_leaves_is_acted_on(client: Make, name: str) -> None:

@@ -1,6 +1,6 @@
 -- PURPOSE  Replace the subscriptions of an MQTT client, and tell every router.
 -- KEYS     1 subscriptions hash  2 changes stream
--- ARGV     1 client  2 epoch  3 its whole list ('' = none)  4 changes to keep:int
+-- ARGV     1 client  2 epoch  3 its whole list ('' = none)  4 changes to keep:int  5 messages that new ones do not meet (JSON, '' = none)
 -- RETURNS  'OK', 'SHARED' (the list before had shared subscriptions), 'NONE' (there was nothing to remove)
 --          or 'STALE_EPOCH'
 -- WHY      The whole list is written, so applying a change twice is harmless. A connection that was taken over writes
@@ -17,5 +17,7 @@ else
 end
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
 local number = last and tonumber(last[2][2]) + 1 or 1
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'n', string.format('%.0f', number), 'c', ARGV[1], 'v', ARGV[3])
+local change = { 'n', string.format('%.0f', number), 'c', ARGV[1], 'v', ARGV[3] }
+if ARGV[5] ~= '' then change[7], change[8] = 'b', ARGV[5] end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', unpack(change))
 return old and old:find('"$share/', 1, true) and 'SHARED' or 'OK'
