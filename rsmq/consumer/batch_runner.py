@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import Any, Final
 
 import anyio
 
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.pool import TaskSlot
-from rsmq.consumer.raw_calls import TURN
+from rsmq.consumer.pool import TURN, TaskSlot
 from rsmq.consumer.raw_entries import RawEntries
 from rsmq.consumer.runner import Abandoned, Runner
 from rsmq.errors import Malformed
 from rsmq.handler.failure import text_of
+from rsmq.handler.first_step import first_step
+from rsmq.handler.middleware import Payloads
 from rsmq.handler.retry import (
     AlreadyHandled,
     BatchRolledBack,
@@ -38,10 +39,13 @@ class BatchRunner(Runner):
 
     With key order a batch may hold several messages of a key, in order; while it runs, its keys wait. If one fails, the
     later ones of its key go back behind it and are handled again: repeated, never reordered.
+
+    With a `payload_call` the function gets the payloads of raw entries. Messages are made and their keys taken only if
+    it suspends, fails or returns outcomes: until then no other task could have run. Batches that cannot go this way are
+    handled as messages, in the same order.
     """
 
     async def _work(self, task_slot: TaskSlot) -> None:
-        turn = monotonic()
         while True:
             while not self.queue.can_take():
                 if self.queue.group_limit is not None:
@@ -50,12 +54,14 @@ class BatchRunner(Runner):
             await self._work_once(task_slot)
             if task_slot.rest is not None:
                 return
-            if monotonic() - turn > TURN:
-                await asyncio.sleep(0)
-                turn = monotonic()
+            if monotonic() - self._turn > TURN:
+                await self._let_others_run()
 
     async def _work_once(self, task_slot: TaskSlot) -> None:
         """One batch. In a function of its own, so a task that sleeps does not keep its last batch in memory."""
+        if raw := self._take_raw():
+            await self._handle_raw(task_slot, raw)
+            return
         picked, heads = list[Message](), list[Message]()
         is_cancelled = False
         try:
@@ -68,6 +74,61 @@ class BatchRunner(Runner):
             await self._handle(task_slot, picked, heads)
         else:
             task_slot.rest = partial(self._handle_started, task_slot, picked, heads)
+
+    # -- payloads only --------------------------------------------------------------------------------------------
+
+    def _take_raw(self) -> list[RawEntries]:
+        """A batch of raw entries, if one can start now. One that would have to linger is gathered as messages."""
+        limit = self.handler.batch or 1
+        if self.handler.linger:
+            front = takewhile(lambda each: type(each) is RawEntries, self.queue.ready)
+            if sum(len(each.entries) for each in front) < limit:
+                return []
+        return self.queue.take_raw(limit)
+
+    async def _handle_raw(self, task_slot: TaskSlot, raw: list[RawEntries]) -> None:
+        payloads = self._payloads(raw)
+        if payloads is None:
+            task_slot.rest = partial(self._handle_started, task_slot, *self._make_messages(raw))
+            return
+        task_slot.started = monotonic()
+        assert self._payload_call is not None
+        call = first_step(self._payload_call, payloads)
+        if call is not None:
+            await self._handle(task_slot, *self._make_messages(raw), call)
+            return
+        for each in raw:
+            self._settler.add_done(each.origin, [entry_id for entry_id, _ in each.entries])
+            self.queue.in_flight -= len(each.entries)
+        self._go_on(task_slot)
+
+    def _payloads(self, raw: list[RawEntries]) -> list[Any] | None:
+        """All payloads; None if a lease is over or one of them is unreadable."""
+        now, decode, payloads, made = monotonic(), self.handler.decode, list[Any](), list[Message]()
+        try:
+            for each in raw:
+                if now >= each.origin.lease.deadline:
+                    return None
+                payloads += [decode(fields[1]) for _, fields in each.entries]
+                made += each.made.values()
+        except Malformed:
+            return None
+        return Payloads(payloads, made) if made else payloads
+
+    def _make_messages(self, raw: list[RawEntries]) -> tuple[list[Message], list[Message]]:
+        """A message for each entry, with all keys taken before another task runs. The rest of the lanes waits."""
+        batch, heads = list[Message](), list[Message]()
+        for each in raw:
+            messages = each.messages()
+            each.origin.running += len(messages)
+            batch += messages
+            heads += self.queue.take_keys(each.origin, messages)
+        for each in raw:
+            if each.origin.raw_entries:
+                self.queue.unpack(each.origin)
+        return batch, heads
+
+    # -- messages -------------------------------------------------------------------------------------------------
 
     async def _gather(self, batch: list[Message], heads: list[Message]) -> None:
         """At least one ready message; more while there are more, or until `linger` is over.

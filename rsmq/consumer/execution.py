@@ -10,7 +10,6 @@ import anyio.to_process
 import anyio.to_thread
 
 from rsmq.consumer.batch_runner import BatchRunner
-from rsmq.consumer.payload_batch_runner import PayloadBatchRunner
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
@@ -35,7 +34,7 @@ def build_runner(
 ) -> Runner:
     """The runner for a handler."""
     payload_call = build_payload_call(handler, middlewares)
-    kind = Runner if handler.batch is None else BatchRunner if payload_call is None else PayloadBatchRunner
+    kind = Runner if handler.batch is None else BatchRunner
     hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
     return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call, hooks)
 

@@ -49,10 +49,10 @@ class Lane:
     """The state of one partition in this member.
 
     Messages: `in_flight` are the ids that were fetched and whose settlement is not confirmed; `done` those that were
-    handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for
-
-    counts the lane's `RawEntries` in the queue; there are some only while no key is being handled. `undelivered` are
-    those in flight that the server does not know as delivered: it has lost writes, and may use their ids again.
+    handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for each
+    key that is taken, with the messages behind it; a key in `parked` waits for its retry, one in `held` for its rate.
+    `raw_entries` counts the lane's `RawEntries` in the queue; there are some only while no key is taken. `undelivered`
+    are those in flight that the server does not know as delivered: it has lost writes, and may use their ids again.
 
     Recovery: while `cursor` is not None, pending messages are taken over and nothing new is read. `recoveries` counts
     how often that began. `newest_held` is the newest entry that this member has received; None until everything that

@@ -102,15 +102,15 @@ class Queue:
 
     @property
     def is_limited(self) -> bool:
-        """Whether ready messages must be taken with `take`. Otherwise `ready.popleft` is the same, and faster."""
+        """Whether ready messages must be taken with `take`."""
         return self.rate_limit is not None or self.group_limit is not None or self.message_rate is not None
 
     @property
     def limited(self) -> int:
         """How many messages only wait for a rate. May be called from any thread."""
-        is_closed = self.rate_limit is not None and self.rate_limit.is_closed
-        sizes = (len(each.entries) if type(each) is RawEntries else 1 for each in list(self.ready))
-        return self.held + (sum(sizes) if is_closed else 0)
+        if self.rate_limit is None or not self.rate_limit.is_closed:
+            return self.held
+        return self.held + sum(len(each.entries) if type(each) is RawEntries else 1 for each in list(self.ready))
 
     def taker(self) -> Callable[[], Any]:
         """What takes the next ready message: `take`, or less where there is no limit."""
@@ -287,9 +287,8 @@ class Queue:
         assert key is not None, "a message without a key blocks nothing"
         if message.is_suspect:
             self._next_suspect(message)
-        behind = lane.waiting.setdefault(key, NONE)
         lane.parked[key] = message
-        self._block(1 + len(behind))
+        self._block(1 + len(lane.waiting.setdefault(key, NONE)))
 
     def resume(self, message: Message, lane: Lane, following: Message) -> None:
         """A parked message is due, for its `following` attempt."""
@@ -317,16 +316,10 @@ class Queue:
         self.in_flight -= len(heads)
         withdrawn = [*heads, *lane.held.values()]
         for key, behind in lane.waiting.items():
-            if key in lane.parked:
-                self.blocked -= 1 + len(behind)
-            elif key in lane.held:
-                self.blocked -= len(behind)
-                self.held -= len(behind)
-            else:
-                self.in_flight -= len(behind)
+            self._forget_behind(lane, key, len(behind))
             withdrawn.extend(behind)
             behind.clear()
-        self.blocked -= len(lane.held)
+        self.blocked -= len(lane.parked) + len(lane.held)
         self.held -= len(lane.held)
         taken = {each.routing_key for each in (*heads, *lane.held.values()) if each.routing_key is not None}
         for free in taken | lane.parked.keys():
@@ -338,22 +331,16 @@ class Queue:
 
     def cancel(self, lane: Lane, ids: Collection[bytes]) -> set[bytes]:
         """Remove messages that have not started, wherever they wait: also parked and held ones. Returns their ids."""
+        gone = set[bytes]()
         if not ids:
-            return set()
+            return gone
         if lane.raw_entries:
             self.unpack(lane)
-        gone = set[bytes]()
         for key, behind in lane.waiting.items():
             kept = [message for message in behind if message.entry_id not in ids]
             if len(kept) < len(behind):
                 gone |= {message.entry_id for message in behind} - {message.entry_id for message in kept}
-                if key in lane.parked:
-                    self.blocked -= len(behind) - len(kept)
-                elif key in lane.held:
-                    self.blocked -= len(behind) - len(kept)
-                    self.held -= len(behind) - len(kept)
-                else:
-                    self.in_flight -= len(behind) - len(kept)
+                self._forget_behind(lane, key, len(behind) - len(kept))
                 behind.clear()
                 behind.extend(kept)
         for waiting in (self.ready, self._suspects):
@@ -370,6 +357,16 @@ class Queue:
                 gone.add(message.entry_id)
                 self.finish(message, lane)
         return gone
+
+    def _forget_behind(self, lane: Lane, key: bytes, count: int) -> None:
+        """So many messages that waited behind a key are gone."""
+        if key in lane.parked:
+            self.blocked -= count
+        elif key in lane.held:
+            self.blocked -= count
+            self.held -= count
+        else:
+            self.in_flight -= count
 
     def _admit(self, message: Message, *, is_first: bool = False) -> None:
         """To `ready`, unless it is a suspect and another one is out."""

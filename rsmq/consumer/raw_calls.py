@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from rsmq.consumer.pool import TaskSlot
+from rsmq.consumer.pool import TURN, TaskSlot
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.raw_entries import RawEntries
 from rsmq.errors import Malformed
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.middleware import Call
 from rsmq.model.clock import monotonic
-from rsmq.model.message import Message
 
-TURN: Final = 0.01
-"""Seconds after which a task that never suspended lets the event loop run others."""
 ADMITTED_TURN: Final = 0.002
 """Seconds after which a rate of keys or names is asked anew: by so much a start may count too late."""
 FEWEST_ADMITTED: Final = 8
@@ -41,7 +38,7 @@ class RawCalls:
         """
         assert task_slot.task is not None
         lease, done, made, limit = raw.origin.lease, raw.done, raw.made, self._queue.rate_limit
-        decode, function, cancelling = self._decode, self._payload_call, task_slot.task.cancelling
+        decode, function, call, cancelling = self._decode, self._payload_call, self._call, task_slot.task.cancelling
         rate, entries, admitted, is_held = self._queue.message_rate, raw.entries, list[Any](), False
         rest: Awaitable[Any] | None = None
         task_slot.messages = raw
@@ -57,19 +54,16 @@ class RawCalls:
             task_slot.started = now = monotonic()
             if now >= lease.deadline or now > end or cancelling():
                 break
-            if made and entry_id in made:
-                rest = self._call_with(made[entry_id])
-                if rest is not None and type(rest) is not Returned:
-                    break
-                done.append(entry_id)
-                rest = None
-                continue
             try:
                 payload = decode(fields[1])
             except Malformed as error:
                 rest = raised(error)
                 break
-            rest = first_step(function, payload)
+            if made and entry_id in made:
+                made[entry_id].payload = payload
+                rest = first_step(call, made[entry_id])
+            else:
+                rest = first_step(function, payload)
             if rest is not None and type(rest) is not Returned:
                 break
             done.append(entry_id)
@@ -83,13 +77,6 @@ class RawCalls:
             is_held = is_held and len(done) == len(admitted)
             self._most = min(MOST_ADMITTED, FEWEST_ADMITTED + number + number // 4)
         return rest, is_held
-
-    def _call_with(self, message: Message) -> Awaitable[Any] | None:
-        try:
-            message.payload = self._decode(message.data)
-        except Malformed as error:
-            return raised(error)
-        return first_step(self._call, message)
 
     def __repr__(self) -> str:
         return f"<RawCalls {self._queue!r}>"

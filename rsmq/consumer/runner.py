@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from rsmq.consumer.lane import Lane
-from rsmq.consumer.pool import Pool, TaskSlot, is_running_in
+from rsmq.consumer.pool import TURN, Pool, TaskSlot, is_running_in
 from rsmq.consumer.queue import Queue
-from rsmq.consumer.raw_calls import TURN, RawCalls
+from rsmq.consumer.raw_calls import RawCalls
 from rsmq.consumer.raw_entries import RawEntries
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError, ConfigError, HandlerTimeout
@@ -104,7 +104,6 @@ class Runner(Pool):
         queue, ready, settler = self.queue, self.queue.ready, self._settler
         take = queue.taker()
         decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
-        turn = monotonic()
         while True:
             while ready:
                 message, rest = take(), None
@@ -116,9 +115,8 @@ class Runner(Pool):
                         task_slot.rest = partial(self._work, task_slot)
                         return
                     if message is None:
-                        if monotonic() - turn > TURN:
-                            await asyncio.sleep(0)
-                            turn = monotonic()
+                        if monotonic() - self._turn > TURN:
+                            await self._let_others_run()
                         continue
                 lane: Lane = message.origin
                 task_slot.started = now = monotonic()
@@ -156,13 +154,11 @@ class Runner(Pool):
                 lane.running -= 1
                 if self.is_starved:
                     self._made_space()
-                if now - turn > TURN:
-                    await asyncio.sleep(0)
-                    turn = monotonic()
+                if now - self._turn > TURN:
+                    await self._let_others_run()
             if queue.group_limit is not None:
                 queue.group_limit.leave()
             await self._sleep()
-            turn = monotonic()
 
     def _run_raw(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Message | None, Awaitable[Any] | None]:
         """Handle raw entries. Returns the message whose call suspends or fails, with the rest of that call, or a

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
@@ -232,6 +234,30 @@ async def test_single_call_of_a_raw_entry_shows_its_message_to_other_threads() -
     bench = Bench(handle, batch=None)
     await bench.feed([(0, [plain(1, 1), plain(2, 1)]), (1, [plain(3, None)])])
     assert shown == ["m1", "m2", "m3"]
+
+
+@pytest.mark.parametrize("suspends", [False, True])
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_collector_runs_over_new_objects_while_no_message_is_in_memory(suspends: bool, batch: int | None) -> None:
+    """Otherwise it would find those of the next read alive, and by and by walk over all objects of the application."""
+
+    async def handle(_payload: Any) -> None:
+        if suspends:
+            await anyio.sleep_forever()
+
+    handle.__annotations__["_payload"] = dict[str, Any] if batch is None else list[dict[str, Any]]
+    bench = Bench(handle, batch=batch)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(bench.runner.run)
+        assert bench.queue.offer_raw(bench.lanes[0], [plain(number, None) for number in range(20)], {})
+        gc.collect()
+        for _ in range(6):
+            gc.collect(0)
+        assert gc.get_count()[1] >= 6
+        await bench.runner.wake()
+        runs = gc.get_count()[1]
+        tasks.cancel_scope.cancel()
+    assert (runs >= 6) is (suspends or sys.version_info >= (3, 14))
 
 
 @pytest.mark.parametrize("suspends", [False, True])
