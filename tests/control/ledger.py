@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from rsmq import Broker, Cancelled, Message, Reject, Retry, RetryPolicy, Settings
+from rsmq.consumer.consumer import Consumer
 from rsmq.control.status import MOST_BEFORE, MessageStatus
 from rsmq.model.message import new_message_id
 from rsmq.model.partition import partition_for
@@ -80,8 +81,10 @@ class Ledger:
             self.entries[ref] = Entry("orders", f"d{number}", "delayed")
         parked = await self._publish("parked", part, error="Retry: out of paper")
         await self._publish("dead", part, error="no such customer")
+        await self._pause()  # a handler may start a message in its first millisecond
         await self._publish("settled", part, payload="late", expires="1ms")
         await self._publish("dead", part, payload="late", expires="1ms", on_expiry="dead")
+        await self._resume_after_expiry()
         running = await self._publish("in_flight", BUSY)
         await self._publish("settled", max(part, messages - len(self.entries)))
         await until(lambda: self._has_ended("orders", sum(self._stored.values()) - BUSY), "all but those end", 900)
@@ -130,21 +133,30 @@ class Ledger:
 
     async def _has_ended(self, topic: str, count: int) -> bool:
         """Whether so many messages are settled, parked or dead."""
-        assert self._broker.worker is not None
-        (stats,) = [each.stats for each in self._broker.worker.consumers if each.topic.name == topic]
+        stats = self._consumer(topic).stats
         return stats["settled"] + stats["retried"] + stats["buried"] >= count
 
     async def _are_waiting(self, ids: Iterable[str]) -> bool:
         looks = [await self._broker.look(each, topic="orders", key=self.entries[each].key) for each in ids]
         return all(each.group("billing").state == "waiting" for each in looks)  # type: ignore[union-attr]
 
+    def _consumer(self, topic: str) -> Consumer:
+        assert self._broker.worker is not None
+        return next(each for each in self._broker.worker.consumers if each.topic.name == topic)
+
     async def _pause(self) -> None:
         """Let the worker read nothing more."""
         await self._broker.pause_group("orders", "billing")
-        assert self._broker.worker is not None
-        (fetchers,) = [each.fetchers for each in self._broker.worker.consumers if each.topic.name == "orders"]
+        fetchers = self._consumer("orders").fetchers
         await until(lambda: asyncio.sleep(0, fetchers.is_paused), "it is paused")
         await fetchers.exclude()
+
+    async def _resume_after_expiry(self) -> None:
+        """Let it read on when it knows that all is over which was stored for a millisecond."""
+        seconds, micros = await ask(self._broker, "TIME")
+        due, clock = 1000 * int(seconds) + int(micros) // 1000 + 200, self._consumer("orders").membership.clock
+        await until(lambda: clock.now_ms() > due, "their time is over")
+        await self._broker.resume_group("orders", "billing")
 
     def release(self) -> None:
         """Let the handlers end."""
