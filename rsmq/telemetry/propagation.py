@@ -30,12 +30,15 @@ class RemoteSpan(NonRecordingSpan):
 
     def __init__(self, match: re.Match[Any]) -> None:
         self._match = match
+        self._read: SpanContext | None = None
         self.is_sampled = bool(int(match[3], 16) & TraceFlags.SAMPLED)
 
     def get_span_context(self) -> SpanContext:
         """Its ids."""
-        trace_id, span_id, flags = (int(part, 16) for part in self._match.groups())
-        return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+        if self._read is None:  # the SDK asks three times for each child
+            trace_id, span_id, flags = [int(part, 16) for part in self._match.groups()]
+            self._read = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+        return self._read
 
     def __repr__(self) -> str:
         return f"RemoteSpan({self.get_span_context()!r})"
