@@ -53,32 +53,30 @@ def rows(results: dict[str, dict[str, Any]]) -> list[str]:
             if title
         ],
     )
-    other: list[tuple[str, ...]] = []
-    for work, title in (("ingest", "device → topic"), ("pairs", "device → device")):
-        other.append((f"messages/s, {title}", *(cell(name, work, lambda got: figure(got["rate"])) for name in names)))
-    other.append(
-        ("KB a connection", *(cell(name, "connect", lambda got: figure(got["bytes"] / 1024)) for name in names))
-    )
-    gib = 1 << 30
-    other.append(("connections a GiB", *(
-        cell(name, "connect", lambda got: figure(int(gib / max(1, got["bytes"])))) for name in names)))  # fmt: skip
-    for work, key, title in (
-        ("ingest paced", "puback", "PUBACK"), ("pairs paced", "end_to_end", "end to end"),
-    ):  # fmt: skip
-        other.append((f"{title} at 4 000 a second, p50 / p99 ms", *(
-            cell(name, work, lambda got, key=key: f"{got[key]['p50']:.1f} / {got[key]['p99']:.1f}")  # type: ignore[misc]
-            for name in names)))  # fmt: skip
-    other.append(("SIGKILL of the broker: delivered of 5 000 acknowledged", *(
-        cell(name, "kill", lambda got: f"{got['delivered']:,}{'' if got['in_order'] else ', out of order'}")
-        for name in names)))  # fmt: skip
-    other.append(("of these, from CONNECT to the last, s", *(
-        cell(name, "kill", lambda got: f"{max(0.0, got['seconds']):.2f}" if got["delivered"] else "–")
-        for name in names)))  # fmt: skip
-    other.append(("CONNECT to the first of 10 000 waiting (others: 1 000), p50 / p99 / longest ms", *(
-        cell(name, "resume", lambda got: f"{got['resumed']['p50']:.1f} / {got['resumed']['p99']:.1f}"
-             f" / {got['longest']:.1f}")
-        for name in names)))  # fmt: skip
-    other.append(("200 publishers, one slow subscriber: acknowledged", *(
-        cell(name, "slow", lambda got: f"{got['acked']:,}") for name in names)))  # fmt: skip
-    other.append(("of these delivered", *(cell(name, "slow", lambda got: f"{got['delivered']:,}") for name in names)))
-    return [*lines, "", *table(("", *names), other)]
+
+    def row(title: str, work: str, what: Any, goal: str = "") -> tuple[str, ...]:
+        return (title, *(cell(name, work, what) for name in names), goal)
+
+    paced = "at 4 000 a second, p50 / p99 ms"
+    other = [
+        row("messages/s, device → topic", "ingest", lambda got: figure(got["rate"]), "120 000"),
+        row("messages/s, device → device", "pairs", lambda got: figure(got["rate"]), "20 000"),
+        row("KB a connection", "connect", lambda got: figure(got["bytes"] / 1024), "6"),
+        row("connections a GiB", "connect", lambda got: figure(int((1 << 30) / max(1, got["bytes"])))),
+        row(f"PUBACK {paced}", "ingest paced", lambda got: both(got["puback"]), "1 / 5"),
+        row(f"end to end {paced}", "pairs paced", lambda got: both(got["end_to_end"]), "3 / 15"),
+        row("SIGKILL of the broker: delivered of 5 000 acknowledged", "kill",
+            lambda got: f"{got['delivered']:,}{'' if got['in_order'] else ', out of order'}", "5 000"),
+        row("of these, from CONNECT to the last, s", "kill",
+            lambda got: f"{max(0.0, got['seconds']):.2f}" if got["delivered"] else "–"),
+        row("CONNECT to the first of 10 000 waiting (others: 1 000), p50 / p99 / longest ms", "resume",
+            lambda got: f"{both(got['resumed'])} / {got['longest']:.1f}", "longest 50"),
+        row("200 publishers, one slow subscriber: acknowledged", "slow", lambda got: f"{got['acked']:,}"),
+        row("of these delivered", "slow", lambda got: f"{got['delivered']:,}", "all"),
+    ]  # fmt: skip
+    return [*lines, "", *table(("", *names, "goal"), other)]
+
+
+def both(times: dict[str, float]) -> str:
+    """Median and 99th percentile."""
+    return f"{times['p50']:.1f} / {times['p99']:.1f}"

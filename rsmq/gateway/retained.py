@@ -48,7 +48,7 @@ class Retained:
         if "+" not in pattern and "#" not in pattern:
             key, batcher = self._bucket(pattern)[:1], self._batcher
             if batcher is None:
-                found = await FIND_RETAINED(self._client, key, (pattern,))
+                found = await self._client.execute_command(*FIND_RETAINED.command(key, (pattern,)))
             else:
                 found = await batcher.submit(FIND_RETAINED, key, (pattern,))
             if found is not None and (envelope := envelope_of(found)):

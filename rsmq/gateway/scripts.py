@@ -1,10 +1,10 @@
-"""The Lua scripts of the gateway."""
+"""The Lua scripts of the gateway, and the commands that it gathers like them."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from rsmq.redis.scripts import Script
+from rsmq.redis.scripts import Command, Script
 
 SUBSCRIBE_CLIENT: Final = Script("subscribe_client")
 CLAIM_SUBSCRIPTIONS: Final = Script("claim_subscriptions")
@@ -15,7 +15,8 @@ NOTE_RECEIVED: Final = Script("note_received")
 END_MQTT_SESSION: Final = Script("end_mqtt_session")
 BEAT_GATEWAY: Final = Script("beat_gateway")
 RETAIN_MESSAGE: Final = Script("retain_message")
-FIND_RETAINED: Final = Script("find_retained")
+FIND_RETAINED: Final = Command("HGET")
+"""As a call it shares a write with those of other clients that subscribe."""
 NOTE_CLIENT: Final = Script("note_client")
 FORGET_CLIENT: Final = Script("forget_client")
 NOTE_END: Final = Script("note_end")

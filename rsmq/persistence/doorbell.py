@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -33,7 +34,7 @@ class NodeSubscription:
         self.channels: set[bytes] = set()
         self._leaving: dict[bytes, int] = {}
         self._outgoing: list[bytes] = []
-        self._wake = anyio.Event()
+        self._wake = asyncio.Event()
 
     def listen(self, channel: bytes) -> None:
         """Subscribe to a channel; it rings when the server has confirmed the subscription."""
@@ -56,6 +57,7 @@ class NodeSubscription:
             await self._connection.open()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write)
+                tasks.start_soon(self._ping)
                 await self._read()
         except BaseExceptionGroup as group:
             broken, other = group.split(BrokerError)
@@ -68,11 +70,15 @@ class NodeSubscription:
 
     async def _write(self) -> None:
         while True:
-            with anyio.move_on_after(PING_EVERY):
-                await self._wake.wait()
-            self._wake = anyio.Event()
-            outgoing, self._outgoing = self._outgoing or [pack(("PING",))], []
+            await self._wake.wait()
+            self._wake.clear()
+            outgoing, self._outgoing = self._outgoing, []
             await self._connection.send(outgoing)
+
+    async def _ping(self) -> None:
+        while True:
+            await anyio.sleep(PING_EVERY)
+            self._send(b"PING")
 
     async def _read(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
 from rsmq.redis.connector import Client
 from rsmq.redis.raw_connection import ShardedConnection, pack
-from rsmq.redis.scripts import Script, Value
+from rsmq.redis.scripts import Command, Script, Value
 
 log = logging.getLogger("rsmq.batch")
 
@@ -34,7 +34,7 @@ class Call(ABC):
 
     __slots__ = ("deadline", "keys", "packed")
 
-    def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> None:
+    def __init__(self, script: Script | Command, keys: Sequence[str], args: Sequence[Value]) -> None:
         self.keys = keys
         self.packed = pack(script.command(keys, args))
         self.deadline = 0.0
@@ -54,7 +54,7 @@ class AwaitedCall(Call):
 
     __slots__ = ("reply",)
 
-    def __init__(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> None:
+    def __init__(self, script: Script | Command, keys: Sequence[str], args: Sequence[Value]) -> None:
         super().__init__(script, keys, args)
         self.reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -86,7 +86,8 @@ class ScriptBatcher:
         self._connections = tuple(ShardedConnection(client) for _ in range(connections))
         self._waiting: list[Call] = []
         self._in_flight: dict[ShardedConnection, list[Call]] = {}
-        self._wake = asyncio.Event()
+        self._idle: list[asyncio.Future[None]] = []
+        self._is_woken = False
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._is_closed = False
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -107,7 +108,7 @@ class ScriptBatcher:
             self._tasks.start_soon(self._by_node[node].run)
         return await self._by_node[node].submit(script, keys, args)
 
-    def submit(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
+    def submit(self, script: Script | Command, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
         """Queue a call and return its reply to come. It waits for `run` to start."""
         call = AwaitedCall(script, keys, args)
         self.add(call)
@@ -120,7 +121,7 @@ class ScriptBatcher:
             return
         call.deadline = awake() + self._patience
         self._waiting.append(call)
-        self._wake.set()
+        self._wake()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; every call that is left then gets BrokerUnavailable."""
@@ -140,15 +141,28 @@ class ScriptBatcher:
                 call.done(BrokerUnavailable(CLOSED))
 
     async def _serve(self, connection: ShardedConnection) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             while self._waiting:
                 await self._exchange(connection)
-            self._wake.clear()
-            await self._wake.wait()
+            idle = loop.create_future()
+            self._idle.append(idle)
+            await idle
+            self._is_woken = False
+
+    def _wake(self) -> None:
+        """Wake one idle connection: it takes all that waits when its turn comes, or wakes the next one."""
+        if self._idle and not self._is_woken:
+            idle = self._idle.pop()
+            if not idle.done():  # it is cancelled while the batcher ends
+                self._is_woken = True
+                idle.set_result(None)
 
     async def _exchange(self, connection: ShardedConnection) -> None:
         """One write and its replies. A call that is to be repeated goes to the front of the queue."""
         calls = self._in_flight[connection] = self._take()
+        if self._waiting:
+            self._wake()
         replies = await connection.exchange([(call.keys[0], call.packed) for call in calls])
         self._in_flight[connection] = []
         again, trouble = list[Call](), ""

@@ -85,6 +85,20 @@ class Script:
         return f"<Script {self.name}>"
 
 
+class Command:
+    """A plain command in the place of a script, where calls are gathered into one write."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def command(self, keys: Sequence[str | bytes], args: Sequence[Value]) -> tuple[Value, ...]:
+        """The command."""
+        return (self.name, *keys, *args)
+
+    def __repr__(self) -> str:
+        return f"<Command {self.name}>"
+
+
 def with_source(command: Sequence[Value]) -> Sequence[Value]:
     """An EVALSHA command that was answered with NOSCRIPT, as the EVAL that the server executes and caches."""
     name, sha, *rest = command

@@ -23,9 +23,8 @@ if ARGV[2] == '1' then
   present, floor = 0, state[3] or '0'
   redis.call('HSET', KEYS[1], 'floor', floor, 'since_ms', string.format('%.0f', now + ARGV[4]), 'held', '')
 end
-redis.call('HSET', KEYS[1], 'mqtt', ARGV[3])
 local drained = redis.call('ZCARD', KEYS[3]) == 0 and 1 or 0
-if drained == 1 then redis.call('HSET', KEYS[1], 'idle', '1') end
+redis.call('HSET', KEYS[1], 'mqtt', ARGV[3], unpack(drained == 1 and { 'idle', '1' } or {}))
 
 local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
 for i = 1, #old, 2 do

@@ -28,11 +28,11 @@ if mark:sub(1, #ARGV[5]) >= ARGV[5] then
   return { 'OK', epoch, tonumber(present), sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }
 end
 
+local changes = {}
 if not state[5] then forget_marks(KEYS[2], now - ARGV[6]) end
 if not seq then
   seq = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1] or '0'
-  sent = seq
-  redis.call('HSET', KEYS[2], 'sent', sent)
+  sent, changes = seq, { 'sent', seq }
 end
 local epoch = string.format('%.0f', math.max(tonumber(state[1] or 0) + 1, now))
 local present = (state[1] or state[2] or seq ~= '0') and 1 or 0
@@ -42,12 +42,14 @@ if ARGV[7] == '1' and ARGV[2] == '0' and state[6] then
 end
 if ARGV[2] == '1' or present == 2 then
   floor = seq
-  redis.call('HSET', KEYS[2], 'floor', floor, 'since_ms', text, 'held', '')
+  for _, each in ipairs({ 'floor', floor, 'since_ms', text, 'held', '' }) do
+    changes[#changes + 1] = each
+  end
 end
 local till = now + ARGV[3] + math.floor(ARGV[3] / 64)
 redis.call('HSET', KEYS[2], 'epoch', epoch, 'seq', seq, 'gateway', ARGV[1], 'connected_ms', text, 'seen_ms', text,
   'idle', '0', 'until_ms', string.format('%.0f', till),
-  ARGV[4], ARGV[5] .. ':' .. epoch .. ':' .. present .. '@' .. time[1])
+  ARGV[4], ARGV[5] .. ':' .. epoch .. ':' .. present .. '@' .. time[1], unpack(changes))
 for i = 1, 3 do
   redis.call('PEXPIREAT', KEYS[i], till)
 end
