@@ -43,15 +43,19 @@ class Retained:
     def _bucket(self, name: str) -> tuple[str, ...]:
         return self._keys[zlib.crc32(name.encode()) % BUCKETS]
 
+    async def find_one(self, name: str) -> bytes:
+        """The envelope of the message with this topic name, with its stamp; empty if there is none."""
+        key, batcher = self._bucket(name)[:1], self._batcher
+        if batcher is None:
+            found = await self._client.execute_command(*FIND_RETAINED.command(key, (name,)))
+        else:
+            found = await batcher.submit(FIND_RETAINED, key, (name,))
+        return b"" if found is None else envelope_of(found)
+
     async def find(self, pattern: str, most: int) -> AsyncIterator[bytes]:
         """The envelopes of the messages that a filter matches, at most so many, with their stamps."""
-        if "+" not in pattern and "#" not in pattern:
-            key, batcher = self._bucket(pattern)[:1], self._batcher
-            if batcher is None:
-                found = await self._client.execute_command(*FIND_RETAINED.command(key, (pattern,)))
-            else:
-                found = await batcher.submit(FIND_RETAINED, key, (pattern,))
-            if found is not None and (envelope := envelope_of(found)):
+        if is_name(pattern):
+            if envelope := await self.find_one(pattern):
                 yield envelope
             return
         front = pattern[: min(at for at in (pattern.find("+"), pattern.find("#")) if at >= 0)]
@@ -89,6 +93,11 @@ class Retained:
 
     def __repr__(self) -> str:
         return f"<Retained limit={self._limit}>"
+
+
+def is_name(pattern: str) -> bool:
+    """Whether a filter matches one topic name only."""
+    return "+" not in pattern and "#" not in pattern
 
 
 def envelope_of(kept: bytes) -> bytes:

@@ -12,6 +12,7 @@ from rsmq.gateway.context import Context
 from rsmq.gateway.inbound import Inbound
 from rsmq.gateway.message import Published, identifiers_of
 from rsmq.gateway.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
+from rsmq.gateway.retained import Retained, is_name
 from rsmq.gateway.shares import has_shares
 from rsmq.gateway.topic_filter import SHARE, is_within
 from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
@@ -90,9 +91,10 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
         if each.filter.startswith(SHARE):
             continue  # no retained messages [MQTT-4.8.2]
         if each.retain_handling == 0 or (each.retain_handling == 1 and is_new):
-            found = FoundRetained(context.retained.find(each.filter, context.options.retained_per_subscribe))
+            found = FoundRetained(context.retained, each.filter, context.options.retained_per_subscribe)
             await found.look(EARLY_BYTES - sum(other.size for _, other in retained))
-            retained.append((each, found))
+            if not found.is_empty:
+                retained.append((each, found))
     client.send(encode.suback(request.packet_id, reasons, client.level))
     client.answered()  # the request still stands there: what comes now starts no second turn
     for each, found in retained:
@@ -124,20 +126,40 @@ class FoundRetained:
     What is published after that comes to the subscription by itself: it must not come as a retained message, too.
     """
 
-    def __init__(self, found: AsyncIterator[bytes]) -> None:
-        self._found, self._first, self.size = found, list[bytes](), 0
+    def __init__(self, retained: Retained, pattern: str, most: int) -> None:
+        self._retained, self._pattern, self._most = retained, pattern, most
+        self._first, self.size = list[bytes](), 0
+        self._rest: AsyncIterator[bytes] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not self._first and self._rest is None
 
     async def look(self, budget: int) -> None:
-        """Read so many bytes of them now."""
-        while self.size < budget and (envelope := await anext(self._found, None)) is not None:
+        """Read so many bytes of them now. Most filters are a topic name, which needs no search."""
+        if budget > 0 and is_name(self._pattern):
+            self._add(await self._retained.find_one(self._pattern))
+            return
+        rest = self._retained.find(self._pattern, self._most)
+        while self.size < budget:
+            envelope = await anext(rest, None)
+            if envelope is None:
+                return
+            self._add(envelope)
+        self._rest = rest
+
+    def _add(self, envelope: bytes) -> None:
+        if envelope:
             self._first.append(envelope)
             self.size += len(envelope)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for each in self._first:
             yield each
-        async for each in self._found:
-            yield each
+        if self._rest is not None:
+            async for each in self._rest:
+                yield each
 
 
 async def send_retained(context: Context, client: Subscriber, subscription: Subscription, found: FoundRetained) -> None:
