@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os.path import dirname, exists, join
+from typing import Final
 
 if exists(join(dirname(__file__), "rsmq.py")):  # checked here too: PyRSMQ may have overwritten our rsmq/__init__.py
     raise ImportError(
@@ -17,6 +18,14 @@ class RsmqError(Exception):
 
 class ConfigError(RsmqError):
     """A setting, a name or a handler is wrong. Raised before any message is touched."""
+
+
+OTHER_LOOP: Final = (
+    "the broker is connected in another event loop, and this one cannot use its connection: in other threads call "
+    "publish_sync or use a SyncBroker; otherwise make a Broker for each event loop, and leave `async with broker:` "
+    "before its event loop ends"
+)
+"""The text of a ConfigError: a call from another event loop would wait for ever."""
 
 
 class BrokerError(RsmqError):

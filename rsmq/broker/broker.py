@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from asyncio import _get_running_loop
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -17,7 +18,7 @@ from rsmq.broker.portal import Portal
 from rsmq.broker.publishing import Publishing
 from rsmq.broker.requests import Requesting, replying
 from rsmq.broker.typed_topic import TypedTopic
-from rsmq.errors import ConfigError
+from rsmq.errors import OTHER_LOOP, ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.retry import RetryPolicy
@@ -193,9 +194,12 @@ class Broker(Router, Publishing, Requesting, Commands):
 
     @property
     def _connection(self) -> Connection:
-        if self._open is None:
+        opened = self._open
+        if opened is None:
             raise ConfigError("the broker is not connected: do this inside `async with broker:`")
-        return self._open
+        if opened.loop is not _get_running_loop() is not None:
+            raise ConfigError(OTHER_LOOP)
+        return opened
 
     @property
     def client(self) -> Client:

@@ -13,6 +13,7 @@ from weakref import WeakSet
 import anyio
 
 from rsmq import persistence
+from rsmq.errors import OTHER_LOOP, ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
@@ -36,6 +37,8 @@ class Connection:
     topics: Topics
     producer: Producer
     inboxes: persistence.Inboxes
+    loop: asyncio.AbstractEventLoop
+    """The event loop that it was opened in. A call from another one would wait for ever."""
 
 
 class Connected(ABC):
@@ -45,6 +48,11 @@ class Connected(ABC):
     @abstractmethod
     def _connection(self) -> Connection:
         """The open connection, or ConfigError."""
+
+    @property
+    @abstractmethod
+    def producer(self) -> Producer | None:
+        """The producer of the connection; None while it is not open."""
 
 
 @asynccontextmanager
@@ -74,7 +82,7 @@ async def connection(
                 await tasks.start(producer.run)
                 await tasks.start(inboxes.run)
                 tasks.start_soon(connector.watch)
-                yield Connection(connector, client, topics, producer, inboxes)
+                yield Connection(connector, client, topics, producer, inboxes, asyncio.get_running_loop())
                 tasks.cancel_scope.cancel()
 
 
@@ -88,6 +96,8 @@ class SharedConnection:
 
     async def enter(self) -> Connection:
         """Add a user. If connecting fails, every waiting user gets the error."""
+        if self._task is not None and self._task.loop is not asyncio.get_running_loop():
+            raise ConfigError(OTHER_LOOP)
         self.users += 1
         if self._task is None:
             self._task = ConnectionTask(self._make)
@@ -113,7 +123,8 @@ class ConnectionTask:
     """
 
     def __init__(self, make: Make) -> None:
-        self._connection: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self._connection: asyncio.Future[Connection] = self.loop.create_future()
         self._users: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._unused = asyncio.Event()
         self._scope = anyio.CancelScope()

@@ -68,7 +68,8 @@ class Publishing(Connected):
                 topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
                 wait_replicas=wait_replicas, **rare,
             )  # fmt: skip
-        return await self._connection.producer.publish(
+        producer = self.producer or self._connection.producer  # its `publish` checks the event loop for less
+        return await producer.publish(
             topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
             wait_replicas=wait_replicas,
         )  # fmt: skip

@@ -14,12 +14,13 @@ from rsmq.cli.database import in_database, sql_room
 from rsmq.cli.output import print_json, print_line, print_table
 from rsmq.cli.parameters import Json, Url, duration_option
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
-from rsmq.inspector.doctor import check_outbox, gather, judge
+from rsmq.inspector.doctor import check_outbox, foreign_keys, gather, judge
 from rsmq.inspector.inspector import installed
 from rsmq.inspector.state import ServerState
 from rsmq.model.words import count, duration
 from rsmq.redis.preflight import Finding
 
+MOST_KEYS = 10
 MARKS = {"ok": "ok", "warn": "WARN", "refuse": "REFUSE"}
 
 
@@ -51,6 +52,18 @@ def doctor(
 
 
 async def examine(connection: CommandConnection, over: timedelta) -> ServerState:
+    """What is found. If another program has written keys of rsmq, so that they cannot be read: an error with them."""
+    try:
+        return await look(connection, over)
+    except BrokerError as error:
+        found = await foreign_keys(connection.client, connection.keys) if "WRONGTYPE" in str(error) else []
+        if not found:
+            raise
+        said = f"another program has written {count(len(found), 'key')} of rsmq: {'; '.join(found[:MOST_KEYS])}"
+        raise BrokerError(f"{said}. Rename or delete them, or set RSMQ_PREFIX to a prefix of your own") from None
+
+
+async def look(connection: CommandConnection, over: timedelta) -> ServerState:
     """The server, then its queues. If it refuses questions about the queues, that is one more finding."""
     state = await connection.inspector.server()
     try:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, Unpack
 import anyio
 import anyio.abc
 
-from rsmq.errors import ConfigError, TooLarge
+from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
 from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
@@ -38,6 +38,7 @@ LARGE: Final = 4096
 """Larger messages join a batch one by one, so that it does not become much larger than it may."""
 MOST_PER_ROUND: Final = 1000
 """More in one write only fills socket buffers: 1 000 messages cost 2.6 us each, 4 000 cost 4."""
+NOT_OPEN: Final = "the broker is not open: publish inside `async with broker:`"
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ class Producer:
         self._queues: dict[int, SendQueue] = {}
         self._senders: list[Sender] = []
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, list[str]] = {}
         self.keys, self.window_ms = keys, to_ms(settings.dedup_window)
         self.outputs = Counter[str]()
@@ -67,11 +69,11 @@ class Producer:
         """Send messages until cancelled. Calls still waiting then raise BrokerUnavailable or PublishUnknown."""
         try:
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
+                self._tasks, self._loop = tasks, asyncio.get_running_loop()
                 task_status.started()
                 await anyio.sleep_forever()
         finally:
-            self._tasks = None
+            self._tasks = self._loop = None
             self._queues.clear()
             self._senders.clear()
 
@@ -95,6 +97,9 @@ class Producer:
         it is delivered later. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (nothing is stored) or
         PublishUnknown (publish it again with the id it carries). A cancelled call may have stored the message.
         """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise ConfigError(NOT_OPEN if self._loop is None else OTHER_LOOP)
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
@@ -107,7 +112,7 @@ class Producer:
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
         if isinstance(batch, Delay):
             batch.due.setdefault(identity, due)
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = loop.create_future()
         place = len(batch.ids)
         batch.add(identity, entry, size)
         batch.waiters.append(waiter)
@@ -354,7 +359,7 @@ class Producer:
         queue = self._queues.get(replicas)
         if queue is None:
             if self._tasks is None:
-                raise ConfigError("the broker is not open: publish inside `async with broker:`")
+                raise ConfigError(NOT_OPEN)
             if replicas < 0:
                 raise ConfigError(f"wait_replicas={replicas} is not possible: use 0 or more")
             queue = SendQueue(self._client, self._keys, self._settings, replicas, partial(self._start, self._tasks))

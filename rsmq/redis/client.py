@@ -84,6 +84,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return BrokerUnavailable(TRANSIENT["READONLY"])
     if code == "NOGROUP" or "NOGROUP" in text[:80]:
         return GroupMissing(text)
+    if code == "WRONGTYPE":
+        text = f"{text.rstrip('.')}. Another program has written a key of rsmq: `rsmq doctor` names it"
     if isinstance(error, ResponseError):
         return ScriptError(text) if "script" in text else BrokerError(text)
     if isinstance(error, MaxConnectionsError):

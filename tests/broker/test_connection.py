@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import anyio
@@ -143,6 +144,33 @@ def test_loop_ends_although_a_user_has_not_left(server: Server, prefix: str) -> 
         return await broker.publish("t", {})
 
     assert asyncio.run(enter())
+
+
+CALLS: dict[str, Callable[[Broker], Awaitable[object]]] = {
+    "publish": lambda broker: broker.publish("t", {}),
+    "publish to a new topic": lambda broker: broker.publish("u", {}),
+    "publish with a unique name": lambda broker: broker.publish("t", {}, unique="a"),
+    "publish many": lambda broker: broker.publish_many("t", [{}]),
+    "send": lambda broker: broker.send("device", {}),
+    "look": lambda broker: broker.look("1-1", topic="t"),
+    "enter": lambda broker: broker.__aenter__(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_call_from_another_event_loop_is_refused(
+    server: Server, prefix: str, call: Callable[[Broker], Awaitable[object]]
+) -> None:
+    """Before, it waited for ever. The text says what to use instead, and the broker goes on in its own event loop."""
+
+    async def bounded() -> object:
+        return await asyncio.wait_for(call(broker), 30)
+
+    async with make_broker(server, prefix) as broker:
+        await broker.publish("t", {})
+        with pytest.raises(ConfigError, match=r"another event loop.*publish_sync"):
+            await asyncio.to_thread(asyncio.run, bounded())
+        assert await broker.publish("t", {})
 
 
 async def test_stop_while_run_connects_ends_it_before_a_handler_starts(server_url: str, prefix: str) -> None:

@@ -429,6 +429,18 @@ def test_doctor_refuses_an_evicting_server(cli: Cli) -> None:
     assert "the server would delete messages" in refused.stderr
 
 
+def test_doctor_names_a_key_that_another_program_has_written(cli: Cli, server: Server, prefix: str) -> None:
+    """Exit code 1, with the key. Every other command fails, too, so it says that the doctor names it."""
+    cli.ok("publish", "orders", "1")
+    key = f"{prefix}:{{orders.0}}:delayed"
+    with server.client() as redis:
+        redis.set(key, "x")
+    result, other = cli("doctor"), cli("topic", "list")
+    assert (result.returncode, other.returncode) == (1, 1)
+    assert f"another program has written 1 key of rsmq: {key} is a string, not a zset. Rename or" in result.stderr
+    assert "`rsmq doctor` names it" in other.stderr
+
+
 def test_server_runs_until_interrupted(cli: Cli, start: Start, tmp_path: Path) -> None:
     """`rsmq server` prints its address, serves commands without RSMQ_URL, and ends with Ctrl-C."""
     del cli.environment["RSMQ_URL"]

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from rsmq import Broker
-from rsmq.inspector.doctor import gather, judge
+from rsmq.inspector.doctor import foreign_keys, gather, judge
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
@@ -50,6 +50,20 @@ async def test_dead_consumer_and_deleted_pending_entry_are_found(
     await client.execute_command("XACK", stream, "billing", ids[0])
     (oldest,) = (await gather(client, keys, settings, NOW)).oldest
     assert not oldest.is_gone
+
+
+async def test_keys_of_another_program_are_named(client: Client, keys: Keys, settings: Settings, stream: str) -> None:
+    """A key of each kind, and a stream that is gone: the groups are known by the other partitions."""
+    assert await foreign_keys(client, keys) == []
+    kinds = {
+        stream: "stream", keys.delayed("orders", 1): "zset", keys.lease("orders", 0, "billing"): "hash",
+        keys.members("orders", "billing"): "set",
+    }  # fmt: skip
+    for key in kinds:
+        await client.execute_command("SET", key, "x")
+    assert await foreign_keys(client, keys) == [f"{key} is a string, not a {kind}" for key, kind in kinds.items()]
+    await client.execute_command("SET", keys.topics, "x")
+    assert await foreign_keys(client, keys) == [f"{keys.topics} is a string, not a set"]
 
 
 async def test_hot_key_is_named(client: Client, keys: Keys, settings: Settings, stream: str) -> None:
