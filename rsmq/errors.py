@@ -36,6 +36,10 @@ class BrokerUnavailable(BrokerError):
     """The server is unreachable or not ready (restart, failover, loading). The only error that is retried."""
 
 
+class NotPermitted(BrokerError, ConfigError):
+    """The server's ACL does not allow a command. A worker that runs goes on when it does: see `BrokerError`."""
+
+
 class SlotMoving(BrokerUnavailable):
     """A slot of a cluster is moving and cannot be used for a moment. Nothing was executed; other slots work."""
 

@@ -28,7 +28,16 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, ScriptError, SlotMoved, SlotMoving
+from rsmq.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigError,
+    GroupMissing,
+    NotPermitted,
+    ScriptError,
+    SlotMoved,
+    SlotMoving,
+)
 from rsmq.redis.pool_connections import repair
 from rsmq.redis.scripts import with_source
 from rsmq.redis.slots import Key
@@ -75,7 +84,7 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         said = f"the server{where} refused the credentials ({text}): check user and password in RSMQ_URL"
         return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
     if isinstance(error, NoPermissionError) or code == "NOPERM":
-        return ConfigError(f"the server's ACL does not allow this ({text}): see the list of commands in docs/keys.md")
+        return NotPermitted(f"the server's ACL does not allow this ({text}): see the list of commands in docs/keys.md")
     if code == "TRYAGAIN":
         return SlotMoving(f"a slot is moving ({text})")
     if code in TRANSIENT:

@@ -3,6 +3,7 @@ lost, and while it lasts the worker neither spins nor fills its log. Promise 2."
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -134,6 +135,15 @@ def disk_error(server: Server) -> Iterator[None]:
         obstacle.rmdir()
 
 
+@contextmanager
+def no_rights(server: Server) -> Iterator[None]:
+    """Its user may not read, settle and run scripts, because an operator has loaded a wrong ACL: NOPERM."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-eval", "-evalsha", "-xreadgroup", "-xack", "-xadd")
+        yield
+        client.execute_command("ACL", "SETUSER", "default", "+@all")
+
+
 def lasting(condition: Callable[[Server], AbstractContextManager[None]], server: Server) -> float:
     """Keep a condition for a while; returns the seconds it took. Runs in a thread."""
     begin = time.monotonic()
@@ -169,9 +179,11 @@ def own() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("distribution", ["hash", "shared"])
+BOTH_WAYS: Final = (out_of_memory, busy, loading, read_only, replica_alone, too_few_replicas, disk_error)
+
+
 @pytest.mark.parametrize(
-    "condition", [out_of_memory, busy, loading, read_only, replica_alone, too_few_replicas, disk_error]
+    ("condition", "distribution"), [*itertools.product(BOTH_WAYS, ("hash", "shared")), (no_rights, "hash")]
 )
 async def test_work_goes_on_after(
     condition: Callable[[Server], AbstractContextManager[None]], distribution: str, own: Server, prefix: str, log: Quiet
