@@ -2,4 +2,5 @@
 
 from rsmq.cli import main
 
-main()
+if __name__ == "__main__":  # a process handler imports this module in its process
+    main()

@@ -295,6 +295,7 @@ class Broker(Router, Publishing, Requesting, Commands):
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Connect and run the handlers in this process until `stop` or cancellation."""
+        worker.refuse_handler_process()
         self.failure, self._is_stopped_early = None, False
         try:
             await self._run(task_status)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import anyio.to_process
 import anyio.to_thread
 
@@ -15,7 +16,7 @@ from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import RsmqError
 from rsmq.handler.error_hook import ErrorHook
-from rsmq.handler.failure import carrying
+from rsmq.handler.failure import carrying, describe
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
 from rsmq.model.message import Message
@@ -107,8 +108,13 @@ def _in_process(handler: Handler) -> Call:
 
     async def call(work: Any) -> Any:
         arguments = handler.signature.arguments(work)
-        return await anyio.to_process.run_sync(
-            carrying, handler.function, *arguments, cancellable=True, limiter=limiter
-        )
+        try:
+            return await anyio.to_process.run_sync(
+                carrying, handler.function, *arguments, cancellable=True, limiter=limiter
+            )
+        except anyio.BrokenWorkerProcess as error:
+            if error.__cause__ is None or isinstance(error.__cause__, anyio.EndOfStream):  # it has crashed
+                raise
+            raise anyio.BrokenWorkerProcess(f"{error}: {describe(error.__cause__)}") from error
 
     return call

@@ -34,9 +34,20 @@ check_headers = lru_cache(maxsize=1024)(read_headers)
 """Raises Malformed for wrong headers. The messages of one device all have the same ones."""
 
 
+def require_text(headers: Mapping[str, str]) -> None:
+    """Raises ConfigError for headers that are no mapping of text to text."""
+    if type(headers) is not dict and not isinstance(headers, Mapping):
+        raise ConfigError(f"headers={headers!r} are not a mapping of names to values")
+    if not all(type(part) is str for pair in headers.items() for part in pair):
+        raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
+
+
 def write_headers(headers: Mapping[str, str]) -> bytes:
-    """Headers as a JSON object. Raises ConfigError when they are larger than a reader accepts."""
-    raw = to_json(headers)
+    """Headers as a JSON object. Raises ConfigError when they are not Unicode, or larger than a reader accepts."""
+    try:
+        raw = to_json(headers)
+    except ValueError:
+        raise ConfigError(f"headers={dict(headers)!r} are not valid Unicode: they have a lone surrogate") from None
     if len(raw) > LARGEST_HEADERS:
         raise ConfigError(
             f"the headers have {len(raw)} bytes as JSON: use at most {LARGEST_HEADERS}, and put large values into the "

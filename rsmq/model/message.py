@@ -362,13 +362,16 @@ def new_message_ids(count: int) -> list[str]:
 def encode_payload(payload: Any) -> tuple[bytes, str]:
     """A payload as bytes and content type: bytes as they are, str as UTF-8, everything else (models too) as JSON.
 
-    Raises NotJson for NaN and infinity. The encoder makes them null, and a search for that costs little.
+    Raises NotJson, also for NaN and infinity. The encoder makes them null, and a search for that costs little.
     """
     if isinstance(payload, BYTES_LIKE):
         return bytes(payload), BYTES
-    if isinstance(payload, str):
-        return payload.encode(), TEXT
-    data = to_json(payload, inf_nan_mode="null")
+    try:
+        if isinstance(payload, str):
+            return payload.encode(), TEXT
+        data = to_json(payload, inf_nan_mode="null")
+    except ValueError as error:  # of the encoder, or of a serializer of the user's model
+        raise NotJson("", f"a payload of type {type(payload).__name__} cannot be written ({error})") from error
     if b"null" in data:
         where = nonfinite_in(payload)
         if where is not None:

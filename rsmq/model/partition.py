@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import mmh3
 
+from rsmq.errors import ConfigError
+
 
 def partition_for(key: str | bytes, partitions: int) -> int:
     """`murmur3_x86_32(key, seed 0) mod partitions`, unsigned. Golden vectors: `docs/wire-format.md`."""
-    return int(mmh3.hash(key, 0, False)) % partitions
+    try:
+        return int(mmh3.hash(key, 0, False)) % partitions
+    except UnicodeEncodeError:
+        raise not_unicode(key) from None
+
+
+def not_unicode(key: str | bytes | None) -> ConfigError:
+    """The error for a key that has no bytes."""
+    return ConfigError(f"key={key!r} is not valid Unicode: it has a lone surrogate")

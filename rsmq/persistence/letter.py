@@ -21,6 +21,7 @@ from pydantic_core import from_json
 
 from rsmq.errors import ConfigError, Malformed, TooLarge
 from rsmq.model.clock import from_epoch_ms
+from rsmq.model.headers import require_text
 from rsmq.model.message import BYTES, JSON, LARGEST_HEADERS, TEXT, encode_payload, read_headers, write_headers
 from rsmq.model.packing import pack_array, pack_values
 
@@ -243,10 +244,8 @@ def seal_payload(payload: Any, topic: str, headers: Mapping[str, str] | None, li
         raise TooLarge(len(data), limit)
     if not isinstance(topic, str):
         raise ConfigError(f"topic={topic!r} is not text: pass a str")
-    if headers and not isinstance(headers, Mapping):
-        raise ConfigError(f"headers={headers!r} are not a mapping of names to values")
-    if headers and not all(type(part) is str for pair in headers.items() for part in pair):
-        raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
+    if headers:
+        require_text(headers)
     return seal(data, kind, topic, headers)
 
 

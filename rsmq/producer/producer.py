@@ -17,10 +17,11 @@ from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
 from rsmq.model.clock import to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
+from rsmq.model.headers import require_text
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields, new_message_id
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.partition import partition_for
+from rsmq.model.partition import not_unicode, partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.unique import OnConflict, Unique, Until
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, EntryEncoder, Once, Waiter
@@ -338,14 +339,16 @@ class Producer:
                 raise ConfigError(f"key={key!r} is not text: pass a str, such as str({key!r})")
             size += len(key)
         if headers:
-            if not all(type(part) is str for pair in headers.items() for part in pair):
-                raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
+            require_text(headers)
             size += sum(len(name) + len(value) for name, value in headers.items())
         if size > self._limit:
             raise TooLarge(size, self._limit)
-        if extra:
-            return identity, encode(data, identity, key, content_type, headers, extra), size
-        return identity, encode(data, identity, key, content_type, headers), size
+        try:
+            if extra:
+                return identity, encode(data, identity, key, content_type, headers, extra), size
+            return identity, encode(data, identity, key, content_type, headers), size
+        except UnicodeEncodeError:
+            raise not_unicode(key) from None
 
     def _stream(self, topic: Topic, partition: int) -> str:
         streams = self._streams.get(topic.name)

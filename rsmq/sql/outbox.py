@@ -18,6 +18,7 @@ from rsmq.handler.options import refuse_unknown
 from rsmq.handler.retry import LONGEST_DELAY
 from rsmq.model.clock import epoch_ms, now_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.headers import require_text
 from rsmq.model.keys import check_name
 from rsmq.model.message import encode_payload, write_headers
 from rsmq.model.settings import Settings
@@ -94,8 +95,8 @@ class RelayedOutbox:
         data, kind = encode_payload(payload)
         if key is not None and type(key) is not str:
             raise ConfigError(f"key={key!r} is not text: pass a str, such as str({key!r})")
-        if headers and not all(type(part) is str for pair in headers.items() for part in pair):
-            raise ConfigError(f"headers={dict(headers)!r}: names and values must be str")
+        if headers:
+            require_text(headers)
         size = len(data) + len(key or "") + sum(len(name) + len(value) for name, value in (headers or {}).items())
         if self._payload_limit is None:
             self._payload_limit = int(Settings().payload_limit)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rsmq.worker.worker import Lifespan, Worker
+    from rsmq.worker.worker import Lifespan, Worker, refuse_handler_process
 else:
     from rsmq.model.lazy import loading
 
-    __getattr__, __dir__ = loading(__name__, {"worker": "Lifespan Worker"})
+    __getattr__, __dir__ = loading(__name__, {"worker": "Lifespan Worker refuse_handler_process"})
 
-__all__ = ["Lifespan", "Worker"]
+__all__ = ["Lifespan", "Worker", "refuse_handler_process"]

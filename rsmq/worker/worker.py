@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -193,3 +194,12 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"<Worker {self.member} {len(self.consumers)} consumers>"
+
+
+def refuse_handler_process() -> None:
+    """Raise ConfigError in the process of a handler while it imports the main module of its program."""
+    if "__main__" not in sys.modules:  # anyio has removed it, and has not imported the program's yet
+        raise ConfigError(
+            "a handler with execution='process' imports your program in its process, and there it would run the broker "
+            'again: put the lines that run it under `if __name__ == "__main__":`'
+        )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from rsmq import Broker, Message
-from tests.contract.witness import Witness, dies, settled
+import rsmq
+from rsmq import Broker, Message, RetryPolicy
+from tests.contract.witness import Witness, dies, letters_of, settled
 from tests.patience import until
 
 
@@ -108,6 +111,36 @@ async def test_a_process_handler_gets_payload_and_message(broker: Broker, tmp_pa
             await broker.publish("t", {"n": n}, key="k", headers={"file": str(results)})
         await settled(broker, "t")
     assert results.read_text().split() == ["0", "1", "4", "9"]
+
+
+async def test_process_handler_under_rsmq_worker_does_not_start_the_command_again(
+    broker: Broker, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process imports the main module of its program. Under `rsmq worker --processes 2` that is rsmq/__main__.py:
+    before, every process handler failed there."""
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(Path(rsmq.__file__).parent / "__main__.py"), raising=False
+    )
+    broker.handler("t", group="g", execution="process", concurrency=1)(square)
+    async with broker.running():
+        await broker.publish("t", {"n": 2}, headers={"file": str(tmp_path / "results")})
+        await settled(broker, "t")
+    assert (tmp_path / "results").read_text() == "4\n"
+
+
+async def test_process_handler_of_a_program_without_main_guard_fails_with_what_to_do(
+    broker: Broker, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, its process became one more worker, and the handler waited for ever."""
+    program = tmp_path / "program.py"
+    program.write_text("import asyncio, rsmq\nasyncio.run(rsmq.Broker('redis://127.0.0.1:1').run())\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    broker.handler("t", group="g", execution="process", concurrency=1, retry=RetryPolicy(max_attempts=1))(square)
+    async with broker.running():
+        await broker.publish("t", {"n": 2})
+        await dies(broker, "t", "g", 1)
+        (letter,) = await letters_of(broker, "t", "g")
+    assert 'put the lines that run it under `if __name__ == "__main__":`' in letter.error
 
 
 async def test_a_batch_is_full_or_waits_for_linger(broker: Broker, witness: Witness) -> None:

@@ -94,6 +94,22 @@ def test_number_that_a_model_writes_its_own_way_is_not_refused() -> None:
     assert encode_payload("NaN") == (b"NaN", TEXT)
 
 
+CIRCULAR: dict[str, Any] = {}
+CIRCULAR["self"] = CIRCULAR
+
+
+@pytest.mark.parametrize("payload", [object(), {"a": range(3)}, CIRCULAR, "\ud800", ["\ud800"], {"a": b"\xff"}],
+                         ids=["object", "range", "circle", "text", "text inside", "bytes inside"])  # fmt: skip
+def test_payload_that_cannot_be_written_is_refused_with_what_to_do(payload: Any) -> None:
+    """Before, it was an error of pydantic, which did not say what can be published."""
+    with pytest.raises(
+        NotJson, match=r"a payload of type \w+ cannot be written \(.+\): publish bytes, text, or"
+    ) as caught:
+        encode_payload(payload)
+    assert caught.value.where == ""
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
 @given(st.recursive(st.none() | st.floats() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(
     st.text(max_size=3), inner), max_leaves=8))  # fmt: skip
 def test_payload_is_refused_exactly_if_json_refuses_it(payload: Any) -> None:

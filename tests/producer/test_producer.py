@@ -192,7 +192,11 @@ async def test_a_payload_over_the_limit_is_refused(producer: Producer, client: C
     ("options", "text"),
     [
         ({"key": 42}, r"pass a str"),
+        ({"key": "\ud800"}, r"not valid Unicode"),
+        ({"key": "\ud800", "message_id": "1"}, r"not valid Unicode"),
         ({"headers": {"a": 1}}, r"must be str"),
+        ({"headers": ["a"]}, r"not a mapping"),
+        ({"headers": {"a": "\ud800"}}, r"not valid Unicode"),
         ({"message_id": ""}, r"printable"),
         ({"message_id": "a\nb"}, r"printable"),
         ({"message_id": "\ud800"}, r"printable"),
