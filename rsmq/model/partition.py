@@ -9,10 +9,12 @@ from rsmq.errors import ConfigError
 
 def partition_for(key: str | bytes, partitions: int) -> int:
     """`murmur3_x86_32(key, seed 0) mod partitions`, unsigned. Golden vectors: `docs/wire-format.md`."""
-    try:
-        return int(mmh3.hash(key, 0, False)) % partitions
-    except UnicodeEncodeError:
-        raise not_unicode(key) from None
+    if not key.isascii() and isinstance(key, str):  # mmh3 crashes the process for text that is not Unicode
+        try:
+            key = key.encode()
+        except UnicodeEncodeError:
+            raise not_unicode(key) from None
+    return int(mmh3.hash(key, 0, False)) % partitions
 
 
 def not_unicode(key: str | bytes | None) -> ConfigError:

@@ -231,7 +231,10 @@ def _front(kind: str, topic: str | bytes) -> bytes:
 
 def _counted(field: str, text: str | bytes) -> bytes:
     """A text after its length byte."""
-    raw = text.encode() if isinstance(text, str) else text
+    try:
+        raw = text.encode() if isinstance(text, str) else text
+    except UnicodeEncodeError:
+        raise ConfigError(f"{field}={text!r} is not valid Unicode: it has a lone surrogate") from None
     if len(raw) > LONGEST_TEXT:
         raise ConfigError(f"{field} {text[:40]!r}... has {len(raw)} bytes: use at most {LONGEST_TEXT}")
     return bytes([len(raw)]) + raw

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rsmq.errors import ConfigError
 from rsmq.model.partition import partition_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire-format.md"
@@ -22,6 +23,12 @@ def golden() -> list[tuple[str, int, tuple[int, int, int]]]:
     """The vectors of the page: key (a JSON string, repeated where it says so), hash, partition of 8, 12 and 1024."""
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     return [(json.loads(key) * int(times or 1), int(value, 16), tuple(map(int, of))) for key, times, value, *of in rows]  # type: ignore[misc]
+
+
+def test_key_that_is_not_unicode_is_refused() -> None:
+    """JSON can hold a lone surrogate, and mmh3 ends the process with a segmentation fault for one."""
+    with pytest.raises(ConfigError, match="not valid Unicode"):
+        partition_for(json.loads('"\\ud800"'), 8)
 
 
 def test_the_page_has_enough_vectors() -> None:

@@ -313,6 +313,7 @@ async def test_send_with_an_impossible_expiry_is_refused(broker: Broker, expiry:
     ("arguments", "text"),
     [
         ({"topic": "t" * 256}, "256 bytes: use at most 255"),
+        ({"topic": "\ud800"}, "not valid Unicode"),
         ({"headers": {"a": 1}}, "names and values must be str"),
         ({"headers": {"a": "\ud800"}}, "not valid Unicode"),
         ({"headers": {"a": "x" * 65_536}}, "use at most 32768"),
