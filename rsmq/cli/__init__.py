@@ -9,6 +9,8 @@ Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -111,7 +113,9 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. Wrong use, or an unreachable server, is a line on stderr, not a traceback."""
+    """Run the command line. Wrong use, an unreachable server or a full disk is a line on stderr, not a traceback."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         check_words(sys.argv)
         app(prog_name="rsmq")
@@ -121,6 +125,11 @@ def main() -> None:
         if group.split(RsmqError)[1] is not None:
             raise
         sys.exit(report(group))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer would fail again at the exit
+        sys.exit(report(RsmqError(f"cannot write: {error.strerror}")))
 
 
 def check_words(words: list[str]) -> None:

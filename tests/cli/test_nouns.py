@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -394,6 +396,16 @@ def test_shell_completion_knows_commands_and_options(cli: Cli) -> None:
     options = cli(**words | {"COMP_WORDS": "rsmq dlq replay --r", "COMP_CWORD": "3"}).stdout.split()
     assert options == ["--reason", "--rate"]
     assert script == "" or "_RSMQ_COMPLETE" in script  # a shell is found by the process above, if there is one
+
+
+@pytest.mark.parametrize(("stdout", "code", "text"), [
+    (">/dev/full", 1, "rsmq: cannot write: No space left on device\n"), (">&-", 0, "")])  # fmt: skip
+def test_output_that_cannot_be_written_is_no_traceback(cli: Cli, stdout: str, code: int, text: str) -> None:
+    """A full disk is an error in one line. Without a stdout nothing is printed."""
+    cli.ok("publish", "orders", "1")
+    shell = ["sh", "-c", f"exec {sys.executable} -m rsmq topic list {stdout}"]
+    result = subprocess.run(shell, env=cli.environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (code, text)
 
 
 def test_doctor_warns_of_group_without_members(cli: Cli, dead: str) -> None:
