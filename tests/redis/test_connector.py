@@ -22,7 +22,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, RsmqError, ScriptError
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, NotPermitted, RsmqError, ScriptError
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector, check_url, redact, split_sentinel, translate, translated
 from rsmq.redis.url import node_url, sentinel_options, split_cluster, tls_options
@@ -199,7 +199,7 @@ async def test_cancelled_command_leaves_the_client_usable(client: Client, prefix
         (ResponseError("WRONGTYPE Operation against a key"), BrokerError, "`rsmq doctor` names it"),
         (AuthenticationError("invalid username-password pair"), ConfigError, "credentials"),
         (ResponseError("WRONGPASS invalid username-password pair"), ConfigError, "credentials"),
-        (NoPermissionError("this user has no permissions to run 'xadd'"), ConfigError, "ACL"),
+        (NoPermissionError("this user has no permissions to run 'xadd'"), NotPermitted, "ACL"),
         (redis.ConnectionError("Connection closed by server."), BrokerUnavailable, "no answer"),
         (ConnectionResetError(104, "Connection reset by peer"), BrokerUnavailable, "no answer"),
         (TimeoutError(), BrokerUnavailable, "TimeoutError"),
