@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from pydantic_core import from_json, to_json
 
-from rsmq.errors import BrokerError, BrokerUnavailable, Malformed
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, Malformed
 from rsmq.gateway.message import Published, from_headers
 from rsmq.model.backoff import Backoff
 from rsmq.model.message import read_headers, write_headers
@@ -55,7 +55,11 @@ class Broadcast:
         found = message.headers()
         if chosen:
             found[SHARES] = to_json(chosen).decode()
-        headers = write_headers(found)
+        try:
+            headers = write_headers(found)
+        except ConfigError:  # a topic name or user properties that are larger than headers may be
+            self._dropped()
+            return
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(b"%b%b%b%b" % (self._own, len(headers).to_bytes(2, "big"), headers, message.payload))
