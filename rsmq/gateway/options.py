@@ -90,7 +90,7 @@ class GatewayOptions:
     """Bytes of a packet; 0: what the payload limit of the broker allows, which is also the most."""
     most_topic_bytes: int = 65_535
     """Bytes of a topic name or filter."""
-    most_levels: int = 128
+    most_levels: int = 256
     """Levels of a topic name or filter."""
     most_subscriptions: int = 1_000
     """Of one client."""

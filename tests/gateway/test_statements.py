@@ -85,6 +85,7 @@ CONNECTED: list[tuple[str, int, bytes, str, bool]] = [
     ("4.7.0-1", 4, p.publish("a/#", b"x", 0), "", True),
     ("4.7.3-2", 5, p.publish("a\0b", b"x", 1, 1, 5), "e00181", True),
     ("4.7.3-3", 5, p.publish("t" * 65_535, b"x", 0, 0, 5), "", False),
+    ("4.7.3-3 levels", 5, p.publish("/" * 200, b"x", 1, 9, 5), "40020009", False),
     ("4.12.0-7", 5, p.packet(0xF0, b"\x18\0"), "e00182", True),
 ]  # fmt: skip
 
