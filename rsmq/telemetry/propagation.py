@@ -58,21 +58,31 @@ class Propagation:
         else:
             propagate.inject(headers, context)
 
+    def publisher(self, message: Message) -> Span:
+        """The span that published a message. It is not valid if there is none."""
+        return self._remote(message) or get_current_span(propagate.extract(message.headers, EMPTY))
+
     def extract(self, message: Message) -> tuple[Context, Span]:
-        """The context of a message, and the span that published it, which is not valid if there is none."""
-        match: re.Match[Any] | None = None
+        """The context of a message, and the span that published it."""
+        span = self._remote(message)
+        if span is not None:
+            return set_span_in_context(span, EMPTY), span
+        context = propagate.extract(message.headers, EMPTY)
+        return context, get_current_span(context)
+
+    def _remote(self, message: Message) -> RemoteSpan | None:
+        """The span of a message whose context is nothing else; without the configured propagators."""
+        if not self.is_standard:
+            return None
         entry = message.entry
-        if self.is_standard and entry[::2] in HEADED:  # then there are no other headers
+        match: re.Match[Any] | None = None
+        if entry[::2] in HEADED:  # then there are no other headers
             match = match_only_parent(entry[-1])
         if match is None:
             headers = message.headers
-            if self.is_standard and "tracestate" not in headers and "baggage" not in headers:
+            if "tracestate" not in headers and "baggage" not in headers:
                 match = match_parent(headers.get("traceparent", ""))
-            if match is None:
-                context = propagate.extract(headers, EMPTY)
-                return context, get_current_span(context)
-        span = RemoteSpan(match)
-        return set_span_in_context(span, EMPTY), span
+        return None if match is None else RemoteSpan(match)
 
 
 def is_sampled(span: Span) -> bool | None:

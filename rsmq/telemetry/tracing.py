@@ -111,7 +111,9 @@ class TracedHandling(Wrapping):
         """Call inside a span. A message without context gets none, unless everything is traced."""
 
         def call_all(work: Any) -> Awaitable[Any]:
-            return self._one(work, call_next) if isinstance(work, Message) else self._batch(work, call_next, work)
+            if isinstance(work, Message):
+                return self._one(work, call_next)
+            return self._batch(work, call_next, work, work[0].topic, work[0].group)
 
         def call(work: Any) -> Awaitable[Any]:
             if type(work) is Message and work.is_plain:
@@ -130,9 +132,11 @@ class TracedHandling(Wrapping):
         """A batch is linked to the messages in it that have a context."""
 
         def call(work: list[Any]) -> Awaitable[Any]:
-            return self._batch(work, call_next, work.messages) if isinstance(work, Payloads) else call_next(work)
+            if isinstance(work, Payloads):
+                return self._batch(work, call_next, work.messages, topic, group)
+            return self._batch(work, call_next, (), topic, group) if self._is_all else call_next(work)
 
-        return None if self._is_all else call
+        return call
 
     def _one(self, work: Message, call_next: Call) -> Awaitable[Any]:
         scope, origin = self._propagation.extract(work)
@@ -141,14 +145,17 @@ class TracedHandling(Wrapping):
             return call_next(work)
         if is_chosen is False:
             return self._within(scope, None, work, call_next)
-        span = self._start(work, scope, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
+        of = work.topic, work.group, work.partition
+        span = self._start(of, scope, {"messaging.message.id": work.id, "rsmq.attempt": work.attempt}, ())
         return self._within(set_span_in_context(span, scope), span, work, call_next)
 
-    async def _batch(self, work: Sequence[Any], call_next: Call, messages: Sequence[Message]) -> Any:
+    async def _batch(
+        self, work: Sequence[Any], call_next: Call, messages: Sequence[Message], topic: str, group: str
+    ) -> Any:
         links = self._links(messages)
         if not links and not self._is_all:
             return await call_next(work)
-        span = self._start(messages[0], EMPTY, {"messaging.batch.message_count": len(work)}, links)
+        span = self._start((topic, group, -1), EMPTY, {"messaging.batch.message_count": len(work)}, links)
         return await self._within(set_span_in_context(span, EMPTY), span, work, call_next)
 
     async def _within(self, scope: Context, span: Span | None, work: Any, call_next: Call) -> Any:
@@ -164,8 +171,10 @@ class TracedHandling(Wrapping):
             if span is not None:
                 span.end()
 
-    def _start(self, first: Message, parent: Context, about: Mapping[str, str | int], links: Sequence[Link]) -> Span:
-        name, shared = self._shared(first, is_batch="messaging.batch.message_count" in about)
+    def _start(
+        self, of: tuple[str, str, int], parent: Context, about: Mapping[str, str | int], links: Sequence[Link]
+    ) -> Span:
+        name, shared = self._shared(of)
         return self._tracer.start_span(
             name, parent, kind=SpanKind.CONSUMER, attributes={**shared, **about}, links=links
         )  # fmt: skip
@@ -175,21 +184,21 @@ class TracedHandling(Wrapping):
         found: dict[int, Link] = {}
         for message in batch:
             if not message.is_plain and len(found) < MOST_LINKS:
-                _, span = self._propagation.extract(message)
+                span = self._propagation.publisher(message)
                 if is_sampled(span):
                     origin = span.get_span_context()
                     found.setdefault(origin.span_id, Link(origin))
         return list(found.values())
 
-    def _shared(self, message: Message, *, is_batch: bool) -> tuple[str, dict[str, str]]:
-        """The span's name, and the attributes that all messages of a partition and group share."""
-        key = message.topic, message.group, -1 if is_batch else message.partition
-        known = self._known.get(key)
+    def _shared(self, of: tuple[str, str, int]) -> tuple[str, dict[str, str]]:
+        """The span's name, and the attributes that all messages of a topic, group and partition share (-1: a batch)."""
+        known = self._known.get(of)
         if known is None:
-            shared = attributes("process", "process", message.topic) | {"messaging.consumer.group.name": message.group}
-            if not is_batch:
-                shared["messaging.destination.partition.id"] = str(message.partition)
-            known = self._known[key] = f"process {message.topic}", shared
+            topic, group, partition = of
+            shared = attributes("process", "process", topic) | {"messaging.consumer.group.name": group}
+            if partition >= 0:
+                shared["messaging.destination.partition.id"] = str(partition)
+            known = self._known[of] = f"process {topic}", shared
         return known
 
 

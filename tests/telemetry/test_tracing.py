@@ -256,3 +256,30 @@ async def test_unsampled_batch_keeps_the_fast_path(
         assert sorted(seen) == list(range(9))
         (published,) = traces.named("publish orders")
         assert [link.context.span_id for link in batch.links] == [published.context and published.context.span_id]
+
+
+async def test_batch_of_plain_messages_has_a_span_and_keeps_the_fast_path(
+    server_url: str, prefix: str, make: Callable[[Traces], Broker], traces: Traces
+) -> None:
+    """A traced broker handles what an untraced one has published: one span for each batch, linked to nothing."""
+    broker, seen = make(traces), list[int]()
+
+    @broker.handler("orders", group="audit", batch=100, partitions=1)
+    async def audit(orders: list[int]) -> None:
+        assert get_current_span().get_span_context().is_valid
+        seen.extend(orders)
+
+    async with Broker(Settings(url=server_url, prefix=prefix, preflight="warn")) as elsewhere, broker.running():
+        assert broker.worker is not None
+        (consumer,) = broker.worker.consumers
+        assert consumer.queue.takes_raw
+        await elsewhere.publish_many("orders", range(5))
+        await until(lambda: len(seen) == 5, "all are handled")
+        spans = await traces.expect("process orders")
+    facts = dict(spans[0].attributes or {})
+    assert facts.pop("messaging.batch.message_count") in range(1, 6)
+    assert facts == {
+        "messaging.system": "rsmq", "messaging.operation.type": "process", "messaging.operation.name": "process",
+        "messaging.destination.name": "orders", "messaging.consumer.group.name": "audit",
+    }  # fmt: skip
+    assert not any(span.links for span in spans)
