@@ -69,7 +69,8 @@ class ReplyProtocol(asyncio.Protocol):
                 await self._within(seconds, self._waiter)
             finally:
                 self._waiter = None
-        return self._replies
+        replies, self._replies = self._replies, []  # not kept until the next ones: it may be a thousand messages
+        return replies
 
     async def _within(self, seconds: float, event: asyncio.Future[None]) -> None:
         timer = self._loop.call_later(seconds, expire, event)

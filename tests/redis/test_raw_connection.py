@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -42,6 +43,12 @@ async def test_exchange_keeps_the_order(connection: RawConnection, prefix: str) 
         1,
         [b"a", b"1"],
     ]
+
+
+async def test_replies_are_not_kept_until_the_next_ones(connection: RawConnection) -> None:
+    """A read of a thousand messages would stay in memory for as long as the next read blocks."""
+    reply = (await connection.exchange([pack(("TIME",))]))[0]
+    assert sys.getrefcount(reply) <= 2
 
 
 async def test_late_command_is_not_executed_after_the_next_connection_is_open() -> None:
