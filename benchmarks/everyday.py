@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from secrets import token_hex
+from time import process_time
 from typing import Any, Final
 
 from rich.progress import Progress
@@ -33,10 +35,10 @@ from benchmarks.server import server
 from benchmarks.table import table
 from rsmq.cli.bench import bare, work
 from rsmq.cli.bench.load import Load
-from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Meter
+from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Mark, Meter
 from rsmq.cli.bench.run import TRIALS
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.connector import Client, Connector
 from rsmq.testing.server import remove_prefix
 from rsmq.worker.collector import tune_garbage_collector
 
@@ -119,13 +121,46 @@ WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Taken(Cost):
+    """`collector_us`: what Python's garbage collector took of `client_us`. A full collection costs as much as 10 000
+    messages, so one more or less of them in a measurement moves its ratio."""
+
+    collector_us: float = 0.0
+
+
+class CollectorMeter(Meter):
+    """Also measures Python's garbage collector."""
+
+    def __init__(self, client: Client, sent: Sequence[str]) -> None:
+        super().__init__(client, sent)
+        self._began = self._seconds = 0.0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, _about: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = process_time()
+        else:
+            self._seconds += process_time() - self._began
+
+    async def start(self) -> None:
+        """Start counting."""
+        await super().start()
+        self._seconds = 0.0
+
+    async def cost(self, start: Mark, end: Mark) -> Cost:
+        """The cost per message between two marks."""
+        seconds, count = self._seconds, max(1, end.done - start.done)
+        return Taken(**asdict(await super().cost(start, end)), collector_us=seconds / count * 1e6)
+
+
 async def measure(row: Row, load: Load) -> Cost:
     """One measurement, in this process."""
     client = Connector(load.url, Settings(url=load.url)).client()
     if row.side == "server":
         load = replace(load, prefix=f"{load.prefix}-{token_hex(4)}")
     try:
-        return await WORK[row.work](load, Meter(client, OURS if row.base or row.name == WORKING else BY_HAND))
+        return await WORK[row.work](load, CollectorMeter(client, OURS if row.base or row.name == WORKING else BY_HAND))
     finally:
         if row.side == "server":
             await remove_prefix(client, load.prefix)
@@ -166,16 +201,16 @@ def measure_here(row: Row, load: Load) -> Cost:
     return asyncio.run(measure(row, load))
 
 
-def measure_apart(row: Row, load: Load) -> Cost:
+def measure_apart(row: Row, load: Load) -> Taken:
     """One measurement in a process of its own."""
     words = [sys.executable, "-m", "benchmarks.everyday", "--one", row.name, "--load", json.dumps(asdict(load))]
     ended = subprocess.run(words, stdout=subprocess.PIPE, check=True)
-    return Cost(**json.loads(ended.stdout.splitlines()[-1]))
+    return Taken(**json.loads(ended.stdout.splitlines()[-1]))
 
 
-def run(rows: Sequence[Row], count: int, rounds: int) -> dict[str, list[Cost]]:
+def run(rows: Sequence[Row], count: int, rounds: int) -> dict[str, list[Taken]]:
     """All rows in turn, in another order each round."""
-    taken: dict[str, list[Cost]] = {row.name: [] for row in rows}
+    taken: dict[str, list[Taken]] = {row.name: [] for row in rows}
     with server() as url, Progress(transient=True) as progress:
         loads, task = dict[tuple[str, int, bool], Load](), progress.add_task("filling", total=rounds * len(rows))
         for row in rows:
@@ -191,7 +226,7 @@ def run(rows: Sequence[Row], count: int, rounds: int) -> dict[str, list[Cost]]:
     return taken
 
 
-def report(taken: dict[str, list[Cost]], count: int) -> dict[str, Any]:
+def report(taken: dict[str, list[Taken]], count: int) -> dict[str, Any]:
     """The medians: a ratio is of the bare loop of the same round."""
     rows = []
     for row in (row for row in ROWS if row.name in taken):
@@ -202,6 +237,7 @@ def report(taken: dict[str, list[Cost]], count: int) -> dict[str, Any]:
             {
                 "name": row.name,
                 "client_us": round(statistics.median(cost.client_us for cost in costs), 2),
+                "collector_us": round(statistics.median(cost.collector_us for cost in costs), 2),
                 "ratio": round(statistics.median(ratios), 2) if ratios else None,
                 "least": round(min(ratios), 2) if ratios else None,
                 "most": round(max(ratios), 2) if ratios else None,
@@ -218,12 +254,15 @@ def report(taken: dict[str, list[Cost]], count: int) -> dict[str, Any]:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """The table."""
-    head = ("", "client CPU µs", "× bare", "least – most", "goal", "server CPU µs", "commands")
+    head = ("", "client CPU µs", "of it collector", "× bare", "least – most", "goal", "server CPU µs", "commands")
     rows = []
     for row in found["rows"]:
         ratio, span = (row["ratio"], f"{row['least']} – {row['most']}") if row["ratio"] else ("", "")
         goal = f"≤ {row['goal']}" if row["goal"] else ""
-        rows.append((row["name"], row["client_us"], ratio, span, goal, row["server_us"], f"{row['commands']:.3f}"))
+        collector = row.get("collector_us", "")
+        rows.append(
+            (row["name"], row["client_us"], collector, ratio, span, goal, row["server_us"], f"{row['commands']:.3f}")
+        )
     return table(head, rows)
 
 
@@ -241,8 +280,9 @@ Generated by `python -m benchmarks.everyday --write` from [everyday.json](everyd
 
 CPU of one process for a message of 200 bytes that a handler takes and does nothing with, beside the bare redis-py loop
 (XREADGROUP COUNT 100, the same JSON parser, one XACK a batch, no recovery, no order). Each measurement is a process of
-its own with Python's default garbage collector. "As `rsmq worker`" has the collector that the command sets. "Foreign
-messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a FastAPI
+its own with Python's default garbage collector. A full collection costs as much as 10,000 messages, so one more or less
+of them moves a ratio: "of it collector" says what it took. "As `rsmq worker`" has the collector that the command sets.
+"Foreign messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a FastAPI
 application under uvicorn whose lifespan runs the worker. Ratios are medians of rounds, each beside the bare loop of its
 own round that reads the same messages. Rows with a rate or `group_concurrency`, which hold nothing back here, are
 compared with the same handler without a limit.{writing if any(row["name"] == XADD for row in found["rows"]) else ""}
