@@ -282,10 +282,10 @@ CPU of one process for a message of 200 bytes that a handler takes and does noth
 (XREADGROUP COUNT 100, the same JSON parser, one XACK a batch, no recovery, no order). Each measurement is a process of
 its own with Python's default garbage collector. A full collection costs as much as 10,000 messages, so one more or less
 of them moves a ratio: "of it collector" says what it took. "As `rsmq worker`" has the collector that the command sets.
-"Foreign messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a FastAPI
-application under uvicorn whose lifespan runs the worker. Ratios are medians of rounds, each beside the bare loop of its
-own round that reads the same messages. Rows with a rate or `group_concurrency`, which hold nothing back here, are
-compared with the same handler without a limit.{writing if any(row["name"] == XADD for row in found["rows"]) else ""}
+"Foreign messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a
+FastAPI application under uvicorn whose lifespan runs the worker. Ratios are medians of rounds, each beside the bare
+loop of its own round that reads the same messages. Rows with a rate or `group_concurrency`, which hold nothing back
+here, are compared with the same handler without a limit.{writing if any(row["name"] == XADD for row in found["rows"]) else ""}
 
 {chr(10).join(lines(found))}
 
