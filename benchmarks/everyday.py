@@ -272,6 +272,8 @@ def page(found: dict[str, Any]) -> str:
     writing = (
         " In the last rows, which write, the ratio is of the server's CPU. The base is redis-py: XADD, or for a letter "
         "SET, ZADD, HSET and two times to live, written without a look at what is there."
+        if any(row["name"] == XADD for row in found["rows"])
+        else ""
     )
     return wrapped(
         f"""# What a message costs where users are
@@ -285,7 +287,7 @@ of them moves a ratio: "of it collector" says what it took. "As `rsmq worker`" h
 "Foreign messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a
 FastAPI application under uvicorn whose lifespan runs the worker. Ratios are medians of rounds, each beside the bare
 loop of its own round that reads the same messages. Rows with a rate or `group_concurrency`, which hold nothing back
-here, are compared with the same handler without a limit.{writing if any(row["name"] == XADD for row in found["rows"]) else ""}
+here, are compared with the same handler without a limit.{writing}
 
 {chr(10).join(lines(found))}
 
