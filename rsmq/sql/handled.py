@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final
 
 import anyio
@@ -16,7 +18,7 @@ from rsmq.model.message import Message
 from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database
-from rsmq.sql.mark import Mark, marks_of
+from rsmq.sql.mark import Mark, lane_runs_of, marks_of
 from rsmq.sql.marks import KEPT, already, delete_marks, handled_of, lanes, write_mark, write_marks
 from rsmq.sql.settled_floor import settled_floor
 
@@ -34,38 +36,44 @@ class MarkedWork:
     def __init__(self, work: Message | list[Message] | None, name: str) -> None:
         self.name, self.is_batch = name, isinstance(work, list)
         self.messages = messages_of(work, name)
-        self.marks = marks_of(self.messages)
+        self.lane_runs = lane_runs_of(self.messages)  # now: a worker that wakes up late may have a newer epoch
+
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """The mark of each message."""
+        return marks_of(self.messages, self.lane_runs)
 
     @property
     def is_redelivered(self) -> bool:
         """Whether an earlier run may have committed."""
-        return any(message.is_redelivered for message in self.messages)
+        return any([message.is_redelivered for message in self.messages])  # noqa: C419  a batch has hundreds
 
     def skip_handled(self, connection: Connection) -> None:
         """Raise AlreadyHandled if an earlier run has committed, or BatchRolledBack if one has for some of a batch."""
         late = [mark for message, mark in zip(self.messages, self.marks, strict=True) if message.is_redelivered]
-        self._raise({mark: already(mark) for mark in handled_of(connection, late)})
+        self.raise_for({mark: already(mark) for mark in handled_of(connection, late)})
 
     def write_marks(self, connection: Connection) -> None:
         """The last statements of the transaction. Raises if it must not commit."""
         if len(self.marks) > 1:
-            self._raise(write_marks(connection, self.marks))
+            self.raise_for(write_marks(connection, self.marks))
             return
         try:
             write_mark(connection, self.marks[0])
         except (AlreadyHandled, StaleEpoch) as error:
-            self._raise({self.marks[0]: error})
+            self.raise_for({self.marks[0]: error})
 
     def refuse_outputs(self, instead: str) -> None:
         """Raise ConfigError if the handler has published by a message: a mark that is found would skip the output."""
-        if any(message.has_outputs for message in self.messages):
+        if any([message.has_outputs for message in self.messages]):  # noqa: C419
             raise ConfigError(
                 f"message.publish in a handler with {self.name}: its output is lost if the worker dies between the "
                 f"commit and the settlement. Write `{instead}`, which commits with the rest, or publish in a handler "
                 f"without {self.name}"
             )
 
-    def _raise(self, refused: dict[Mark, Exception]) -> None:
+    def raise_for(self, refused: dict[Mark, Exception]) -> None:
+        """Raise for the messages that must not commit."""
         if refused and self.is_batch:
             raise BatchRolledBack([refused.get(mark) for mark in self.marks])
         for error in refused.values():
@@ -98,6 +106,18 @@ class HandledMessages:
                     log.info("it is unknown yet whether %s was committed: %s", mark, error)
                     await anyio.sleep(0.1)
         return False
+
+    async def refusals(self, marks: list[Mark]) -> dict[Mark, Exception]:
+        """Those of the marks that cannot be written, and why. Writes nothing."""
+        found = dict[Mark, Exception]()
+
+        def look(connection: Connection) -> None:
+            found.update(write_marks(connection, marks))
+            raise RolledBack
+
+        with suppress(RolledBack):
+            await self.database.run(look)
+        return found
 
     def has_committed_plain(self, mark: Mark) -> bool:
         """The same, for the thread of a plain function."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from rsmq.model.clock import now_ms
@@ -44,12 +44,42 @@ class Mark(NamedTuple):
         return {**dict(zip(SIGNS, self, strict=False)), "handled_ms": now_ms()}
 
 
-def marks_of(messages: Iterable[Message]) -> list[Mark]:
-    """The marks of messages. What those of one partition have in common is read once: a batch has hundreds."""
-    found, origin, lane, run, epoch = list[Mark](), None, ("", "", 0), 0, 0
+class LaneRun(NamedTuple):
+    """What the marks of one partition have in common."""
+
+    group_name: str
+    topic: str
+    partition_number: int
+    run: int
+    epoch: int
+
+    @property
+    def lane(self) -> tuple[str, str, int]:
+        """Group, topic and partition."""
+        return self[0], self[1], self[2]
+
+
+def lane_runs_of(messages: Iterable[Message]) -> list[LaneRun]:
+    """That of each message, as it is now. What those of one partition have in common is read once: a batch has
+    hundreds."""
+    found, known = list[LaneRun](), dict[int, LaneRun]()
     for message in messages:
-        if message.origin is not origin:
-            origin = message.origin
-            lane, run, epoch = (origin.group, origin.topic, origin.partition), origin.run, origin.fence
-        found.append(Mark(*lane, *parse_stream_id(message.entry_id), run, message.id[:LONGEST_ID], epoch))
+        origin = message.origin
+        if (own := known.get(id(origin))) is None:
+            own = known[id(origin)] = LaneRun(origin.group, origin.topic, origin.partition, origin.run, origin.fence)
+        found.append(own)
+    return found
+
+
+def place_of(message: Message) -> tuple[int, int, str]:
+    """What tells the mark of a message from others of its partition: the stream id and the message id."""
+    return *parse_stream_id(message.entry_id), message.id[:LONGEST_ID]
+
+
+def marks_of(messages: Sequence[Message], lane_runs: Sequence[LaneRun] | None = None) -> list[Mark]:
+    """The marks of messages, whose partitions and epochs may have been read before."""
+    found = list[Mark]()
+    for message, own in zip(messages, lane_runs or lane_runs_of(messages), strict=True):
+        ms, seq, message_id = place_of(message)
+        found.append(Mark(*own.lane, ms, seq, own.run, message_id, own.epoch))
     return found

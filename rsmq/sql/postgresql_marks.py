@@ -1,15 +1,13 @@
-"""Marks on PostgreSQL: the mark and its fence in one statement, and with asyncpg past SQLAlchemy."""
+"""Marks on PostgreSQL: the mark and its fence in one statement."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from sqlalchemy import ARRAY, BigInteger, Connection, Text, bindparam, text
 
 from rsmq.model.clock import now_ms
-from rsmq.sql.database import missing_table
 from rsmq.sql.mark import KEY, LANE, SIGNS, Mark
 from rsmq.sql.tables import HANDLED
 
@@ -54,27 +52,10 @@ MANY_MARKS: Final = text(
 )  # fmt: skip
 """The same for many messages of a partition. Returns those that were written if some were not, and NULL if all were."""
 
-PARAMETERS: Final = (*SIGNS, "epoch", "handled_ms")
-"""Those of asyncpg: the fields of `Mark`, and the moment."""
-
-
-def numbered(statement: str) -> str:
-    """A statement with the parameters of asyncpg."""
-    return re.sub(r":(\w+)", lambda found: f"${PARAMETERS.index(found[1]) + 1}", statement)
-
-
-DIRECT_MARK: Final = numbered(ONE_MARK.text)
-DIRECT_MARKS: Final = numbered(f"WITH mark AS ({INSERT} {MANY_ROWS}) SELECT ({FENCE})")
-"""Fails if one of the messages is marked. Not to look for each of them first costs half."""
-MANY: Final = 20
-"""From so many marks on, DIRECT_MARKS with its savepoint costs less than MANY_MARKS."""
-
 
 def insert_mark(connection: Connection, mark: Mark) -> tuple[bool, int | None]:
     """Write a mark. Returns whether the message was unmarked, and the epoch of its fence: None if it is lower."""
-    found = directly(connection, lambda own: own.fetch(DIRECT_MARK, *mark, now_ms()))
-    if found is None:
-        found = list(connection.execute(ONE_MARK, {**mark.row, "epoch": mark.epoch}))
+    found = list(connection.execute(ONE_MARK, {**mark.row, "epoch": mark.epoch}))
     return (True, found[0][0]) if found else (False, None)
 
 
@@ -82,41 +63,8 @@ def insert_marks(connection: Connection, marks: Sequence[Mark]) -> tuple[list[Ma
     """Write marks of one partition. Returns those that were there already, and the epoch as `insert_mark`."""
     first, columns = marks[0], dict(zip(SIGNS, map(list, zip(*marks, strict=True)), strict=False))
     values = {**columns, **first.lane, "epoch": first.epoch, "handled_ms": now_ms()}
-    if len(marks) >= MANY:
-        found = directly(connection, lambda own: insert_at_once(own, [values[name] for name in PARAMETERS]))
-        if found:
-            return [], found[0]
     written, epoch = connection.execute(MANY_MARKS, {**values, "count": len(marks)}).one()
     if written is None:  # all of them
         return [], epoch
     new = set(written)
     return [mark for mark in marks if f"{mark.id_ms}-{mark.id_seq}-{mark.run}" not in new], epoch
-
-
-async def insert_at_once(own: Any, values: Sequence[Any]) -> tuple[int | None] | None:
-    """Write marks, all of them new, on a connection of asyncpg; returns the epoch. None if one of them is there."""
-    await own.execute("SAVEPOINT rsmq_marks")
-    try:
-        return (await own.fetchval(DIRECT_MARKS, *values),)
-    except Exception as error:
-        if getattr(error, "sqlstate", None) != UNIQUE_VIOLATION:
-            raise
-        await own.execute("ROLLBACK TO SAVEPOINT rsmq_marks")
-        return None
-
-
-UNIQUE_VIOLATION: Final = "23505"
-
-
-def directly(connection: Connection, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Call a function with asyncpg's own connection, for half of the worker's CPU. None for other drivers, and if the
-    transaction has not begun yet, so that a statement would commit by itself."""
-    if connection.dialect.driver != "asyncpg":
-        return None
-    driver: Any = connection.connection.dbapi_connection
-    if not driver.driver_connection.is_in_transaction():
-        return None
-    try:
-        return driver.run_async(work)
-    except Exception as error:
-        raise missing_table(str(error)) or error from error

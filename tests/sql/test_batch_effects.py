@@ -171,7 +171,7 @@ async def test_marks_are_found_at_the_end_too(pg_bulk: Bulk) -> None:
 
     async def mark_some(messages: list[Message]) -> Outcomes:
         if not marked:
-            marked.extend(marks_of(message for message in messages if message.payload in (2, 4)))
+            marked.extend(marks_of([message for message in messages if message.payload in (2, 4)]))
             async with pg_bulk.engine.begin() as connection:
                 assert await connection.run_sync(write_marks, marked) == {}
         return None

@@ -1,0 +1,252 @@
+"""Marks that travel with COMMIT: what is unusual is found all the same, and the handler runs again if it has to."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import anyio
+import pytest
+from fast_depends import Depends
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+from tenacity import wait_fixed
+
+from rsmq import Broker, Message, RetryPolicy
+from rsmq.sql import Effects
+from rsmq.sql.effects import Transaction
+from rsmq.sql.mark import marks_of
+from rsmq.sql.marks import write_marks
+from rsmq.sql.tables import FENCE, HANDLED
+from tests.patience import until
+from tests.sql.test_batch_effects import is_waiting
+from tests.sql.test_effects import UNSETTLED
+
+INSERT = text("INSERT INTO paid VALUES (:number)")
+STATEMENT = text("SELECT name FROM pg_prepared_statements WHERE name LIKE 'rsmq_marks_%'")
+QUICK = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
+Meanwhile = Callable[[list[Message], AsyncSession], Awaitable[None]]
+
+
+class Till:
+    """A handler of which each message has a row. `meanwhile` is what happens before its first commit in a partition
+    that is known. `joined` has for each transaction that was about to commit whether the marks travelled with it."""
+
+    def __init__(self, broker: Broker, engine: AsyncEngine, is_batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.broker, self.engine, self.effects = broker, engine, Effects(async_sessionmaker(engine))
+        self.meanwhile: Meanwhile | None = None
+        self.joined, self.attempts = list[bool](), list[int]()
+
+        async def pay(messages: list[Message], session: AsyncSession) -> None:
+            self.attempts.append(messages[0].attempt)
+            await session.execute(INSERT, [{"number": message.payload} for message in messages])
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                await meanwhile(messages, session)
+
+        async def one(
+            number: int, message: Message, session: Annotated[AsyncSession, Depends(self.effects.session)]
+        ) -> None:
+            await pay([message], session)
+
+        async def many(
+            numbers: list[int], messages: list[Message], session: Annotated[AsyncSession, Depends(self.effects.session)]
+        ) -> None:
+            await pay(messages, session)
+
+        options: Any = {"batch": 10, "linger": "10ms"} if is_batch else {}
+        broker.handler("orders", group="till", retry=QUICK, partitions=2, concurrency=1, **options)(
+            many if is_batch else one
+        )
+        commit = Transaction.commit
+
+        def note(transaction: Transaction, session: Session) -> None:
+            self.joined.append(transaction.joined is not None)
+            commit(transaction, session)
+
+        monkeypatch.setattr(Transaction, "commit", note)
+
+    async def pay(self, *numbers: int) -> None:
+        """Publish, and wait until all are settled."""
+        await self.broker.publish_many("orders", numbers, key=str)
+        await until(self.is_settled, "all are settled")
+
+    async def is_settled(self) -> bool:
+        """Whether each message was read, and none is pending or waits for a retry."""
+        keys, ask = self.broker.keys, self.broker.client.execute_command
+        for partition in range(2):
+            names = keys.stream("orders", partition), keys.retry("orders", partition, "till")
+            (row,) = await ask("XINFO", "GROUPS", names[0])
+            if dict(zip(row[::2], row[1::2], strict=True))[b"lag"] or await ask("EVAL", UNSETTLED, 2, *names, "till"):
+                return False
+        return True
+
+    async def ask(self, statement: Any) -> list[Any]:
+        """The first column of what a statement returns."""
+        async with self.engine.connect() as connection:
+            return list((await connection.scalars(statement)).all())
+
+    async def rows(self) -> list[int]:
+        """The rows of the handler."""
+        return sorted(await self.ask(text("SELECT number FROM paid")))
+
+    async def marks(self) -> int:
+        """How many messages are marked."""
+        return int((await self.ask(select(func.count()).select_from(HANDLED)))[0])
+
+
+@pytest.fixture(params=[False, True], ids=["single", "batch"])
+async def till(
+    pg: AsyncEngine, broker: Broker, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Till:
+    """Both kinds of handlers, with partitions whose first messages have committed."""
+    async with pg.begin() as connection:
+        await connection.execute(text("CREATE TABLE paid (number int, UNIQUE (number) DEFERRABLE INITIALLY DEFERRED)"))
+    return Till(broker, pg, request.param, monkeypatch)
+
+
+FIRST = range(20)
+"""Enough numbers for each partition to have one."""
+
+
+async def test_marks_travel_with_the_commit_once_a_partition_is_known(till: Till) -> None:
+    """Not the first ones of an owner."""
+    async with till.broker.running():
+        await till.pay(*FIRST)
+        till.joined.clear()
+        await till.pay(100, 101, 102)
+    assert set(till.joined) == {True}
+    assert await till.rows() == [*FIRST, 100, 101, 102]
+    assert await till.marks() == 23
+
+
+async def test_a_mark_that_is_there_rolls_back_the_handler(till: Till) -> None:
+    """Another transaction commits for the same message while the handler runs."""
+
+    async def mark(messages: list[Message], _: AsyncSession) -> None:
+        async with till.engine.begin() as connection:
+            assert await connection.run_sync(write_marks, marks_of(messages[:1])) == {}
+
+    async with till.broker.running():
+        await till.pay(*FIRST)
+        till.meanwhile = mark
+        await till.pay(100)
+        assert till.joined[-1]
+        await till.pay(101)
+    assert await till.rows() == [*FIRST, 101]
+    assert set(till.attempts) == {1}, "its connection is usable"
+
+
+async def test_a_newer_owner_rolls_back_the_handler(till: Till) -> None:
+    """It raises the fence after the process has seen it, and commits while the late owner waits for it. Each attempt
+    is refused, and counts."""
+    async with till.engine.connect() as newer, till.engine.connect() as watcher, anyio.create_task_group() as tasks:
+
+        async def commit() -> None:
+            await until(lambda: is_waiting(watcher), "the late owner waits")
+            await newer.commit()
+
+        async def overtake(messages: list[Message], _: AsyncSession) -> None:
+            partition = FENCE.c.partition_number == messages[0].partition
+            await newer.execute(FENCE.update().where(partition).values(epoch=messages[0].fence + 1))
+            tasks.start_soon(commit)
+
+        async with till.broker.running():
+            await till.pay(*FIRST)
+            till.meanwhile, till.attempts[:] = overtake, []
+            await till.pay(100)
+    assert till.attempts == [1, 2]
+    assert await till.rows() == [*FIRST]
+
+
+async def test_another_message_with_a_stream_id_of_a_lost_one_is_handled(till: Till) -> None:
+    """By another call, which does not count as an attempt."""
+
+    async def take_id(messages: list[Message], _: AsyncSession) -> None:
+        async with till.engine.begin() as connection:
+            await connection.run_sync(write_marks, [marks_of(messages)[0]._replace(message_id="lost")])
+
+    async with till.broker.running():
+        await till.pay(*FIRST)
+        till.meanwhile, till.attempts[:] = take_id, []
+        await till.pay(100)
+        assert till.attempts == [1, 1]
+        await till.pay(101, 102, 103, 104)
+    assert await till.rows() == [*FIRST, 100, 101, 102, 103, 104]
+    assert "lost" not in await till.ask(select(HANDLED.c.message_id))
+
+
+@pytest.mark.parametrize("lost", ["fence", "statement"])
+async def test_what_the_database_has_lost_is_made_again(till: Till, lost: str) -> None:
+    """Fences that were deleted, and the statement of a connection, as behind PgBouncer."""
+
+    async def lose(_: list[Message], session: AsyncSession) -> None:
+        if lost == "fence":
+            async with till.engine.begin() as connection:
+                await connection.execute(FENCE.delete())
+        else:
+            (name,) = await session.scalars(STATEMENT)
+            await session.execute(text(f"DEALLOCATE {name}"))
+
+    async with till.broker.running():
+        await till.pay(*FIRST)
+        await till.pay(50)  # from here on the pool's connection has the statement
+        till.meanwhile = lose
+        await till.pay(100)
+        await till.pay(101)
+    assert await till.rows() == [*FIRST, 50, 100, 101]
+    assert await till.marks() == 23
+
+
+async def test_an_error_of_the_commit_itself_is_that_of_the_handler(till: Till) -> None:
+    """A constraint that is checked at the end: the mark is rolled back, and its connection stays usable."""
+
+    async def repeat(_: list[Message], session: AsyncSession) -> None:
+        await session.execute(INSERT, {"number": 0})
+
+    async with till.broker.running():
+        await till.pay(*FIRST)
+        till.meanwhile, till.attempts[:] = repeat, []
+        await till.pay(100)
+        assert till.attempts == [1, 2]
+        await till.pay(101)
+    assert await till.rows() == [*FIRST, 100, 101]
+    assert await till.marks() == 22
+
+
+@pytest.mark.parametrize("has_committed", [True, False])
+async def test_a_commit_without_an_answer_counts_no_attempt(
+    till: Till, has_committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may still read marks and COMMIT: only another call of the handler can tell."""
+    commit, cut = Transaction.commit, list[bool]()
+
+    def lose_answer(transaction: Transaction, session: Session) -> None:
+        if transaction.joined is None or cut:
+            return commit(transaction, session)
+        cut.append(True)
+        transaction._may_commit = True
+        (commit if has_committed else lambda *_: session.rollback())(transaction, session)
+        raise DBAPIError("COMMIT", {}, OSError("cut"), connection_invalidated=True)
+
+    async with till.broker.running():
+        await till.pay(*FIRST)
+        monkeypatch.setattr(Transaction, "commit", lose_answer)
+        till.attempts.clear()
+        await till.pay(100)
+    assert cut == [True]
+    assert till.attempts == ([1] if has_committed else [1, 1])
+    assert await till.rows() == [*FIRST, 100]
+
+
+async def test_ids_that_could_end_a_literal_are_marked_before_the_commit(till: Till) -> None:
+    """They are never part of a statement."""
+    ids = ["it's", 'say "hi"', "back\\slash"]
+    async with till.broker.running():
+        await till.pay(*FIRST)
+        till.joined.clear()
+        for message_id in ids:
+            await till.broker.publish("orders", 100 + len(message_id), message_id=message_id)
+            await until(till.is_settled, "it is settled")
+    assert till.joined == [False] * 3
+    assert {*ids} <= {*await till.ask(select(HANDLED.c.message_id))}
