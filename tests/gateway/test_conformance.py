@@ -73,7 +73,7 @@ async def test_a_wrong_connect_of_version_5_gets_its_reason(client: Make, name: 
         (5, p.connect(name, 5, raw_props=b"\x21\0\0"), 0x82), (5, p.connect(name, 5, raw_props=b"\x0b\1"), 0x81),
         (5, p.connect(name, 5, will=("a/#", b"x", 0, False)), 0x81), (5, p.connect(f"{name}\0", 5), 0x81),
         (4, p.connect(f"{name}\0", 4), None), (5, p.connect(name, 5, flags=0x03), 0x81),
-        (5, p.connect(name, 5, will=("/".join("x" * 200), b"x", 0, False)), 0x90),
+        (5, p.connect(name, 5, will=("/".join("x" * 300), b"x", 0, False)), 0x90),
     ):  # fmt: skip
         one = await client(level).open()
         one.send(raw)
