@@ -120,6 +120,8 @@ class Commands(ABC):
         return await control.Reschedule(self.client, self.keys, self.settings)(message, found, key, due, group=group)
 
     async def _topic_of(self, message: str, topic: str | None) -> Topic:
+        if not isinstance(message, str):
+            raise ConfigError(f"{message!r} is no message id: pass what publish has returned, or its text")
         if isinstance(message, MessageRef):
             return await self.topics.existing(topic or message.topic)
         if topic is None:

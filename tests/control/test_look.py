@@ -176,6 +176,9 @@ async def test_look_without_a_worker(broker: Broker) -> None:
         assert (await broker.look(new_message_id(), topic="orders")).state == "unknown"
         with pytest.raises(ConfigError, match="pass topic='orders'"):
             await broker.look(str(first[0]))
+        for wrong in (None, 5, b"id", ["id"]):
+            with pytest.raises(ConfigError, match="is no message id"):
+                await broker.look(wrong, topic="orders")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="no topic 'nothing'"):
             await broker.look(str(first[0]), topic="nothing")
 
