@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 AHEAD: Final = 2
@@ -37,7 +38,7 @@ class Allowance:
 
     def __init__(self) -> None:
         self._blocks: list[tuple[float, int]] = []
-        self._used: list[tuple[float, int]] = []
+        self._used: dict[float, int] = {}
         self.end = 0.0
         self.pending = self.losses = 0
         self.recent = 0
@@ -58,6 +59,9 @@ class Allowance:
     def take(self, now: float, most: int = 1) -> int:
         """Use up to so many now, as far as there are some. Returns how many: `note`, or `put_back`, must follow."""
         blocks, taken = self._blocks, 0
+        if blocks and blocks[0][1] > most and blocks[0][0] <= now < self.end:  # nearly always
+            blocks[0] = blocks[0][0], blocks[0][1] - most
+            return most
         while taken < most and blocks and blocks[0][0] <= now < self.end:
             begin, number = blocks[0]
             part = min(number, most - taken)
@@ -76,8 +80,9 @@ class Allowance:
         self._blocks.insert(0, (now, number))
 
     def note(self, now: float, number: int = 1) -> None:
-        """What was taken is used now."""
-        self._used.append((now, number))
+        """What was taken is used now. Uses within a 1024th of a second count together, at its end."""
+        at = ceil(1024 * now) / 1024
+        self._used[at] = self._used.get(at, 0) + number
 
     def usable(self, now: float) -> int:
         """How many may be used now."""
@@ -93,12 +98,12 @@ class Allowance:
         What is not needed soon is given back now, so it must not be used any more. A member whose handlers are slow
         asks for no more than they can use, however much waits.
         """
-        self.recent = sum(number for _, number in self._used)
+        self.recent = sum(self._used.values())
         need = min(waiting, max(calls, 4 * self.recent)) + 2 * self.recent
         if not self.is_short and need:
             need += limit // SPARE
         self._keep(min(need, self.held))
-        used, self._used = self._used, []
+        used, self._used = list(self._used.items()), {}
         kept = self.held
         return Question(kept + self.pending, min(limit, max(0, need - kept)), used, now)
 
@@ -113,7 +118,8 @@ class Allowance:
 
     def failed(self, question: Question) -> None:
         """There is no answer: the uses are reported again. To report one twice is harmless."""
-        self._used[:0] = question.used
+        for at, number in question.used:
+            self.note(at, number)
 
     def answered(self, question: Question, reply: Sequence[int], now: float, ahead: float) -> None:
         """Take what was granted."""
@@ -134,5 +140,5 @@ def ages(used: Sequence[tuple[float, int]], now: float, step: float) -> list[int
     """Uses as pairs of age in ms and number, as the script reads them: in steps of so many seconds, never older."""
     rounded = Counter[int]()
     for at, number in used:
-        rounded[int((now - at) / step)] += number
+        rounded[max(0, int((now - at) / step))] += number
     return [part for steps, number in rounded.items() for part in (int(steps * step * 1000), number)]

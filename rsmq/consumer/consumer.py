@@ -81,10 +81,8 @@ class Consumer:
                 self._group_rate = GroupRate(rate, self._context, self.settler.ask, self.queue, wake)
             else:
                 self.queue.rate_limit = RateLimit(rate, lambda: len(self.membership.live), wake)
-        if by_key is not None and self._group_rate is not None:
-            self.queue.message_rate = BothRates(by_key, self._group_rate)
-        else:
-            self.queue.message_rate = by_key or self._group_rate
+        by_name = self._group_rate
+        self.queue.message_rate = BothRates(by_key, by_name) if by_key and by_name else by_key or by_name
 
     def _limited(self) -> dict[str, object]:
         """For the vitals: how many messages only wait for a rate, and whose they are. Called from another thread."""

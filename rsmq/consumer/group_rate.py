@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -57,20 +57,14 @@ class GroupRate:
     are ready again.
     """
 
-    def __init__(
-        self,
-        rate: Rate,
-        context: ConsumerContext,
-        ask: Ask,
-        queue: Queue,
-        wake: Callable[[], Any],
-    ) -> None:
+    def __init__(self, rate: Rate, context: ConsumerContext, ask: Ask, queue: Queue, wake: Callable[[], Any]) -> None:
         assert callable(rate.by)
         self._limit, self._seconds, self._function = rate.limit, rate.per.total_seconds(), rate.by
         self._context, self._ask, self._queue, self._wake = context, ask, queue, wake
         self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._seconds / 8))
         self._shares: dict[str, Share] = {}
         self._pending: dict[Message, tuple[Share, int]] = {}
+        self._taken: Mapping[str | None, int] = {}  # of each name, at the last question for raw entries
         self._changed = asyncio.Event()
         self._throttled = ThrottledLog(log)
 
@@ -104,38 +98,41 @@ class GroupRate:
 
     def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
         """The same for raw entries. One that waits is not noted."""
-        names, taken, is_held = self._names(raw, most), dict[str, int](), False
+        names, taken, is_held = self._names(raw, most), dict[str | None, int](), False
         for name, number in Counter(names).items():
             share = None if name is None else self._shares.get(name)
-            if name is not None:
-                # a call starts until `end`
-                taken[name] = 0 if share is None or end >= share.allowance.end else share.allowance.take(now, number)
-                is_held = is_held or taken[name] < number
+            if share is not None:  # a call starts until `end`
+                taken[name] = share.allowance.take(now, number) if end < share.allowance.end else 0
+            else:
+                taken[name] = number if name is None else 0
+            is_held = is_held or taken[name] < number
         if is_held:  # the names before the first one that has to wait
-            left, count = Counter(taken), 0
-            for name in names:
-                if name is not None:
-                    if not left[name]:
-                        break
-                    left[name] -= 1
+            left, count = dict(taken), 0
+            while left[names[count]]:
+                left[names[count]] -= 1
                 count += 1
-            for name, number in left.items():
-                if number:
-                    self._shares[name].allowance.put_back(now, number)
+            self._give_back(left, now)
             names = names[:count]
+            taken = Counter(names)
+        self._taken = taken
         return names, is_held
 
     def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
         """So many of those have started: the others do not."""
         now = monotonic()
-        for name, count in Counter(admitted[:number]).items():
+        if number < len(admitted):
+            self._give_back(Counter(admitted[number:]), now)
+        for name, count in (self._taken if number == len(admitted) else Counter(admitted[:number])).items():
             if name is not None:
                 share = self._shares[name]
                 share.allowance.note(now, count)
                 if share.waiting and not share.allowance.held:
                     self._call_soon(share)
-        for name, count in Counter(admitted[number:]).items():
-            if name is not None:
+
+    def _give_back(self, unused: Mapping[str | None, int], now: float) -> None:
+        """So many of each name that were taken now do not start."""
+        for name, count in unused.items():
+            if name is not None and count:
                 self._shares[name].allowance.put_back(now, count)
 
     async def starts_late(self, message: Message, _lane: Lane) -> None:
@@ -166,12 +163,15 @@ class GroupRate:
             share.allowance.pending -= 1
 
     def waiting(self, _lanes: Iterable[Lane]) -> Counter[str]:
-        """How many messages of which name wait for it, without those behind them. May be called from any thread."""
-        return Counter({share.name: len(share.waiting) for share in list(self._shares.values()) if share.waiting})
+        """How many messages wait for which name, with those behind their keys. May be called from any thread."""
+        held, queue = Counter[str](), self._queue
+        for share in list(self._shares.values()):
+            held[share.name] = sum(1 + queue.behind(*pair) for pair in list(share.waiting) if queue.holds(*pair))
+        return +held
 
     def _names(self, raw: RawEntries, most: int) -> list[str | None]:
         """The names of the first of some raw entries."""
-        messages = [raw.message(*entry) for entry in raw.entries[:most]]
+        messages = raw.messages(most)
         try:
             names = list(map(self._function, messages))
         except Exception:

@@ -52,10 +52,8 @@ class KeyWindows:
 
     def is_full(self, key: bytes, now: float) -> bool:
         """Whether a key may start none now. May be called from any thread."""
-        window = self._starts.get(key)
-        if window is None or (1 if isinstance(window, float) else len(window)) < self._limit:
-            return False
-        return (window if isinstance(window, float) else window[0]) > now - self._seconds
+        times = self._of(key)
+        return len(times) == self._limit and times[0] > now - self._seconds
 
     def wait(self, key: bytes, now: float) -> float:
         """Seconds until a key may start that may not now."""
@@ -81,7 +79,8 @@ class KeyWindows:
 
     def open_ones(self, now: float) -> dict[bytes, list[float]]:
         """The keys that have started within the last time, with their starts."""
-        return {key: self._of(key) for key, window in self._starts.items() if self._is_open(window, now)}
+        times = {key: self._of(key) for key in self._starts}
+        return {key: each for key, each in times.items() if each[-1] > now - self._seconds}
 
     def restore(self, starts: Mapping[bytes, Sequence[float]]) -> None:
         """Take over when keys have started."""
@@ -94,11 +93,9 @@ class KeyWindows:
 
     def _forget(self, now: float) -> None:
         """Forget the keys whose last start is over: what is kept grows with the keys of one time only."""
-        self._starts = {key: window for key, window in self._starts.items() if self._is_open(window, now)}
+        over, pairs = now - self._seconds, self._starts.items()
+        self._starts = {key: each for key, each in pairs if (each if isinstance(each, float) else each[-1]) > over}
         self._most = max(FEWEST_KEYS, 2 * len(self._starts))
-
-    def _is_open(self, window: float | deque[float], now: float) -> bool:
-        return (window if isinstance(window, float) else window[-1]) > now - self._seconds
 
     def __repr__(self) -> str:
         return f"<KeyWindows {self._limit} in {self._seconds:g} s, {len(self)} keys>"

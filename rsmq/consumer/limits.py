@@ -113,7 +113,7 @@ class KeyRate:
         key = message.routing_key
         if key is None:
             return True
-        now, windows = monotonic(), lane.windows or self._windows(lane)
+        now, windows = monotonic(), self._windows(lane)
         if windows.admit((key,), now, now):
             return True
         pause = max(SHORTEST_PAUSE, windows.wait(key, now))
@@ -122,12 +122,10 @@ class KeyRate:
 
     def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
         """The same for raw entries. They count as started at `end`."""
-        page, made = raw.entries[:most], raw.made
-        keys = [fields[5] if len(fields) == 6 else key_of(fields) for _, fields in page]
-        if made:
-            for at, (entry_id, _) in enumerate(page):
-                if entry_id in made:
-                    keys[at] = made[entry_id].routing_key
+        if raw.made:
+            keys = [message.routing_key for message in raw.messages(most)]
+        else:
+            keys = [fields[5] if len(fields) == 6 else key_of(fields) for _, fields in raw.entries[:most]]
         number = self._windows(raw.origin).admit(keys, now, end)
         return keys[:number], number < len(keys)
 
@@ -153,8 +151,7 @@ class KeyRate:
 
     def take_back(self, message: Message, lane: Lane) -> None:
         """A message that was counted now does not start: another rate holds it."""
-        if message.routing_key is not None:
-            self._windows(lane).give_back((message.routing_key,))
+        self._windows(lane).give_back((message.routing_key,))
 
     def forget(self, message: Message) -> None:
         """It counts all the same: the times of a key are only starts that were possible."""

@@ -107,10 +107,11 @@ class Queue:
 
     @property
     def limited(self) -> int:
-        """How many messages only wait for a rate. May be called from any thread."""
+        """How many messages only wait for a rate, with those behind their keys. May be called from any thread."""
         if self.rate_limit is None or not self.rate_limit.is_closed:
             return self.held
-        return self.held + sum(len(each.entries) if type(each) is RawEntries else 1 for each in list(self.ready))
+        raw, single = RawEntries, list(self.ready)
+        return self.held + sum(len(e.entries) if type(e) is raw else 1 + self.behind(e, e.origin) for e in single)
 
     def taker(self) -> Callable[[], Any]:
         """What takes the next ready message: `take`, or less where there is no limit."""
@@ -129,15 +130,15 @@ class Queue:
 
         Those whose key, or name, may start none now are held. Raw entries are not counted: `RawCalls` asks for each.
         """
-        rate = self.message_rate
-        while self.can_take():
-            message = self.ready.popleft()
+        ready, rate, whole, group = self.ready, self.message_rate, self.rate_limit, self.group_limit
+        while ready and (whole is None or whole.room()) and (group is None or group.admits()):
+            message = ready.popleft()
             is_raw = type(message) is RawEntries
             if is_raw or rate is None or rate.starts(message, message.origin):
-                if self.rate_limit is not None and not is_raw:
-                    self.rate_limit.start()
-                if self.group_limit is not None:
-                    self.group_limit.enter()
+                if whole is not None and not is_raw:
+                    whole.start()
+                if group is not None:
+                    group.enter()
                 return message  # type: ignore[no-any-return]
             self.hold(message, message.origin)
         return None
@@ -147,14 +148,14 @@ class Queue:
         if message.is_suspect:
             self._next_suspect(message)
         lane.held[self._held_as(message)] = message
-        self._hold(1 + self._behind(message, lane))
+        self._hold(1 + self.behind(message, lane))
 
     def _held_as(self, message: Message) -> bytes | str:
         """Its key, or its id where no key waits behind it."""
         key = message.routing_key if self.is_ordered else None
         return message.entry_id.decode() if key is None else key
 
-    def _behind(self, message: Message, lane: Lane) -> int:
+    def behind(self, message: Message, lane: Lane) -> int:
         """How many messages wait behind the key of a message."""
         return 0 if message.routing_key is None else len(lane.waiting.get(message.routing_key, NONE))
 
@@ -166,7 +167,7 @@ class Queue:
         """Its rate has room again. It is the next one to start, so no other message can use that up."""
         if self.holds(message, lane):
             del lane.held[self._held_as(message)]
-            self._hold(-1 - self._behind(message, lane))
+            self._hold(-1 - self.behind(message, lane))
             self._admit(message, is_first=True)
 
     def startable(self) -> int:
@@ -353,7 +354,7 @@ class Queue:
         for messages, count in stuck:
             for name, message in [pair for pair in messages.items() if pair[1].entry_id in ids]:
                 del messages[name]
-                count(-1 - self._behind(message, lane))
+                count(-1 - self.behind(message, lane))
                 gone.add(message.entry_id)
                 self.finish(message, lane)
         return gone

@@ -33,9 +33,10 @@ class RawEntries:
         """The message of one of the entries."""
         return self.made.get(entry_id) or Message(self.origin, entry_id, fields)
 
-    def messages(self) -> list[Message]:
-        """A message for each."""
-        return [self.message(*entry) for entry in self.entries]
+    def messages(self, most: int | None = None) -> list[Message]:
+        """A message for each, or for each of the first."""
+        entries, origin = self.entries[:most], self.origin
+        return [self.message(*each) for each in entries] if self.made else [Message(origin, *each) for each in entries]
 
     def part(self, start: int, end: int | None = None) -> RawEntries:
         """Some of them."""

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.limits import RateLimit
 from rsmq.consumer.queue import Queue
 from rsmq.handler.handler import build_handler
+from rsmq.handler.rate_limit import Rate
 from rsmq.heartbeat.lease import Lease
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
@@ -168,6 +170,19 @@ def test_queue_keeps_order_and_counts_in_any_history(steps: list[tuple[str, int,
     assert history.queue.in_flight == history.queue.blocked == 0
     assert not history.lane.waiting
     assert not any(history.offered.values()), "something never ran"
+
+
+async def test_messages_behind_the_key_of_a_limited_one_are_counted_as_limited() -> None:
+    """It is what `rsmq top` shows: all that would start if the rate had room."""
+    lane, queue = make_lane(), Queue(is_ordered=True)
+    queue.rate_limit = RateLimit(Rate(1, per="1h"), lambda: 1, lambda: None)
+    queue.offer(lane, [make_message(lane, number, key) for number, key in enumerate([1, 1, 1, 2, 2])])
+    first = queue.take()
+    assert isinstance(first, Message)
+    assert queue.limited == 0, "nothing has been refused yet"
+    queue.finish(first, lane)
+    assert queue.take() is None
+    assert queue.limited == 4
 
 
 def test_messages_without_key_are_all_ready() -> None:
