@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from secrets import token_hex
@@ -33,7 +32,7 @@ from benchmarks.peers.results import machine
 from benchmarks.prose import wrapped
 from benchmarks.server import server
 from benchmarks.table import table
-from rsmq.cli.bench import bare, work
+from rsmq.cli.bench import bare
 from rsmq.cli.bench.load import Load
 from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Mark, Meter
 from rsmq.cli.bench.run import TRIALS
@@ -71,7 +70,6 @@ class Row:
 
 SINGLE: Final = "single handler, own messages"
 LONG: Final = "bare, 200 000 messages"
-WORKING: Final = "single handler, 50 µs of work"
 KEYS: Final = "the keys of a letter by hand, in pipelines of 100"
 XADD: Final = "XADD in pipelines of 100"
 WITH_KEY: Final = "bare, foreign messages with a key"
@@ -85,15 +83,6 @@ ROWS: Final = (
     Row("single handler, foreign messages", "single", "data", base=FOREIGN, goal=0.95),
     Row("single handler, in a web application", "single", place="web", goal=0.95),
     Row("single handler, as `rsmq worker`", "single", place="worker", goal=0.85),
-    Row("single handler, a rate by key", "limited", base=SINGLE, goal=1.02),
-    Row("single handler, a rate by a function of the message", "by-name", base=SINGLE, goal=1.02),
-    Row("single handler, one rate over the group", "over-group", base=SINGLE, goal=1.02),
-    Row("single handler, `group_concurrency`", "at-once", base=SINGLE, goal=1.02),
-    Row(WORKING, "working", base=""),
-    Row("50 µs of work, a rate by key", "working-by-key", base=WORKING, goal=1.02),
-    Row("50 µs of work, a rate by a function of the message", "working-by-name", base=WORKING, goal=1.02),
-    Row("50 µs of work, one rate over the group", "working-over-group", base=WORKING, goal=1.02),
-    Row("50 µs of work, `group_concurrency`", "working-at-once", base=WORKING, goal=1.02),
     Row("batch handler, own messages", "batch", goal=0.6),
     Row("batch handler, foreign messages with a key", "batch", "key", base=WITH_KEY, goal=0.6),
     Row("batch handler, foreign messages", "batch", "data", base=FOREIGN, goal=0.6),
@@ -108,17 +97,7 @@ ROWS: Final = (
     Row(KEYS, "keys", base="", side="server"),
     Row("`send`, each to a device of its own", "send", base=KEYS, side="server"),
 )
-WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {
-    **{trial.name: trial.run for trial in TRIALS},
-    "by-name": partial(work.consume, kind=work.single, **work.BY_NAME),
-    "over-group": partial(work.consume, kind=work.single, **work.OVER_GROUP),
-    "at-once": partial(work.consume, kind=work.single, **work.AT_ONCE),
-    "working": partial(work.consume, kind=work.working),
-    "working-by-key": partial(work.consume, kind=work.working, **work.BY_KEY),
-    "working-by-name": partial(work.consume, kind=work.working, **work.BY_NAME),
-    "working-over-group": partial(work.consume, kind=work.working, **work.OVER_GROUP),
-    "working-at-once": partial(work.consume, kind=work.working, **work.AT_ONCE),
-}
+WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {trial.name: trial.run for trial in TRIALS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +139,7 @@ async def measure(row: Row, load: Load) -> Cost:
     if row.side == "server":
         load = replace(load, prefix=f"{load.prefix}-{token_hex(4)}")
     try:
-        return await WORK[row.work](load, CollectorMeter(client, OURS if row.base or row.name == WORKING else BY_HAND))
+        return await WORK[row.work](load, CollectorMeter(client, OURS if row.base else BY_HAND))
     finally:
         if row.side == "server":
             await remove_prefix(client, load.prefix)
@@ -286,8 +265,7 @@ its own with Python's default garbage collector. A full collection costs as much
 of them moves a ratio: "of it collector" says what it took. "As `rsmq worker`" has the collector that the command sets.
 "Foreign messages" come from a plain XADD: a field `data`, and perhaps `key`, without `id`. "In a web application" is a
 FastAPI application under uvicorn whose lifespan runs the worker. Ratios are medians of rounds, each beside the bare
-loop of its own round that reads the same messages. Rows with a rate or `group_concurrency`, which hold nothing back
-here, are compared with the same handler without a limit.{writing}
+loop of its own round that reads the same messages.{writing}
 
 {chr(10).join(lines(found))}
 

@@ -20,7 +20,6 @@ BATCH: Final = 500
 FREE: Final = 100_000
 """A limit that holds nothing back."""
 BY_KEY: Final[dict[str, Any]] = {"rate": Rate(FREE, by="key")}
-BY_NAME: Final[dict[str, Any]] = {"rate": Rate(FREE, by=lambda message: message.topic)}
 OVER_GROUP: Final[dict[str, Any]] = {"rate": Rate(FREE, per=timedelta(milliseconds=100))}
 AT_ONCE: Final[dict[str, Any]] = {"group_concurrency": FREE}
 WORK: Final = 30
