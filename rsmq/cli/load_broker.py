@@ -41,9 +41,12 @@ def load_object(target: str) -> object:
         sys.path.insert(0, here)
     found: object = import_module(name)
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"module {name!r} has no {attribute!r}: {suggest_broker(name, attribute)}")
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ConfigError(f"module {name!r} has no {attribute!r}: {suggest_broker(name, attribute)}") from None
+        except Exception as error:  # a property, or the module's own __getattr__
+            raise ConfigError(f"{target} cannot be read: {position_of(error)}{describe(error)}") from None
     return found
 
 

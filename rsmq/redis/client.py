@@ -95,6 +95,9 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return GroupMissing(text)
     if code == "WRONGTYPE":
         text = f"{text.rstrip('.')}. Another program has written a key of rsmq: `rsmq doctor` names it"
+    if text == "DB index is out of range":
+        said = f"the server{where} has no such database: check the number at the end of RSMQ_URL"
+        return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
     if isinstance(error, ResponseError):
         return ScriptError(text) if "script" in text else BrokerError(text)
     if isinstance(error, MaxConnectionsError):

@@ -204,6 +204,8 @@ class RawConnection:
         """
         if self.client_id:
             self._last = f"{self.client_id} {self.address}"
+        if self._protocol is not None:  # otherwise socket and commands stay until the server takes the rest of them
+            self._protocol.transport.abort()
         with anyio.CancelScope(shield=True):
             await self.close()
         if isinstance(error, NoScriptError) or not isinstance(error, FAILURES):

@@ -105,8 +105,8 @@ class ReplyProtocol(asyncio.Protocol):
         try:
             if self._take():
                 waiter.set_result(None)
-        except InvalidResponse as error:
-            waiter.set_exception(error)
+        except (InvalidResponse, ValueError, IndexError) as error:  # the last two: redis-py cannot parse an error
+            fail(waiter, error)
 
     def pause_writing(self) -> None:
         """The server does not take what is written."""
@@ -122,8 +122,8 @@ class ReplyProtocol(asyncio.Protocol):
         """The connection has ended."""
         self._end = exc if isinstance(exc, OSError) else ServerGone("Connection closed by server.")
         for each in (self._waiter, self._room):
-            if each is not None and not each.done():
-                each.set_exception(self._end)
+            if each is not None:
+                fail(each, self._end)
         self._stream.connection_lost(exc)
 
     def __repr__(self) -> str:
@@ -132,5 +132,11 @@ class ReplyProtocol(asyncio.Protocol):
 
 def expire(event: asyncio.Future[None]) -> None:
     """The time for an event is over."""
+    fail(event, TimeoutError())
+
+
+def fail(event: asyncio.Future[None], error: Exception) -> None:
+    """The event will not come."""
     if not event.done():
-        event.set_exception(TimeoutError())
+        event.set_exception(error)
+        event.exception()  # a task need not wait for room: without this, asyncio would log that no task took the error

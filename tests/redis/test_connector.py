@@ -197,6 +197,7 @@ async def test_cancelled_command_leaves_the_client_usable(client: Client, prefix
         (ResponseError("NOGROUP No such key 's' or consumer group 'g'"), GroupMissing, "NOGROUP"),
         (ResponseError("ERR user_script:3: boom script: 1f2e"), ScriptError, "boom"),
         (ResponseError("WRONGTYPE Operation against a key"), BrokerError, "`rsmq doctor` names it"),
+        (ResponseError("DB index is out of range"), ConfigError, "check the number at the end of RSMQ_URL"),
         (AuthenticationError("invalid username-password pair"), ConfigError, "credentials"),
         (ResponseError("WRONGPASS invalid username-password pair"), ConfigError, "credentials"),
         (NoPermissionError("this user has no permissions to run 'xadd'"), NotPermitted, "ACL"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -177,6 +178,30 @@ async def test_server_dies_in_the_middle_of_a_read() -> None:
             await connection.close()
 
 
+async def test_what_a_server_does_not_take_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """A command that a paused server has not taken in time is gone with its connection, and asyncio logs nothing."""
+    with Server() as server:
+        settings = Settings(url=server.url)
+        async with Connector(server.url, settings).client() as client:
+            connection = RawConnection(client)
+            await connection.open()
+            protocol = connection._opened
+            server.pause()
+            try:
+                with pytest.raises(BrokerUnavailable):
+                    await connection.exchange([pack(("SET", "k", b"x" * 32 * MEGABYTE))], timeout=0.05)
+                await until(lambda: "ended" in repr(protocol), "the connection is gone")
+            finally:
+                server.resume()
+            assert protocol.transport.get_write_buffer_size() == 0
+            await connection.open()
+            protocol = connection._opened  # asyncio logs an error that no task took when its future goes
+            gc.collect()
+            assert await connection.exchange([pack(("GET", "k"))]) == [None]
+            await connection.close()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 @asynccontextmanager
 async def connected_to_peer(last: bytes) -> AsyncIterator[RawConnection]:
     """A connection to a peer that answers GET with these bytes and hangs up."""
@@ -200,6 +225,15 @@ async def connected_to_peer(last: bytes) -> AsyncIterator[RawConnection]:
         await connection.open()
         yield connection
         await client.aclose()
+
+
+async def test_an_error_that_cannot_be_parsed_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as a MOVED without an address: BrokerUnavailable, and no fatal error of asyncio in the log."""
+    async with connected_to_peer(b"-MOVED 1\r\n") as connection:
+        with pytest.raises(BrokerError):
+            await connection.exchange([pack(("GET", "k"))])
+        assert not connection.is_open
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_partial_reply_is_unavailable() -> None:
