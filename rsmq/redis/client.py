@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import anyio
 import hiredis
@@ -95,6 +95,8 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return GroupMissing(text)
     if code == "WRONGTYPE":
         text = f"{text.rstrip('.')}. Another program has written a key of rsmq: `rsmq doctor` names it"
+    if "last possible ID" in text:
+        text = f"{text}. {LAST_ID}"
     if text == "DB index is out of range":
         said = f"the server{where} has no such database: check the number at the end of RSMQ_URL"
         return BrokerUnavailable(said) if url in ACCEPTED else ConfigError(said)
@@ -105,6 +107,12 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
     # what follows "No master found" is the repr of every connection
     reason = text.partition(" : <")[0].rstrip(".") or type(error).__name__
     return BrokerUnavailable(f"no answer from the server{where}: {reason}. Is it running? Check RSMQ_URL")
+
+
+LAST_ID: Final = (
+    "Another program has written an entry with the highest id into the stream of this partition. When all groups have "
+    "handled what is there, delete its key (DEL): rsmq makes stream and groups again"
+)
 
 
 def as_reply(reply: Any) -> Any:

@@ -14,11 +14,12 @@ import anyio
 import pytest
 from tenacity import wait_fixed
 
-from rsmq import Broker, Message, Reject, Retry, RetryPolicy
+from rsmq import Broker, BrokerError, Message, Reject, Retry, RetryPolicy
 from tests.contract.witness import Witness, add, ask, dead, dies, lanes, letters_of, patient, settled
 from tests.patience import until
 
 QUICK = RetryPolicy(max_attempts=3, wait=wait_fixed(0.02))
+HIGHEST = 2**64 - 1
 
 
 @pytest.mark.parametrize("ordering", ["key", "none"])
@@ -311,6 +312,28 @@ async def test_a_key_of_a_wrong_type_does_not_end_the_worker(
         letters = await dies(broker, "t", "g", 2)
         await settled(broker, "t")
     assert sorted(reason for reason, _ in letters) == ["malformed", "rejected"]
+
+
+async def test_a_foreign_entry_with_the_highest_id_is_handled_and_the_error_says_how_to_go_on(
+    make_broker: Callable[..., Broker], witness: Witness
+) -> None:
+    """The server adds nothing behind it. Without its key, the partition begins anew."""
+    broker = make_broker()
+
+    @broker.handler("t", group="g", partitions=1)
+    async def handle(order: dict[str, int]) -> None:
+        witness.note(order["n"])
+
+    async with broker.running():
+        stream = broker.keys.stream("t", 0)
+        await add(broker, stream, "data", '{"n": 1}', at=f"{HIGHEST}-{HIGHEST}")
+        await witness.sees([1])
+        with pytest.raises(BrokerError, match=r"Another program .* delete its key"):
+            await broker.publish("t", {"n": 2})
+        await settled(broker, "t")
+        await ask(broker, "DEL", stream)
+        await broker.publish("t", {"n": 3})
+        await witness.sees([3])
 
 
 async def test_a_handler_that_swallows_its_cancellation_is_asked_again(broker: Broker, witness: Witness) -> None:
