@@ -5,12 +5,14 @@ All of it is read from the server: the gateways themselves are not asked, and th
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from rsmq.dashboard.html import Row, about, link, table, tag, text_field
 from rsmq.dashboard.page import Context, Page
 from rsmq.dashboard.queries import MOST_DEVICES, NotFound
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.text import timestamp
-from rsmq.model.words import count, number
+from rsmq.model.words import count, duration, number
 from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
 
 NEVER = 0xFFFFFFFF
@@ -88,4 +90,4 @@ def session_text(each: MqttClient) -> str:
     """How long the session outlives its connection."""
     if not each.expiry:
         return "ends with the connection"
-    return "is kept" if each.expiry == NEVER else f"is kept for {each.expiry:,} s"
+    return "is kept" if each.expiry == NEVER else f"is kept for {duration(timedelta(seconds=each.expiry))}"

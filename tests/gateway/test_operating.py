@@ -100,7 +100,7 @@ async def test_the_dashboard_shows_connections_and_ends_one_for_those_who_may(
 
         rows = await page("/connections")
         assert f"{name}&lt;b&gt;</a>" in rows
-        assert "is kept for 60 s" in rows
+        assert "is kept for 1 min" in rows
         assert f"{name}&lt;b&gt;" in await page(f"/connections?client={name}<b>", "LOOK")
         path = f"/connection/{quote(f'{name}<b>')}"
         assert f">{name}/+<" in await page(path)
