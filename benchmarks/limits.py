@@ -205,8 +205,8 @@ handler that takes the message and calls the function itself. The messages have 
 {found["date"]}: {box["cpu"]}, {box["cores"]} cores, {box["memory_gib"]} GiB, Python {box["python"]}; load average
 {found["load"]:g} at the end.
 
-A rate by key looks at a key for each message, and notes when it starts. That is 0.1 to 0.2 µs, so a handler that does
-nothing pays more than 2 % for it. Where a handler takes the message, and not only its payload, a rate by key or by a
+A rate by key looks at a key for each message, and notes when it starts: a handler that does nothing pays more than 2 %
+for it. Where a handler takes the message, and not only its payload, a rate by key or by a
 function is asked for each message by itself, which is about 1 µs
 ([decision 39](decisions/0039-several-rates-of-a-handler.md)).
 """
