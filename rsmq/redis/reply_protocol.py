@@ -1,4 +1,4 @@
-"""What arrives on one connection, as replies: an asyncio protocol, which costs a third of a stream of redis-py's."""
+"""What arrives on one connection, as replies: an asyncio protocol, which costs less than a stream of redis-py's."""
 
 from __future__ import annotations
 
