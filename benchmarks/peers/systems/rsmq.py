@@ -6,8 +6,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from benchmarks.peers.system import Payload, System, main, run_loop
-from rsmq import Broker, Settings
-from rsmq.cli.serve import tune_garbage_collector
+from rsmq import Broker, Settings, tune_garbage_collector
 
 
 class Order(BaseModel):
