@@ -5,10 +5,10 @@ On a throw-away server in memory: 10 million messages need about 600 MB there.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import statistics
-import sys
 import time
 from typing import Final
 
@@ -43,4 +43,6 @@ async def measure(messages: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.look", description=__doc__)
+    parser.add_argument("messages", nargs="?", type=int, default=10_000_000)
+    asyncio.run(measure(parser.parse_args().messages))
