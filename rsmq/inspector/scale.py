@@ -79,7 +79,7 @@ def decide(load: Load, goal: Goal, best: float | None) -> Wanted:
         return Wanted(bounded(max(load.workers, something), load, goal), best, "rates are not known yet")
     if not (something or load.rate_in):
         return Wanted(bounded(0, load, goal), best, "nothing to do")
-    if best is None:  # no worker was busy yet: one more while messages wait, one less while none does
+    if not best:  # no worker was busy yet: one more while messages wait, one less while none does
         step = 1 if load.oldest > SOON else -1
         return Wanted(bounded(max(1, load.workers + step), load, goal), best, "the rate of a worker is not known yet")
     arriving = load.rate_in / (best * HEADROOM)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rsmq.inspector.scale import Goal, Load, Wanted, decide
@@ -38,6 +38,7 @@ def test_load_needs_so_many_workers(load: Load, goal: Goal, workers: int) -> Non
     st.integers(0, 10**9), st.integers(0, 10), st.floats(0, 1e6), st.none() | st.floats(0, 1e6),
     st.none() | st.floats(0, 1e6), st.integers(0, 1000), st.integers(1, 64), st.none() | st.floats(1e-6, 1e6),
 )  # fmt: skip
+@example(1, 0, 2.0, 1.0, 5e-324, 2, 1, None)  # a rate so small that the share of one of two workers is 0.0
 def test_answer_is_within_its_bounds_for_any_load(
     waiting: int, delayed: int, age: float, rate_in: float | None, rate_out: float | None, workers: int,
     partitions: int, best: float | None,
