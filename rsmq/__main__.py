@@ -1,6 +1,19 @@
 """`python -m rsmq` is the command `rsmq`."""
 
-from rsmq.cli import main
+import signal
+
+
+def main() -> None:
+    """Run the command. While it still loads its modules, Ctrl-C ends it at once and without a traceback."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if on_interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from rsmq.cli import main as run
+
+    if on_interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, on_interrupt)
+    run()
+
 
 if __name__ == "__main__":  # a process handler imports this module in its process
     main()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -113,7 +114,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. Wrong use, an unreachable server or a full disk is a line on stderr, not a traceback."""
+    """Run the command line. Wrong use, an unreachable server, a full disk or Ctrl-C is not a traceback."""
     if sys.stdout is None:  # closed by the caller
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
@@ -121,6 +122,8 @@ def main() -> None:
         app(prog_name="rsmq")
     except RsmqError as error:
         sys.exit(report(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except BaseExceptionGroup as group:
         if group.split(RsmqError)[1] is not None:
             raise
