@@ -106,7 +106,24 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return BrokerError(text)
     # what follows "No master found" is the repr of every connection
     reason = text.partition(" : <")[0].rstrip(".") or type(error).__name__
-    return BrokerUnavailable(f"no answer from the server{where}: {reason}. Is it running? Check RSMQ_URL")
+    return BrokerUnavailable(f"no answer from the server{where}: {reason}. {advise(reason, url)}")
+
+
+def advise(reason: str, url: str) -> str:
+    """What to look at when there is no answer. A peer that has answered before is not suspected to be another one."""
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return "Let the option ssl_ca_certs of RSMQ_URL name the authority that has signed the server's certificate"
+    if url and url not in ACCEPTED:
+        if reason.startswith("Protocol error"):
+            return "Another service answers there, not Redis or Valkey: check host and port in RSMQ_URL"
+        if "unknown command 'SENTINEL'" in reason:
+            return "This server is not a Sentinel: use redis://, or the port of a Sentinel, in RSMQ_URL"
+        is_tls = url.startswith("rediss")
+        if is_tls and ("Timeout" in reason or "SSL" in reason):
+            return "Is it running, and does it speak TLS at this port? If not, use redis:// in RSMQ_URL"
+        if not is_tls and ("closed by server" in reason or "reset by peer" in reason):
+            return "Is it running? If it speaks TLS at this port, use rediss:// in RSMQ_URL"
+    return "Is it running? Check RSMQ_URL"
 
 
 LAST_ID: Final = (

@@ -6,7 +6,8 @@ import anyio
 import pytest
 from redis.exceptions import NoScriptError
 
-from rsmq.errors import BrokerUnavailable
+from rsmq.broker import Broker
+from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
 from rsmq.redis.raw_connection import ShardedConnection, pack
@@ -31,6 +32,15 @@ async def test_commands_reach_the_node_of_their_key(client: Client, cluster: Clu
     replies = await client.pipelined([("GET", key) for key in keys])
     assert replies == [b"%d" % number for number in range(len(keys))]
     assert len(client.nodes) == 3
+
+
+async def test_url_of_one_server_is_refused_with_the_scheme_of_clusters(cluster: Cluster, prefix: str) -> None:
+    """Every node would refuse most keys: a broker does not start there, and says which URL would fit."""
+    for node in cluster.masters:
+        settings = Settings(url=f"redis://127.0.0.1:{node.port}", prefix=prefix)
+        with pytest.raises(ConfigError, match=r"node of a cluster: use redis\+cluster://"):
+            async with Broker(settings):
+                pass
 
 
 async def test_unknown_script_is_loaded_on_the_node_of_its_key(client: Client, cluster: Cluster, prefix: str) -> None:

@@ -63,6 +63,23 @@ async def test_unreachable_server_is_said_plainly() -> None:
     assert "geheim" not in str(caught.value)
 
 
+async def test_another_service_is_said_plainly() -> None:
+    """A web server at the port of the URL."""
+    async with peer(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (url, _):
+        with pytest.raises(
+            BrokerUnavailable, match="Another service answers there, not Redis or Valkey: check host and port"
+        ):
+            await ping(url, unavailable_timeout=SHORT)
+
+
+async def test_sentinel_url_of_a_plain_server_is_said_plainly() -> None:
+    """The URL names a server where it should name Sentinels."""
+    with Server(tcp=True) as server:
+        url = f"redis+sentinel://127.0.0.1:{server.port}/orders"
+        with pytest.raises(BrokerUnavailable, match="not a Sentinel: use redis://"):
+            await ping(url, unavailable_timeout=SHORT)
+
+
 async def test_unreachable_socket_file() -> None:
     """A unix socket that does not exist is the same error."""
     with pytest.raises(BrokerUnavailable, match="No such file"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rsmq.errors import BrokerUnavailable
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
 from tests.matrix.certificates import Certificates
@@ -29,6 +30,26 @@ async def secure(papers: Certificates) -> AsyncIterator[Client]:
             url = f"rediss://127.0.0.1:{proxy.port}/0?{papers.query}"
             async with Connector(url, Settings(url=url)).connected() as client:
                 yield client
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_tls", "advice"),
+    [
+        ("redis", True, "If it speaks TLS at this port, use rediss://"),
+        ("rediss", False, "does it speak TLS at this port"),
+        ("rediss", True, "ssl_ca_certs"),
+    ],
+    ids=["plain to TLS", "TLS to plain", "unknown authority"],
+)
+async def test_wrong_scheme_is_said_plainly(papers: Certificates, scheme: str, is_tls: bool, advice: str) -> None:
+    """The error says which scheme or option would fit."""
+    with Server(tcp=True) as server:
+        async with FaultyProxy(server.port, tls=papers.context() if is_tls else None) as proxy:
+            url = f"{scheme}://localhost:{proxy.port}/0"
+            settings = Settings(url=url, unavailable_timeout="PT0.3S", connect_timeout="PT0.3S", command_timeout="PT1S")
+            with pytest.raises(BrokerUnavailable, match=advice):
+                async with Connector(url, settings).connected():
+                    pass
 
 
 async def contexts(client: Client) -> set[int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rsmq.errors import BrokerError, ConfigError
+from rsmq.errors import BrokerError, ConfigError, SlotMoved
 from rsmq.model.clock import now_ms
 from rsmq.model.keys import Keys
 from rsmq.redis.connector import Client, redact
@@ -119,8 +119,10 @@ def _trials(channel: str, count: str) -> dict[str, bytes]:
 async def find_collisions(client: Client, keys: Keys) -> list[str]:
     """Keys under our prefix that another program must have written, as far as this user may read them."""
     kind, topics = await client.pipelined([("TYPE", keys.topics), ("SMEMBERS", keys.topics)])
-    if isinstance(kind, ConfigError):
-        return []  # this user may not ask
+    if isinstance(kind, ConfigError | SlotMoved):
+        return []  # this user may not ask, or this is a node of a cluster, which is refused
+    if isinstance(kind, Exception):
+        raise kind
     if kind not in (b"none", b"set"):
         return [keys.topics]
     names = [name.decode(errors="replace") for name in topics] if isinstance(topics, list) else []

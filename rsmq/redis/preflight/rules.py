@@ -108,6 +108,13 @@ def check_role(facts: ServerFacts) -> Iterator[Finding]:
         yield Finding("refuse", "role", text)
 
 
+def check_mode(facts: ServerFacts) -> Iterator[Finding]:
+    """Not a node of a cluster under a URL of one server: it has a part of the keys only."""
+    if facts.info.get("cluster_enabled") == "1" and not facts.node:
+        text = "this server is a node of a cluster: use redis+cluster:// (or rediss+cluster://) in RSMQ_URL"
+        yield Finding("refuse", "mode", text)
+
+
 def check_eviction(facts: ServerFacts) -> Iterator[Finding]:
     """The server deletes nothing to make room."""
     policy = facts.info.get("maxmemory_policy")
@@ -221,6 +228,6 @@ def is_local(bind: str) -> bool:
 
 
 CHECKS: Final = (
-    check_version, check_rights, check_role, check_eviction, check_memory, check_persistence, check_patches,
-    check_access, check_debug, check_clock, check_prefix,
+    check_version, check_rights, check_role, check_mode, check_eviction, check_memory, check_persistence,
+    check_patches, check_access, check_debug, check_clock, check_prefix,
 )  # fmt: skip
