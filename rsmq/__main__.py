@@ -1,6 +1,7 @@
 """`python -m rsmq` is the command `rsmq`."""
 
 import signal
+from importlib import import_module
 
 
 def main() -> None:
@@ -8,11 +9,10 @@ def main() -> None:
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from rsmq.cli import main as run
-
+    cli = import_module("rsmq.cli")
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, on_interrupt)
-    run()
+    cli.main()
 
 
 if __name__ == "__main__":  # a process handler imports this module in its process

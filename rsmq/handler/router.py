@@ -65,8 +65,12 @@ class Router:
         - `execution`: "inline" in the event loop, "thread" or "process" ("inline" for `async def`, else "thread").
         """
 
+        if callable(topic):
+            raise ConfigError("handler takes a topic and a group: write `@broker.handler('orders', group='billing')`")
+        full = self._prefixed(topic)
+
         def register(function: F) -> F:
-            self._add(build_handler(function, self.prefix + topic, **options))
+            self._add(build_handler(function, full, **options))
             return function
 
         return register
@@ -87,8 +91,10 @@ class Router:
         - `missed`: times at which no worker ran: "latest" publishes the newest of them late, "skip" none ("latest").
         """
 
+        full = self._prefixed(topic)
+
         def register(function: F) -> F:
-            self._add_schedule(build_schedule(function, schedule, self.prefix + topic, **options))
+            self._add_schedule(build_schedule(function, schedule, full, **options))
             return function
 
         return register
@@ -124,7 +130,7 @@ class Router:
 
         def register(function: D) -> D:
             check_dead_function(function)
-            wanted = (self.prefix + topic, group)
+            wanted = (self._prefixed(topic), group)
             for at, handler in enumerate(self.handlers):
                 if (handler.topic, handler.group) == wanted:
                     self._refuse_late(f"on_dead of {handler.name}")
@@ -185,6 +191,10 @@ class Router:
                 f"topic {schedule.topic!r} has a schedule {schedule.name!r} already: give it another name=..."
             )
         self.schedules.append(schedule)
+
+    def _prefixed(self, topic: str) -> str:
+        """The full name of a topic that is registered here."""
+        return self.prefix + topic if isinstance(topic, str) else check_name("topic", topic)
 
     def _refuse_late(self, what: str) -> None:
         """The broker copied the router's handlers when it included it: a later one would be silently missing."""

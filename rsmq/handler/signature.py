@@ -89,7 +89,10 @@ def read_signature(
     ]
     payloads = [item for item in items if item is not Message]
     if not items:
-        raise ConfigError(f"handler {title} has no parameter: give it a payload (`order: dict`) or `message: Message`")
+        raise ConfigError(
+            f"handler {title} has no parameter without a default: give it a payload (`order: dict`) or "
+            f"`message: Message`"
+        )
     if len(payloads) > 1 or len(items) - len(payloads) > 1:
         raise ConfigError(f"handler {title}: one payload and one Message at most; give other parameters a default")
     payload = payloads[0] if payloads else None
@@ -182,6 +185,11 @@ def _item_type(title: str, name: str, annotation: Any, *, is_batch: bool) -> Any
 
 def _refuse_missing(function: Callable[..., Any], title: str, name: str, *, is_batch: bool) -> bool:
     """Raise with the fix for a parameter without annotation, ready to paste."""
+    if name == "self":
+        raise ConfigError(
+            f"handler {title} is a method: register that of an instance, "
+            f"`broker.handler(topic, group=...)(instance.{function.__name__})`"
+        )
     define = "async def" if inspect.iscoroutinefunction(function) else "def"
     called = getattr(function, "__name__", title)
     example = "list[dict]" if is_batch else "dict"

@@ -336,7 +336,7 @@ class Producer:
         size = len(data)
         if key is not None:
             if type(key) is not str:
-                raise ConfigError(f"key={key!r} is not text: pass a str, such as str({key!r})")
+                raise ConfigError(f"key={key!r} is not text: pass a str")
             size += len(key)
         if headers:
             require_text(headers)
@@ -363,8 +363,8 @@ class Producer:
         if queue is None:
             if self._tasks is None:
                 raise ConfigError(NOT_OPEN)
-            if replicas < 0:
-                raise ConfigError(f"wait_replicas={replicas} is not possible: use 0 or more")
+            if type(replicas) is not int or replicas < 0:
+                raise ConfigError(f"wait_replicas={replicas!r} is not possible: use 0 or more")
             queue = SendQueue(self._client, self._keys, self._settings, replicas, partial(self._start, self._tasks))
             self._queues[replicas] = queue
         return queue

@@ -94,7 +94,7 @@ class RelayedOutbox:
         """A checked message as the row of the table, for code that inserts it in another way."""
         data, kind = encode_payload(payload)
         if key is not None and type(key) is not str:
-            raise ConfigError(f"key={key!r} is not text: pass a str, such as str({key!r})")
+            raise ConfigError(f"key={key!r} is not text: pass a str")
         if headers:
             require_text(headers)
         size = len(data) + len(key or "") + sum(len(name) + len(value) for name, value in (headers or {}).items())

@@ -310,6 +310,13 @@ class Incomplete(BaseModel):
 def incomplete(order: Incomplete) -> None: ...
 
 
+def with_default(order: dict | None = None) -> None: ...
+
+
+class Till:
+    def bill(self, order: dict) -> None: ...
+
+
 @functools.wraps(both)
 def wrapped(*arguments: Any) -> Any:
     return both(*arguments)
@@ -322,6 +329,8 @@ def wrapped(*arguments: Any) -> Any:
         (unannotated_async, r"`async def unannotated_async\(order: dict\) -> None`"),
         (unresolved, "annotations cannot be resolved .*Missing.* at module level"),
         (nothing, "has no parameter"),
+        (with_default, "no parameter without a default"),
+        (Till.bill, r"Till\.bill is a method: register that of an instance, .*\(instance\.bill\)"),
         (two, "one payload and one Message at most"),
         (two_messages, "one payload and one Message at most"),
         (keyword, r"remove the `\*` before 'message'"),

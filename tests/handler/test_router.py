@@ -77,6 +77,16 @@ def test_wrong_registration_is_refused(broker: Broker) -> None:
             broker.include(strange)  # type: ignore[arg-type]
 
 
+def test_wrong_topic_is_refused_at_once(broker: Broker) -> None:
+    """A decorator without its call would register nothing, and say nothing. A topic that is no text is named."""
+    with pytest.raises(ConfigError, match=r"write `@broker\.handler\('orders', group='billing'\)`"):
+        broker.handler(handle)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="topic name 5 is not allowed"):
+        broker.handler(5, group="billing")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="topic name 5 is not allowed"):
+        broker.every("1h", 5)  # type: ignore[arg-type]
+
+
 async def test_registration_while_the_worker_runs_is_refused(broker: Broker, settings: Settings) -> None:
     """The worker serves what it had at its start: a later handler, middleware or lifespan would be silently missing."""
     broker.handler("t", group="g")(handle)

@@ -206,6 +206,7 @@ async def test_a_payload_over_the_limit_is_refused(producer: Producer, client: C
         ({"at": datetime(2030, 1, 1)}, r"no time zone"),
         ({"delay": timedelta(1), "at": datetime(2030, 1, 1, tzinfo=UTC)}, r"not both"),
         ({"wait_replicas": -1}, r"0 or more"),
+        ({"wait_replicas": "1"}, r"'1' is not possible: use 0 or more"),
     ],
 )
 async def test_what_no_consumer_could_read_is_refused(
