@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Final
 
 import anyio
@@ -22,6 +23,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
+from rsmq.model.words import duration
 from rsmq.producer.publication import Preparation
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
@@ -49,6 +51,8 @@ class Scheduler:
         self._ttl_ms = to_ms(settings.lease_ttl)
         self._stopping = anyio.Event()
         self._led: set[str] = set()
+        self._ahead: set[str] = set()
+        """Schedules whose last tick is ahead of the server's clock."""
         self.prepare: Preparation | None = None  # as of the producer of this process
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -94,6 +98,7 @@ class Scheduler:
             log.info("%s publishes schedule %s", self._member, schedule.name)
             self._led.add(schedule.name)
         now, asked = rest
+        self._note_clock(schedule, first - now)
         if asked and not await self._publish(schedule, topic, partition, asked, is_tick=False):
             return RETRY_AFTER
         found = due_ticks(schedule.trigger, schedule.missed, first, now, 2 * self._ttl_ms)
@@ -103,6 +108,17 @@ class Scheduler:
             if not await self._publish(schedule, topic, partition, tick):
                 return RETRY_AFTER
         return float(min(found.next_ms - now, self._ttl_ms / 3)) / 1000  # each check also renews the lease
+
+    def _note_clock(self, schedule: Schedule, ahead_ms: int) -> None:
+        """Log it once if the clock was set back: the schedule seems to be dead until the clock has caught up."""
+        if ahead_ms <= 2 * self._ttl_ms:
+            self._ahead.discard(schedule.name)
+        elif schedule.name not in self._ahead:
+            self._ahead.add(schedule.name)
+            log.warning(
+                "schedule %s: the server's clock was set back, so its next tick comes after %s; `rsmq schedule "
+                "run` publishes it beside its ticks", schedule.name, duration(timedelta(milliseconds=ahead_ms)),
+            )  # fmt: skip
 
     async def _publish(
         self, schedule: Schedule, topic: Topic, partition: int, tick: int, *, is_tick: bool = True

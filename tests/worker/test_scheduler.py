@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from rsmq import Broker, ConfigError, Router, Settings
+from rsmq.model.partition import partition_for
 from rsmq.testing import Harness
-from tests.contract.witness import Witness
+from tests.chaos.system_faults import FaultyServer
+from tests.contract.witness import Witness, ask
 from tests.patience import until
 
 ROOT = Path(__file__).parents[2]
@@ -163,3 +165,22 @@ async def test_harness_publishes_a_tick_on_request(server_url: str, prefix: str)
     assert len(broker.schedules) == 1
     with pytest.raises(ConfigError, match="has a schedule 'report' already"):
         broker.every(timedelta(hours=1), "reports")(report)
+
+
+async def test_schedule_that_waits_for_the_clock_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The server's clock is set back by an hour: no tick is published twice, and the log has one line about it."""
+    with FaultyServer() as server:
+        broker = Broker(Settings(url=server.url, preflight="warn", lease_ttl=timedelta(seconds=2)))
+        broker.every(TICK, "ticks", name="clock")(lambda: "tick")
+
+        def warnings() -> list[str]:
+            return [record.getMessage() for record in caplog.records if "was set back" in record.getMessage()]
+
+        async with broker.running():
+            stream = broker.keys.stream("ticks", partition_for("clock", 8))
+            await until(lambda: ask(broker, "XLEN", stream), "a tick is published")
+            server.faults.step_clock(-3600)
+            await until(lambda: bool(warnings()), "the log says why no tick comes")
+        (said,) = warnings()
+        assert "schedule clock" in said
+        assert "after 1 h" in said
