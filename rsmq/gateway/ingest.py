@@ -30,6 +30,8 @@ USUAL_BYTES: Final = 1024
 """Bytes of messages of QoS 0 that wait for the server. A small one counts as so many."""
 ROUTED_MS: Final = 10_000
 """After so long a router has passed a message, as a rule."""
+AHEAD_MS: Final = 1000
+"""A stream id may be ahead of the server's clock by so much, as it is known here."""
 STORED: Final = "!"
 """In front of the value of a packet id: the message is stored."""
 
@@ -139,12 +141,14 @@ class Ingest:
     def just_stored(self) -> dict[str, str]:
         """The newest message of each partition that this gateway has stored just now: a router may not have passed it.
 
-        What was acknowledged here before has no higher stream id.
+        What was acknowledged here before has no higher stream id. One that is ahead of the server's clock proves that
+        the clock was set back, as by a failover, which may have lost the message and go on with lower ids.
         """
-        since = self._now_ms() - ROUTED_MS
+        now = self._now_ms()
         found = {
             f"{each.topic.name}.{each.partition}": each.newest.decode()
-            for each in self._stored.values() if each.newest and parse_stream_id(each.newest)[0] >= since
+            for each in self._stored.values()
+            if each.newest and -AHEAD_MS <= now - parse_stream_id(each.newest)[0] <= ROUTED_MS
         }  # fmt: skip
         if not found:
             self._stored.clear()

@@ -23,6 +23,7 @@ from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter
 from rsmq.redis.script_batcher import ScriptBatcher
+from tests.chaos.system_faults import FaultyServer
 from tests.gateway import packets as p
 from tests.gateway.ledger import Publisher, Subscriber, firsts
 from tests.gateway.process import GatewayProcess
@@ -422,3 +423,32 @@ async def test_a_session_whose_connection_others_have_ended_does_not_begin(broke
     with pytest.raises(SessionTaken):
         await reader.begin(clean=False, expiry=60, has_removed=False, will=b"0|[]\n")
     reader.close()
+
+
+async def test_a_new_subscription_after_a_failover_to_a_clock_that_is_behind_gets_what_comes(name: str) -> None:
+    """A failover loses the newest messages, and the next master's clock is an hour behind: stream ids go back. The ids
+    that the gateway has seen before do not keep a message from a subscription that was made afterwards.
+    """
+    with FaultyServer() as server, start(server, name) as gateway:
+        one, two = await RawClient(gateway.port).connect(f"{name}1"), await RawClient(gateway.port).connect(f"{name}2")
+        assert await one.publish(name, b"before") == 0
+        settings = Settings(url=server.url, prefix=name, preflight="warn")
+        async with Broker(settings) as broker:
+            topic = await broker.topics.find("mqtt")
+            assert topic is not None
+            server.faults.step_clock(-3600)
+            await broker.client.pipelined(
+                [("DEL", broker.keys.stream("mqtt", number)) for number in range(topic.partitions)]
+                + [("CLIENT", "KILL", "TYPE", "normal")]
+            )
+
+            async def has_seen_the_clock() -> bool:
+                (_, until_ms), time = await broker.client.pipelined(
+                    [("ZRANGE", broker.keys.gateways, 0, -1, "WITHSCORES"), ("TIME",)]
+                )
+                return float(until_ms) < (int(time[0]) + 60) * 1000
+
+            await until(has_seen_the_clock, "the gateway has renewed its lease by the new clock")
+            assert await two.subscribe((name, 1)) == b"\1"
+            assert await one.publish(name, b"after", packet_id=2) == 0
+            assert (await two.message()).payload == b"after"

@@ -436,6 +436,18 @@ async def test_ack_of_an_old_session_is_refused_after_a_takeover(inbox: Inbox) -
     assert (await inbox.state())["gateway"] == "gateway"
 
 
+async def test_letters_after_a_clean_start_and_a_clock_that_was_set_back_are_stored(inbox: Inbox) -> None:
+    """The server's clock goes an hour back behind a clean start: letters of now are no older ones, with or without a
+    time of their own. They were dropped for an hour.
+    """
+    epoch, _ = await inbox.open(clean=True)
+    now = await inbox.now_ms()
+    await inbox.client.execute_command("HSET", inbox.session, "since_ms", now + 3_600_000)
+    assert await inbox.add("sent") == [1, 0, 0, 0]
+    assert await inbox.add("routed", published=now) == [1, 0, 0, 0]
+    assert await inbox.texts(epoch) == ["sent", "routed"]
+
+
 async def test_clear_in_steps_keeps_letters_that_arrive_meanwhile(inbox: Inbox) -> None:
     """A clean start hides all letters at once and removes them in chunks. Letters published before it are refused,
     later ones are kept, in any interleaving of the steps.

@@ -5,9 +5,9 @@
 -- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then for each MQTT session
 --          whose inbox is full: number:dropped:letters before the first that has no room (or -1):oldest seq
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
---          assigned here, so the keys of letters follow from that of the inbox. A session hash that is new, or was lost,
---          is known to no session: its first letter rings. Letters of a source with '&' belong to an MQTT session. With
---          `wait`, what has no room in that of a connected client is not stored, instead of dropping the oldest.
+--          assigned here, so the keys of letters follow from that of the inbox. A session hash that is new, or was
+--          lost, is known to no session: its first letter rings. A source with '&' is for an MQTT session. With `wait`,
+--          what a connected client has no room for is not stored. A since_ms ahead of a set-back clock is void.
 -- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
@@ -23,7 +23,7 @@ local function add(inbox, session, expiry, source, from, to, number)
   local is_mqtt = source:byte(8) == 38
   local state = is_mqtt and call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
     or call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source)
-  local since, mark = state[4] and struct.pack('>BI6', 1, state[4]) or '', state[5] or ''
+  local mark, since = state[5] or '', tonumber(state[4] or latest) <= now + 1 and struct.pack('>BI6', 1, state[4]) or ''
   if is_mqtt and not state[6] then
     total.late = total.late + letters[from - 1]
     return
