@@ -78,6 +78,21 @@ async def test_doorbell_rings_when_subscribed_and_for_each_letter(
     await ear.hears(4)
 
 
+async def test_doorbell_rings_for_the_first_letters_of_new_devices_in_one_call(
+    client: Client, keys: Keys, settings: Settings, doorbell: Doorbell
+) -> None:
+    """The server may have lost the session of each: it knows none of them."""
+    ears = {f"phone-{number}": Ear() for number in range(3)}
+    for device, ear in ears.items():
+        doorbell.listen(keys.wake(device), ear)
+        await listens(client, keys.wake(device))
+        await ear.hears(1)
+    async with Broker(settings.model_copy(update={"preflight": "warn"})) as broker:
+        await broker.send_many([(device, "first") for device in ears])
+    for ear in ears.values():
+        await ear.hears(2)
+
+
 async def test_doorbell_rings_for_both_sessions_of_a_device(client: Client, keys: Keys, doorbell: Doorbell) -> None:
     """They share a subscription, which ends with the second of them."""
     one, other, channel = Ear(), Ear(), keys.wake("phone")

@@ -5,25 +5,27 @@
 -- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then for each MQTT session
 --          whose inbox is full: number:dropped:letters before the first that has no room (or -1):oldest seq
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
---          assigned here, so the keys of letters follow from that of the inbox. A session hash that is new, or was
---          lost, is known to no session: its first letter rings. A source with '&' is for an MQTT session. With `wait`,
---          what a connected client has no room for is not stored. A since_ms ahead of a set-back clock is void.
--- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters
+--          assigned here. A session hash that is new, or was lost, is known to no session: its first letter rings. With
+--          `wait`, what has no room at a connected client is not stored. A since_ms ahead of a set-back clock is void.
+-- USES     taken_ids, make_room, fit_letters, last_seq, forget_marks, note_letters, end_letter, first_letter, count_in
 local call, time, life, limit = redis.call, redis.call('TIME'), tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, letters = time[1] * 1000 + math.floor(time[2] / 1000), cmsgpack.unpack(ARGV[4])
-local latest, just, tail = now + life, struct.pack('>BI6', 1, now), struct.pack('>I6', now + life)
+local latest, tail = now + life, struct.pack('>I6', now + life)
 local at_latest, renewed = string.format('%.0f', latest), string.format('%.0f', latest + math.floor(life / 64))
 local total, full, refs, moment = { stored = 0, dropped = 0, expired = 0, late = 0 }, {}, {}, '@' .. time[1]
-local function count(session, field, n)
-  if n > 0 then call('HINCRBY', session, field, n) end
-  total[field] = total[field] + n
-end
+local plain, tonumber, format, was_new = struct.pack('>BI6', 1, now) .. tail, tonumber, string.format, false
 
 local function add(inbox, session, expiry, source, from, to, number)
-  local is_mqtt = source:byte(8) == 38
+  local is_mqtt = source:byte(8) == 38  -- '&'
+  if was_new and to == from + 3 and not is_mqtt
+    and first_letter(inbox, session, letters, from, source, plain, tail, moment, at_latest, renewed) then
+    total.stored = total.stored + 1
+    return
+  end
   local state = is_mqtt and call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source, 'mqtt', 'gateway')
     or call('HMGET', session, 'seq', 'until_ms', 'idle', 'since_ms', source)
-  local mark, since = state[5] or '', tonumber(state[4] or latest) <= now + 1 and struct.pack('>BI6', 1, state[4]) or ''
+  local known, mark, since = state[1], state[5] or '', ''
+  if tonumber(state[4] or latest) <= now + 1 then since = struct.pack('>BI6', 1, state[4]) end
   if is_mqtt and not state[6] then
     total.late = total.late + letters[from - 1]
     return
@@ -31,44 +33,42 @@ local function add(inbox, session, expiry, source, from, to, number)
     to = fit_letters(letters, from, to, mark, inbox, session, expiry, limit, now, full, number)
   end
   local size = call('ZCARD', inbox)
-  local last, newest, top = last_seq(inbox, session, state[1], size), mark, 0
-  local seq, taken = tonumber(last or 0), taken_ids(inbox, (last or 0) + size + (to - from + 1) / 4)
+  was_new = size == 0 and not known
+  local last, newest, top = known or size > 0 and last_seq(inbox, session) or '0', mark, 0
+  local seq = tonumber(last)
+  local taken = seq + size + to > 65535 and taken_ids(inbox, seq + size + (to - from + 1) / 4)
   for i = from, to, 4 do
     if letters[i] > newest then
       newest = letters[i]
-      local head, ends, till, rest = letters[i + 1] == '' and just or letters[i + 1], latest, at_latest, tail
-      if letters[i + 2] ~= '' then
-        ends = math.min(struct.unpack('>I6', head, 2) + letters[i + 2], latest)
-        till, rest = string.format('%.0f', ends), struct.pack('>I6', math.max(ends, 0))
-      end
-      if head < since then
-        count(session, 'late', 1)
-      elseif ends <= now then
-        count(session, 'expired', 1)
+      local stamp, ends, is_late, is_over = plain, at_latest
+      if letters[i + 1] ~= '' then stamp, is_late = letters[i + 1] .. tail, letters[i + 1] < since end
+      if letters[i + 2] ~= '' then stamp, ends, is_over = end_letter(stamp, letters[i + 2], now, latest) end
+      if is_late or is_over then
+        count_in(total, session, is_late and 'late' or 'expired', 1)
       else
         repeat seq = seq + 1 until not taken or not taken[seq % 65535]
-        last = string.format('%d', seq)
-        call('SET', inbox .. '_' .. last, head .. rest .. letters[i + 3], 'PXAT', till)
-        if ends < latest and call('ZADD', expiry, till, last) then call('PEXPIREAT', expiry, renewed) end
+        last = format('%d', seq)
+        call('SET', inbox .. '_' .. last, stamp .. letters[i + 3], 'PXAT', ends)
+        if ends ~= at_latest and call('ZADD', expiry, ends, last) then call('PEXPIREAT', expiry, renewed) end
         refs[top + 1], refs[top + 2], top = last, last, top + 2
       end
     end
   end
   if newest == mark then return end
-  if state[1] and mark == '' then forget_marks(session, now - ARGV[3]) end
-  local is_renewed = tonumber(state[2] or 0) < latest
+  if known and mark == '' then forget_marks(session, now - ARGV[3]) end
+  local is_renewed, is_idle = tonumber(state[2] or 0) < latest, top > 0 and state[3] == '1'
   local till = is_renewed and renewed or state[2]
   if top > 0 then call('ZADD', inbox, unpack(refs, 1, top)) end
   if top > 0 and (is_renewed or size == 0) then call('PEXPIREAT', inbox, till) end
-  note_letters(session, last or '0', source, newest .. moment, till, is_renewed, top > 0 and state[3] == '1')
-  total.stored = total.stored + top / 2
-  if size + top / 2 > limit then
-    local dropped, expired = make_room(inbox, session, expiry, size + top / 2 - limit, now)
-    count(session, 'dropped', dropped)
-    count(session, 'expired', expired)
+  note_letters(session, last, source, newest .. moment, till, is_renewed, is_idle)
+  total.stored, size = total.stored + top / 2, size + top / 2
+  if size > limit then
+    local dropped, expired = make_room(inbox, session, expiry, size - limit, now)
+    count_in(total, session, 'dropped', dropped)
+    count_in(total, session, 'expired', expired)
     if is_mqtt and dropped > 0 then full[#full + 1] = number .. ':' .. dropped .. ':-1:' end
   end
-  if top > 0 and (state[3] == '1' or not state[1]) then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
+  if is_idle or top > 0 and not known then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
 end
 
 local at = 1
