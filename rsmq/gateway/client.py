@@ -17,12 +17,7 @@ from rsmq.gateway.inbox_reader import InboxReader
 from rsmq.gateway.limits import ClientRates
 from rsmq.gateway.machine import EARLY_BYTES, Machine, State
 from rsmq.gateway.message import Published
-from rsmq.gateway.packet import (
-    PubAcks,
-    Publish,
-    Reason,
-    Refused,
-)  # fmt: skip
+from rsmq.gateway.packet import PubAcks, Publish, Reason, Refused
 from rsmq.gateway.peer import Peer
 from rsmq.gateway.properties import Property
 from rsmq.gateway.publishing import Publishing
@@ -31,6 +26,7 @@ from rsmq.gateway.shares import has_shares
 from rsmq.gateway.subscribing import serve
 from rsmq.gateway.wills import pack
 from rsmq.model.clock import to_ms
+from rsmq.persistence.session import PAGE_BYTES
 
 log = logging.getLogger("rsmq.gateway")
 
@@ -102,7 +98,11 @@ class ClientConnection:
         """The machine waits no more: act on what has waited."""
         if not self.is_closed:
             self._act(self._machine.resume())
-            if not (self._is_reading or self._machine.is_waiting or self.is_closed or self._has_ended):
+            if self._is_reading or self._machine.is_waiting or self.is_closed or self._has_ended:
+                return
+            if self._context.ingest.is_full:
+                self._context.ingest.when_room(self._resume)
+            else:
                 self._is_reading = True
                 self._transport.resume_reading()
 
@@ -144,6 +144,10 @@ class ClientConnection:
         if isinstance(each, Publish):
             assert self._publishing is not None
             self._publishing.publish(each)
+            if self._is_reading and self._context.ingest.is_full:
+                self._is_reading = False
+                self._transport.pause_reading()
+                self._context.ingest.when_room(self._resume)
         elif isinstance(each, PubAcks):
             assert self._delivery is not None
             self._delivery.acks(each.packet_ids)
@@ -260,7 +264,8 @@ class ClientConnection:
             timings=context.timings,
         )  # fmt: skip
         self._reader = self._delivery.reader = InboxReader(
-            context.inboxes, self.client_id, min(asked, context.options.window), on_letters=self._delivery.letters,
+            context.inboxes, self.client_id, min(asked, context.options.window),
+            page_bytes=min(context.options.write_buffer, PAGE_BYTES), on_letters=self._delivery.letters,
             on_received=self._delivery.received, on_end=self.fail, history=context.history,
         )  # fmt: skip
         life_ms = max(self.expiry * 1000, 3 * to_ms(context.inboxes.settings.inbox_poll)) + SLACK_MS
@@ -365,6 +370,7 @@ class ClientConnection:
         if self._reader is not None:
             self._reader.close()
             if self._publishing is not None:  # else the connect goes on, and ends what it has opened
+                self._publishing.ended()
                 context.leave(self._ended(self._reader.epoch), self._reader.settled)
 
     def _ended(self, epoch: str) -> Ended:
@@ -383,7 +389,7 @@ class ClientConnection:
     def _keep_alive_deadline(self, now: float) -> float | None:
         if self.is_closed:
             return None
-        if self._machine.holds_back:
+        if self._machine.holds_back or not self._is_reading:
             self.heard = now  # what it has sent waits for this gateway
         elif now >= self.heard + QUICK * self._keep_alive:
             self.close(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for one and a half keep-alives")

@@ -12,7 +12,7 @@ from rsmq.gateway.history import Delivered, History
 from rsmq.gateway.scripts import BEGIN_MQTT_SESSION
 from rsmq.persistence.inbox_writer import mark_ttl_ms
 from rsmq.persistence.letter import PACKET_IDS, packet_id_of
-from rsmq.persistence.session import CHUNK, MOST_ACKS, MOST_PER_PAGE, PAGE_BYTES, Inboxes
+from rsmq.persistence.session import CHUNK, MOST_ACKS, MOST_PER_PAGE, Inboxes
 from rsmq.redis import scripts
 from rsmq.redis.scripts import Script, Value
 
@@ -37,7 +37,8 @@ class InboxReader:
 
     __slots__ = (
         "_acks", "_blocked", "_channel", "_cursor", "_delivered", "_history", "_inboxes", "_is_drained", "_is_ended",
-        "_is_paging", "_is_started", "_keys", "_on_end", "_on_letters", "_on_received", "_receipts", "_received_key",
+        "_is_paging", "_is_started", "_keys", "_on_end", "_on_letters", "_on_received", "_page_bytes", "_receipts",
+        "_received_key",
         "_rewinds", "_rings", "_sent", "before", "client", "epoch", "is_paused", "is_rewinding", "life_ms", "out",
         "window",
     )  # fmt: skip
@@ -48,12 +49,15 @@ class InboxReader:
         client: str,
         window: int,
         *,
+        page_bytes: int,
         on_letters: OnLetters,
         on_received: Callable[[list[int]], None],
         on_end: Callable[[Exception], None],
         history: History,
     ) -> None:
         self.client, self.window, self.epoch, self.life_ms = client, window, "", 0
+        self._page_bytes = page_bytes
+        """A page ends when it has so many. While the client does not read, at most two pages wait for it here."""
         *keys, self._channel = inboxes.keys.device(client)
         self._keys, self._received_key = tuple(keys), inboxes.keys.received(client)
         self._inboxes, self._on_letters, self._on_received, self._on_end = inboxes, on_letters, on_received, on_end
@@ -150,7 +154,7 @@ class InboxReader:
             return
         self._is_paging = True
         rings, rewinds = self._rings, self._rewinds
-        args = (self._cursor, min(max(room, 0), MOST_PER_PAGE), PAGE_BYTES, self.life_ms)
+        args = (self._cursor, min(max(room, 0), MOST_PER_PAGE), self._page_bytes, self.life_ms)
         page = self.call(scripts.PAGE_LETTERS, *args)
         page.add_done_callback(lambda done: self._paged(done, rings, rewinds))
 

@@ -26,8 +26,9 @@ from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.topics import Topic
 
 MOST_WAITING: Final = 64 << 20
+"""Bytes of messages of all clients that may wait for the server."""
 USUAL_BYTES: Final = 1024
-"""Bytes of messages of QoS 0 that wait for the server. A small one counts as so many."""
+"""A small message counts as so many."""
 ROUTED_MS: Final = 10_000
 """After so long a router has passed a message, as a rule."""
 AHEAD_MS: Final = 1000
@@ -50,7 +51,8 @@ class Stored:
     """
 
     __slots__ = (
-        "_ingest", "_is_lost", "_left", "_reasons", "_stored", "batch", "came", "client", "packet", "sink", "topic",
+        "_ingest", "_is_lost", "_left", "_reasons", "_size", "_stored", "batch", "came", "client", "packet", "sink",
+        "topic",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +60,9 @@ class Stored:
     ) -> None:
         self._ingest, self._stored, self._left = ingest, stored, len(packet.payloads)
         self.packet, self.client, self.topic, self.sink = packet, client, topic, sink
+        self._size = size_of(packet)
+        ingest.unconfirmed += self._left
+        ingest.wait_for(self._size)
         self._reasons: list[int] = []
         """Empty until a message is refused."""
         self._is_lost = False
@@ -93,6 +98,7 @@ class Stored:
 
     def _end(self) -> None:
         self._ingest.unconfirmed -= len(self.packet.payloads)
+        self._ingest.wait_for(-self._size)
         if self._is_lost:
             return
         if self._stored is not None:
@@ -129,14 +135,33 @@ class Ingest:
         self._producer, self._client, self._keys, self._batcher = producer, client, keys, batcher
         self._retained, self._spawn, self._now_ms, self._timings = retained, spawn, now_ms, timings
         self._token, self._count = secrets.token_hex(8), 0
-        self.unconfirmed = 0
+        self.unconfirmed = self.waiting = 0
+        """Messages that wait for the server, and their bytes."""
+        self._held_back: dict[Callable[[], None], None] = {}
         self._stored: dict[str, Batch] = {}
         """By stream: the newest batch that this gateway has stored."""
         self.pressure: Pressure | None = None
 
     def has_room(self, size: int) -> bool:
-        """Whether a further message of QoS 0 may wait for the server: so many of its size, and of a usual one, may."""
-        return (self.unconfirmed + 1) * max(size, USUAL_BYTES) <= MOST_WAITING
+        """Whether a further message of QoS 0 may wait for the server."""
+        return self.waiting + max(size, USUAL_BYTES) <= MOST_WAITING
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more than MOST_WAITING waits: those who publish are not read any further."""
+        return self.waiting > MOST_WAITING
+
+    def wait_for(self, size: int) -> None:
+        """So many bytes more wait for the server. Negative: fewer, which may let clients go on."""
+        self.waiting += size
+        if self._held_back and not self.is_full:
+            held_back, self._held_back = self._held_back, {}
+            for go_on in held_back:
+                go_on()
+
+    def when_room(self, go_on: Callable[[], None]) -> None:
+        """Call this once, when it is not full any more."""
+        self._held_back[go_on] = None
 
     def just_stored(self) -> dict[str, str]:
         """The newest message of each partition that this gateway has stored just now: a router may not have passed it.
@@ -167,7 +192,6 @@ class Ingest:
         waiter = Stored(self, packet, client, target.name, sink, stored)
         if self._timings is not None:
             waiter.came = monotonic()
-        self.unconfirmed += len(packet.payloads)
         try:
             is_plain = packet.qos == 1 and packet.properties is None and not packet.retain
             if is_plain and len(packet.topic) <= LONGEST_NAME:
@@ -224,9 +248,10 @@ class Ingest:
     def retain_unstored(self, published: Published, sink: Sink) -> None:
         """Keep a retained message of QoS 0, which is in no stream: its stamp is the server's clock."""
         self.unconfirmed += 1
-        self._spawn(self._retain_unstored(published, sink))
+        self.wait_for(size := max(len(published.payload), USUAL_BYTES))
+        self._spawn(self._retain_unstored(published, sink, size))
 
-    async def _retain_unstored(self, published: Published, sink: Sink) -> None:
+    async def _retain_unstored(self, published: Published, sink: Sink, size: int) -> None:
         self._count += 1
         try:
             await self._retained.keep(published, stamp(f"{self._now_ms()}-0".encode(), self._count))
@@ -234,6 +259,12 @@ class Ingest:
             sink.fail(error)
         finally:
             self.unconfirmed -= 1
+            self.wait_for(-size)
+
+
+def size_of(packet: Publish) -> int:
+    """The bytes of the messages of a packet."""
+    return max(sum(map(len, packet.payloads)), USUAL_BYTES * len(packet.payloads))
 
 
 def encoder_for(packet: Publish, client: str) -> EntryEncoder:

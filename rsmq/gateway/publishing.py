@@ -9,7 +9,7 @@ from typing import Protocol
 from rsmq.gateway import encode
 from rsmq.gateway.auth import Access
 from rsmq.gateway.context import Context
-from rsmq.gateway.ingest import STORED, ReceivedIds
+from rsmq.gateway.ingest import STORED, ReceivedIds, size_of
 from rsmq.gateway.message import from_packet
 from rsmq.gateway.packet import PUBACK, Ack, PendingAck, Publish, Reason
 from rsmq.gateway.routes import Route
@@ -33,13 +33,15 @@ class Publisher(Protocol):
 class Publishing:
     """The messages of one connection on their way to the server. `known`: those of QoS 2 that are not released."""
 
-    __slots__ = ("_context", "_publisher", "_received", "releases")
+    __slots__ = ("_context", "_noting", "_publisher", "_received", "releases")
 
     def __init__(self, context: Context, publisher: Publisher, life_ms: int, known: dict[int, str]) -> None:
         self._context, self._publisher = context, publisher
         keys, batcher = context.inboxes.keys, context.inboxes.batcher
         both = (keys.session(publisher.client_id), keys.received(publisher.client_id))
         self._received = ReceivedIds(batcher, both, publisher.epoch, life_ms, known, publisher.fail)
+        self._noting = 0
+        """Bytes of messages of QoS 2 whose packet ids are being noted."""
         self.releases = 0
         """Those of messages of QoS 2 that are not answered yet."""
 
@@ -92,6 +94,7 @@ class Publishing:
         if known.startswith(STORED):
             self._publisher.confirm(message.pending)
             return
+        size = size_of(message)
         value = known or f"{topic}:{self._context.ingest.next_token()}"
         target = self._context.routes.target_of(value.partition(":")[0])
 
@@ -101,9 +104,19 @@ class Publishing:
 
         def store() -> None:
             token = value.partition(":")[2]
+            self._note(-min(size, self._noting))  # 0 if the connection has ended
             self._context.ingest.store(message, self._publisher.client_id, target, self._publisher, token, stored)
 
+        self._note(size)
         received.note(packet_id, value, store)
+
+    def _note(self, size: int) -> None:
+        self._noting += size
+        self._context.ingest.wait_for(size)
+
+    def ended(self) -> None:
+        """The connection has ended: packet ids that are not noted may never be."""
+        self._note(-self._noting)
 
     def release(self, answer: Ack) -> None:
         """The client has released a QoS 2 message: answer when the server has forgotten it."""

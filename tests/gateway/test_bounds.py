@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
-from rsmq.gateway import decode, encode
+from rsmq import Broker
+from rsmq.gateway import Gateway, decode, encode, ingest
 from rsmq.gateway.auth import Gatekeeper
 from rsmq.gateway.decode import MOST_FILTERS
 from rsmq.gateway.ingest import MOST_WAITING
@@ -17,12 +19,15 @@ from rsmq.gateway.packet import LONGEST_NAME, Publish, Reason
 from rsmq.gateway.properties import MOST_PAIRS
 from rsmq.gateway.routes import Routes
 from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.patience import until
 from tests.servers import Server
 
+READ = 512 << 10
+"""More than a connection reads at once."""
 PAIR = b"\x26\0\1a\0\1b"
 FILTERS = [("a", 0)] * (MOST_FILTERS + 1)
 TOO_MANY: list[tuple[str, int, bytes, str, Reason]] = [
@@ -109,6 +114,38 @@ async def test_messages_of_qos_0_do_not_pile_up_while_the_server_takes_none(flee
             assert await one.publish("x", b"next") == 0
             assert stored() == MOST_WAITING // size + 1
         one.abort()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_publishers_are_not_read_while_too_much_waits_for_the_server(
+    qos: int, fleet_prefix: str, clients: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them may send as many as Receive Maximum says, and there are many of them. All are stored later."""
+    most, size, number = 1_000_000, 100_000, GatewayOptions().receive_maximum
+    monkeypatch.setattr(ingest, "MOST_WAITING", most)
+    with Server(tcp=True) as server, server.client() as admin:
+        gateway = Gateway(
+            Broker(Settings(url=server.url, prefix=fleet_prefix, preflight="warn")), listen=["mqtt://127.0.0.1:0"],
+            options=GatewayOptions(anonymous=True),
+        )  # fmt: skip
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(gateway.run)
+            other, *some = [await RawClient(gateway.ports[0], 5).connect(f"c{each}", keep_alive=0) for each in range(6)]
+            context = gateway.context
+            assert context is not None
+            admin.config_set("maxmemory", 1)
+            for each in some:
+                for packet_id in range(1, number + 1):
+                    each.send(p.publish("x", bytes(size), qos, packet_id, 5))
+            await until(lambda: context.ingest.waiting > most, "too much waits")
+            for _ in range(50):
+                assert await other.is_silent()
+            assert context.ingest.waiting <= most + len(some) * READ
+            admin.config_set("maxmemory", 0)
+            for each in some:
+                assert {(await each.take(3 + qos)).reason for _ in range(number)} <= {0, 0x10}
+            assert context.ingest.waiting == 0
+            gateway.stop()
 
 
 async def test_connections_without_a_connect_have_a_limit(server: Server, fleet_prefix: str, clients: object) -> None:

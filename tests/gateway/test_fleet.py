@@ -416,7 +416,9 @@ async def test_a_session_whose_connection_others_have_ended_does_not_begin(broke
     def ignore(*_: object) -> None:
         """No letter comes."""
 
-    reader = InboxReader(inboxes, name, 10, on_letters=ignore, on_received=ignore, on_end=ignore, history=History())
+    reader = InboxReader(
+        inboxes, name, 10, page_bytes=1, on_letters=ignore, on_received=ignore, on_end=ignore, history=History()
+    )
     await reader.open(clean=False, life_ms=60_000)
     async with make_sessions(broker, f"{name}-b") as survivor:
         await survivor.closed(Ended(name, reader.epoch, 60, keeps_will=True, has_shares=False))
