@@ -13,6 +13,7 @@ import anyio
 from rsmq.consumer.allowance import AHEAD, HOLD_MS, Allowance, ages
 from rsmq.consumer.context import ConsumerContext
 from rsmq.consumer.lane import Lane
+from rsmq.consumer.limits import lag_of
 from rsmq.consumer.queue import Queue
 from rsmq.consumer.raw_entries import RawEntries
 from rsmq.errors import BrokerError
@@ -60,7 +61,7 @@ class GroupRate:
     def __init__(self, rate: Rate, context: ConsumerContext, ask: Ask, queue: Queue, wake: Callable[[], Any]) -> None:
         assert callable(rate.by)
         self._limit, self._seconds, self._function = rate.limit, rate.per.total_seconds(), rate.by
-        self._context, self._ask, self._queue, self._wake = context, ask, queue, wake
+        self._context, self._ask, self._queue, self._wake, self.lag = context, ask, queue, wake, lag_of(rate)
         self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._seconds / 8))
         self._shares: dict[str, Share] = {}
         self._pending: dict[Message, tuple[Share, int]] = {}

@@ -25,6 +25,7 @@ MOST_CARRIED: Final = 10_000
 """Keys that a handover takes along."""
 CLOCK_MARGIN: Final = 0.02
 """Seconds by which the clocks of two members may differ."""
+SHORTEST_LAG: Final = 0.002
 
 
 @lru_cache(maxsize=64)  # asked for each message, changed by a join or leave
@@ -36,8 +37,17 @@ def call_quotas(limit: int, members: Sequence[str], salt: str) -> dict[str, int]
     return quotas(limit, dict.fromkeys(members, 1.0), f"{salt}/calls")
 
 
+def lag_of(rate: Rate) -> float:
+    """Seconds by which a start may count too late. That takes at most a hundredth of the rate from a key that uses it
+    up. The longer it is, the more raw entries start together, which costs less."""
+    return max(SHORTEST_LAG, rate.per.total_seconds() / 100)
+
+
 class MessageRate(Protocol):
     """A rate that tells messages apart: each has its own answer."""
+
+    lag: float
+    """Seconds within which raw entries start that are admitted together: by so much a start may count too late."""
 
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now, which counts it. If not, the queue gets it back by `let_go`."""
@@ -102,6 +112,7 @@ class KeyRate:
 
     def __init__(self, rate: Rate, clock: ServerClock, on_open: Callable[[Message, Lane], Any]) -> None:
         self._limit, self._seconds, self._clock, self._on_open = rate.limit, rate.per.total_seconds(), clock, on_open
+        self.lag = lag_of(rate)
 
     def _windows(self, lane: Lane) -> KeyWindows:
         if lane.windows is None:
@@ -184,6 +195,7 @@ class BothRates:
 
     def __init__(self, by_key: KeyRate, by_name: MessageRate) -> None:
         self.by_key, self._by_name = by_key, by_name
+        self.lag = min(by_key.lag, by_name.lag)
 
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now. If not, the one that has no room lets it be tried again."""

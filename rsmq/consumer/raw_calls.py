@@ -13,11 +13,8 @@ from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.middleware import Call
 from rsmq.model.clock import monotonic
 
-ADMITTED_TURN: Final = 0.002
-"""Seconds after which a rate of keys or names is asked anew: by so much a start may count too late."""
-FEWEST_ADMITTED: Final = 8
-MOST_ADMITTED: Final = 256
-"""Entries for which such a rate is asked at once: about as many as will start until it is asked anew."""
+MOST_ADMITTED: Final = 1024
+"""Entries for which a rate of keys or names is asked at once."""
 
 
 class RawCalls:
@@ -29,7 +26,7 @@ class RawCalls:
 
     def __init__(self, queue: Queue, decode: Callable[[bytes], Any], payload_call: Call, call: Call) -> None:
         self._queue, self._decode, self._payload_call, self._call = queue, decode, payload_call, call
-        self._most = FEWEST_ADMITTED
+        self._most = 8  # entries, about as many as start within the lag of the rate
 
     def run(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Awaitable[Any] | None, bool]:
         """Handle entries, which are then `done`, until one may not start or a call suspends or fails.
@@ -47,7 +44,7 @@ class RawCalls:
         if limit is not None:
             entries = entries[: limit.room()]
         if rate is not None:
-            end = began + ADMITTED_TURN
+            end = began + min(TURN, rate.lag)
             admitted, is_held = rate.admit(raw, min(self._most, len(entries)), began, end)
             entries = entries[: len(admitted)]
         for entry_id, fields in entries:
@@ -75,7 +72,10 @@ class RawCalls:
         if rate is not None:
             rate.started(raw, admitted, number)
             is_held = is_held and len(done) == len(admitted)
-            self._most = min(MOST_ADMITTED, FEWEST_ADMITTED + number + number // 4)
+            if number < len(admitted):
+                self._most = number + number // 8 + 1
+            elif number == self._most:
+                self._most = min(MOST_ADMITTED, 2 * number)
         return rest, is_held
 
     def __repr__(self) -> str:
