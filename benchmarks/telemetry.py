@@ -7,9 +7,11 @@ docs/telemetry.md.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -31,6 +33,7 @@ from rsmq.telemetry.tracing import trace
 PAYLOAD: Final = {"n": 1, "customer": "c-42", "items": ["a", "b", "c"], "note": "x" * 100}
 PUBLISHERS: Final = 64
 BATCH: Final = 500
+COLUMNS: Final = ("publish", "handle", "handle_batch")
 BEGIN: Final = "<!-- written by python -m benchmarks.telemetry --write -->"
 END: Final = "<!-- until here -->"
 Told = dict[str, Any]
@@ -73,21 +76,23 @@ TRIALS: Final[dict[str, Equip]] = {
 
 
 async def run(url: str, equip: Equip, count: int, batch: int | None = None) -> tuple[float, float]:
-    """Microseconds of this process's CPU for a publish and for a handled message."""
+    """Microseconds of this process's CPU for a publish and for a handled message, without the start of the worker."""
     broker = Broker(Settings(url=url, prefix=f"bench{token_hex(4)}", preflight="warn"))
-    done, seen = asyncio.Event(), 0
+    done, marks, seen, warm = asyncio.Event(), list[tuple[float, int]](), 0, count // 8
+
+    def note(number: int) -> None:
+        nonlocal seen
+        before, seen = seen, seen + number
+        if before < warm <= seen or seen == count:
+            marks.append((process_time(), seen))
+        if seen == count:
+            done.set()
 
     async def one(payload: dict[str, Any]) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == count:
-            done.set()
+        note(1)
 
     async def many(payloads: list[dict[str, Any]]) -> None:
-        nonlocal seen
-        seen += len(payloads)
-        if seen == count:
-            done.set()
+        note(len(payloads))
 
     broker.handler("orders", group="bench", batch=batch)(one if batch is None else many)
     around = equip(broker)
@@ -95,16 +100,16 @@ async def run(url: str, equip: Equip, count: int, batch: int | None = None) -> t
         if around is not None:
             await stack.enter_async_context(around())
         await stack.enter_async_context(broker)
+        gc.collect()
         started = process_time()
         await asyncio.gather(*(publish(broker, count // PUBLISHERS) for _ in range(PUBLISHERS)))
         published = process_time() - started
-        started = process_time()
         async with broker.running():
             await done.wait()
-            handled = process_time() - started
         for partition in range(broker.settings.partitions):
             await broker.client.execute_command("DEL", broker.keys.stream("orders", partition))
-    return published / count * 1e6, handled / count * 1e6
+    (start, first), (end, last) = marks
+    return published / count * 1e6, (end - start) / (last - first) * 1e6
 
 
 async def publish(broker: Broker, count: int) -> None:
@@ -114,20 +119,30 @@ async def publish(broker: Broker, count: int) -> None:
 
 
 async def main(count: int, rounds: int) -> Told:
-    """Rounds of all trials in turn; the least of each, for other work on the machine only adds."""
-    least: dict[str, dict[str, float]] = {name: {} for name in TRIALS}
+    """Rounds of all trials in turn, every other one backwards. Each is compared with "off" in the same round, because
+    the machine's other work changes slowly."""
+    names = list(TRIALS)
+    costs: dict[str, dict[str, list[float]]] = {name: {what: [] for what in COLUMNS} for name in names}
     async with server_for(None) as url:
-        for batch in (None, BATCH):
-            costs: dict[str, list[tuple[float, float]]] = {name: [] for name in TRIALS}
-            for _ in range(rounds):
-                for name, equip in TRIALS.items():
-                    costs[name].append(await run(url, equip, count, batch))
-            for name, rows in costs.items():
-                publishing, handling = (min(column) for column in zip(*rows, strict=True))
-                least[name]["publish"] = min(publishing, least[name].get("publish", publishing))
-                least[name]["handle" if batch is None else "handle_batch"] = handling
-    figures = {name: {what: round(figure, 2) for what, figure in each.items()} for name, each in least.items()}
-    return {"count": count, "rounds": rounds, "machine": machine(), "microseconds": figures}
+        for number in range(-1, rounds):
+            for batch in (None, BATCH):
+                for name in names[:: 1 if number % 2 else -1]:
+                    publishing, handling = await run(url, TRIALS[name], count, batch)
+                    if number >= 0:  # not the first: imports, and what the interpreter specialises
+                        costs[name]["publish"].append(publishing)
+                        costs[name]["handle" if batch is None else "handle_batch"].append(handling)
+    figures = {
+        name: {
+            what: {
+                "microseconds": round(statistics.median(each), 2),
+                "percent": round(statistics.median(100 * (a / b - 1) for a, b in zip(each, base, strict=True)), 1),
+            }
+            for what, each in costs[name].items()
+            for base in [costs["off"][what]]
+        }
+        for name in names
+    }
+    return {"count": count, "rounds": rounds, "machine": machine(), "figures": figures}
 
 
 def machine() -> dict[str, Any]:
@@ -137,11 +152,12 @@ def machine() -> dict[str, Any]:
 
 def table(told: Told) -> str:
     """The part of docs/telemetry.md that a run writes."""
-    figures, about = told["microseconds"], told["machine"]
-    rows = "\n".join(f"| {name} | {' | '.join(cells(each, figures['off']))} |" for name, each in figures.items())
+    about = told["machine"]
+    rows = "\n".join(f"| {name} | {' | '.join(cells(name, each))} |" for name, each in told["figures"].items())
     text = (
-        f"CPU of the Python process for one message of 170 bytes: the least of {told['rounds']} rounds "
-        f"of {told['count']} messages, Python {about['python']}, {about['cores']} cores, load {about['load']}."
+        f"CPU of the Python process for one message of 170 bytes, without the start of the worker: medians of "
+        f'{told["rounds"]} rounds of {told["count"]} messages. In brackets: the median of what it adds to "off" of '
+        f"the same round. Python {about['python']}, {about['cores']} cores, load {about['load']}."
     )
     return f"""{BEGIN}
 {fill(text, 120)}
@@ -152,11 +168,11 @@ def table(told: Told) -> str:
 {END}"""
 
 
-def cells(figures: dict[str, float], base: dict[str, float]) -> list[str]:
+def cells(name: str, figures: dict[str, dict[str, float]]) -> list[str]:
     """A row: microseconds, and how much more than without."""
     return [
-        f"{figures[what]:.1f} µs" + (f" ({(figures[what] / base[what] - 1) * 100:+.0f} %)" if figures != base else "")
-        for what in ("publish", "handle", "handle_batch")
+        f"{each['microseconds']:.1f} µs" + (f" ({each['percent']:+.0f} %)" if name != "off" else "")
+        for each in figures.values()
     ]
 
 
@@ -170,8 +186,7 @@ def write(told: Told, docs: Path) -> None:
 
 if __name__ == "__main__":
     arguments: Sequence[str] = sys.argv[1:]
-    size = (6_400, 2) if "--quick" in arguments else (128_000, 3)  # many: a worker starts within it, which takes 30 ms
-    told = anyio.run(main, *size)
+    told = anyio.run(main, *((6_400, 2) if "--quick" in arguments else (16_000, 25)))
     print(table(told))
     if "--write" in arguments:
         write(told, Path(__file__).parents[1] / "docs")

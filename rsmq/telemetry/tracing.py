@@ -238,9 +238,11 @@ class TracedProducer(Producer):
                 decision, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
                 wait_replicas=wait_replicas, expires=expires, on_expiry=on_expiry,
             )  # fmt: skip
+        if decision:
+            headers = with_context(headers, decision)
         return untraced(
-            self, topic, payload, key=key, headers=with_context(headers, decision), delay=delay, at=at,
-            message_id=message_id, wait_replicas=wait_replicas, expires=expires, on_expiry=on_expiry,
+            self, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
+            wait_replicas=wait_replicas, expires=expires, on_expiry=on_expiry,
         )  # fmt: skip
 
     async def _publish(
