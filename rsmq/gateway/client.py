@@ -98,11 +98,8 @@ class ClientConnection:
         """The machine waits no more: act on what has waited."""
         if not self.is_closed:
             self._act(self._machine.resume())
-            if self._is_reading or self._machine.is_waiting or self.is_closed or self._has_ended:
-                return
-            if self._context.ingest.is_full:
-                self._context.ingest.when_room(self._resume)
-            else:
+            stays = self._is_reading or self._machine.is_waiting or self.is_closed or self._has_ended
+            if not (stays or self._context.ingest.holds_back(self._resume)):
                 self._is_reading = True
                 self._transport.resume_reading()
 
@@ -144,10 +141,9 @@ class ClientConnection:
         if isinstance(each, Publish):
             assert self._publishing is not None
             self._publishing.publish(each)
-            if self._is_reading and self._context.ingest.is_full:
+            if self._is_reading and self._context.ingest.holds_back(self._resume):
                 self._is_reading = False
                 self._transport.pause_reading()
-                self._context.ingest.when_room(self._resume)
         elif isinstance(each, PubAcks):
             assert self._delivery is not None
             self._delivery.acks(each.packet_ids)

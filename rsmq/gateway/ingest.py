@@ -146,22 +146,20 @@ class Ingest:
         """Whether a further message of QoS 0 may wait for the server."""
         return self.waiting + max(size, USUAL_BYTES) <= MOST_WAITING
 
-    @property
-    def is_full(self) -> bool:
-        """Whether more than MOST_WAITING waits: those who publish are not read any further."""
-        return self.waiting > MOST_WAITING
+    def holds_back(self, go_on: Callable[[], None]) -> bool:
+        """Whether so much waits that those who publish are not read on. Then this is called once when that is over."""
+        if self.waiting <= MOST_WAITING:
+            return False
+        self._held_back[go_on] = None
+        return True
 
     def wait_for(self, size: int) -> None:
         """So many bytes more wait for the server. Negative: fewer, which may let clients go on."""
         self.waiting += size
-        if self._held_back and not self.is_full:
+        if self._held_back and self.waiting <= MOST_WAITING:
             held_back, self._held_back = self._held_back, {}
             for go_on in held_back:
                 go_on()
-
-    def when_room(self, go_on: Callable[[], None]) -> None:
-        """Call this once, when it is not full any more."""
-        self._held_back[go_on] = None
 
     def just_stored(self) -> dict[str, str]:
         """The newest message of each partition that this gateway has stored just now: a router may not have passed it.
