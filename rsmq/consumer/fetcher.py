@@ -345,7 +345,7 @@ class Fetcher:
         size, others = plain_size(entries)
         if size > LARGEST_PAYLOAD and max([len(part) for _, each in entries for part in each]) > LARGEST_PAYLOAD:
             return False  # one of them is too large to be handled
-        made = make_messages(lane, others)
+        made = make_messages(lane, entries, others)
         if made is None or not self._queue.offer_raw(lane, entries, made):
             return False
         self._note_size(size + sum([len(each.data) for each in made.values()]), len(entries))

@@ -74,7 +74,7 @@ class Queue:
             else:
                 ready.append(message)
 
-    def offer_raw(self, lane: Lane, entries: list[RawEntry], made: dict[bytes, Message]) -> bool:
+    def offer_raw(self, lane: Lane, entries: list[RawEntry], made: dict[int, Message]) -> bool:
         """Take fetched entries, and messages only of those that are not plain. False: a key of the lane is taken, so
         a message is needed for each."""
         if lane.waiting:

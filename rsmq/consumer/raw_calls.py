@@ -47,7 +47,7 @@ class RawCalls:
             end = began + min(TURN, rate.lag)
             admitted, is_held = rate.admit(raw, min(self._most, len(entries)), began, end)
             entries = entries[: len(admitted)]
-        for entry_id, fields in entries:
+        for place, (entry_id, fields) in enumerate(entries):
             task_slot.started = now = monotonic()
             if now >= lease.deadline or now > end or cancelling():
                 break
@@ -56,9 +56,9 @@ class RawCalls:
             except Malformed as error:
                 rest = raised(error)
                 break
-            if made and entry_id in made:
-                made[entry_id].payload = payload
-                rest = first_step(call, made[entry_id])
+            if made and place in made:
+                made[place].payload = payload
+                rest = first_step(call, made[place])
             else:
                 rest = first_step(function, payload)
             if rest is not None and type(rest) is not Returned:

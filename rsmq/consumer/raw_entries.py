@@ -13,48 +13,50 @@ class RawEntries:
     """Entries of one lane as they were read, for a handler that wants payloads only: no message was made of them.
 
     First deliveries, in order; the payload comes first. Nearly all are plain: `made` has the messages of the others,
-    such as those with headers, by entry id. Invariant: no key of the lane is taken while they wait in the queue, so any
-    of them may start. `done` are the ids of those that were handled one by one. To other threads they look like what
-    runs: the message of the entry after those.
+    such as those with headers, by their place. Invariant: no key of the lane is taken while they wait in the queue, so
+    any of them may start. `done` are the ids of those that were handled one by one. To other threads they look like
+    what runs: the message of the entry after those.
     """
 
     __slots__ = ("done", "entries", "made", "origin")
 
-    def __init__(self, origin: Lane, entries: list[RawEntry], made: dict[bytes, Message]) -> None:
+    def __init__(self, origin: Lane, entries: list[RawEntry], made: dict[int, Message]) -> None:
         self.origin, self.entries, self.made, self.done = origin, entries, made, list[bytes]()
 
     def __len__(self) -> int:
         return 1
 
     def __iter__(self) -> Iterator[Message]:
-        yield self.message(*self.entries[min(len(self.done), len(self.entries) - 1)])
+        yield self.message(min(len(self.done), len(self.entries) - 1))
 
-    def message(self, entry_id: bytes, fields: list[bytes]) -> Message:
-        """The message of one of the entries."""
-        return self.made.get(entry_id) or Message(self.origin, entry_id, fields)
+    def message(self, place: int) -> Message:
+        """The message of the entry at this place."""
+        return self.made.get(place) or Message(self.origin, *self.entries[place])
 
     def messages(self, most: int | None = None) -> list[Message]:
         """A message for each, or for each of the first."""
         entries, origin = self.entries[:most], self.origin
-        return [self.message(*each) for each in entries] if self.made else [Message(origin, *each) for each in entries]
+        if self.made:
+            return [self.message(place) for place in range(len(entries))]
+        return [Message(origin, *each) for each in entries]
 
     def part(self, start: int, end: int | None = None) -> RawEntries:
         """Some of them."""
-        entries, made = self.entries[start:end], self.made
-        return RawEntries(
-            self.origin, entries, {each: made[each] for each, _ in entries if each in made} if made else {}
-        )
+        entries = self.entries[start:end]
+        made = {place - start: each for place, each in self.made.items() if 0 <= place - start < len(entries)}
+        return RawEntries(self.origin, entries, made)
 
     def __repr__(self) -> str:
         return f"<RawEntries {self.origin.topic}.{self.origin.partition} entries={len(self.entries)}>"
 
 
-def make_messages(lane: Lane, entries: list[RawEntry]) -> dict[bytes, Message] | None:
-    """The messages of entries that are not plain. None: one of them is unreadable, or may not start as it is."""
-    made = dict[bytes, Message]()
-    for entry_id, fields in entries:
+def make_messages(lane: Lane, entries: list[RawEntry], places: list[int]) -> dict[int, Message] | None:
+    """The messages of the entries at these places. None: one of them is unreadable, or may not start as it is."""
+    made = dict[int, Message]()
+    for place in places:
+        entry_id, fields = entries[place]
         try:
-            made[entry_id] = message = Message(lane, entry_id, fields)
+            made[place] = message = Message(lane, entry_id, fields)
         except Malformed:
             return None
         is_special = message.addressee is not None or message.expires_ms is not None or fields[0] != b"data"

@@ -37,7 +37,10 @@ DUMMY: Final = "$7$101$AAAAAAAAAAAAAAAA$" + base64.b64encode(bytes(64)).decode()
 
 
 def check_password(stored: str, password: bytes) -> bool:
-    """Whether a password has this hash of `mosquitto_passwd`: $7$ is PBKDF2-SHA512, $6$ is SHA512."""
+    """Whether a password has this hash of `mosquitto_passwd`: $7$ is PBKDF2-SHA512, $6$ is SHA512.
+
+    An empty password is never right: a client without any would be let in by its hash.
+    """
     try:
         _, kind, *rest = stored.split("$")
         if kind == "7":
@@ -50,7 +53,7 @@ def check_password(stored: str, password: bytes) -> bool:
             return False
     except (ValueError, IndexError):
         return False
-    return hmac.compare_digest(found, wanted)
+    return hmac.compare_digest(found, wanted) and password != b""
 
 
 def read_passwords(path: Path) -> dict[str, str]:

@@ -193,6 +193,12 @@ def _refuse_missing(function: Callable[..., Any], title: str, name: str, *, is_b
     define = "async def" if inspect.iscoroutinefunction(function) else "def"
     called = getattr(function, "__name__", title)
     example = "list[dict]" if is_batch else "dict"
+    if name in ("message", "messages"):
+        wanted = "list[Message]" if is_batch else "Message"
+        raise ConfigError(
+            f"handler {title} has no annotation on {name!r}: write `{name}: {wanted}` (from rsmq import Message) if it "
+            f"shall get the message, or its payload's type, such as `{name}: {example}`"
+        )
     raise ConfigError(
         f"handler {title} has no annotation on {name!r}, so its payload has no type: write `{define} "
         f"{called}({name}: {example}) -> None`, or a pydantic model, a dataclass, str or bytes instead of dict"

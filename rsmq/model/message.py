@@ -322,11 +322,10 @@ class Message:
         return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
 
 
-def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[RawEntry]]:
-    """Bytes of payload in all plain entries (see `Message.is_plain`), and the entries that are not plain."""
-    size, others = 0, list[RawEntry]()
-    for entry in entries:
-        fields = entry[1]
+def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:
+    """Bytes of payload in all plain entries (see `Message.is_plain`), and the places of those that are not plain."""
+    size, others = 0, list[int]()
+    for place, (_, fields) in enumerate(entries):
         count = len(fields)
         if count == 6:
             is_plain = fields[2] == b"id" and fields[4] == b"key"
@@ -335,7 +334,7 @@ def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[RawEntry]]:
         if is_plain and fields[0] == b"data":
             size += len(fields[1])
         else:
-            others.append(entry)
+            others.append(place)
     return size, others
 
 

@@ -105,6 +105,8 @@ def main() -> int:
     if options.base:
         os.environ["UPGRADE_BASE"] = options.base
     options.old = old_server()
+    if options.server and OLD in options.server and not options.old:
+        parser.error(f"{OLD} is not here: install Debian's redis-server, or set SERVER_BINARY to its path")
     if options.list:
         print("\n".join(f"{one.number:8} {title} on {kind}" for one, title, _, kind in plan(options)))
         return 0

@@ -18,7 +18,7 @@ from rsmq.consumer.execution import build_payload_call, build_runner
 from rsmq.consumer.lane import Lane
 from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit
 from rsmq.consumer.queue import Queue
-from rsmq.consumer.raw_entries import key_of, make_messages
+from rsmq.consumer.raw_entries import RawEntries, key_of, make_messages
 from rsmq.errors import LeaseLost
 from rsmq.handler.first_step import Continuation
 from rsmq.handler.handler import build_handler
@@ -42,9 +42,9 @@ def with_headers(entry: RawEntry) -> RawEntry:
     return entry[0], [*entry[1], b"h", b'{"tenant":"a"}']
 
 
-def made_of(lane: Lane, rows: list[RawEntry]) -> dict[bytes, Message]:
+def made_of(lane: Lane, rows: list[RawEntry]) -> dict[int, Message]:
     """The messages that the fetcher makes of what is not plain."""
-    made = make_messages(lane, plain_size(rows)[1])
+    made = make_messages(lane, rows, plain_size(rows)[1])
     assert made is not None
     return made
 
@@ -436,18 +436,31 @@ async def test_batch_knows_its_messages_that_are_not_plain() -> None:
     assert seen == [([0, 1, 2, 3], ["m1"]), ([4, 5, 6, 7], ["m4", "m5"]), ([8, 9], [])]
 
 
+def test_part_of_entries_has_the_messages_that_were_made_of_them() -> None:
+    """At the places that the entries have in it; the others are made when they are asked for."""
+    lane = make_lane()
+    rows = [with_headers(plain(at, 1)) if at in (1, 4, 5) else plain(at, 1) for at in range(8)]
+    raw = RawEntries(lane, rows, made_of(lane, rows))
+    for start, end in ((0, 8), (0, 4), (1, 5), (2, None), (5, 6), (6, None)):
+        part = raw.part(start, end)
+        expected = range(8)[start:end]
+        assert [message.id for message in part.messages()] == [f"m{at}" for at in expected]
+        assert {start + place for place in part.made} == {1, 4, 5} & set(expected), (start, end)
+        assert all(part.made[place] is raw.made[start + place] for place in part.made)
+
+
 def test_messages_are_made_of_entries_that_may_start_as_they_are() -> None:
     """Not of those that are unreadable, are for another group, may expire or are too large: these are looked at."""
     base, lane = [b"data", b"x", b"id", b"1"], make_lane()
     good = [(b"%d-0" % at, [*base, *more]) for at, more in enumerate([[b"h", b"{}"], [b"type", b"text/plain"]])]
-    assert made_of(lane, good).keys() == {b"0-0", b"1-0"}
+    assert made_of(lane, good).keys() == {0, 1}
     assert made_of(lane, []) == {}
     for more in (
         [b"h", b"[]"], [b"group", b"billing"], [b"expires", b"1"], [b"id", b"2"],
     ):  # fmt: skip
-        assert make_messages(lane, [*good, (b"9-0", [*base, *more])]) is None, more
-    assert make_messages(lane, [(b"9-0", [b"h", b"{}", b"data", b"x"])]) is None
-    assert make_messages(lane, [(b"9-0", [b"data", b"x" * (LARGEST_PAYLOAD + 1), b"h", b"{}"])]) is None
+        assert make_messages(lane, [*good, (b"9-0", [*base, *more])], [0, 1, 2]) is None, more
+    assert make_messages(lane, [(b"9-0", [b"h", b"{}", b"data", b"x"])], [0]) is None
+    assert make_messages(lane, [(b"9-0", [b"data", b"x" * (LARGEST_PAYLOAD + 1), b"h", b"{}"])], [0]) is None
 
 
 def test_plain_size_accepts_data_with_id_and_key_in_this_order() -> None:
@@ -468,9 +481,9 @@ def test_plain_size_accepts_data_with_id_and_key_in_this_order() -> None:
         [b"data", b"x", b"id", b"1", b"key", b"k", b"h", b"{}"], [b"data", b"x", b"h", b"{}"],
         [b"key", b"k", b"data", b"x"], [b"data", b"x", b"u", b"1"], [b"data", b"x", b"key", b"k", b"id", b"1"],
     ):  # fmt: skip
-        assert plain_size([plain(1, 1, b"abc"), (b"2-0", entry)]) == (3, [(b"2-0", entry)])
+        assert plain_size([plain(1, 1, b"abc"), (b"2-0", entry)]) == (3, [1])
         assert not Message(make_lane(), b"2-0", entry).is_plain
-    assert plain_size([(b"2-0", [])]) == (0, [(b"2-0", [])])
+    assert plain_size([(b"2-0", [])]) == (0, [0])
 
 
 async def test_continuation_passes_values_exceptions_and_cancellations() -> None:

@@ -38,6 +38,7 @@ def hashed(password: bytes, rounds: int = 101) -> str:
 def test_passwords_of_mosquitto_are_checked(tmp_path: Path) -> None:
     assert check_password(hashed(b"secret"), b"secret")
     assert not check_password(hashed(b"secret"), b"other")
+    assert not check_password(hashed(b""), b""), "of a client without a password, or with an empty one"
     old = base64.b64encode(hashlib.sha512(b"pw" + b"salt").digest()).decode()
     assert check_password(f"$6${base64.b64encode(b'salt').decode()}${old}", b"pw")
     for broken in ("", "$7$", "$7$x$y$z", "$8$1$2$3", "plain", "$7$101$!!$!!"):
@@ -98,7 +99,7 @@ def test_a_wrong_certificate_is_refused(tmp_path: Path) -> None:
 
 
 async def test_credentials_and_rights_decide_at_each_step(server: Server, fleet_prefix: str, tmp_path: Path) -> None:
-    (tmp_path / "passwords").write_text(f"ada:{hashed(b'secret')}\n")
+    (tmp_path / "passwords").write_text(f"ada:{hashed(b'secret')}\nopen:{hashed(b'')}\n")
     (tmp_path / "acl").write_text("topic write open/#\nuser ada\ntopic private/#\ntopic deny private/hidden\n")
     with GatewayProcess(
         server.url, fleet_prefix, anonymous=False, password_file=str(tmp_path / "passwords"),
@@ -107,6 +108,7 @@ async def test_credentials_and_rights_decide_at_each_step(server: Server, fleet_
         for level, user, password, code in [
             (4, None, None, 5), (5, None, None, 0x87), (4, "ada", b"wrong", 4), (5, "ada", b"wrong", 0x86),
             (5, "eve", b"secret", 0x86), (5, "ada", None, 0x86), (5, "ada", b"secret", 0), (4, "ada", b"secret", 0),
+            (5, "open", None, 0x86), (5, "open", b"", 0x86),
         ]:  # fmt: skip
             one = await RawClient(gateway.port, level).connect("c", username=user, password=password)
             assert one.connack is not None

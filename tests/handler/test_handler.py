@@ -274,6 +274,9 @@ def unannotated(order) -> None: ...
 async def unannotated_async(order) -> None: ...
 
 
+def unannotated_message(message) -> None: ...
+
+
 def unresolved(order: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
 
 
@@ -327,6 +330,7 @@ def wrapped(*arguments: Any) -> Any:
     [
         (unannotated, r"no annotation on 'order'.*`def unannotated\(order: dict\) -> None`"),
         (unannotated_async, r"`async def unannotated_async\(order: dict\) -> None`"),
+        (unannotated_message, r"no annotation on 'message': write `message: Message` .* such as `message: dict`"),
         (unresolved, "annotations cannot be resolved .*Missing.* at module level"),
         (nothing, "has no parameter"),
         (with_default, "no parameter without a default"),
