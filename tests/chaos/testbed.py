@@ -18,6 +18,10 @@ from tests.servers import Kind, Server
 S = TypeVar("S", bound=Server)
 R = TypeVar("R", bound=ScenarioRun)
 
+CALM = 5.0
+"""A lease in seconds, for scenarios in which no worker may lose one: a busy machine can stand still for more than 1 s,
+which is enough for the usual lease of 2 s."""
+
 
 class Testbed:
     """Servers of one kind and runs on them, all with the same seed and duration.

@@ -14,7 +14,7 @@ from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
 from tests.chaos.processes import ChaosProcess
 from tests.chaos.scenarios.server import all_alive
-from tests.chaos.testbed import Testbed, ask
+from tests.chaos.testbed import CALM, Testbed, ask
 from tests.servers import Server
 
 
@@ -58,7 +58,7 @@ def configured(server: Server, name: str, value: object, back: object) -> Iterat
 async def out_of_memory(testbed: Testbed) -> Verdict:
     """Writes that need memory fail; all others work."""
     server = await testbed.server()
-    run = await testbed.start(server)
+    run = await testbed.start(server, lease=CALM)
     async with run.load(seconds=0.005):
         await run.handles(200)
         with configured(server, "maxmemory", 1, 0):
@@ -148,7 +148,7 @@ async def too_few_replicas(testbed: Testbed) -> Verdict:
 async def scripts_are_forgotten(testbed: Testbed) -> Verdict:
     """The client answers NOSCRIPT by sending the script."""
     server = await testbed.server()
-    run = await testbed.start(server, workers=2)
+    run = await testbed.start(server, workers=2, lease=CALM)
     async with run.load(seconds=0.005):
         for _ in range(20):
             await run.handles(20)

@@ -7,7 +7,7 @@ import json
 from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
 from tests.chaos.scenario_run import ScenarioRun
-from tests.chaos.testbed import Testbed, ask
+from tests.chaos.testbed import CALM, Testbed, ask
 from tests.chaos.worker import GROUP, TOPIC
 from tests.servers import Server
 
@@ -23,7 +23,7 @@ async def slow_handler(testbed: Testbed) -> Verdict:
           is_cheap=True)  # fmt: skip
 async def blocked_event_loop(testbed: Testbed) -> Verdict:
     """The worker keeps its messages: the heartbeat has its own thread."""
-    return await _slow(await testbed.start(await testbed.shared_server()), "block", 2)
+    return await _slow(await testbed.start(await testbed.shared_server(), lease=CALM), "block", 2)
 
 
 async def _slow(run: ScenarioRun, do: str, leases: float) -> Verdict:
@@ -59,7 +59,7 @@ async def the_interpreter_is_held(testbed: Testbed, execution: str) -> Verdict:
           bound="only the second becomes a dead letter", is_cheap=True)  # fmt: skip
 async def hung_handler(testbed: Testbed) -> Verdict:
     """The timeout ends the handler and the message is retried; one that always hangs becomes a dead letter."""
-    run = await testbed.start(await testbed.shared_server(), workers=2, timeout=0.5, attempts=3)
+    run = await testbed.start(await testbed.shared_server(), workers=2, timeout=0.5, attempts=3, lease=CALM)
     async with run.load():
         await run.handles(100)
         await run.publish("k1", do="hang once")
@@ -154,7 +154,7 @@ MALFORMED: dict[str, list[object]] = {
 async def malformed(testbed: Testbed) -> Verdict:
     """Entries that cannot be decoded do not disturb other messages."""
     server = await testbed.shared_server()
-    run = await testbed.start(server, workers=2, attempts=2)
+    run = await testbed.start(server, workers=2, attempts=2, lease=CALM)
     async with run.load(seconds=0.002):
         await run.handles(100)
         for fields in MALFORMED.values():
@@ -194,7 +194,7 @@ async def giants(testbed: Testbed) -> Verdict:
 async def two_versions(testbed: Testbed) -> Verdict:
     """A rolling upgrade in which the publishers are upgraded first."""
     server = await testbed.shared_server()
-    run = await testbed.start(server, workers=2)
+    run = await testbed.start(server, workers=2, lease=CALM)
     async with run.load(seconds=0.002):
         await run.handles(100)
         for n in range(100):

@@ -8,7 +8,7 @@ import anyio
 
 from tests.chaos.catalogue import scenario
 from tests.chaos.checker import Verdict
-from tests.chaos.testbed import Testbed
+from tests.chaos.testbed import CALM, Testbed
 
 
 @scenario("36", injection="one of three workers is cut off (black hole) for three leases",
@@ -74,7 +74,7 @@ async def publisher_under_a_reset_storm(testbed: Testbed) -> Verdict:
     """Without rsmq's protection redis-py stores 9 to 33 % of the messages twice here."""
     server = await testbed.server(tcp=True)
     proxy = await testbed.proxy(server)
-    run = await testbed.start(server, workers=2, publish_url=proxy.url)
+    run = await testbed.start(server, workers=2, publish_url=proxy.url, lease=CALM)
     async with run.load(seconds=0.001):
         for _ in range(40):
             proxy.reset()

@@ -12,7 +12,7 @@ from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
 from tests.chaos.publisher import PublisherJob
 from tests.chaos.scenario_run import ScenarioRun
-from tests.chaos.testbed import Testbed, ask
+from tests.chaos.testbed import CALM, Testbed, ask
 from tests.chaos.worker import TOPIC
 
 
@@ -20,7 +20,7 @@ from tests.chaos.worker import TOPIC
           bound="an unconfirmed message is stored once or not at all, in order", is_cheap=True)  # fmt: skip
 async def publisher_is_killed(testbed: Testbed) -> Verdict:
     """A part of the last call may be stored."""
-    run = await testbed.start(await testbed.shared_server(), workers=2)
+    run = await testbed.start(await testbed.shared_server(), workers=2, lease=CALM)
     pause = 0.3 if run.job.bank else 0.05  # or there is more than workers could book, or handle before the verdict
     for turn in range(5):
         publisher = await run.processes.start_publisher(

@@ -10,7 +10,7 @@ from tests.chaos.catalogue import scenario
 from tests.chaos.checker import Verdict
 from tests.chaos.publisher import PublisherJob
 from tests.chaos.system_faults import SystemFaults
-from tests.chaos.testbed import Testbed
+from tests.chaos.testbed import CALM, Testbed
 
 EVERYSEC = 2.0
 """Seconds of confirmed messages that a power loss may cost with appendfsync everysec."""
@@ -145,7 +145,7 @@ async def server_clock_steps(testbed: Testbed) -> Verdict:
           is_cheap=True)  # fmt: skip
 async def worker_clock_steps(testbed: Testbed) -> Verdict:
     """rsmq uses only the server's clock and the local monotonic clock."""
-    run = await testbed.start(await testbed.shared_server(), workers=2)
+    run = await testbed.start(await testbed.shared_server(), workers=2, lease=CALM)
     weather = SystemFaults(run.ledger.path.parent)
     weather.step_clock(3600)
     await run.processes.start_workers(1, environment=weather.environment)

@@ -14,7 +14,7 @@ from tests.chaos.catalogue import ONE, scenario
 from tests.chaos.checker import Verdict
 from tests.chaos.publisher import PublisherJob
 from tests.chaos.supervised import SupervisedJob
-from tests.chaos.testbed import Testbed, paused
+from tests.chaos.testbed import CALM, Testbed, paused
 
 BOTH = ({"distribution": "hash"}, {"distribution": "shared"})
 
@@ -113,7 +113,7 @@ async def crash_loop_from_outside(testbed: Testbed) -> Verdict:
 @scenario("4", injection="SIGTERM under load", bound="no message is started twice", variants=BOTH, is_cheap=True)
 async def sigterm(testbed: Testbed, distribution: str) -> Verdict:
     """Running handlers finish, the other messages are given back: no duplicate."""
-    run = await testbed.start(await testbed.shared_server(), distribution=distribution)
+    run = await testbed.start(await testbed.shared_server(), distribution=distribution, lease=CALM)
     async with run.load(seconds=0.02):
         for _ in range(2):
             await run.handles(150)
@@ -153,7 +153,7 @@ async def sigterm_with_an_endless_handler(testbed: Testbed, distribution: str) -
 @scenario("6", injection="SIGSTOP for a third of the lease, twice", bound="no duplicate, no rebalance", is_cheap=True)
 async def nap(testbed: Testbed) -> Verdict:
     """A pause shorter than the lease has no effect."""
-    run = await testbed.start(await testbed.shared_server())
+    run = await testbed.start(await testbed.shared_server(), lease=CALM)
     async with run.load(seconds=0.01):
         await run.handles(200)
         for _ in range(2):
@@ -190,7 +190,7 @@ async def long_pause(testbed: Testbed, distribution: str) -> Verdict:
 )
 async def scale_up_and_down(testbed: Testbed) -> Verdict:
     """From one worker to four and back to one, under ordered load."""
-    run = await testbed.start(await testbed.shared_server(), workers=1)
+    run = await testbed.start(await testbed.shared_server(), workers=1, lease=CALM)
     async with run.load(seconds=0.005):
         await run.handles(100)
         await run.processes.start_workers(3)
@@ -233,7 +233,7 @@ async def scale_to_ten_with_losses(testbed: Testbed) -> Verdict:
           bound="no hang; messages fetched by a cancelled read are handled", is_cheap=True)  # fmt: skip
 async def start_and_stop(testbed: Testbed) -> Verdict:
     """Stopping during a read, many times."""
-    run = await testbed.start(await testbed.shared_server(), workers=1, cycles=0)
+    run = await testbed.start(await testbed.shared_server(), workers=1, cycles=0, lease=CALM)
     async with run.load(seconds=0.002):
         await run.handles(50)
         await run.processes.start_workers(1, replace(run.job, cycles=30))
