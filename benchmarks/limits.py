@@ -1,9 +1,8 @@
 """`python -m benchmarks.limits [--pairs N] [--only TEXT] [--write]`: what limits cost that hold nothing back.
 
 The goal is 98 % of the throughput without them, so 2 % must be seen on a machine that does other things, too. Hence
-many short blocks with and without the limit, in turn, in one process and on one server: the median of the ratios of
-neighbours, with the interval that it is in with 95 %. Longer blocks are no steadier, so more of them say more.
-With --write into docs/limit-costs.json and docs/limit-costs.md.
+one worker, whose limit is taken away and comes back every 20 ms: neighbours differ by nothing else. The median of their
+ratios, with the interval that it is in with 95 %. With --write into docs/limit-costs.json and docs/limit-costs.md.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import comb
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 from rich.progress import Progress
@@ -30,102 +31,106 @@ from benchmarks.peers.results import machine
 from benchmarks.prose import wrapped
 from benchmarks.server import server
 from benchmarks.table import table
+from rsmq.broker import Broker
 from rsmq.cli.bench import bare, work
 from rsmq.cli.bench.load import Load
-from rsmq.cli.bench.meter import Meter
-from rsmq.cli.bench.work import Count, Kind, consume
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.message import Message
-from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 GOAL: Final = 98
 """Percent of the throughput without limits."""
 SURE: Final = 0.95
 """How sure the interval of a median is."""
+SLOT: Final = 0.02
+"""Seconds between two switches of the limit."""
+LEAST: Final = 200
+"""Messages between two switches: those of a worker that starts would say nothing."""
 
 
 def provider(message: Message) -> str:
-    """The function of a rate by a function."""
-    return message.topic
+    """The function of a rate by a function: ten names, so that none of them reaches its limit."""
+    return (message.key or "")[-1:]
 
 
-def calling(count: Count) -> Callable[..., Any]:
-    """A handler that calls the function itself, so it needs the message, too."""
+class Counter:
+    """Handlers that count their messages."""
 
-    async def handle(payload: dict[str, Any], message: Message) -> None:
-        if count.is_held:
-            await count.hold()
-        count.add(1)
-        provider(message)
+    def __init__(self) -> None:
+        self.done = 0
 
-    return handle
+    async def nothing(self, payload: dict[str, Any]) -> None:
+        """Does nothing else."""
+        self.done += 1
 
-
-def calling_and_working(count: Count) -> Callable[..., Any]:
-    """The same with about 50 µs of CPU."""
-
-    async def handle(payload: dict[str, Any], message: Message) -> None:
-        if count.is_held:
-            await count.hold()
-        count.add(1)
-        provider(message)
+    async def work(self, payload: dict[str, Any]) -> None:
+        """With about 50 µs of CPU."""
+        self.done += 1
         for _ in range(work.WORK):
             sha256(work.BLOCK).digest()
 
-    return handle
+    async def batch(self, payloads: list[dict[str, Any]]) -> None:
+        """Many at once."""
+        self.done += len(payloads)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A handler with limits, and what it is compared with."""
+    """A handler, one of `Counter`, with a limit."""
 
     name: str
-    kind: Kind
+    handler: str
     options: dict[str, Any]
-    base: Kind
 
 
 BY_NAME: Final[dict[str, Any]] = {"rate": Rate(work.FREE, by=provider)}
-HANDLERS: Final = (("nothing to do", work.single, calling), ("50 µs of work", work.working, calling_and_working))
+LIMITS: Final = {
+    "a rate by key": work.BY_KEY,
+    "a rate by a function": BY_NAME,
+    "one rate over the group": work.OVER_GROUP,
+    "`group_concurrency`": work.AT_ONCE,
+}
 ROWS: Final = (
-    *(
-        row
-        for name, kind, base in HANDLERS
-        for row in (
-            Row(f"{name}, a rate by key", kind, work.BY_KEY, kind),
-            Row(f"{name}, a rate by a function", kind, BY_NAME, base),
-            Row(f"{name}, one rate over the group", kind, work.OVER_GROUP, kind),
-            Row(f"{name}, `group_concurrency`", kind, work.AT_ONCE, kind),
-        )
-    ),
-    Row("batches, `group_concurrency`", work.batches, work.AT_ONCE, work.batches),
-    Row("nothing to do, no limit at all", work.single, {}, work.single),
+    *(Row(f"50 µs of work, {name}", "work", options) for name, options in LIMITS.items()),
+    *(Row(f"nothing to do, {name}", "nothing", options) for name, options in LIMITS.items()),
+    Row("batches, `group_concurrency`", "batch", work.AT_ONCE),
+    Row("nothing to do, no limit at all", "nothing", {}),
 )
 
 
-async def block(row: Row, load: Load, *, is_limited: bool) -> float:
-    """CPU µs of the client for a message: one run of a new group over the topic, without its start."""
-    client = Connector(load.url, Settings(url=load.url)).client()
+async def run_group(row: Row, load: Load, costs: list[tuple[float, float]]) -> None:
+    """One new group over the topic; adds its pairs of CPU µs for a message, with the limit and without."""
+    counter, broker = Counter(), Broker(work.settings_of(load))
+    batch = {"batch": work.BATCH} if row.handler == "batch" else {}
+    options = {"group": f"limits-{token_hex(4)}", "concurrency": load.concurrency, **batch, **row.options}
+    broker.handler(load.topic, **options)(getattr(counter, row.handler))
     gc.collect()
-    try:
-        options = row.options if is_limited else {}
-        return (await consume(load, Meter(client), row.kind if is_limited else row.base, **options)).client_us
-    finally:
-        await client.aclose()
+    async with broker.running():
+        assert broker.worker is not None
+        queue = broker.worker.consumers[0].queue
+        limits = queue.rate_limit, queue.group_limit, queue.message_rate
+        last, number = dict[bool, float](), 0
+        while True:
+            is_limited = number % 2 == 0
+            queue.rate_limit, queue.group_limit, queue.message_rate = limits if is_limited else (None, None, None)
+            began, done = time.process_time(), counter.done
+            while counter.done - done < LEAST and counter.done < load.count:
+                await asyncio.sleep(SLOT)
+            if counter.done >= load.count:
+                return
+            last[is_limited] = 1e6 * (time.process_time() - began) / (counter.done - done)
+            number += 1
+            if number > 4:  # not the first: the start of the worker, and what the interpreter specialises
+                # each but the last is the neighbour of two
+                costs.append((last[True], last[False]))
 
 
 async def blocks(row: Row, load: Load, pairs: int) -> list[tuple[float, float]]:
-    """CPU with the limit and without, of neighbours. Every other pair begins with the limit: what changes slowly, such
-    as the machine's other load, weighs for neither."""
+    """Pairs of neighbours of as many groups as it takes."""
     costs = list[tuple[float, float]]()
-    for number in range(-1, pairs):
-        order = (True, False) if number % 2 else (False, True)
-        cost = {is_limited: await block(row, load, is_limited=is_limited) for is_limited in order}
-        if number >= 0:  # not the first: imports, and what the interpreter specialises
-            costs.append((cost[True], cost[False]))
-    return costs
+    while len(costs) < pairs:
+        await run_group(row, load, costs)
+    return costs[:pairs]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -194,22 +199,21 @@ Generated by `python -m benchmarks.limits --write` from [limit-costs.json](limit
 
 A rate or `group_concurrency` that holds nothing back should cost nothing: the goal is {GOAL} % of the throughput
 without it. Throughput is messages for a second of CPU of the worker's process. Each row compares a handler with the
-limit and the same handler without, in {found["pairs"]} pairs of blocks of {found["count"]:,} messages, in one
-process and on one server. It shows the median of the ratios of neighbours, and the interval in which that median is
-with 95 %. The last row compares a handler with itself: so far off may the others be, too.
+limit and the same handler without: in one running worker, the limit is taken away and comes back every
+{1000 * SLOT:.0f} ms. It shows the median of the ratios of {found["pairs"]} pairs of neighbours, and the interval in
+which that median is with 95 %. The last row compares a handler with itself: so far off may the others be, too.
 
-The function of a rate is the user's own code, and it needs a message. So a rate by a function is compared with a
-handler that takes the message and calls the function itself. The messages have 1000 keys, and 200 bytes each.
+The messages have 1000 keys, and 200 bytes each. All handlers take their payload only. The cost of a rate by a function
+has the user's function in it, and the message that is made for it.
 
 {chr(10).join(lines(found))}
 
 {found["date"]}: {box["cpu"]}, {box["cores"]} cores, {box["memory_gib"]} GiB, Python {box["python"]}; load average
 {found["load"]:g} at the end.
 
-A rate by key looks at a key for each message, and notes when it starts: a handler that does nothing pays more than 2 %
-for it. Where a handler takes the message, and not only its payload, a rate by key or by a
-function is asked for each message by itself, which is about 1 µs
-([decision 39](decisions/0039-several-rates-of-a-handler.md)).
+A rate by key or by a function looks at each message, and notes when it starts: a handler that does nothing pays more
+than 2 % for it. Where a handler takes the message, and not only its payload, such a rate is asked for each message by
+itself, which is about 1 µs ([decision 39](decisions/0039-several-rates-of-a-handler.md)).
 """
     )
 
@@ -217,8 +221,8 @@ function is asked for each message by itself, which is about 1 µs
 def main() -> None:
     """Measure, print the table, and with --write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=4_000)
-    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--count", type=int, default=200_000, help="messages in the topic")
+    parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name contains it")
     parser.add_argument("--write", action="store_true", help="write docs/limit-costs.json and docs/limit-costs.md")
     parser.add_argument("--one", help=argparse.SUPPRESS)

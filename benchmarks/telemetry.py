@@ -33,6 +33,10 @@ from rsmq.telemetry.tracing import trace
 PAYLOAD: Final = {"n": 1, "customer": "c-42", "items": ["a", "b", "c"], "note": "x" * 100}
 PUBLISHERS: Final = 64
 BATCH: Final = 500
+BLOCK: Final = 10
+"""Messages that a publisher publishes before the other broker has its turn."""
+BLOCKS: Final = 25
+"""Pairs of such turns in a round."""
 COLUMNS: Final = ("publish", "handle", "handle_batch")
 BEGIN: Final = "<!-- written by python -m benchmarks.telemetry --write -->"
 END: Final = "<!-- until here -->"
@@ -75,9 +79,14 @@ TRIALS: Final[dict[str, Equip]] = {
 }
 
 
-async def run(url: str, equip: Equip, count: int, batch: int | None = None) -> tuple[float, float]:
-    """Microseconds of this process's CPU for a publish and for a handled message, without the start of the worker."""
-    broker = Broker(Settings(url=url, prefix=f"bench{token_hex(4)}", preflight="warn"))
+def new_broker(url: str) -> Broker:
+    """With keys of its own."""
+    return Broker(Settings(url=url, prefix=f"bench{token_hex(4)}", preflight="warn"))
+
+
+async def handling(url: str, equip: Equip, count: int, batch: int | None = None) -> float:
+    """Microseconds of this process's CPU for a handled message, without the start of the worker."""
+    broker = new_broker(url)
     done, marks, seen, warm = asyncio.Event(), list[tuple[float, int]](), 0, count // 8
 
     def note(number: int) -> None:
@@ -100,45 +109,77 @@ async def run(url: str, equip: Equip, count: int, batch: int | None = None) -> t
         if around is not None:
             await stack.enter_async_context(around())
         await stack.enter_async_context(broker)
+        await publish(broker, count // PUBLISHERS)
         gc.collect()
-        started = process_time()
-        await asyncio.gather(*(publish(broker, count // PUBLISHERS) for _ in range(PUBLISHERS)))
-        published = process_time() - started
         async with broker.running():
             await done.wait()
-        for partition in range(broker.settings.partitions):
-            await broker.client.execute_command("DEL", broker.keys.stream("orders", partition))
+        await clear(broker)
     (start, first), (end, last) = marks
-    return published / count * 1e6, (end - start) / (last - first) * 1e6
+    return (end - start) / (last - first) * 1e6
+
+
+async def publishing(url: str, equip: Equip) -> list[tuple[float, float]]:
+    """Microseconds for a publish with telemetry and without: two brokers in turn, whose neighbours are compared."""
+    brokers, pairs = (new_broker(url), new_broker(url)), list[tuple[float, float]]()
+    around = equip(brokers[0])
+    async with AsyncExitStack() as stack:
+        if around is not None:
+            await stack.enter_async_context(around())
+        for broker in brokers:
+            await stack.enter_async_context(broker)
+        gc.collect()
+        for number in range(-1, BLOCKS):
+            cost = dict[int, float]()
+            for which in (0, 1) if number % 2 else (1, 0):
+                started = process_time()
+                await publish(brokers[which], BLOCK)
+                cost[which] = (process_time() - started) / (PUBLISHERS * BLOCK) * 1e6
+            if number >= 0:  # not the first: the topic and the connections
+                pairs.append((cost[0], cost[1]))
+        for broker in brokers:
+            await clear(broker)
+    return pairs
 
 
 async def publish(broker: Broker, count: int) -> None:
-    """One after the other."""
-    for _ in range(count):
-        await broker.publish("orders", PAYLOAD)
+    """Many publishers, each of which publishes one message after the other."""
+
+    async def publisher() -> None:
+        for _ in range(count):
+            await broker.publish("orders", PAYLOAD)
+
+    await asyncio.gather(*(publisher() for _ in range(PUBLISHERS)))
+
+
+async def clear(broker: Broker) -> None:
+    """Remove the messages: the server shall not grow."""
+    for partition in range(broker.settings.partitions):
+        await broker.client.execute_command("DEL", broker.keys.stream("orders", partition))
 
 
 async def main(count: int, rounds: int) -> Told:
-    """Rounds of all trials in turn, every other one backwards. Each is compared with "off" in the same round, because
-    the machine's other work changes slowly."""
+    """Rounds of all trials in turn, every other one backwards. Each handled message is compared with "off" in the same
+    round, because the machine's other work changes slowly; each publish with that of a broker beside it."""
     names = list(TRIALS)
-    costs: dict[str, dict[str, list[float]]] = {name: {what: [] for what in COLUMNS} for name in names}
+    pairs = {name: {what: list[tuple[float, float]]() for what in COLUMNS} for name in names}
     async with server_for(None) as url:
         for number in range(-1, rounds):
-            for batch in (None, BATCH):
-                for name in names[:: 1 if number % 2 else -1]:
-                    publishing, handling = await run(url, TRIALS[name], count, batch)
-                    if number >= 0:  # not the first: imports, and what the interpreter specialises
-                        costs[name]["publish"].append(publishing)
-                        costs[name]["handle" if batch is None else "handle_batch"].append(handling)
+            order = names[:: 1 if number % 2 else -1]
+            published = {name: await publishing(url, TRIALS[name]) for name in order}
+            handled = {name: await handling(url, TRIALS[name], count) for name in order}
+            batched = {name: await handling(url, TRIALS[name], count, BATCH) for name in order}
+            if number >= 0:  # not the first: imports, and what the interpreter specialises
+                for name in names:
+                    pairs[name]["publish"] += published[name]
+                    pairs[name]["handle"].append((handled[name], handled["off"]))
+                    pairs[name]["handle_batch"].append((batched[name], batched["off"]))
     figures = {
         name: {
             what: {
-                "microseconds": round(statistics.median(each), 2),
-                "percent": round(statistics.median(100 * (a / b - 1) for a, b in zip(each, base, strict=True)), 1),
+                "microseconds": round(statistics.median(mine for mine, _ in each), 2),
+                "percent": round(statistics.median(100 * (mine / base - 1) for mine, base in each), 1),
             }
-            for what, each in costs[name].items()
-            for base in [costs["off"][what]]
+            for what, each in pairs[name].items()
         }
         for name in names
     }
@@ -156,8 +197,9 @@ def table(told: Told) -> str:
     rows = "\n".join(f"| {name} | {' | '.join(cells(name, each))} |" for name, each in told["figures"].items())
     text = (
         f"CPU of the Python process for one message of 170 bytes, without the start of the worker: medians of "
-        f'{told["rounds"]} rounds of {told["count"]} messages. In brackets: the median of what it adds to "off" of '
-        f"the same round. Python {about['python']}, {about['cores']} cores, load {about['load']}."
+        f"{told['rounds']} rounds of {told['count']} messages. In brackets: the median of what it adds to a handled "
+        f'message of "off" in the same round, and to a publish of a broker without telemetry, in turns of '
+        f"{PUBLISHERS * BLOCK} messages. Python {about['python']}, {about['cores']} cores, load {about['load']}."
     )
     return f"""{BEGIN}
 {fill(text, 120)}
