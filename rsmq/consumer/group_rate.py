@@ -172,11 +172,10 @@ class GroupRate:
 
     def _names(self, raw: RawEntries, most: int) -> list[str | None]:
         """The names of the first of some raw entries."""
-        messages = raw.messages(most)
         try:
-            names = list(map(self._function, messages))
+            names = list(map(self._function, raw.each(most)))
         except Exception:
-            return list(map(self._name, messages))
+            return list(map(self._name, raw.each(most)))
         return names if KINDS.issuperset(map(type, names)) else [None if name is None else str(name) for name in names]
 
     def _name(self, message: Message) -> str | None:

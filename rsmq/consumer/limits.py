@@ -134,7 +134,7 @@ class KeyRate:
     def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
         """The same for raw entries. They count as started at `end`."""
         if raw.made:
-            keys = [message.routing_key for message in raw.messages(most)]
+            keys = [message.routing_key for message in raw.each(most)]
         else:
             keys = [fields[5] if len(fields) == 6 else key_of(fields) for _, fields in raw.entries[:most]]
         number = self._windows(raw.origin).admit(keys, now, end)

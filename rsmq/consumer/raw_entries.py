@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import starmap
 
 from rsmq.consumer.lane import Lane
 from rsmq.errors import Malformed
@@ -33,12 +35,16 @@ class RawEntries:
         """The message of the entry at this place."""
         return self.made.get(place) or Message(self.origin, *self.entries[place])
 
-    def messages(self, most: int | None = None) -> list[Message]:
-        """A message for each, or for each of the first."""
-        entries, origin = self.entries[:most], self.origin
+    def each(self, most: int | None = None) -> Iterator[Message]:
+        """A message for each, or for each of the first, made when it is asked for."""
+        entries = self.entries[:most]
         if self.made:
-            return [self.message(place) for place in range(len(entries))]
-        return [Message(origin, *each) for each in entries]
+            return map(self.message, range(len(entries)))
+        return starmap(partial(Message, self.origin), entries)
+
+    def messages(self) -> list[Message]:
+        """A message for each."""
+        return list(self.each())
 
     def part(self, start: int, end: int | None = None) -> RawEntries:
         """Some of them."""
