@@ -19,8 +19,10 @@ Result = dict[str, Any]
 
 
 def save(output: Path, systems: dict[str, Result], plan: dict[str, Any], server: str, seconds: float) -> None:
-    """Write the JSON that the page is made from."""
+    """Write the JSON that the page is made from. Remarks, which are written into it by hand, stay."""
     output.parent.mkdir(parents=True, exist_ok=True)
+    path = output.with_suffix(".json")
+    before = json.loads(path.read_text()) if path.exists() else {}
     about = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
@@ -28,9 +30,10 @@ def save(output: Path, systems: dict[str, Result], plan: dict[str, Any], server:
         "plan": plan,
         "minutes": round(seconds / 60, 1),
         "load": round(os.getloadavg()[0], 1),
+        "remarks": before.get("remarks", []),
         "systems": rounded(systems),
     }
-    output.with_suffix(".json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
 def machine() -> Result:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.curve import write_page
-from benchmarks.peers import report
+from benchmarks.peers import report, results
 from benchmarks.pipeline import figure as pipeline
 from benchmarks.telemetry import write
 
@@ -21,6 +21,15 @@ def test_the_page_of_the_peers(tmp_path: Path) -> None:
     shutil.copy(DOCS / "benchmarks.json", tmp_path)
     report.write(tmp_path / "benchmarks.md")
     assert (tmp_path / "benchmarks.md").read_text() == (DOCS / "benchmarks.md").read_text()
+
+
+def test_a_new_run_of_the_peers_keeps_remarks(tmp_path: Path) -> None:
+    """They are written into the results by hand."""
+    path = tmp_path / "benchmarks.json"
+    path.write_text('{"remarks": ["by hand"], "minutes": 1}')
+    results.save(tmp_path / "benchmarks.md", {}, {}, "Valkey", 120)
+    told = json.loads(path.read_text())
+    assert (told["remarks"], told["minutes"]) == (["by hand"], 2)
 
 
 def test_the_page_of_growth(tmp_path: Path) -> None:
