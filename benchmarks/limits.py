@@ -121,8 +121,7 @@ async def run_group(row: Row, load: Load, costs: list[tuple[float, float]]) -> N
                 return
             last[is_limited] = 1e6 * (time.process_time() - began) / (counter.done - done)
             number += 1
-            if number > 4:  # not the first: the start of the worker, and what the interpreter specialises
-                # each but the last is the neighbour of two
+            if number % 2 == 0 and number > 4:  # not the first: what the interpreter specialises
                 costs.append((last[True], last[False]))
 
 
