@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import inf
 from typing import Any, Final
 
 import anyio
@@ -17,7 +18,7 @@ from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import AckBatch, Settler
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, SlotMoving
 from rsmq.model.backoff import Backoff
-from rsmq.model.clock import awake, to_ms
+from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
@@ -63,15 +64,16 @@ class Fetcher:
         self._lanes, self._partition = context.lanes, partition
         self._key = "" if partition is None else context.keys.stream(context.topic.name, partition)
         self._connection = RawConnection(self._client.node_for(self._key))
-        self._mean_size = float(FIRST_SIZE)
         self._full = set[int]()  # partitions of which more was there than the last read took, while handlers wait
-        self._turn = 0
+        self._turn, self._mean_size = 0, float(FIRST_SIZE)
         self._changed = asyncio.Event()
         self._read_by, self._read_of = "", list[Lane]()  # the read that is not answered yet: connection and lanes
         self._blocked = False
         self._is_cycling, self._cycle_done = False, asyncio.Event()  # no read begins while it is connecting
-        self.reader_count = 1
-        self.is_paused = False
+        self.reader_count, self.is_paused = 1, False
+        lease, self._longest_read, self._latest = self._settings.lease_ttl, self._settings.longest_read, inf
+        if context.handler.distribution == "shared":  # what was read long ago may be another member's by now
+            self._longest_read, self._latest = min(self._longest_read, lease / 3), lease.total_seconds() / 2
         self.last_turn = self.last_success = awake()  # when `run` last began a cycle, and last ended one well
         self.connected = asyncio.Event()
 
@@ -260,12 +262,12 @@ class Fetcher:
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
         commands = [self._settler.packed(batch) for batch in batches]
         commands += (self._read_command(lanes, share), self._reclaimer.cancellations.question(lanes))
-        self._read_by, self._read_of, self._blocked = self._connection.name, lanes, True
+        self._read_by, self._read_of, self._blocked, began = self._connection.name, lanes, True, monotonic()
         try:
             await self._connection.send(commands)
             await self._runner.wake()  # handle the batch in flight while the server prepares the next
             await self._confirm(batches)
-            patience = self._settings.longest_read.total_seconds() + MARGIN
+            patience = self._longest_read.total_seconds() + MARGIN
             reply, marks = await self._connection.receive(2, patience)
             self._read_of = []
         except BaseException:
@@ -276,6 +278,8 @@ class Fetcher:
         for each in (reply, marks):  # without the marks it is as if the reply were lost
             if isinstance(each, Exception):
                 raise each
+        if reply and monotonic() - began > self._latest:
+            raise BrokerUnavailable("an answer came so late that others may have its messages")
         self._full.difference_update([lane.partition for lane in lanes])
         if marks:
             reply = await self._reclaimer.cancellations.without_cancelled(reply or [], lanes)
@@ -292,7 +296,7 @@ class Fetcher:
     def _read_command(self, lanes: list[Lane], share: int) -> bytes:
         # something is ready: read without waiting, so that the next read settles what is handled meanwhile
         is_ready = self._full or self._is_recovering() or self._changed.is_set()
-        block = 0 if is_ready else to_ms(self._settings.longest_read)
+        block = 0 if is_ready else to_ms(self._longest_read)
         wait = ("BLOCK", block) if block else ()
         streams = [lane.stream for lane in lanes]
         return pack(

@@ -64,6 +64,38 @@ async def test_messages_of_a_lost_reply_are_first_attempts(
             assert seen == [(n, 1) for n in range(6)]
 
 
+async def test_answer_that_comes_after_another_member_took_over_is_not_used() -> None:
+    """Shared distribution: what was read longer than half a lease ago may be handled elsewhere by now."""
+    with Server(tcp=True) as server:
+        async with Proxy(server.port) as proxy:
+            short: Any = {"preflight": "warn", "partitions": 1, "lease_ttl": "PT2S"}
+            brokers = [Broker(Settings(url=url, **short)) for url in (proxy.url, server.url)]
+            seen = list[tuple[int, int]]()
+
+            async def note(order: dict[str, int], message: Message) -> None:
+                seen.append((order["n"], message.attempt))
+
+            for broker in brokers:
+                broker.handler("t", group="g", distribution="shared", ordering="none")(note)
+            first, second = brokers
+            async with first.running():
+                assert first.worker is not None
+                (reading,) = first.worker.consumers[0].fetchers.active
+                before = reading.reader
+                proxy.hold(lambda data: b'{"n":7}' in data)
+                async with second:
+                    await second.publish("t", {"n": 7})
+                    await until(lambda: proxy.is_holding, "the answer is on its way")
+                async with second.running():
+                    await until(lambda: bool(seen), "it is taken over")
+                    proxy.release()
+                    await until(lambda: reading.reader not in (before, ""), "the first one reads again")
+                    await second.publish("t", {"n": 8})
+                    await until(lambda: any(n == 8 for n, _ in seen), "the next one is handled")
+                    await settled(second, "t")
+            assert [attempt for n, attempt in seen if n == 7] == [2], "once, by the member that took it over"
+
+
 async def test_messages_of_a_lost_adoption_keep_their_attempts(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
