@@ -64,11 +64,11 @@ class Lane:
     """
 
     __slots__ = (
-        "asking", "cancelled_key", "cancels", "cancels_key", "claims", "collect", "cursor", "dlq_key", "done",
-        "errors_key", "group", "held", "idle_cursor", "in_flight", "is_full", "is_publishing", "is_quiet",
+        "ahead", "asking", "cancelled_key", "cancels", "cancels_key", "claims", "collect", "cursor", "dlq_key",
+        "done", "errors_key", "group", "held", "idle_cursor", "in_flight", "is_full", "is_publishing", "is_quiet",
         "is_unsure_of_retries", "lease", "lease_key", "max_attempts", "newest_held", "outgoing", "outputs", "parked",
-        "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running", "settling", "stream", "topic",
-        "undelivered", "untimed", "waiting", "windows",
+        "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running", "search_at", "settling", "stream",
+        "topic", "undelivered", "untimed", "waiting", "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
@@ -97,7 +97,9 @@ class Lane:
         self.cursor: bytes | None = START
         self.recoveries = 0
         self.newest_held: bytes | None = None
-        self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on
+        self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on,
+        self.search_at = 0.0  # when (monotonic), if the server's clock was set,
+        self.ahead: float | None = None  # and by how many seconds that clock is ahead of the monotonic one
         self.is_quiet = False
         self.is_unsure_of_retries = False  # a call for due retries has no reply: it may still come to the server
         self.outputs: dict[bytes, MessageOutputs] = {}

@@ -14,10 +14,10 @@ from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError, Malformed
 from rsmq.handler.retry import decide_redelivery, is_suspect, lost_body
-from rsmq.model.clock import to_ms
+from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import Message
 from rsmq.model.words import count
-from rsmq.redis.scripts import CLAIM_PENDING, STALE_EPOCH, UNPARK_MESSAGES
+from rsmq.redis.scripts import CLAIM_PENDING, CLOCK, STALE_EPOCH, UNPARK_MESSAGES
 
 log = logging.getLogger("rsmq.reclaim")
 
@@ -56,9 +56,12 @@ class Reclaimer:
         """Shared distribution: claim a page of what was not touched for a lease, or of what a dead member left.
 
         `leases`: the lease in ms of each member whose lease is longer than this one's. True when it was the last page.
+        After a step of the server's clock the search waits for a lease, in which live members touch what they have.
         """
         start = START if source else lane.idle_cursor
         idle_ms = to_ms(self._settings.lease_ttl)
+        if not source and monotonic() < lane.search_at:
+            return False
         try:
             cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="", leases=leases)
         except BrokerError:
@@ -95,6 +98,9 @@ class Reclaimer:
         budget = int(self._settings.prefetch_bytes) // 4
         in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
+        asked = monotonic()
+        if idle_ms and not source:
+            reader = str(round(1000 * (asked + lane.ahead))) if lane.ahead is not None else "0"
         args = (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader)
         lost = (self._settings.dlq_length, *lost_body(lane.group, self._member))
         others = [part for pair in leases.items() for part in pair]
@@ -103,6 +109,15 @@ class Reclaimer:
             reply = await CLAIM_PENDING(self._client, keys, (*args, *lost, *others))
             if reply[0] == STALE_EPOCH:
                 lane.lease.lose()
+                return cursor
+            if reply[0] == CLOCK:
+                is_first, lane.ahead = lane.ahead is None, reply[1] / 1000 - asked
+                if is_first:
+                    return await self._claim(
+                        lane, cursor, room, idle_ms=idle_ms, source=source, reader=reader, leases=leases
+                    )
+                lane.search_at = monotonic() + max((idle_ms, *leases.values())) / 1000
+                log.info("the server's clock was set: %s is searched for abandoned messages after a lease", lane.stream)
                 return cursor
             self._settler.report_lost(lane, reply[2])
         finally:

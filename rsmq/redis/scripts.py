@@ -176,6 +176,8 @@ FORGET_REMOVED: Final = Script("forget_removed")
 
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"
+CLOCK: Final = b"CLOCK"
+"""The server's clock shows another time than the caller expects."""
 NO_SESSION: Final = b"NO_SESSION"
 BEHIND: Final = b"BEHIND"
 """The server has lost writes that it had confirmed: it knows fewer letters than their reader."""

@@ -11,6 +11,7 @@ import pytest
 
 from rsmq import Broker, Message, Settings
 from rsmq.handler.options import Distribution
+from tests.chaos.system_faults import FaultyServer
 from tests.contract.witness import ask, settled
 from tests.patience import until
 
@@ -54,6 +55,54 @@ async def test_slow_messages_of_a_member_with_a_longer_lease_stay_with_it(settin
             go.set()
             await settled(quick, "t")
     assert starts == Counter(range(8))
+
+
+async def test_messages_of_a_live_member_stay_with_it_when_the_servers_clock_is_set_forward() -> None:
+    """They all seem to be idle until it touches them. What a dead member has left is adopted later all the same."""
+    starts, go = Counter[int](), anyio.Event()
+
+    async def handle(order: dict[str, int]) -> None:
+        starts[order["n"]] += 1
+        await go.wait()
+
+    with FaultyServer() as server:
+        slow, quick = (Broker(member_settings(Settings(url=server.url), lease)) for lease in (4, 1))
+        for broker in (slow, quick):
+            broker.handler("t", group="g", distribution="shared", concurrency=8)(handle)
+        stream = slow.keys.stream("t", 0)
+
+        async def idle_ms() -> int:
+            rows = await ask(slow, "XPENDING", stream, "g", "-", "+", 10)
+            return max((int(row[2]) for row in rows), default=0)
+
+        async def is_due() -> bool:
+            return await idle_ms() > 500 or starts != Counter(range(8))
+
+        async def is_touched() -> bool:
+            return await idle_ms() < 250 or starts != Counter(range(8))
+
+        async with slow.running():
+            await slow.publish_many("t", [{"n": n} for n in range(8)])
+            await until(lambda: len(starts) == 8, "all run")
+            async with quick.running():
+                assert quick.worker is not None
+                lanes = quick.worker.consumers[0].lanes
+                await until(lambda: lanes, "the quick one looks for abandoned messages")
+                (lane,) = lanes.values()
+                await until(lambda: lane.claims, "it has begun")
+                await until(lambda: not lane.claims, "it knows the clock")
+                for hours in range(1, 7):  # one of them comes before a search, and that before a touch
+                    await until(is_due, "the slow one is about to touch them")
+                    await until(is_touched, "its next touch is as far away as it can be")
+                    server.faults.step_clock(3600 * hours)
+                    await until(is_touched, "the slow one touches them")
+                assert starts == Counter(range(8))
+                (oldest,) = await ask(slow, "XRANGE", stream, "-", "+", "COUNT", 1)
+                await ask(slow, "XCLAIM", stream, "g", "dead", 0, oldest[0], "JUSTID")
+                await until(lambda: starts[0] == 2, "what the dead one has is adopted")
+                go.set()
+                await settled(quick, "t")
+    assert starts == Counter(range(8)) + Counter([0])
 
 
 @pytest.mark.parametrize("batch", [None, 4])

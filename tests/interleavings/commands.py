@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from rsmq.consumer.settler import Settler
 from rsmq.handler.retry import Bury, Park, Reason, RetryPolicy
 from rsmq.heartbeat.heartbeat import Heartbeat, InFlightMessages
 from rsmq.heartbeat.lease import Lease, Leases
-from rsmq.model.clock import to_ms
+from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
@@ -140,7 +141,9 @@ def _claim(command: Command, cursor: int, reader: str) -> Wire:
 
 
 def _adopt(command: Command, source: str) -> Wire:
-    return sent(_reclaimer(command).adopt(_lane(command), SETTINGS.prefetch, source=source, leases={}))
+    lane = _lane(command)
+    lane.ahead = time.time() - monotonic()  # it knows the server's clock
+    return sent(_reclaimer(command).adopt(lane, SETTINGS.prefetch, source=source, leases={}))
 
 
 def _touch(command: Command, *numbers: int) -> Wire:
