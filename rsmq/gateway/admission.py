@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rsmq.gateway.context import Context
+from rsmq.gateway.context import RECHECK, Context
 from rsmq.gateway.packet import Connect, Reason, Refused
 from rsmq.gateway.peer import Peer
 
@@ -40,4 +40,11 @@ async def admit(context: Context, client: Any, request: Connect, peer: Peer) -> 
     if user is not None:
         context.users.add(user)
     if until is not None:
-        context.wheel.add(context.loop_time + until - context.now_ms() / 1000, client.end_with_token)
+        ends = context.loop_time + until - context.now_ms() / 1000
+
+        def look(now: float) -> float | None:
+            if client.is_closed:
+                return None
+            return min(ends, now + RECHECK) if now < ends else client.end_with_token(now)
+
+        context.wheel.add(context.loop_time, look)

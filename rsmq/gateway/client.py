@@ -10,7 +10,7 @@ from typing import Any, Final
 from rsmq.errors import BrokerError, OwnershipError, SessionLost
 from rsmq.gateway import encode, packet
 from rsmq.gateway.admission import admit
-from rsmq.gateway.context import QUICK, Context, Transport, hang_up
+from rsmq.gateway.context import QUICK, RECHECK, Context, Transport, hang_up
 from rsmq.gateway.delivery import Delivery
 from rsmq.gateway.grant import capped, grant
 from rsmq.gateway.inbox_reader import InboxReader
@@ -220,7 +220,7 @@ class ClientConnection:
         if self.is_closed:
             return
         if self._keep_alive:
-            context.wheel.add(self.heard + QUICK * self._keep_alive, self._keep_alive_deadline)
+            context.wheel.add(self.heard, self._keep_alive_deadline)
         if (leaving := context.leaving.get(self.client_id)) is not None:
             await leaving.wait()
         try:
@@ -389,7 +389,7 @@ class ClientConnection:
             self.heard = now  # what it has sent waits for this gateway
         elif now >= self.heard + QUICK * self._keep_alive:
             self.close(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for one and a half keep-alives")
-        return None if self.is_closed else self.heard + QUICK * self._keep_alive
+        return None if self.is_closed else min(self.heard + QUICK * self._keep_alive, now + RECHECK)
 
     def poll(self) -> None:
         """Look into the inbox in case a ring was lost; this renews the session, too."""

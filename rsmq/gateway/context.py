@@ -36,6 +36,8 @@ log = logging.getLogger("rsmq.gateway")
 
 QUICK: Final = 1.5
 """A client is given up after so many keep-alives."""
+RECHECK: Final = 10.0
+"""Seconds after which a connection with a later deadline is looked at: a closed one is forgotten then."""
 LINGER: Final = 2.0
 """Seconds in which a client may read why its connection ends."""
 
@@ -100,7 +102,10 @@ async def connection_tasks() -> AsyncIterator[Callable[[Coroutine[Any, Any, None
 
 
 class Wheel:
-    """Deadlines of many connections: one bucket a second, and an entry moves only when its bucket comes."""
+    """Deadlines of many connections: one bucket a second, and an entry moves only when its bucket comes.
+
+    An entry keeps its connection in memory, so one with a deadline far away asks to be looked at after RECHECK.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[int, dict[int, Callable[[float], float | None]]] = {}

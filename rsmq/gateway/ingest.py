@@ -252,7 +252,7 @@ class Ingest:
     async def _retain_unstored(self, published: Published, sink: Sink, size: int) -> None:
         self._count += 1
         try:
-            await self._retained.keep(published, stamp(f"{self._now_ms()}-0".encode(), self._count))
+            await self._retained.keep(published, stamp(f"{self._now_ms()}-0".encode(), self._count), by_clock=True)
         except RsmqError as error:
             sink.fail(error)
         finally:

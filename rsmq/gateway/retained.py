@@ -31,11 +31,15 @@ class Retained:
             for bucket in range(BUCKETS)
         ]
 
-    async def keep(self, message: Published, stamp: str) -> bytes:
-        """Keep a message, or remove the one that is kept if the payload is empty. Returns the word of the script."""
+    async def keep(self, message: Published, stamp: str, *, by_clock: bool = False) -> bytes:
+        """Keep a message, or remove the one that is kept if the payload is empty. Returns the word of the script.
+
+        `by_clock`: the stamp is no position in a stream, but the server's clock, which may have been set back.
+        """
         envelope = message.envelope(message.qos, retain=True) if message.payload else b""
         ttl: Value = message.ttl_ms if message.payload else b""
-        args = (message.topic, stamp, envelope, ttl, REMEMBERED_MS, max(1, self._limit // BUCKETS))
+        most = max(1, self._limit // BUCKETS)
+        args = (message.topic, stamp, envelope, ttl, REMEMBERED_MS, most, int(by_clock))
         assert self._batcher is not None, "only a gateway keeps messages"
         reply: bytes = await self._batcher.submit(RETAIN_MESSAGE, self._bucket(message.topic), args)
         return reply
@@ -82,7 +86,7 @@ class Retained:
             for envelope in found:
                 topic = read_mqtt(envelope).topic
                 newest = f"{await self._now_ms():0>20}{'9' * 40}"  # above every message that is stored by now
-                await RETAIN_MESSAGE(self._client, self._bucket(topic), (topic, newest, b"", b"", REMEMBERED_MS, 1))
+                await RETAIN_MESSAGE(self._client, self._bucket(topic), (topic, newest, b"", b"", REMEMBERED_MS, 1, 1))
             number += len(found)
             if len(found) < PAGE:
                 return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import anyio
@@ -10,6 +11,7 @@ import pytest
 from rsmq import Broker
 from rsmq.gateway import Gateway, decode, encode, ingest
 from rsmq.gateway.auth import Gatekeeper
+from rsmq.gateway.client import ClientConnection
 from rsmq.gateway.decode import MOST_FILTERS
 from rsmq.gateway.ingest import MOST_WAITING
 from rsmq.gateway.machine import LARGEST_CONNECT, Limits, Machine
@@ -146,6 +148,31 @@ async def test_publishers_are_not_read_while_too_much_waits_for_the_server(
                 assert {(await each.take(3 + qos)).reason for _ in range(number)} <= {0, 0x10}
             assert context.ingest.waiting == 0
             gateway.stop()
+
+
+async def test_closed_connection_is_forgotten_long_before_its_keep_alive_is_over(
+    server_url: str, fleet_prefix: str, clients: object
+) -> None:
+    """A client that connects again and again would leave one each time, for up to 27 hours."""
+
+    def connections() -> int:
+        gc.collect()
+        return sum(type(each) is ClientConnection for each in gc.get_objects())
+
+    before = connections()
+    gateway = Gateway(
+        Broker(Settings(url=server_url, prefix=fleet_prefix, preflight="warn")), listen=["mqtt://127.0.0.1:0"],
+        options=GatewayOptions(anonymous=True),
+    )  # fmt: skip
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(gateway.run)
+        for n in range(5):
+            one = await RawClient(gateway.ports[0]).connect(f"long{n}", keep_alive=65_535)
+            await one.disconnect()
+        stays = await RawClient(gateway.ports[0]).connect("stays", keep_alive=65_535)
+        await until(lambda: connections() == before + 1, "those that are closed are forgotten")
+        assert await stays.is_silent()
+        gateway.stop()
 
 
 async def test_connections_without_a_connect_have_a_limit(server: Server, fleet_prefix: str, clients: object) -> None:
