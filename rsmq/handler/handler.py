@@ -88,7 +88,14 @@ def build_handler(
     signature = read_signature(called, title, is_batch=check.is_batch, declared=payload)
     checked = check.checked(function, is_async=signature.is_async, has_dependencies=called is not function)
     services: tuple[Service, ...] = getattr(called, "services", ())
-    has_effects = any(getattr(each, "commits", False) for each in services)
+    effects = [each for each in services if getattr(each, "commits", False)]
+    if len(effects) > 1:
+        raise ConfigError(
+            f"handler {title}: {' and '.join(map(repr, effects))} commit one after the other: if the second commit "
+            f"fails, the mark of the first one would skip the message. Use one of them; for a second database write "
+            f"`outbox.publish(session, ...)` to a topic whose handler writes there"
+        )
+    has_effects = bool(effects)
     if has_effects and checked["outputs"]:
         raise ConfigError(
             f"handler {title}: an output is lost if the worker dies between the commit and the settlement, because the "

@@ -103,6 +103,14 @@ def read_identity(connection: Connection) -> uuid.UUID | None:
     return connection.scalar(select(DATABASE.c.id))
 
 
+def is_autocommit(given: Engine | Connection) -> bool:
+    """Whether each statement commits by itself, in all connections of an engine or in this one."""
+    level = given.get_execution_options().get("isolation_level") or getattr(
+        given.dialect, "_on_connect_isolation_level", None
+    )
+    return str(level).upper() == "AUTOCOMMIT"
+
+
 def explained(error: DBAPIError) -> Exception:
     """A missing table of rsmq as a ConfigError that says what to do; any other error as it is."""
     return missing_table(str(error.orig)) or error

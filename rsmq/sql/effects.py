@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from rsmq.errors import ConfigError
 from rsmq.handler.retry import BatchRolledBack, Retry
 from rsmq.model.message import Message
-from rsmq.sql.database import Database, explained
+from rsmq.sql.database import Database, explained, is_autocommit
 from rsmq.sql.handled import HandledMessages, MarkedWork
 from rsmq.sql.marked_commit import MANY, ONE, KnownLanes, MarkedCommit, can_join, many_marks, one_mark
 from rsmq.sql.tables import HANDLED
@@ -48,6 +48,11 @@ class Effects(HandledMessages):
         if not isinstance(bind, Engine | AsyncEngine):
             raise ConfigError("Effects: the sessionmaker has no engine: write Effects(async_sessionmaker(engine))")
         self.database = Database(bind, "Effects")
+        if is_autocommit(self.database.sync_engine):
+            raise ConfigError(AUTOCOMMIT)
+        event.listen(self.database.sync_engine, "commit", refuse_commit)
+        if self.database.dialect == "sqlite":
+            event.listen(self.database.sync_engine, "savepoint", begin_before)
         self._may_join = not sessions.kw.get("twophase")
         self._known = KnownLanes()
         if isinstance(sessions, async_sessionmaker):
@@ -146,7 +151,10 @@ COMMITS: Final = (
     "message: remove `session.commit()` and `session.begin()` from the handler; for a part that may fail alone write "
     "`async with session.begin_nested():`, and to see generated keys `await session.flush()`"
 )
-
+AUTOCOMMIT: Final = (
+    "effects.session is in AUTOCOMMIT, so each statement of the handler would commit although the rest fails: use an "
+    "engine and a connection without isolation_level='AUTOCOMMIT'"
+)
 DROPS: Final = (
     "the handler has ended the transaction of effects.session, so what it wrote is rolled back, and the message is not "
     "handled: remove `session.rollback()`, `session.close()`, `session.reset()` and `async with session:` from the "
@@ -160,7 +168,31 @@ def guarded_class(kind: type[Session]) -> type[Session]:
     guarded = type(kind.__name__, (kind,), {})
     event.listen(guarded, "before_commit", lambda session: session.info[Transaction].refuse(session))
     event.listen(guarded, "after_transaction_create", refuse_late_use)
+    event.listen(guarded, "after_begin", guard)
     return guarded
+
+
+def guard(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
+    """Note whose connection it is, for `refuse_commit`. Raises ConfigError if its statements commit by themselves."""
+    if is_autocommit(connection):
+        raise ConfigError(AUTOCOMMIT)
+    connection.info[Transaction] = session.info[Transaction]
+
+
+def refuse_commit(connection: Connection) -> None:
+    """Before each commit of a connection: the handler may call that of the connection itself, past the session."""
+    own = connection.info.get(Transaction)
+    if own is not None and own.is_early:
+        connection.connection.rollback()  # SQLAlchemy does not after an error here, nor does the pool
+        raise ConfigError(COMMITS)
+    connection.info.pop(Transaction, None)
+
+
+def begin_before(connection: Connection, _name: str) -> None:
+    """On SQLite, whose driver begins a transaction at the first write only: to release a savepoint that comes before
+    that would commit what is in it, without the mark."""
+    if not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("BEGIN")
 
 
 def refuse_late_use(session: Session, new: SessionTransaction) -> None:
@@ -188,6 +220,11 @@ class Transaction(MarkedWork):
         """Before a commit: of a savepoint, by the handler, or at the end."""
         if not (self._may_commit or session.in_nested_transaction()):
             raise ConfigError(COMMITS)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the handler still runs: a commit would be without the marks."""
+        return not (self._may_commit or self.is_over)
 
     def flush(self, session: Session) -> None:
         """What the handler has left to write. Raises ConfigError if it has dropped its work: the marks would commit

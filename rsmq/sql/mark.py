@@ -72,8 +72,9 @@ def lane_runs_of(messages: Iterable[Message]) -> list[LaneRun]:
 
 
 def place_of(message: Message) -> tuple[int, int, str]:
-    """What tells the mark of a message from others of its partition: the stream id and the message id."""
-    return *parse_stream_id(message.entry_id), message.id[:LONGEST_ID]
+    """What tells the mark of a message from others of its partition: the stream id and the message id. Another client
+    may have written an id with a NUL, which PostgreSQL does not store."""
+    return *parse_stream_id(message.entry_id), message.id[:LONGEST_ID].replace("\0", "\ufffd")
 
 
 def marks_of(messages: Sequence[Message], lane_runs: Sequence[LaneRun] | None = None) -> list[Mark]:

@@ -24,7 +24,7 @@ from rsmq.model.message import encode_payload, write_headers
 from rsmq.model.settings import Settings
 from rsmq.model.words import duration
 from rsmq.redis.server_context import ServerContext
-from rsmq.sql.database import Database, explained
+from rsmq.sql.database import Database, explained, is_autocommit
 from rsmq.sql.relay import Relay
 from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
@@ -292,11 +292,3 @@ def place_of(engine: Engine) -> tuple[object, ...]:
     """What two engines of one database have in common."""
     url = engine.url
     return url.get_backend_name(), url.host, url.port, url.database, dict(url.query).get("host")
-
-
-def is_autocommit(engine: Engine) -> bool:
-    """Whether each statement of its connections commits by itself."""
-    given = engine.get_execution_options().get("isolation_level") or getattr(
-        engine.dialect, "_on_connect_isolation_level", None
-    )
-    return str(given).upper() == "AUTOCOMMIT"

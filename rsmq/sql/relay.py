@@ -12,7 +12,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 import anyio
-from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, select, update
+from sqlalchemy import ARRAY, BigInteger, Connection, any_, bindparam, delete, select, type_coerce, update
+from sqlalchemy.types import NullType
 
 from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized
 from rsmq.model.keys import check_name
@@ -51,7 +52,8 @@ DELETE_ANY: Final = delete(OUTBOX).where(OUTBOX.c.seq == any_(bindparam("seqs", 
 
 COLUMNS: Final = ("seq", "id", "aggregatetype", "aggregateid", "type", "payload", "headers", "due_ms")
 PAYLOAD: Final = COLUMNS.index("payload")
-WAITING: Final = select(*(OUTBOX.c[name] for name in COLUMNS)).where(OUTBOX.c.error.is_(None))
+WAITING: Final = select(*(type_coerce(OUTBOX.c[name], NullType) for name in COLUMNS)).where(OUTBOX.c.error.is_(None))
+"""As the driver has read them: what another program has written into SQLite may be of any type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Relay:
         rows = await self._database.read(self._read)
         if not rows:
             return 0
-        size = sum(len(row[PAYLOAD]) for row in rows)
+        size = sum(len(row[PAYLOAD]) for row in rows if isinstance(row[PAYLOAD], bytes))
         self._limit = max(1, min(MOST_ROWS, self._limit * 10, MOST_BYTES * len(rows) // max(1, size)))
         batches, refused = await self._by_partition(rows)
         try:
@@ -184,11 +186,12 @@ class Relay:
         """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
         batches, refused, topics = dict[Place, Batch](), list[tuple[int, str]](), dict[str, Topic]()
         for seq, row_id, name, key, kind, payload, headers, due_ms in rows:
-            message_id = str(row_id)
             try:
+                own = id_of(row_id)
                 topic = topics.get(name)
                 if topic is None:
                     topic = topics[name] = await self._topic(name)
+                message_id = str(own)
                 fields = fields_of(message_id, key, kind, payload, headers)
             except (ConfigError, MessageError, ValueError) as error:
                 refused.append((seq, str(error)))
@@ -198,8 +201,8 @@ class Relay:
             if batch is None:
                 names = [part(*place) for part in (self._context.keys.stream, self._context.keys.delayed)]
                 batch = batches[place] = Batch(topic, place, [*names, self._context.keys.relayed(*place)])
-            own, due = row_id.bytes, "" if due_ms is None else due_ms
-            batch.entries.append(Entry(seq, own, [own, due, len(fields), *fields]))
+            due = "" if due_ms is None else due_ms
+            batch.entries.append(Entry(seq, own.bytes, [own.bytes, due, len(fields), *fields]))
         return batches, refused
 
     async def _topic(self, name: str) -> Topic:
@@ -287,10 +290,19 @@ class Relay:
         return f"<Relay {self._database!r} {'leads' if self.is_leading else 'waits'} relayed={self.relayed}>"
 
 
+def id_of(given: Any) -> uuid.UUID:
+    """The id of a row. Raises ValueError for what is none."""
+    return given if isinstance(given, uuid.UUID) else uuid.UUID(str(given))
+
+
 def fields_of(
     message_id: str, key: str | None, content_type: str | None, payload: bytes, headers: str | None
 ) -> list[bytes | str]:
     """The fields of the stream entry. Raises for a row that no publisher of ours has written and none can read."""
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise ValueError(f"the payload is {type(payload).__name__}, not bytes: write a BLOB")
+    if not isinstance(headers, str | None):
+        raise ValueError(f"the headers are {type(headers).__name__}, not text")
     if len(payload) > LARGEST_PAYLOAD:
         raise Oversized(len(payload), LARGEST_PAYLOAD)
     read = read_headers(headers.encode()) if headers else None

@@ -9,7 +9,7 @@ import anyio.to_thread
 import pytest
 from fast_depends import Depends
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
@@ -19,11 +19,13 @@ from tests.contract.witness import letters_of, settled
 from tests.sql.databases import Postgres
 
 ONCE = RetryPolicy(max_attempts=1)
+AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
 KINDS = ("async", "async-batch", "plain", "plain-batch")
 COMMITS = "remove `session.commit()` and `session.begin()` from the handler"
 DROPS = "remove `session.rollback()`, `session.close()`"
 MISTAKES: dict[str, tuple[Callable[[Any, Message], Any], str]] = {
     "commit": (lambda session, _: session.commit(), COMMITS),
+    "commit of its connection": (lambda session, _: commit_connection(session), COMMITS),
     "a transaction in the transaction": (lambda session, _: session.begin(), COMMITS),
     "rollback": (lambda session, _: session.rollback(), DROPS),
     "close": (lambda session, _: session.close(), DROPS),
@@ -42,6 +44,15 @@ MISTAKES: dict[str, tuple[Callable[[Any, Message], Any], str]] = {
 def is_async(session: Any) -> bool:
     """Of an async handler."""
     return isinstance(session, AsyncSession)
+
+
+def commit_connection(session: Any) -> Any:
+    """Past the session."""
+
+    async def commit() -> None:
+        await (await session.connection()).commit()
+
+    return commit() if is_async(session) else session.connection().commit()
 
 
 class Careless:
@@ -154,3 +165,42 @@ async def publish_output_late(message: Message, session: Any) -> None:
         await message.publish("out", 1)
     else:
         await anyio.to_thread.run_sync(message.publish_sync, "out", 1)
+
+
+async def test_two_effects_in_a_handler_are_refused(broker: Broker) -> None:
+    """They would commit one after the other: the mark of the first would skip what the second could not commit."""
+    first, second = (Effects(async_sessionmaker(create_async_engine("sqlite+aiosqlite://"))) for _ in range(2))
+
+    async def stock(session: Annotated[AsyncSession, Depends(second.session)]) -> AsyncSession:
+        return session
+
+    async def bill(
+        order: int,
+        session: Annotated[AsyncSession, Depends(first.session)],
+        other: Annotated[AsyncSession, Depends(stock)],
+    ) -> None: ...
+
+    with pytest.raises(ConfigError, match="commit one after the other: if the second commit fails"):
+        broker.handler("orders", group="billing")(bill)
+
+
+async def test_autocommit_is_refused(pg: AsyncEngine, broker: Broker) -> None:
+    """Of the engine, and of the connection that a handler asks for: what it writes would stay when it fails."""
+    for engine in (create_async_engine(pg.url, isolation_level="AUTOCOMMIT"), pg.execution_options(**AUTOCOMMIT)):
+        with pytest.raises(ConfigError, match="is in AUTOCOMMIT, so each statement of the handler would commit"):
+            Effects(async_sessionmaker(engine))
+    effects = Effects(async_sessionmaker(pg))
+
+    @broker.handler("orders", group="billing", partitions=1, retry=ONCE)
+    async def bill(session: Annotated[AsyncSession, Depends(effects.session)]) -> None:
+        await session.connection(execution_options=AUTOCOMMIT)
+        await session.execute(text("CREATE TABLE written ()"))
+        raise RuntimeError("after the write")
+
+    async with broker.running():
+        await broker.publish("orders", 1)
+        await settled(broker, "orders")
+        [letter] = await letters_of(broker, "orders", "billing")
+    assert "is in AUTOCOMMIT" in letter.error
+    async with pg.connect() as connection:
+        assert await connection.scalar(text("SELECT to_regclass('written')")) is None

@@ -18,6 +18,7 @@ from rsmq.sql.effects import Transaction
 from rsmq.sql.mark import marks_of
 from rsmq.sql.marks import write_marks
 from rsmq.sql.tables import FENCE, HANDLED
+from tests.contract.witness import add, letters_of, settled
 from tests.patience import until
 from tests.sql.test_batch_effects import is_waiting
 from tests.sql.test_effects import UNSETTLED
@@ -250,3 +251,21 @@ async def test_ids_that_could_end_a_literal_are_marked_before_the_commit(till: T
             await until(till.is_settled, "it is settled")
     assert till.joined == [False] * 3
     assert {*ids} <= {*await till.ask(select(HANDLED.c.message_id))}
+
+
+async def test_id_with_a_nul_that_another_client_has_written_is_marked(engine: AsyncEngine, broker: Broker) -> None:
+    """PostgreSQL stores no NUL. In a batch it would have failed the messages beside it, too."""
+    effects = Effects(async_sessionmaker(engine))
+
+    @broker.handler("orders", group="till", retry=QUICK, partitions=1, batch=10)
+    async def pay(messages: list[Message], session: Annotated[AsyncSession, Depends(effects.session)]) -> None: ...
+
+    async with broker:
+        await broker.publish("orders", 1)
+        for message_id in (b"a\0b", b"\0" * 256):
+            await add(broker, broker.keys.stream("orders", 0), "data", "2", "id", message_id)
+        async with broker.running():
+            await settled(broker, "orders")
+            assert await letters_of(broker, "orders", "till") == []
+    async with engine.connect() as connection:
+        assert await connection.scalar(select(func.count()).select_from(HANDLED)) == 3

@@ -1,0 +1,36 @@
+"""Rows of other programs in an outbox on SQLite, which stores values of any type in any column."""
+
+import uuid
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from rsmq import Broker
+from rsmq.sql import Outbox, create_tables
+from rsmq.sql.tables import OUTBOX
+from tests.patience import until
+from tests.sql.test_outbox import is_empty, recorded
+
+
+async def test_row_of_a_wrong_type_is_marked_and_stops_nothing(tmp_path: Path, broker: Broker) -> None:
+    """It gets the reason in its column `error`, and the next one is published."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'outbox.db'}")
+    outbox, seen = Outbox(engine), recorded(broker)
+    broker.include(outbox)
+    rows = [("'{}'", "NULL", uuid.uuid4().hex), ("x'31'", "x'31'", uuid.uuid4().hex), ("x'31'", "NULL", "no id")]
+    async with engine.begin() as connection:
+        await connection.run_sync(create_tables)
+        for payload, headers, row_id in (*rows, ("x'31'", "NULL", uuid.uuid4().hex)):
+            await connection.exec_driver_sql(
+                f"INSERT INTO rsmq_outbox (id, aggregatetype, payload, headers) "
+                f"VALUES ('{row_id}', 'orders', {payload}, {headers})"
+            )
+    async with broker.running():
+        await until(lambda: seen == ["1"], "the good one is handled")
+        await until(lambda: is_empty(outbox), "nothing waits")
+    async with engine.connect() as connection:
+        errors = (await connection.scalars(select(OUTBOX.c.error).order_by(OUTBOX.c.seq))).all()
+    await engine.dispose()
+    assert errors[:2] == ["the payload is str, not bytes: write a BLOB", "the headers are bytes, not text"]
+    assert "badly formed" in str(errors[2])
