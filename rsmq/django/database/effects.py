@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from rsmq.errors import ConfigError
 from rsmq.model.message import Message
 from rsmq.sql.database import Database
 from rsmq.sql.handled import HandledMessages, MarkedWork
+
+log = logging.getLogger("rsmq.effects")
 
 
 class Effects(HandledMessages):
@@ -31,11 +34,14 @@ class Effects(HandledMessages):
 
     def atomic(self, work: Message | list[Message] = None) -> Iterator[None]:  # type: ignore[assignment]
         """The dependency: a transaction of the thread of the handler."""
-        marked, is_complete = MarkedWork(work, "effects.atomic"), False
+        marked, is_complete, committed = MarkedWork(work, "effects.atomic"), False, list[bool]()
         wrapper = connections[self._alias]
         wrapper.close_if_unusable_or_obsolete()
         try:
+            if not (wrapper.in_atomic_block or wrapper.get_autocommit()):
+                raise ConfigError(MANUAL.format(self._alias))
             with transaction.atomic(using=self._alias):
+                transaction.on_commit(lambda: committed.append(True), using=self._alias)
                 here: Any = DjangoConnection(self._alias)
                 if marked.is_redelivered:
                     marked.skip_handled(here)
@@ -45,7 +51,12 @@ class Effects(HandledMessages):
                     raise ConfigError(DROPS)
                 marked.write_marks(here)
                 is_complete = True
-        except Error as error:
+        except Exception as error:
+            if committed:
+                log.exception("a function of transaction.on_commit failed: the message is handled, and not tried again")
+                return
+            if not isinstance(error, Error):
+                raise
             is_in_doubt = is_complete and (wrapper.connection is None or not wrapper.is_usable())
             wrapper.close_if_unusable_or_obsolete()
             if is_in_doubt and self.has_committed_plain(marked.marks[0]):
@@ -58,6 +69,10 @@ class Effects(HandledMessages):
             wrapper.close_if_unusable_or_obsolete()
 
 
+MANUAL: Final = (
+    "DATABASES[{!r}] has AUTOCOMMIT: False, so `transaction.atomic` does not commit, and what the handler writes would "
+    "be lost: remove it"
+)
 DROPS: Final = (
     "the handler has marked the transaction of effects.atomic for a rollback, so what it wrote is dropped, and the "
     "message is not handled: remove `transaction.set_rollback(True)`; a part that may fail alone, or whose "

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +22,7 @@ from waiting import finished, wait_until
 from rsmq import Broker, ConfigError, Settings, SyncBroker
 from rsmq.django.backend import RsmqBackend
 from rsmq.django.tasks import TaskResultDoesNotExist
+from rsmq.model.message import Message, MessageOrigin
 from tests.forks import start as start_fork
 
 HERE = Path(__file__).parent
@@ -123,6 +124,17 @@ def test_a_batch_commits_without_those_that_fail(workers):
     wait_until(lambda: [each for each in published() if each >= 100] == numbers, "each was sent once")
 
 
+def test_function_that_fails_after_the_commit_makes_no_dead_letter(workers):
+    """A replay of that would commit again. The next order of the key comes when the first one is settled."""
+    for number in (50, 51):
+        sync.publish("hooked", number, key="ada")
+    wait_until(lambda: counts(50, 51) == [1, 1], "both have an invoice")
+    assert [sync.client.execute_command("XLEN", sync.keys.dlq("hooked", each, "billing")) for each in range(2)] == [
+        0,
+        0,
+    ]
+
+
 def test_a_message_is_published_if_and_only_if_its_transaction_commits(workers):
     """Also with a savepoint that is rolled back."""
     with transaction.atomic():
@@ -180,3 +192,13 @@ def test_bad_use_says_what_to_write():
     with override_settings(INSTALLED_APPS=["rsmq.django"]):
         [error] = RsmqBackend("x", {"OPTIONS": {"outbox": True}}).check()
     assert error.id == "rsmq.E003"
+
+
+def test_database_without_autocommit_is_refused(monkeypatch):
+    """`transaction.atomic` would not commit, and the message would be settled."""
+    message = Message(MessageOrigin("orders", 0, "billing"), b"1-0", [b"data", b"1", b"id", b"first"])
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    connection.close()
+    with pytest.raises(ConfigError, match="AUTOCOMMIT: False"), contextmanager(effects.atomic)(message):
+        Invoice.objects.create(order=300)
+    connection.close()

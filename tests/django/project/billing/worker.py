@@ -76,6 +76,12 @@ def bill_all(
     ]
 
 
+@broker.handler("hooked", group="billing", retry=RetryPolicy(max_attempts=1), concurrency=1)
+def bill_with_hook(number: int, db: Annotated[None, Depends(effects.atomic)]) -> None:
+    Invoice.objects.create(order=number)
+    transaction.on_commit(lambda: number / 0)
+
+
 def lose_the_answer():
     """The connection breaks when the commit has happened."""
     commit = connection._commit
