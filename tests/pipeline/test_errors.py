@@ -34,6 +34,11 @@ STACK = (
             RsmqError,
             "Spark failed: NameError: name 'y'",
         ),
+        (
+            "[STREAM_FAILED] terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST",
+            RsmqError,
+            "not ready within ten seconds, as on a machine with too much other work: run it again",
+        ),
         ("[SOMETHING_ELSE] happened\nand more", RsmqError, r"Spark failed: \[SOMETHING_ELSE\] happened"),
     ],
 )

@@ -27,6 +27,8 @@ UNREADABLE: Final = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "is not a Pa
 GONE: Final = ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "FileNotFoundException")
 FULL: Final = ("No space left on device", "Disk quota exceeded")
 DENIED: Final = ("Permission denied", "AccessControlException")
+NO_WORKER: Final = "Python worker failed to connect back"
+"""Spark gives a process that reads or writes ten seconds to start, and has no setting for that."""
 
 
 @contextmanager
@@ -71,6 +73,11 @@ def translate(error: Exception) -> RsmqError:
         )
     if any(sign in text for sign in DENIED):
         return RsmqError(f"this user has no permission to read or write there{where}")
+    if NO_WORKER in text:
+        return RsmqError(
+            "Spark started a Python process that was not ready within ten seconds, as on a machine with too much other "
+            "work: run it again, it continues where it stopped"
+        )
     return RsmqError(f"Spark failed: {(PYTHON_ERROR.findall(text) or [first_line(text)])[-1]}")
 
 
