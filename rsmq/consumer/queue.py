@@ -44,17 +44,17 @@ class Queue:
 
     # -- from the fetcher -----------------------------------------------------------------------------------------
 
-    def offer(self, lane: Lane, messages: Iterable[Message]) -> None:
+    def offer(self, lane: Lane, messages: Sequence[Message]) -> None:
         """Take fetched messages of one lane, in stream order."""
         if lane.raw_entries:
             self.unpack(lane)
         self._add(lane, messages, self.ready)
 
-    def _add(self, lane: Lane, messages: Iterable[Message], ready: deque[Any]) -> None:
-        waiting, is_ordered = lane.waiting, self.is_ordered
+    def _add(self, lane: Lane, messages: Sequence[Message], ready: deque[Any]) -> None:
+        waiting, is_ordered, is_serial = lane.waiting, self.is_ordered, self._is_serial
+        self.in_flight += len(messages)
         for message in messages:
-            self.in_flight += 1
-            if self._is_serial:
+            if is_serial:
                 message.routing_key = WHOLE
             key = message.routing_key
             if is_ordered and key is not None:
@@ -145,8 +145,7 @@ class Queue:
 
     def hold(self, message: Message, lane: Lane) -> None:
         """The rate of a ready message is used up: it and what is behind its key wait for `let_go`."""
-        if message.is_suspect:
-            self._next_suspect(message)
+        self._next_suspect(message)
         lane.held[self._held_as(message)] = message
         self._hold(1 + self.behind(message, lane))
 
@@ -173,10 +172,9 @@ class Queue:
     def startable(self) -> int:
         """How many ready messages other tasks may start now."""
         count = len(self.ready)
-        if count and self.rate_limit is not None:
-            count = min(count, self.rate_limit.room())
-        if count and self.group_limit is not None:
-            count = min(count, self.group_limit.room())
+        for limit in (self.rate_limit, self.group_limit):
+            if count and limit is not None:
+                count = min(count, limit.room())
         return count
 
     def take_raw(self, limit: int) -> list[RawEntries]:
@@ -246,16 +244,20 @@ class Queue:
 
     def finish(self, message: Message, lane: Lane) -> None:
         """A message has left the handler for good (settled, dead-lettered, lost): the next of its key may start."""
-        self.leave(message)
+        self.in_flight -= 1  # `leave`, without the call
+        if message.is_suspect:
+            self._next_suspect(message)
         key = message.routing_key
         if key is not None and self.is_ordered:
-            self.release(lane, key)
+            if lane.waiting.get(key) is NONE:
+                del lane.waiting[key]
+            else:
+                self.release(lane, key)
 
     def leave(self, message: Message) -> None:
         """A message is not in flight any more; its key stays taken."""
         self.in_flight -= 1
-        if message.is_suspect:
-            self._next_suspect(message)
+        self._next_suspect(message)
 
     def release(self, lane: Lane, key: bytes) -> None:
         """Let the next message of a key start."""
@@ -286,8 +288,7 @@ class Queue:
         """Keep a failed message and its key out of the way until `resume`."""
         key = message.routing_key
         assert key is not None, "a message without a key blocks nothing"
-        if message.is_suspect:
-            self._next_suspect(message)
+        self._next_suspect(message)
         lane.parked[key] = message
         self._block(1 + len(lane.waiting.setdefault(key, NONE)))
 
@@ -380,6 +381,7 @@ class Queue:
             self._suspects.append(message)
 
     def _next_suspect(self, message: Message | None) -> None:
+        """If a message is the suspect that is out, the next one may start."""
         if self._suspect is not message:
             return
         self._suspect = None

@@ -47,6 +47,8 @@ class RawCalls:
             end = began + min(TURN, rate.lag)
             admitted, is_held = rate.admit(raw, min(self._most, len(entries)), began, end)
             entries = entries[: len(admitted)]
+        places = iter(made)
+        made_place = next(places, -1)
         for place, (entry_id, fields) in enumerate(entries):
             task_slot.started = now = monotonic()
             if now >= lease.deadline or now > end or cancelling():
@@ -56,9 +58,10 @@ class RawCalls:
             except Malformed as error:
                 rest = raised(error)
                 break
-            if made and place in made:
+            if place == made_place:
                 made[place].payload = payload
                 rest = first_step(call, made[place])
+                made_place = next(places, -1)
             else:
                 rest = first_step(function, payload)
             if rest is not None and type(rest) is not Returned:

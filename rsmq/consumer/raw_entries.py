@@ -15,9 +15,9 @@ class RawEntries:
     """Entries of one lane as they were read, for a handler that wants payloads only: no message was made of them.
 
     First deliveries, in order; the payload comes first. Nearly all are plain: `made` has the messages of the others,
-    such as those with headers, by their place. Invariant: no key of the lane is taken while they wait in the queue, so
-    any of them may start. `done` are the ids of those that were handled one by one. To other threads they look like
-    what runs: the message of the entry after those.
+    such as those with headers, by their place and in this order. Invariant: no key of the lane is taken while they
+    wait in the queue, so any of them may start. `done` are the ids of those that were handled one by one. To other
+    threads they look like what runs: the message of the entry after those.
     """
 
     __slots__ = ("done", "entries", "made", "origin")

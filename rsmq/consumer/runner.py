@@ -149,7 +149,10 @@ class Runner(Pool):
                 if message.is_suspect:
                     self._leave_to_next(task_slot, message, lane, None)
                     return
-                settler.add_done(lane, (message.entry_id,))
+                if lane.done:
+                    lane.done.append(message.entry_id)
+                else:
+                    settler.add_done(lane, (message.entry_id,))
                 queue.finish(message, lane)
                 lane.running -= 1
                 if self.is_starved:
