@@ -531,6 +531,14 @@ EXHIBITS: Final = (
         needs=lambda plan: plan.distribution == "shared",
     ),
     bug(
+        "an answer that comes late",
+        "shared distribution: a member handles what it read longer ago than a lease, which another has handled since",
+        "consumer/fetcher.py",
+        'if context.handler.distribution == "shared":',
+        "if False:",
+        needs=lambda plan: plan.distribution == "shared",
+    ),
+    bug(
         "the newest entry of another connection",
         "after a failover to a clock that is behind, a lost reply is searched for behind ids that are not reached",
         "producer/sender.py",
