@@ -91,7 +91,7 @@ class Settings(BaseSettings):
         None,
         gt=timedelta(0),
         description="Longest blocking read, so a half-open connection lasts no longer. "
-        "Default: a third of the lease, at most 2 s.",
+        "Default: a third of the lease, at most 2 s. With shared distribution never more than a third of the lease.",
     )
 
     lease_ttl: Span = Field(
