@@ -1,10 +1,12 @@
 -- PURPOSE  Keep the newest retained message of a topic name, or remove it.
 -- KEYS     1 retained hash  2 names zset (lexical)  3 expiries zset (expires_ms -> name)
 -- ARGV     1 name  2 stamp  3 envelope without its stamp ('' = remove)  4 ttl_ms:int ('' = none)
---          5 how long a removal is remembered, in ms:int  6 limit:int
+--          5 how long a removal is remembered, in ms:int  6 limit:int  7 the stamp is the server's clock:0|1
 -- RETURNS  'OK', 'OLDER' (a newer one is kept) or 'FULL'
 -- WHY      The stamp is the position in the stream, so repeats and races end the same for everyone who writes. A
 --          removal leaves its stamp for a while: a late write of an older message must not bring it back.
+--          A message of QoS 0 is in no stream, so its stamp is the server's clock. If that was set back, it takes the
+--          stamp of the message that it replaces.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 20)) do
@@ -13,7 +15,10 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT',
   redis.call('ZREM', KEYS[3], name)
 end
 local old = redis.call('HGET', KEYS[1], ARGV[1])
-if old and old:sub(1, #ARGV[2]) > ARGV[2] then return 'OLDER' end
+if old and old:sub(1, #ARGV[2]) > ARGV[2] then
+  if ARGV[7] == '0' or tonumber(old:sub(1, 20)) <= now + 1000 then return 'OLDER' end
+  ARGV[2] = old:sub(1, #ARGV[2])
+end
 local expires = 281474976710655
 if ARGV[4] ~= '' then expires = now + ARGV[4] end
 if ARGV[3] == '' then
