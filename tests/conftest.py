@@ -98,10 +98,12 @@ def _plain_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c() -> None:
-    """A background job ignores SIGINT, and so would the processes that a test starts and interrupts: restore it."""
+def _signals_of_a_terminal() -> None:
+    """A background job ignores SIGINT, and one of nohup SIGHUP, and so would the processes that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # these tests go on; a process that they start has the default
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,15 +41,6 @@ def test_sigterm_lets_running_handlers_finish(cli: Cli, start: Start, app: Path)
     assert (group["pending"], group["lag"], group["members"]) == (0, 0, [])
 
 
-@pytest.fixture
-def hangup() -> Iterator[None]:
-    """SIGHUP as a terminal leaves it: under nohup this process, and those that it starts, ignore it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_sighup_lets_running_handlers_finish(cli: Cli, start: Start, app: Path, processes: str) -> None:
     """The end of the terminal is as SIGTERM: the running handler finishes, and the exit code is 0."""
