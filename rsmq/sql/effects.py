@@ -50,7 +50,6 @@ class Effects(HandledMessages):
         self.database = Database(bind, "Effects")
         if is_autocommit(self.database.sync_engine):
             raise ConfigError(AUTOCOMMIT)
-        event.listen(self.database.sync_engine, "commit", refuse_commit)
         if self.database.dialect == "sqlite":
             event.listen(self.database.sync_engine, "savepoint", begin_before)
         self._may_join = not sessions.kw.get("twophase")
@@ -173,19 +172,17 @@ def guarded_class(kind: type[Session]) -> type[Session]:
 
 
 def guard(session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
-    """Note whose connection it is, for `refuse_commit`. Raises ConfigError if its statements commit by themselves."""
+    """Refuse the commit of the connection itself, past the session, which does not call it. An event of the engine
+    would do the same, but then each statement of the engine costs more. Raises ConfigError if its statements commit by
+    themselves."""
     if is_autocommit(connection):
         raise ConfigError(AUTOCOMMIT)
-    connection.info[Transaction] = session.info[Transaction]
+    connection.commit = refuse_commit  # type: ignore[method-assign]
 
 
-def refuse_commit(connection: Connection) -> None:
-    """Before each commit of a connection: the handler may call that of the connection itself, past the session."""
-    own = connection.info.get(Transaction)
-    if own is not None and own.is_early:
-        connection.connection.rollback()  # SQLAlchemy does not after an error here, nor does the pool
-        raise ConfigError(COMMITS)
-    connection.info.pop(Transaction, None)
+def refuse_commit() -> None:
+    """In the place of a commit of the connection."""
+    raise ConfigError(COMMITS)
 
 
 def begin_before(connection: Connection, _name: str) -> None:
@@ -220,11 +217,6 @@ class Transaction(MarkedWork):
         """Before a commit: of a savepoint, by the handler, or at the end."""
         if not (self._may_commit or session.in_nested_transaction()):
             raise ConfigError(COMMITS)
-
-    @property
-    def is_early(self) -> bool:
-        """Whether the handler still runs: a commit would be without the marks."""
-        return not (self._may_commit or self.is_over)
 
     def flush(self, session: Session) -> None:
         """What the handler has left to write. Raises ConfigError if it has dropped its work: the marks would commit
