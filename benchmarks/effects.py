@@ -61,24 +61,32 @@ def effects(broker: Broker, engine: AsyncEngine, done: Callable[[int], None], st
         done(1)
 
 
-def own_batch(broker: Broker, engine: AsyncEngine, done: Callable[[int], None]) -> None:
+async def write_many(session: AsyncSession, numbers: list[int], statements: int) -> None:
+    """The work of a batch, as much for each message. The accounts are in one order, so that batches cannot deadlock."""
+    await session.execute(INSERT, [{"number": number} for number in numbers])
+    accounts = [{"account": account} for account in sorted(number % ACCOUNTS for number in numbers)]
+    for _ in range(1, statements):
+        await session.execute(UPDATE, accounts)
+
+
+def own_batch(broker: Broker, engine: AsyncEngine, done: Callable[[int], None], statements: int = 1) -> None:
     """A transaction for each batch."""
     sessions = async_sessionmaker(engine)
 
     @broker.handler("orders", group="billing", batch=BATCH, linger="20ms")
     async def bill(numbers: list[int]) -> None:
         async with sessions.begin() as session:
-            await session.execute(INSERT, [{"number": number} for number in numbers])
+            await write_many(session, numbers, statements)
         done(len(numbers))
 
 
-def effects_batch(broker: Broker, engine: AsyncEngine, done: Callable[[int], None]) -> None:
+def effects_batch(broker: Broker, engine: AsyncEngine, done: Callable[[int], None], statements: int = 1) -> None:
     """The same with a mark for each message."""
     once = Effects(async_sessionmaker(engine))
 
     @broker.handler("orders", group="billing", batch=BATCH, linger="20ms")
     async def bill(numbers: list[int], session: Annotated[AsyncSession, Depends(once.session)]) -> None:
-        await session.execute(INSERT, [{"number": number} for number in numbers])
+        await write_many(session, numbers, statements)
         done(len(numbers))
 
 
@@ -89,6 +97,8 @@ ROWS: Final[dict[str, Register]] = {
     "single handler, INSERT and three UPDATEs with Effects": partial(effects, statements=4),
     "batch handler, one INSERT in its own transaction": own_batch,
     "batch handler, one INSERT with Effects": effects_batch,
+    "batch handler, INSERT and three UPDATEs in its own transaction": partial(own_batch, statements=4),
+    "batch handler, INSERT and three UPDATEs with Effects": partial(effects_batch, statements=4),
 }
 
 
