@@ -80,7 +80,7 @@ class Effects(HandledMessages):
                         if transaction.joined is not None:  # the server may still read what was sent to it
                             raise Retry(UNKNOWN, after=timedelta(0), counts=False) from error
                         raise
-                self._known.learn(transaction.lane_runs)
+                self._known.learn(transaction.lanes)
         finally:
             if session.sync_session.in_transaction():
                 await session.__aexit__(*sys.exc_info())  # in a task of its own, which a cancellation does not end
@@ -89,7 +89,7 @@ class Effects(HandledMessages):
 
     def _joins(self, transaction: Transaction) -> bool:
         """Whether nothing unusual is expected, so that the marks may travel with COMMIT."""
-        return self._may_join and not transaction.is_redelivered and self._known.are_known(set(transaction.lane_runs))
+        return self._may_join and not transaction.is_redelivered and self._known.are_known(transaction.lanes)
 
     async def _explain(self, transaction: Transaction, session: AsyncSession) -> None:
         """Raise what the marks are refused for, if they travelled with COMMIT. If it is nothing that lasts, the handler
@@ -101,7 +101,7 @@ class Effects(HandledMessages):
             log.warning(UNPREPARED, self)
             self._may_join = False
         await session.close()  # gives back its connection: the pool may have no other one
-        self._known.doubt(transaction.lane_runs)
+        self._known.doubt(transaction.lanes)
         transaction.raise_for(await self.refusals(transaction.marks))
         if transaction.is_batch:
             raise BatchRolledBack([None] * len(transaction.marks))
@@ -249,7 +249,7 @@ class Transaction(MarkedWork):
         if not can_join(connection) or len({id(each) for each, *_ in self._begun._connections.values()}) != 1:
             return
         if self.is_batch:
-            prepared, marks = MANY, many_marks(self.messages, self.lane_runs)
+            prepared, marks = MANY, many_marks(self.messages, self.lane_runs, self.lanes)
         else:
             prepared, marks = ONE, one_mark(self.messages[0], self.lane_runs[0])
         if marks is not None:

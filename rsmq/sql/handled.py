@@ -37,6 +37,7 @@ class MarkedWork:
         self.name, self.is_batch = name, isinstance(work, list)
         self.messages = messages_of(work, name)
         self.lane_runs = lane_runs_of(self.messages)  # now: a worker that wakes up late may have a newer epoch
+        self.lanes = sorted(set(self.lane_runs))
 
     @cached_property
     def marks(self) -> list[Mark]:

@@ -71,10 +71,10 @@ def one_mark(message: Message, own: LaneRun) -> str | None:
     )
 
 
-def many_marks(messages: Sequence[Message], lane_runs: Sequence[LaneRun]) -> str | None:
-    """The statement that marks the messages of a batch. In the order of `write_marks`, so that two transactions do not
-    wait for each other in a circle. None if it cannot be one statement, or as `one_mark`."""
-    lanes = sorted(set(lane_runs))
+def many_marks(messages: Sequence[Message], lane_runs: Sequence[LaneRun], lanes: Sequence[LaneRun]) -> str | None:
+    """The statement that marks the messages of a batch. `lanes`: the different ones among `lane_runs`, sorted: in the
+    order of `write_marks`, so that two transactions do not wait for each other in a circle. None if it cannot be one
+    statement, or as `one_mark`."""
     group, topic, _, run, _ = lanes[0]
     ids = [message.id[:LONGEST_ID] for message in messages]
     if len({(own.lane[:2], own.run) for own in lanes}) > 1 or UNSAFE.search("".join(ids)):
