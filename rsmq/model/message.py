@@ -103,14 +103,13 @@ class Message:
     """
 
     __slots__ = (
-        "_entry", "addressee", "attempt", "data", "entry_id", "expires_ms", "is_plain", "is_redelivered",
+        "_entry", "_id", "_key", "addressee", "attempt", "data", "entry_id", "expires_ms", "is_plain", "is_redelivered",
         "is_suspect", "origin", "payload", "routing_key",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, entry_id: bytes, entry: list[bytes], attempt: int = 1) -> None:
         self.origin = origin
         self.entry_id = entry_id
-        self._entry = entry
         self.attempt = attempt
         self.is_redelivered = False
         self.is_suspect = False
@@ -118,40 +117,47 @@ class Message:
         self.addressee: bytes | None = None  # the only group that may handle it (a replayed dead letter), None for all
         self.routing_key: bytes | None
         self.is_plain = True
-        # nearly all entries are plain, and need no dict
+        # nearly all entries are plain: they need no dict, and no list that the garbage collector would have to visit
+        self._entry: list[bytes] | None = None
+        self._id: bytes | None = None
+        self._key: bytes | None
         if len(entry) == 6 and entry[0] == b"data" and entry[2] == b"id" and entry[4] == b"key":
             self.data = entry[1]
-            self.routing_key = entry[5]
+            self._id = entry[3]
+            self.routing_key = self._key = entry[5]
         elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"id":
             self.data = entry[1]
-            self.routing_key = None
+            self._id = entry[3]
+            self.routing_key = self._key = None
         elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"key":
             self.data = entry[1]
-            self.routing_key = entry[3]
+            self.routing_key = self._key = entry[3]
         elif len(entry) == 2 and entry[0] == b"data":
             self.data = entry[1]
-            self.routing_key = None
+            self.routing_key = self._key = None
         elif len(entry) in (6, 8, 10) and entry[::2] in HEADED and len(entry[-1]) <= MOST_REMEMBERED:
-            self.is_plain = False
+            self.is_plain, self._entry = False, entry
             self.expires_ms: int | None = None
-            self.data, self.routing_key = entry[1], entry[5] if entry[4] == b"key" else None
+            self.data, self._id = entry[1], entry[3]
+            self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
             self.check_size()
             (check_headers if len(entry) == 10 else read_headers)(entry[-1])  # only those of a device repeat
         else:
-            self._read_any_layout(self._fields)
+            self._read_any_layout(entry)
 
-    def _read_any_layout(self, fields: dict[bytes, bytes]) -> None:
+    def _read_any_layout(self, entry: list[bytes]) -> None:
         """Read fields in any order, rare ones included, and check sizes and headers."""
-        self.is_plain = False
+        self.is_plain, self._entry, fields = False, entry, fields_of(entry)
         if b"data" not in fields:
             raise Malformed("the entry has no field `data`")
-        if len(fields) * 2 != len(self._entry):
+        if len(fields) * 2 != len(entry):
             raise Malformed("a field occurs twice")
         self.data = fields[b"data"]
-        self.routing_key = fields.get(b"key")
+        self._id, self._key = fields.get(b"id"), fields.get(b"key")
+        self.routing_key = self._key
         self.addressee = fields.get(b"group")
         self.expires_ms = expiry_of(fields, self.stored_ms) if EXPIRES in fields else None
-        size = sum(map(len, self._entry))
+        size = sum(map(len, entry))
         if size > LARGEST_PAYLOAD + LARGEST_HEADERS:
             raise Oversized(size, LARGEST_PAYLOAD + LARGEST_HEADERS)
         if len(fields) > MAX_FIELDS:
@@ -160,14 +166,17 @@ class Message:
             read_headers(fields[b"h"])
 
     @property
-    def entry(self) -> Sequence[bytes]:
+    def entry(self) -> list[bytes]:
         """The fields of its entry, as they are stored."""
-        return self._entry
+        if self._entry is not None:
+            return self._entry
+        own_id = () if self._id is None else (b"id", self._id)
+        own_key = () if self._key is None else (b"key", self._key)
+        return [b"data", self.data, *own_id, *own_key]
 
     @property
     def _fields(self) -> dict[bytes, bytes]:
-        pairs = iter(self._entry)
-        return dict(zip(pairs, pairs, strict=False))
+        return fields_of(self.entry)
 
     def check_size(self) -> None:
         """Raise Oversized for a payload that is larger than any setting allows. The fetcher calls this when needed."""
@@ -177,15 +186,12 @@ class Message:
     @property
     def key(self) -> str | None:
         """The ordering key."""
-        raw = self._entry[5] if self._entry[4:5] == [b"key"] else self._fields.get(b"key")
-        return None if raw is None else raw.decode(errors="backslashreplace")
+        return None if self._key is None else self._key.decode(errors="backslashreplace")
 
     @property
     def id(self) -> str:
         """The message id: given by the publisher, else the stream id."""
-        return (self._entry[3] if self._entry[2:3] == [b"id"] else self._fields.get(b"id", self.entry_id)).decode(
-            errors="backslashreplace"
-        )
+        return (self.entry_id if self._id is None else self._id).decode(errors="backslashreplace")
 
     @property
     def type(self) -> str:
@@ -208,7 +214,8 @@ class Message:
     @property
     def raw_headers(self) -> bytes | None:
         """The headers as JSON, if they are few, and all that `headers` would show."""
-        found = self._entry[9] if self._entry[::2] == WITH_HEADERS else None
+        entry = self._entry
+        found = entry[9] if entry is not None and entry[::2] == WITH_HEADERS else None
         return None if found is None or len(found) > MOST_REMEMBERED else found
 
     @property
@@ -304,7 +311,7 @@ class Message:
 
     def again(self) -> Message:
         """The same delivery for another call of the handler. Outputs of the last call cannot reach this one."""
-        other = Message(self.origin, self.entry_id, self._entry, self.attempt)
+        other = Message(self.origin, self.entry_id, self.entry, self.attempt)
         other.is_redelivered, other.is_suspect, other.routing_key = (
             self.is_redelivered, self.is_suspect, self.routing_key,
         )  # fmt: skip
@@ -320,6 +327,12 @@ class Message:
     def __repr__(self) -> str:
         key = None if self.key is None else self.key[:LONGEST_SHOWN]
         return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
+
+
+def fields_of(entry: list[bytes]) -> dict[bytes, bytes]:
+    """The fields of an entry by their names."""
+    pairs = iter(entry)
+    return dict(zip(pairs, pairs, strict=False))
 
 
 def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:
