@@ -26,8 +26,7 @@ from rsmq.cli.parameters import (
 from rsmq.dlq import DeadLetter, Selection, read_fields
 from rsmq.inspector.state import GroupState
 from rsmq.inspector.text import timestamp
-from rsmq.model.message import shown
-from rsmq.model.words import count, duration
+from rsmq.model.words import count, duration, shown
 
 MOST_SHOWN = 20
 """Rows that a dry run prints; --json has the ids of all."""

@@ -14,9 +14,9 @@ from rsmq.cli.output import as_data, print_error, print_json, print_line, printa
 from rsmq.cli.parameters import Json, TopicName, Url
 from rsmq.errors import Malformed
 from rsmq.model.clock import from_epoch_ms, to_ms
-from rsmq.model.message import Message, MessageOrigin, shown
+from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.stream_id import parse_stream_id
-from rsmq.model.words import count
+from rsmq.model.words import count, shown
 
 LONGEST = 1000
 """Characters of a payload shown to people; --json shows all."""

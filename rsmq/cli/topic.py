@@ -13,8 +13,7 @@ from rsmq.cli.output import confirm, print_json, print_line, print_result, print
 from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
 from rsmq.inspector.state import TopicState
-from rsmq.model.message import shown
-from rsmq.model.words import count, duration, number
+from rsmq.model.words import count, duration, number, shown
 from rsmq.redis.topics import Topic
 
 app = noun("Topics: list, show, set, delete, why-not-trimmed.")

@@ -28,6 +28,7 @@ from rsmq.model.headers import write_headers as write_headers
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_in
 from rsmq.model.output_options import OutputOptions, refuse_thread
+from rsmq.model.words import LONGEST_SHOWN, shown
 
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
@@ -43,9 +44,6 @@ HEADED: Final = (WITH_HEADERS, [b"data", b"id", b"key", b"h"], [b"data", b"id", 
 """The usual fields of a message with headers, which come last."""
 LARGEST_PAYLOAD: Final = 1 << 20
 """Largest payload that a setting allows. A larger one was stored by another client, and is not handled."""
-LONGEST_SHOWN: Final = 80
-"""Characters of an id or a key in a log line: another client may store a megabyte."""
-
 
 RawEntry = tuple[bytes, list[bytes]]
 """A stream id and the fields of its entry."""
@@ -147,7 +145,8 @@ class Message:
 
     def _read_any_layout(self, entry: list[bytes]) -> None:
         """Read fields in any order, rare ones included, and check sizes and headers."""
-        self.is_plain, self._entry, fields = False, entry, fields_of(entry)
+        self.is_plain, self._entry = False, entry
+        fields = self._fields
         if b"data" not in fields:
             raise Malformed("the entry has no field `data`")
         if len(fields) * 2 != len(entry):
@@ -176,7 +175,8 @@ class Message:
 
     @property
     def _fields(self) -> dict[bytes, bytes]:
-        return fields_of(self.entry)
+        pairs = iter(self.entry)
+        return dict(zip(pairs, pairs, strict=False))
 
     def check_size(self) -> None:
         """Raise Oversized for a payload that is larger than any setting allows. The fetcher calls this when needed."""
@@ -329,12 +329,6 @@ class Message:
         return f"<Message {shown(self.id)} {self.topic}.{self.partition} key={key!r} attempt={self.attempt}>"
 
 
-def fields_of(entry: list[bytes]) -> dict[bytes, bytes]:
-    """The fields of an entry by their names."""
-    pairs = iter(entry)
-    return dict(zip(pairs, pairs, strict=False))
-
-
 def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:
     """Bytes of payload in all plain entries (see `Message.is_plain`), and the places of those that are not plain."""
     size, others = 0, list[int]()
@@ -349,12 +343,6 @@ def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:
         else:
             others.append(place)
     return size, others
-
-
-def shown(text: str) -> str:
-    """An id for a log line: one of another client may be very long, or contain a line end that forges a second line."""
-    text = text[:LONGEST_SHOWN]
-    return text if text.isprintable() else repr(text)
 
 
 def new_message_id() -> str:

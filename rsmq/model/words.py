@@ -1,10 +1,12 @@
-"""Numbers, counts and durations as people write them: in commands, logs, errors, the doctor, dashboard and report."""
+"""Numbers, counts, durations and ids as people read them: in commands, logs, errors, doctor, dashboard and report."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Final
 
+LONGEST_SHOWN: Final = 80
+"""Characters of an id or a key in a log line: another client may store a megabyte."""
 UNITS: Final = ((86400, "day", "days"), (3600, "h", "h"), (60, "min", "min"))
 
 
@@ -54,3 +56,9 @@ def size(value: int) -> str:
     while amount >= 1000 and unit != "GiB":
         amount, unit = amount / 1024, next(units)
     return f"{amount:.3g} {unit}"
+
+
+def shown(text: str) -> str:
+    """An id for a log line: one of another client may be very long, or contain a line end that forges a second line."""
+    text = text[:LONGEST_SHOWN]
+    return text if text.isprintable() else repr(text)
