@@ -99,9 +99,9 @@ class Reclaimer:
         in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
         asked = monotonic()
-        if idle_ms and not source:
-            reader = str(round(1000 * (asked + lane.ahead))) if lane.ahead is not None else "0"
-        args = (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader)
+        expected = "0" if lane.ahead is None else str(round(1000 * (asked + lane.ahead)))  # the server's time
+        reader_or_time = expected if idle_ms and not source else reader
+        args = (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader_or_time)
         lost = (self._settings.dlq_length, *lost_body(lane.group, self._member))
         others = [part for pair in leases.items() for part in pair]
         lane.claims += 1
