@@ -280,7 +280,9 @@ def test_groups_and_dead_letters(settings: Settings) -> None:
             broker.resume_group("orders", "billing")
             wait_until(lambda: seen == [1], "it is handled after the pause")
             broker.reset_group("orders", "billing")
-            wait_until(lambda: seen == [1, 1], "it is handled after the reset")
+            # what the worker read before it learned of the reset is not settled, and is handled again
+            wait_until(lambda: len(seen) >= 2, "it is handled after the reset")
+        assert set(seen) == {1}
 
 
 def test_run_ends_by_stop_and_by_quiet_from_another_thread(settings: Settings) -> None:

@@ -278,10 +278,12 @@ async def test_cancelled_message_stays_cancelled_when_its_group_is_reset(broker:
             await until(lambda: is_state(broker, last, "settled"), "all are settled")
             await until(lambda: no_marks(broker), "the mark is met")
             await broker.reset_group("in", "g", "earliest")
-            await until(lambda: asyncio.sleep(0, work.done[last] == 2), "the last one is handled again")
+            await until(lambda: asyncio.sleep(0, work.done[last] >= 2), "the last one is handled again")
             await until(lambda: no_marks(broker), "the mark is met again")
             assert await is_state(broker, gone, "cancelled")
-    assert work.done == {first: 2, last: 2}
+    # at least twice: what the worker read before it learned of the reset is handled once more
+    assert work.done.keys() == {first, last}
+    assert min(work.done.values()) >= 2
 
 
 async def test_one_of_several_groups(broker: Broker) -> None:
