@@ -35,6 +35,7 @@ docs: $(READY) ## The documentation site, in site/; any warning fails
 bench: $(READY) ## CPU per message beside the bare client and beside other queues; QUICK=1 for the short form
 	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 	@$(BIN)/python -m benchmarks.everyday $(if $(QUICK),--quick)
+	@$(BIN)/python -m benchmarks.waiting $(if $(QUICK),--quick)
 	@$(BIN)/python -m benchmarks.gateway $(if $(QUICK),--quick)
 	@$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick)
 

@@ -27,10 +27,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from rsmq.cli import COMMANDS, NOUNS
 from rsmq.redis.embedded.keeper import dies_with_us
 
 ROOT: Final = Path(__file__).parents[1]
-IMPORTS: Final = {"rsmq": ("rsmq.cli", "anyio._backends._asyncio")}
+IMPORTS: Final = {
+    "rsmq": (
+        *(place.partition(":")[0] for place in COMMANDS), *(f"rsmq.cli.{noun}" for noun in NOUNS),
+        "anyio._backends._asyncio",
+    )
+}  # fmt: skip
 """What is imported beforehand, where that is more than the module that runs."""
 
 

@@ -1,8 +1,8 @@
 """The command `rsmq`: thin commands over the library, a file for each noun.
 
-`parameters.py` has shared options and the parsers of their values, `connection.py` asks the server, and `output.py`
-prints lines, tables, JSON and the log. `top_screen.py` draws `rsmq top`. `load_broker.py` loads a worker's broker and
-`serve.py` runs it.
+`parameters.py` has shared options and the parsers of their values, `connection.py` asks the server, `output.py` prints
+lines, JSON and the log, and `tables.py` prints tables. `top_screen.py` draws `rsmq top`. `load_broker.py` loads a
+worker's broker and `serve.py` runs it. A command imports only what it needs itself.
 
 Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.
 """
@@ -15,86 +15,70 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated
+from pkgutil import resolve_name
+from typing import Annotated, Final
 
 import typer
 
-from rsmq.cli import (
-    client,
-    device,
-    dlq,
-    group,
-    member,
-    message,
-    outbox,
-    pipeline,
-    retained,
-    schedule,
-    schema,
-    sql,
-    topic,
-)
-from rsmq.cli.bench.command import bench
-from rsmq.cli.dashboard import dashboard
-from rsmq.cli.docs import docs
-from rsmq.cli.doctor import doctor
-from rsmq.cli.exporter import exporter
-from rsmq.cli.gateway import gateway
 from rsmq.cli.output import exit_code, leaves, print_error, printable
-from rsmq.cli.publish import publish
-from rsmq.cli.server import server
-from rsmq.cli.tail import tail
-from rsmq.cli.top import top
-from rsmq.cli.worker import worker
 from rsmq.errors import ConfigError, RsmqError
-from rsmq.inspector.inspector import installed
+from rsmq.model.words import installed
 
-app = typer.Typer(
-    help="A message queue on Redis Streams: run workers, publish, watch, repair.",
-    epilog="Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-COMMANDS: dict[Callable[..., None], str] = {
-    worker: "rsmq worker app:broker --processes 4",
-    gateway: "rsmq gateway app:broker --listen mqtt://0.0.0.0:1883 --password-file passwords",
-    server: "rsmq server",
-    publish: """rsmq publish orders '{"n": 1}' --key c-42 --delay 5s""",
-    tail: "rsmq tail orders -n 20 --follow",
-    message.trace: "rsmq trace 01980000-0000-7000-8000-000000000000 --topic orders --key c-42",
-    top: "rsmq top orders --every 500ms",
-    dashboard: "rsmq dashboard --port 8642",
-    doctor: "rsmq doctor --url redis://localhost:6379/0",
-    docs: "rsmq docs app:broker --check asyncapi.json",
-    exporter: "rsmq exporter --listen 127.0.0.1:9101",
-    bench: "rsmq bench --messages 20000 --payload 1000 --partitions 16",
-}
-for command, example in COMMANDS.items():
-    app.command(epilog=f"Example: {example}")(command)
-NOUNS = {
-    "topic": topic, "group": group, "member": member, "dlq": dlq, "device": device, "schedule": schedule,
-    "schema": schema, "pipeline": pipeline, "sql": sql, "outbox": outbox, "client": client, "retained": retained,
-    "message": message,
+HELP: Final = "A message queue on Redis Streams: run workers, publish, watch, repair."
+COMMANDS: Final = {
+    "rsmq.cli.worker:worker": "rsmq worker app:broker --processes 4",
+    "rsmq.cli.gateway:gateway":
+        "rsmq gateway app:broker --listen mqtt://0.0.0.0:1883 --password-file passwords",
+    "rsmq.cli.server:server": "rsmq server",
+    "rsmq.cli.publish:publish": """rsmq publish orders '{"n": 1}' --key c-42 --delay 5s""",
+    "rsmq.cli.tail:tail": "rsmq tail orders -n 20 --follow",
+    "rsmq.cli.message:trace": "rsmq trace 01980000-0000-7000-8000-000000000000 --topic orders --key c-42",
+    "rsmq.cli.top:top": "rsmq top orders --every 500ms",
+    "rsmq.cli.dashboard:dashboard": "rsmq dashboard --port 8642",
+    "rsmq.cli.doctor:doctor": "rsmq doctor --url redis://localhost:6379/0",
+    "rsmq.cli.docs:docs": "rsmq docs app:broker --check asyncapi.json",
+    "rsmq.cli.exporter:exporter": "rsmq exporter --listen 127.0.0.1:9101",
+    "rsmq.cli.bench.command:bench": "rsmq bench --messages 20000 --payload 1000 --partitions 16",
+    "rsmq.cli.demo.command:demo": "rsmq demo --all",
 }  # fmt: skip
-for name, noun in NOUNS.items():
-    app.add_typer(noun.app, name=name)
+"""Where each command is, and an example."""
+NOUNS: Final = (
+    "topic", "group", "member", "dlq", "device", "schedule", "schema", "pipeline", "sql", "outbox", "client",
+    "retained", "message",
+)  # fmt: skip
 
 
-def add_demo() -> None:
-    """Add `rsmq demo` if it is installed."""
+def make_app(word: str | None = None) -> typer.Typer:
+    """The command line, or as much of it as one command needs: a worker has no use for the imports of all others."""
+    app = typer.Typer(
+        help=HELP,
+        epilog="Exit codes: 0 done, 1 failed or a negative answer, 2 wrong use or configuration.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(options)
+    commands = {place.partition(":")[2]: place for place in COMMANDS}
+    is_one = word in commands or word in NOUNS
+    for name, place in commands.items():
+        if not is_one or name == word:
+            add_command(app, place)
+    for name in NOUNS:
+        if not is_one or name == word:
+            app.add_typer(import_module(f"rsmq.cli.{name}").app, name=name)
+    return app
+
+
+def add_command(app: typer.Typer, place: str) -> None:
+    """Add a command. The demo may not be installed."""
     try:
-        demo = import_module("rsmq.cli.demo.command").demo
+        command: Callable[..., None] = resolve_name(place)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("rsmq.cli.demo"):
             raise
     else:
-        app.command(epilog="Example: rsmq demo --all")(demo)
-
-
-add_demo()
+        app.command(epilog=f"Example: {COMMANDS[place]}")(command)
 
 
 def show_version(wanted: bool) -> None:
@@ -104,13 +88,12 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     _version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A message queue on Redis Streams: run workers, publish, watch, repair."""
+    """The options before a command."""
 
 
 def main() -> None:
@@ -119,7 +102,7 @@ def main() -> None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         check_words(sys.argv)
-        app(prog_name="rsmq")
+        make_app(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="rsmq")
     except RsmqError as error:
         sys.exit(report(error))
     except KeyboardInterrupt:

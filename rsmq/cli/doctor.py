@@ -11,13 +11,13 @@ import typer
 
 from rsmq.cli.connection import CommandConnection, ask
 from rsmq.cli.database import in_database, sql_room
-from rsmq.cli.output import print_json, print_line, print_table
+from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url, duration_option
+from rsmq.cli.tables import print_table
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.inspector.doctor import check_outbox, foreign_keys, gather, judge
-from rsmq.inspector.inspector import installed
 from rsmq.inspector.state import ServerState
-from rsmq.model.words import count, duration
+from rsmq.model.words import count, duration, installed
 from rsmq.redis.preflight import Finding
 
 MOST_KEYS = 10

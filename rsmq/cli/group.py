@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from rsmq.cli.connection import CommandConnection, ask, asked
-from rsmq.cli.output import confirm, print_json, print_line, print_result, print_rows, print_table
+from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import AnyTopic, GroupName, Json, TopicName, Url, Yes, noun, parse_start
+from rsmq.cli.tables import print_rows, print_table
 from rsmq.inspector.state import GroupPartition, GroupState
 from rsmq.model.words import count, duration
 from rsmq.redis.streams import delete_group, reset_group, set_paused

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rsmq.cli.connection import CommandConnection, ask, asked
-from rsmq.cli.output import print_rows
 from rsmq.cli.parameters import AnyGroup, AnyTopic, Json, Url, noun
+from rsmq.cli.tables import print_rows
 from rsmq.inspector.state import MemberState
 from rsmq.model.words import duration
 

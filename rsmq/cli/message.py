@@ -10,9 +10,10 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
-from rsmq.cli.output import as_data, print_error, print_json, print_line, print_result, print_table, printable
+from rsmq.cli.output import as_data, print_error, print_json, print_line, print_result, printable
 from rsmq.cli.parameters import Json, TopicName, Url, duration_option, noun, parse_headers, time_option
 from rsmq.cli.pipeline import load
+from rsmq.cli.tables import print_table
 from rsmq.control import Answer, Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
 from rsmq.control.finder import Finder, Found
 from rsmq.control.search import STATES

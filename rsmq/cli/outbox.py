@@ -7,8 +7,8 @@ from datetime import timedelta
 import typer
 
 from rsmq.cli.database import DatabaseUrl, in_database, sql_room
-from rsmq.cli.output import print_rows
 from rsmq.cli.parameters import Json, noun
+from rsmq.cli.tables import print_rows
 from rsmq.model.words import duration
 
 app = noun("Outboxes of your own databases: status.")

@@ -19,8 +19,9 @@ from typing import Annotated, Any
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from rsmq.cli.output import print_json, print_line, print_table, printable
+from rsmq.cli.output import print_json, print_line, printable
 from rsmq.cli.parameters import Json, Url, noun, parse_duration, parse_time
+from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
 from rsmq.model.keys import NAME
 from rsmq.model.settings import Settings

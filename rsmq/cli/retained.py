@@ -8,8 +8,9 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import ask_broker
-from rsmq.cli.output import as_data, confirm, print_line, print_result, print_rows, printable
+from rsmq.cli.output import as_data, confirm, print_line, print_result, printable
 from rsmq.cli.parameters import Json, Url, Yes, noun
+from rsmq.cli.tables import print_rows
 from rsmq.errors import ConfigError
 from rsmq.gateway.retained import Retained
 from rsmq.gateway.topic_filter import is_valid_filter

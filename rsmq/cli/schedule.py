@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
-from rsmq.cli.output import print_result, print_rows
+from rsmq.cli.output import print_result
 from rsmq.cli.parameters import AnyTopic, Json, TopicName, Url, noun
+from rsmq.cli.tables import print_rows
 from rsmq.control import run_schedule
 from rsmq.handler.schedule import ScheduleRule
 from rsmq.inspector.schedules import ScheduleState, look_up

@@ -9,8 +9,9 @@ from pydantic_core import to_jsonable_python
 
 from rsmq.cli.connection import CommandConnection, ask, asked
 from rsmq.cli.load_broker import load_broker
-from rsmq.cli.output import print_json, print_line, print_table
+from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url, noun
+from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
 from rsmq.inspector.schema_check import SchemaCheck, SchemaFinding
 from rsmq.model.words import count, number

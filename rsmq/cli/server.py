@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli.output import confirm, print_error, print_json, print_line, print_result, print_rows
+from rsmq.cli.output import confirm, print_error, print_json, print_line, print_result
 from rsmq.cli.parameters import Json, Yes
+from rsmq.cli.tables import print_rows
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import size
 from rsmq.redis.embedded.inventory import StoredServer, find, remove, stored_servers

@@ -16,8 +16,9 @@ from rich.live import Live
 
 from rsmq.cli.connection import CommandConnection, connected
 from rsmq.cli.keyboard import keyboard
-from rsmq.cli.output import PIPED_WIDTH, print_json, printable
+from rsmq.cli.output import print_json, printable
 from rsmq.cli.parameters import AnyTopic, Json, Url, duration_option
+from rsmq.cli.tables import PIPED_WIDTH
 from rsmq.cli.top_screen import draw
 from rsmq.cli.top_view import View, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, compare

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rsmq.cli.output import NOTHING, printable
+from rsmq.cli.output import printable
+from rsmq.cli.tables import NOTHING
 from rsmq.inspector import text
 from rsmq.inspector.state import GroupPartition, MemberState
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
-from rsmq.cli.output import confirm, print_json, print_line, print_result, print_rows, print_table
+from rsmq.cli.output import confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import Json, TopicName, Url, Yes, duration_option, noun
+from rsmq.cli.tables import print_rows, print_table
 from rsmq.inspector.retention_holds import RetentionHold, retention_holds
 from rsmq.inspector.state import TopicState
 from rsmq.model.words import count, duration, number, shown

@@ -13,9 +13,9 @@ from rsmq.errors import BrokerError
 from rsmq.gateway.context import Context
 from rsmq.gateway.message import Published
 from rsmq.gateway.retained import BUCKETS
-from rsmq.inspector.inspector import installed
 from rsmq.model.clock import epoch_ms
 from rsmq.model.keys import Keys
+from rsmq.model.words import installed
 from rsmq.persistence.mqtt_clients import MqttClients, MqttGateway
 from rsmq.redis.connector import Client
 from rsmq.redis.streams import ask_all

@@ -9,7 +9,6 @@ import platform
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from rsmq.heartbeat.presence import listeners
@@ -18,6 +17,7 @@ from rsmq.inspector.state import GroupState, MemberState, ServerState, Snapshot,
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
+from rsmq.model.words import installed
 from rsmq.redis.connector import Client, redact
 from rsmq.redis.embedded.server import EmbeddedServer
 from rsmq.redis.preflight import gather, judge
@@ -86,11 +86,3 @@ class Inspector:
 
     def __repr__(self) -> str:
         return f"<Inspector of {self._keys.prefix} at {redact(self._client.url)}>"
-
-
-def installed(package: str) -> str:
-    """The version of a package, or `not installed`."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -1,8 +1,9 @@
-"""Numbers, counts, durations and ids as people read them: in commands, logs, errors, doctor, dashboard and report."""
+"""Numbers, counts, durations, ids and versions as people read them: in commands, logs, errors, doctor and dashboard."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 LONGEST_SHOWN: Final = 80
@@ -62,3 +63,11 @@ def shown(text: str) -> str:
     """An id for a log line: one of another client may be very long, or contain a line end that forges a second line."""
     text = text[:LONGEST_SHOWN]
     return text if text.isprintable() else repr(text)
+
+
+def installed(package: str) -> str:
+    """The version of a package, or `not installed`."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

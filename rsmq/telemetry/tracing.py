@@ -16,13 +16,13 @@ from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
 from rsmq.handler.middleware import Call, Payloads, Wrapping
 from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Retry
-from rsmq.inspector.inspector import installed
 from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Settings
+from rsmq.model.words import installed
 from rsmq.producer import Producer
 from rsmq.producer.output import Output
 from rsmq.redis.connector import Client

@@ -12,8 +12,8 @@ from typing import Any, Final
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
 from rsmq.handler.middleware import Call, Wrapping
-from rsmq.inspector.inspector import installed
 from rsmq.model.clock import awake, monotonic
+from rsmq.model.words import installed
 from rsmq.telemetry import metric
 from rsmq.telemetry.metric import BOUNDS, Histogram, Metric, Sample
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from rsmq.cli import app as commands
+from rsmq.cli import make_app
 from tests.cli.conftest import Cli, Running
 from tests.servers import Server, wait_until
 
@@ -30,7 +30,7 @@ def every_command() -> Iterator[tuple[str, object]]:
         for name, each in (inner or {}).items():
             yield from walk(f"{words} {name}", each)
 
-    yield from walk("rsmq", typer.main.get_command(commands))
+    yield from walk("rsmq", typer.main.get_command(make_app()))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rsmq import Broker, Settings
-from rsmq.cli import app, main
+from rsmq.cli import main, make_app
 
 IS_LONG = os.environ.get("CHAOS") == "long"
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)] if IS_LONG else []
@@ -42,7 +42,7 @@ def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
         for name, each in (inner or {}).items():
             yield from walk((*words, name), each)
 
-    return walk((), typer.main.get_command(app))
+    return walk((), typer.main.get_command(make_app()))
 
 
 COMMANDS = list(commands())

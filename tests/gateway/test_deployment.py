@@ -10,7 +10,7 @@ import pytest
 import typer.main
 import yaml
 
-from rsmq.cli import app
+from rsmq.cli import make_app
 from rsmq.gateway.gateway import END_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -22,7 +22,7 @@ POD = MANIFESTS[0]["spec"]["template"]["spec"]
 
 @pytest.mark.parametrize("command", [CONTAINER["command"], COMPOSE["services"]["gateway-1"]["entrypoint"]])
 def test_the_command_has_only_options_of_a_gateway(command: list[str]) -> None:
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(make_app())
     known = {name for parameter in group.commands["gateway"].params for name in parameter.opts}
     assert command[:2] == ["rsmq", "gateway"]
     assert {word for word in command if word.startswith("--")} <= known

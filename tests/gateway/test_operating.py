@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import httpx
 from typer.testing import CliRunner
 
-from rsmq.cli import app
+from rsmq.cli import make_app
 from rsmq.cli.output import exit_code
 from rsmq.dashboard import Role, Rules, Visitor, create_app
 from rsmq.errors import RsmqError
@@ -38,7 +38,7 @@ Make = Callable[..., RawClient]
 async def run(server: Server, prefix: str, *words: str) -> tuple[int, str, str]:
     """One command of rsmq: exit code, output, error. In a thread: a process of its own would take a second."""
     environment = {"RSMQ_URL": server.url, "RSMQ_PREFIX": prefix}
-    result = await asyncio.to_thread(CliRunner().invoke, app, list(words), env=environment)
+    result = await asyncio.to_thread(CliRunner().invoke, make_app(), list(words), env=environment)
     if isinstance(result.exception, RsmqError):
         return exit_code(result.exception), result.stdout, str(result.exception)
     assert result.exception is None, result.exception

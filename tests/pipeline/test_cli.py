@@ -16,7 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rsmq.cli import app
+from rsmq.cli import make_app
 from rsmq.cli.pipeline import absolute, connection_options, parse_size, topic_option
 from rsmq.errors import ConfigError
 from rsmq.model.settings import Settings
@@ -52,7 +52,7 @@ def run(
     def invoke(*words: str) -> str:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stderr", terminal.file)
-            app(["pipeline", *words], standalone_mode=False)
+            make_app()(["pipeline", *words], standalone_mode=False)
         return capsys.readouterr().out
 
     return invoke
@@ -138,7 +138,7 @@ def test_send_shows_examples_and_sends_each_row_once(
     found = json.loads(run(*words, "--json"))
     assert (found["rows"], found["stored"], found["skipped"]) == (2, 0, 2)
     assert sum(len(part) for part in vault.entries("greetings", 8)) == 2
-    assert CliRunner().invoke(app, ["pipeline", *words, "--expiry", "PT1H"]).exit_code == 2
+    assert CliRunner().invoke(make_app(), ["pipeline", *words, "--expiry", "PT1H"]).exit_code == 2
 
 
 def test_connection_options_never_contain_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_other_commands_do_not_load_spark() -> None:
     """The command line starts without Spark, Arrow and the pictures."""
     code = (
-        "import sys, rsmq.cli; print(sorted({'pyspark', 'py4j', 'pyarrow', 'matplotlib', 'pandas'} & {*sys.modules}))"
+        "import sys, rsmq.cli; rsmq.cli.make_app(); "
+        "print(sorted({'pyspark', 'py4j', 'pyarrow', 'matplotlib', 'pandas'} & {*sys.modules}))"
     )
     assert python(code).stdout == "[]\n"
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from rsmq.cli import app
+from rsmq.cli import make_app
 from rsmq.cli.message import in_archive
 from rsmq.control import MessageStatus
 from rsmq.errors import ConfigError
@@ -106,7 +106,7 @@ def test_commands_look_in_the_archive(shelf: Shelf, server_url: str) -> None:
     at = shelf.put("q-0", mine, b'{"n": 1}')
     given = (mine, "--archive", str(shelf.root), "--url", server_url, "--json")
     traced, shown = (
-        json.loads(CliRunner().invoke(app, command).stdout)
+        json.loads(CliRunner().invoke(make_app(), command).stdout)
         for command in (["trace", *given], ["message", "show", *given])
     )
     assert (traced["state"], f"{traced['partition']}/{traced['stream_id']}") == ("archived", at)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rsmq.cli import app
+from rsmq.cli import make_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,7 +66,7 @@ def test_a_named_command_has_a_help_page() -> None:
     }
     assert named, "the documents name commands"
     for noun, verb in sorted(named):
-        done = CliRunner().invoke(app, [noun, *([verb] if verb else []), "--help"])
+        done = CliRunner().invoke(make_app(), [noun, *([verb] if verb else []), "--help"])
         assert done.exit_code == 0, f"`rsmq {noun} {verb}` is named but does not exist"
 
 

@@ -86,6 +86,14 @@ def test_a_producer_loads_no_part_of_a_worker() -> None:
     assert {name for name in loaded if name.split(".")[0] in FOREIGN} == set()
 
 
+def test_a_command_loads_no_other_command() -> None:
+    """A worker keeps in memory what it runs, not the gateway, the tables and the pictures of other commands."""
+    loaded = loaded_by("import rsmq.cli; rsmq.cli.make_app('worker')")
+    assert {"rsmq.cli.worker", "rsmq.consumer.consumer"} <= loaded
+    unneeded = ("rsmq.gateway", "rsmq.testing", "rsmq.cli.top", "rsmq.cli.bench", "rsmq.cli.tables", "rich")
+    assert {name for name in loaded if name.startswith(unneeded)} == set()
+
+
 @pytest.mark.parametrize("package", ["rsmq.worker", "rsmq.control", "rsmq.dlq", "rsmq.persistence"])
 def test_a_package_that_loads_its_names_late_has_all_of_them(package: str) -> None:
     """Each name of `__all__` is there, type checkers see it in the module that has it, and a wrong name is an error."""

@@ -19,7 +19,7 @@ import typer.main
 import yaml
 
 from rsmq import Settings
-from rsmq.cli import app
+from rsmq.cli import make_app
 from rsmq.cli.serve import SLACK
 from rsmq.telemetry.metric import GROUPS
 from rsmq.telemetry.scaler import OPTIONS, goal_of
@@ -42,7 +42,7 @@ LONGEST_STOP = Settings.model_fields["stop_grace"].default + Settings.model_fiel
 
 def options_of(command: str) -> set[str]:
     """What `rsmq COMMAND` takes."""
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(make_app())
     return {name for parameter in group.commands[command].params for name in parameter.opts}
 
 

@@ -19,8 +19,9 @@ from rsmq.cli.bench.load import Load
 from rsmq.cli.bench.meter import Cost
 from rsmq.cli.bench.run import BY_NAME, TRIALS, latencies, ratio, run, summary
 from rsmq.cli.connection import connected
-from rsmq.cli.output import print_json, print_line, print_table
+from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url
+from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
 from rsmq.redis.url import is_cluster, is_sentinel
 
