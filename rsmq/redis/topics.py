@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-import anyio
+from tenacity import stop_after_delay
 
-from rsmq.errors import ConfigError
-from rsmq.model.clock import monotonic, now_ms, to_ms
+from rsmq.errors import BrokerUnavailable, ConfigError
+from rsmq.model.clock import awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.settings import Settings
@@ -45,6 +46,14 @@ class Topic:
     archive: Literal["off", "required"] = "off"
 
 
+class Waiting(NamedTuple):
+    """A caller of `lookup`: until when it waits, and what ends its wait: a topic, why there is none, or None if it is
+    the first now, and reads itself."""
+
+    deadline: float
+    turn: asyncio.Future[Topic | BrokerUnavailable | None]
+
+
 class Topics:
     """The topics under one prefix. A topic exists when its hash has `partitions`: that field never changes.
 
@@ -56,7 +65,7 @@ class Topics:
     ) -> None:
         self._client, self._keys, self._settings, self._declared = client, keys, settings, declared
         self._known: dict[str, tuple[float, Topic]] = {}
-        self._lock, self._lookups = anyio.Lock(), Counter[str]()
+        self._lookups: dict[str, deque[Waiting]] = {}
 
     async def ensure(self, name: str, partitions: int | None = None) -> Topic:
         """Return the topic, created on first use.
@@ -119,19 +128,49 @@ class Topics:
         return entry[1] if entry is not None and entry[0] > monotonic() else None
 
     async def lookup(self, name: str) -> Topic:
-        """The topic for publishing: created if needed, read again after 10 s; waits for an unavailable server."""
-        self._lookups[name] += 1
+        """The topic for publishing: created if needed, read again after 10 s; waits for an unavailable server.
+
+        Returns in the order of the calls. The first caller reads, and what it has read is for all that wait: one after
+        the other, a thousand publishers would never be done with waiting for each other.
+        """
+        patience = self._settings.unavailable_timeout.total_seconds()
+        queue = self._lookups.setdefault(name, deque())
+        own = Waiting(awake() + patience, asyncio.get_running_loop().create_future())
+        queue.append(own)
         try:
-            async with self._lock:  # in the order of the calls
-                topic = self._fresh(name)
-                if topic is None:
-                    async for attempt in retrying(self._settings):
-                        with attempt:
-                            topic = await self.ensure(name)
-                assert topic is not None, "retrying ends with a result or an error"
-                return topic
+            if queue[0] is own:
+                own.turn.set_result(None)
+            found = await own.turn
+            if isinstance(found, BrokerUnavailable):
+                raise BrokerUnavailable(str(found))
+            return found or self._fresh(name) or await self._read_for(queue, name, own.deadline)
         finally:
-            self._lookups -= Counter((name,))
+            queue.remove(own)
+            self._call_next(queue, name)
+
+    async def _read_for(self, queue: deque[Waiting], name: str, deadline: float) -> Topic:
+        """Read a topic. An error is also that of those who would wait no longer."""
+        try:
+            async for attempt in retrying(self._settings).copy(stop=stop_after_delay(max(0.0, deadline - awake()))):
+                with attempt:
+                    return await self.ensure(name)
+        except BrokerUnavailable as error:
+            now = awake()
+            for each in queue:
+                if each.deadline <= now and not each.turn.done():
+                    each.turn.set_result(error)
+            raise
+        raise AssertionError("retrying ends with a result or an error")
+
+    def _call_next(self, queue: deque[Waiting], name: str) -> None:
+        """A caller has gone: the next one reads. All others are served if the topic was read."""
+        if not queue:
+            del self._lookups[name]
+        elif not queue[0].turn.done():
+            topic = self._fresh(name)
+            for each in list(queue)[: None if topic else 1]:
+                if not each.turn.done():
+                    each.turn.set_result(topic)
 
     async def names(self) -> list[str]:
         """All topics, sorted."""

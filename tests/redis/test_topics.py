@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
+from functools import partial
+from random import Random
 from typing import Any
 
 import anyio
 import pytest
 
 from rsmq import Broker
-from rsmq.errors import ConfigError
+from rsmq.errors import BrokerUnavailable, ConfigError
+from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.connector import Client, Connector
 from rsmq.redis.streams import ensure_groups
 from rsmq.redis.topics import Topic, Topics
+from tests.servers import Server
 
 
 @pytest.fixture
@@ -121,6 +126,68 @@ async def test_lookup_asks_once(topics: Topics, client: Client, keys: Keys) -> N
     await client.execute_command("DEL", keys.topic("orders"))
     assert topics.cached("orders") is topic
     assert await topics.lookup("orders") is topic
+
+
+async def test_lookups_return_in_the_order_of_the_calls(topics: Topics) -> None:
+    """Also those that come while others are woken, and where some are cancelled meanwhile."""
+    called, returned, chance = list[int](), list[int](), Random(1)
+
+    async def look_up(number: int) -> None:
+        for _ in range(chance.randrange(60)):
+            await asyncio.sleep(0)
+        called.append(number)
+        await topics.lookup(f"orders{number % 3}")
+        returned.append(number)
+
+    async with anyio.create_task_group() as callers:
+        cancelled = [asyncio.create_task(look_up(number)) for number in range(1000)]
+        for _ in range(40):
+            await asyncio.sleep(0)
+        for task in chance.sample(cancelled, 100):
+            task.cancel()
+        callers.start_soon(partial(asyncio.wait, cancelled))
+    assert len(returned) >= 900
+    for rest in range(3):
+        mine = {number for number in returned if number % 3 == rest}
+        assert [number for number in called if number in mine] == [number for number in returned if number in mine]
+    assert all(topics.cached(f"orders{rest}") for rest in range(3)), "nobody waits any more"
+
+
+async def test_many_publishers_of_a_new_topic_share_their_writes(settings: Settings) -> None:
+    """A publisher that comes back does not wait again behind those that were never served."""
+    with Server() as own:
+        async with Broker(settings.model_copy(update={"url": own.url})) as broker:
+
+            async def publish() -> None:
+                for number in range(20):
+                    await broker.publish("orders", number, key=f"k{number}")
+
+            async with anyio.create_task_group() as publishers:
+                for _ in range(1000):
+                    publishers.start_soon(publish)
+            stats = (await broker.client.execute_command("INFO", "commandstats")).decode()
+    writes = int(stats.partition("cmdstat_exec:calls=")[2].partition(",")[0])
+    assert writes < 1_000, "20 000 messages: each write has more than twenty"
+
+
+async def test_an_unavailable_server_is_waited_for_together(settings: Settings) -> None:
+    """Each caller gives up when its own time is over, not when all before it have given up one after the other."""
+    nowhere = settings.model_copy(update={"url": "redis://127.0.0.1:1", "unavailable_timeout": timedelta(seconds=0.5)})
+    client = Connector("redis://127.0.0.1:1", nowhere).client()
+    topics, waited = Topics(client, Keys("t"), nowhere), list[float]()
+
+    async def look_up() -> None:
+        began = monotonic()
+        with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
+            await topics.lookup("orders")
+        waited.append(monotonic() - began)
+
+    await look_up()
+    async with anyio.create_task_group() as callers:
+        for _ in range(30):
+            callers.start_soon(look_up)
+    await client.aclose()
+    assert max(waited) < 6 * waited[0], "30 would take 30 times as long, one after the other"
 
 
 async def test_what_the_server_has_lost_is_made_as_it_was(topics: Topics, client: Client, keys: Keys) -> None:
