@@ -69,6 +69,7 @@ class ClusterClient(Client):
         self._options = dict(options)
         self._nodes: dict[Address, Node] = {}
         self._refreshing = asyncio.Lock()
+        self._failures, self._trouble = 0, ""  # how often the slot map could not be read, and why
         pool = redis.asyncio.ConnectionPool.from_url(node_url(url, self._slots.seeds[0]), **options)
         super().__init__(connection_pool=pool)  # for what is not a command: `pubsub()`
         self.prepare(url, timeout)
@@ -96,7 +97,10 @@ class ClusterClient(Client):
         """Ask one node after the other for the slot map, if it is stale. Raises BrokerUnavailable when none answers."""
         if not self._slots.is_stale:
             return
+        failures = self._failures
         async with self._refreshing:
+            if self._slots.is_stale and self._failures > failures:  # while this call waited: it need not try as long
+                raise BrokerUnavailable(self._trouble)
             troubles: list[BrokerError] = []
             for address in self._slots.by_reachability() if self._slots.is_stale else ():
                 try:
@@ -107,6 +111,8 @@ class ClusterClient(Client):
                 else:
                     break
             if self._slots.is_stale:
+                if isinstance(troubles[0], BrokerUnavailable):
+                    self._failures, self._trouble = self._failures + 1, str(troubles[0])
                 raise troubles[0]
             await self._disconnect_former_masters()
 

@@ -23,6 +23,7 @@ from redis.exceptions import (
 )
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, NotPermitted, RsmqError, ScriptError
+from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector, check_url, redact, split_sentinel, translate, translated
 from rsmq.redis.url import node_url, sentinel_options, split_cluster, tls_options
@@ -53,6 +54,27 @@ async def ping(url: str, **values: object) -> None:
     """Connect as `Connector.connected` does."""
     async with Connector(url, Settings(**values)).connected():
         pass
+
+
+async def test_callers_find_together_that_a_cluster_does_not_answer() -> None:
+    """Not one after the other, each for a time-out of its own."""
+    waited = list[float]()
+    async with peer(b"") as (url, _):
+        settings = Settings(url=url.replace("redis:", "redis+cluster:"), command_timeout=timedelta(milliseconds=300))
+        client = Connector(settings.url or "", settings).client()
+
+        async def ask(number: int) -> None:
+            began = monotonic()
+            with pytest.raises(BrokerUnavailable):
+                await client.execute_command("GET", number)
+            waited.append(monotonic() - began)
+
+        await ask(0)
+        async with anyio.create_task_group() as callers:
+            for number in range(30):
+                callers.start_soon(ask, number)
+        await client.aclose()
+    assert max(waited) < 6 * waited[0], "30 would take 30 times as long, one after the other"
 
 
 async def test_unreachable_server_is_said_plainly() -> None:
