@@ -133,7 +133,7 @@ class Commands(ABC):
     async def reset_group(self, topic: str, group: str, to: str | datetime = "earliest") -> None:
         """Let a group handle a topic again from `to`: `earliest`, `latest`, a stream id, or an aware datetime.
 
-        Works while its workers run; what they read before they learn of it, they handle twice. Messages that were
+        Works while its workers run: they may handle twice what they read before they learned of it. Messages that were
         pending or waited for a retry are dropped from the group.
         """
         await reset_group(self.client, self.keys, await self.topics.existing(topic), group, to)

@@ -168,7 +168,7 @@ class Topics:
             del self._lookups[name]
         elif not queue[0].turn.done():
             topic = self._fresh(name)
-            for each in list(queue)[: None if topic else 1]:
+            for each in queue if topic else (queue[0],):
                 if not each.turn.done():
                     each.turn.set_result(topic)
 
