@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.newer import BATCH, PAYLOAD, cpu_of
-from rsmq.handler.retry import lost_body
+from rsmq.model.reason import lost_body
 from rsmq.redis.scripts import CLAIM_PENDING, HAND_BACK, PUBLISH_ONCE, Script
 from tests.servers import Server
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict
 from urllib.parse import quote, unquote
 
 from rsmq.errors import ConfigError, Malformed
-from rsmq.handler.payload import decode_json
+from rsmq.model.json import decode_json
 from rsmq.model.message import BYTES, BYTES_LIKE, JSON, TEXT, Message, new_message_id
 from rsmq.producer import BeforePublish, Publication
 

@@ -23,10 +23,11 @@ from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
-from rsmq.handler.payload import decode_json, decoder_for
+from rsmq.handler.payload import decoder_for
 from rsmq.handler.retry import Bury, decide
 from rsmq.model.clock import now_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, encode_payload, new_message_id
 from rsmq.model.settings import Settings

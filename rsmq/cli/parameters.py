@@ -13,7 +13,8 @@ import typer
 from rsmq.cli.completion import complete_group, complete_topic
 from rsmq.model.duration import FORMS
 from rsmq.model.duration import parse_duration as read_duration
-from rsmq.redis.streams import EARLIEST, LATEST, STREAM_ID
+from rsmq.model.stream_id import STREAM_ID
+from rsmq.redis.streams import EARLIEST, LATEST
 
 RATE = re.compile(r"\d{1,9}(\.\d{1,6})?")
 STARTS_LIKE_JSON = re.compile(r'\s*([{["]|-?[0-9.]+[eE][+-]?[0-9]+\s*$|-?(NaN|Infinity)\s*$)')

@@ -19,17 +19,10 @@ from rsmq.errors import Malformed
 from rsmq.handler.failure import text_of
 from rsmq.handler.first_step import first_step
 from rsmq.handler.middleware import Payloads
-from rsmq.handler.retry import (
-    AlreadyHandled,
-    BatchRolledBack,
-    Bury,
-    Outcome,
-    Park,
-    Reason,
-    batch_outcomes,
-)
+from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Bury, Outcome, Park, batch_outcomes
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
+from rsmq.model.reason import Reason
 
 ORIGIN: Final = attrgetter("origin")
 

@@ -31,9 +31,10 @@ from rsmq.handler.middleware import Middleware
 from rsmq.handler.rate_limit import Rate
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
-from rsmq.heartbeat.membership import Ask, Membership, refuse_mixed_ordering
+from rsmq.heartbeat.membership import Membership, refuse_mixed_ordering
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import Message
+from rsmq.redis.scripts import Ask
 
 log = logging.getLogger("rsmq.consumer")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import anyio
@@ -21,7 +21,7 @@ from rsmq.handler.rate_limit import Rate
 from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
-from rsmq.redis.scripts import TAKE_STARTS, Script, Value
+from rsmq.redis.scripts import TAKE_STARTS, Ask, Value
 
 log = logging.getLogger("rsmq.rate")
 
@@ -30,8 +30,6 @@ LONGEST_PAUSE: Final = 0.25
 """Seconds between two calls for a name that is in use: an eighth of the time of the rate."""
 KINDS: Final = frozenset({str, type(None)})
 """What the function of a rate returns nearly always. Anything else becomes text."""
-
-Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
 
 
 class Share:

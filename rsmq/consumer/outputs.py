@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio.abc
@@ -21,7 +21,7 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.output_options import OutputOptions
 from rsmq.producer import Producer
 from rsmq.producer.output import Output, OutputArguments, OwnKey
-from rsmq.redis.scripts import SETTLE_OUTPUTS, STALE_EPOCH, Script, Value
+from rsmq.redis.scripts import SETTLE_OUTPUTS, STALE_EPOCH, Ask, Value
 from rsmq.redis.streams import trim
 
 log = logging.getLogger("rsmq.settle")
@@ -35,8 +35,6 @@ PAGE_BYTES: Final = 1 << 20
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between two attempts, while a target is full or the server is away."""
-
-Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
 
 
 class Outputs:

@@ -19,10 +19,11 @@ from rsmq.errors import BrokerError
 from rsmq.heartbeat.assignment import assign
 from rsmq.heartbeat.heartbeat import Heartbeat
 from rsmq.heartbeat.lease import Leases
-from rsmq.heartbeat.membership import Membership, announce
+from rsmq.heartbeat.membership import Membership
 from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.redis.connector import retrying
+from rsmq.redis.pubsub import announce
 
 log = logging.getLogger("rsmq.lease")
 

@@ -13,9 +13,10 @@ from rsmq.consumer.lane import START, Lane
 from rsmq.consumer.runner import Runner
 from rsmq.consumer.settler import Settler
 from rsmq.errors import BrokerError, Malformed
-from rsmq.handler.retry import decide_redelivery, is_suspect, lost_body
+from rsmq.handler.retry import decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import Message
+from rsmq.model.reason import lost_body
 from rsmq.model.words import count
 from rsmq.redis.scripts import CLAIM_PENDING, CLOCK, STALE_EPOCH, UNPARK_MESSAGES
 

@@ -26,11 +26,12 @@ from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
-from rsmq.handler.retry import Bury, Decision, Outcome, Park, Reason, decide
+from rsmq.handler.retry import Bury, Decision, Outcome, Park, decide
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
+from rsmq.model.reason import Reason
 from rsmq.model.words import pause
 
 log = logging.getLogger("rsmq.handler")

@@ -15,11 +15,12 @@ from rsmq.consumer.lane import Lane
 from rsmq.consumer.outputs import Outputs
 from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized
 from rsmq.handler.failure import traceback_of
-from rsmq.handler.retry import Bury, Park, Reason, lost_body
+from rsmq.handler.retry import Bury, Park
 from rsmq.model.clock import now_ms, to_ms
 from rsmq.model.failed_attempt import PAST, FailedAttempt, failed_attempts, to_field
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
+from rsmq.model.reason import Reason, lost_body
 from rsmq.redis.raw_connection import ShardedConnection, pack
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import (

@@ -7,12 +7,12 @@ from typing import Final
 
 from rsmq.control.finder import Found
 from rsmq.errors import ConfigError
-from rsmq.heartbeat.membership import announce
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
+from rsmq.redis.pubsub import announce
 from rsmq.redis.streams import group_names
 
 MOST_ATTEMPTS: Final = 1000

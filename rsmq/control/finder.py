@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, zip_longest
 from typing import Final
-from uuid import UUID
 
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
@@ -17,12 +15,11 @@ from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.packing import unpack_fields
 from rsmq.model.partition import partition_for
+from rsmq.model.stream_id import LOCATED_ID, sent_ms
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import FIND_DELAYED, FIND_ENTRY
 from rsmq.redis.topics import Topic
 
-STREAM_ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,20}-\d{1,20})", re.ASCII)
-"""A stream id, perhaps after its partition: `3/1718000000000-0`, as `rsmq dlq list` prints it."""
 PAGE: Final = 5000
 """Entries that one call looks at."""
 WINDOWS: Final = ((250, 1_000), (2_000, 5_000), (60_000, 120_000), (900_000, 900_000))
@@ -54,20 +51,9 @@ class Found:
         return None if self.packed is not None else self.message.entry_id
 
 
-def sent_ms(message_id: str) -> int | None:
-    """The time in an id: of a UUIDv7, or of a stream id; None for any other."""
-    if match := STREAM_ID.fullmatch(message_id):
-        return int(match[2].partition("-")[0])
-    try:
-        given = UUID(message_id)
-    except ValueError:
-        return None
-    return given.int >> 80 if given.version == 7 else None
-
-
 def candidates(message_id: str, topic: Topic, key: str | None) -> Iterator[Sequence[int]]:
     """The partitions where a message may be, the likeliest first. A message without a key is where its id belongs."""
-    match = STREAM_ID.fullmatch(message_id)
+    match = LOCATED_ID.fullmatch(message_id)
     if isinstance(message_id, MessageRef):
         yield (message_id.partition_number,)
     elif match is not None and match[1] is not None:
@@ -149,7 +135,7 @@ class Finder:
 
     async def _at_once(self, message_id: str, topic: Topic, partition: int) -> tuple[Found | None, Clue | None]:
         """The message of a partition, if no search is needed, or where it may be."""
-        if match := STREAM_ID.fullmatch(message_id):
+        if match := LOCATED_ID.fullmatch(message_id):
             return await self.entry(topic, partition, match[2]), None
         known = await self._client.execute_command("GET", self._keys.dedup(topic.name, partition, message_id))
         times = [] if (time := sent_ms(message_id)) is None else [time]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rsmq.control.asking import MOST_ATTEMPTS
-from rsmq.control.finder import STREAM_ID, Finder, Found, candidates, sent_ms
+from rsmq.control.finder import Finder, Found, candidates
 from rsmq.control.status import (
     MOST_BEFORE,
     GroupStatus,
@@ -18,6 +18,7 @@ from rsmq.control.status import (
 )
 from rsmq.dlq import DeadLetter
 from rsmq.model.keys import Keys
+from rsmq.model.stream_id import LOCATED_ID, sent_ms
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import FIND_ENTRY, LOOK_AT_MESSAGE, SEEK_ENTRY
 from rsmq.redis.streams import group_names
@@ -96,7 +97,7 @@ class Look:
             number for some in candidates(message_id, topic, key) for number in some if number < topic.partitions
         ]
         firsts, time, identity = list[bytes](), sent_ms(message_id), ""
-        match = STREAM_ID.fullmatch(message_id)
+        match = LOCATED_ID.fullmatch(message_id)
         field, value = ("id", message_id) if match is None else ("dlq.origin", match[2])
         for number in numbers:
             firsts.append(await self._finder.oldest_id(self._keys.stream(topic.name, number)))

@@ -17,8 +17,8 @@ from rsmq.errors import ConfigError
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import epoch_ms
 from rsmq.model.failed_attempt import FailedAttempt
+from rsmq.model.stream_id import STREAM_ID
 from rsmq.model.words import count, number
-from rsmq.redis.streams import STREAM_ID
 
 
 async def messages(context: Context, topic: str) -> Page:

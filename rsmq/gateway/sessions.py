@@ -24,11 +24,11 @@ from rsmq.gateway.scripts import (
 from rsmq.gateway.shares import Shares
 from rsmq.gateway.suspects import SILENT_MS, Renewal
 from rsmq.gateway.wills import Wills
-from rsmq.heartbeat.presence import listeners
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.redis.connector import Client
 from rsmq.redis.preflight.facts import parse_info
+from rsmq.redis.pubsub import listeners
 from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import OK
 from rsmq.redis.streams import ask_all

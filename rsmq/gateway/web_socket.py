@@ -12,8 +12,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from rsmq.gateway.client import ClientConnection
+from rsmq.gateway.client_protocol import ClientProtocol
 from rsmq.gateway.context import LINGER, Context
-from rsmq.gateway.listener import ClientProtocol
 from rsmq.gateway.peer import Peer
 
 PROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))

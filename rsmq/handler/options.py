@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -16,14 +15,13 @@ from rsmq.handler.retry import RetryPolicy
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import check_name
+from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.settings import did_you_mean
+from rsmq.model.stream_id import STREAM_ID
 
 Ordering = Literal["key", "partition", "none"]
 Distribution = Literal["hash", "shared"]
 Execution = Literal["inline", "thread", "process"]
-
-STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
-MOST_PARTITIONS: Final = 1024
 
 
 class SingleOptions(TypedDict, total=False):

@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from rsmq.errors import ConfigError, Malformed
 from rsmq.model.interrupt import is_from_signal
+from rsmq.model.json import decode_json
 
 Decoder = Callable[[bytes], Any]
 
@@ -57,14 +58,6 @@ def decode_text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise Malformed(f"the payload is not UTF-8 (byte {error.start})") from None
-
-
-def decode_json(data: bytes) -> Any:
-    """Any JSON value."""
-    try:
-        return from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise Malformed(f"the payload is not JSON: {error}") from None
 
 
 def decode_dict(data: bytes) -> dict[str, Any]:

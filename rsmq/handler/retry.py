@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import StrEnum
 from typing import Any, Final
 
 from tenacity import RetryCallState, wait_random_exponential
@@ -20,9 +19,9 @@ from tenacity.wait import wait_base
 
 from rsmq.errors import ConfigError, HandlerTimeout, Malformed
 from rsmq.handler.failure import describe, exc_info, text_of
-from rsmq.model.clock import now_ms
-from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.interrupt import is_from_signal
+from rsmq.model.reason import Reason
 from rsmq.model.words import count
 
 log = logging.getLogger("rsmq.handler")
@@ -30,7 +29,6 @@ log = logging.getLogger("rsmq.handler")
 Outcome = BaseException | None
 """How a handler ended for a message: None means it succeeded."""
 
-LONGEST_DELAY: Final = timedelta(days=365)
 FREE_FOR: Final = timedelta(days=7)
 DEFAULT_WAIT: Final[wait_base] = wait_random_exponential(multiplier=1, max=300)
 
@@ -72,25 +70,6 @@ class BatchRolledBack(Exception):
     def __init__(self, outcomes: Any) -> None:
         super().__init__("the transaction of a batch was rolled back because of some of its messages")
         self.outcomes = outcomes
-
-
-class Reason(StrEnum):
-    """Why a message became a dead letter (field `dlq.reason`)."""
-
-    FAILED = "failed"
-    TIMEOUT = "timeout"
-    CRASHED = "crashed"
-    REJECTED = "rejected"
-    MALFORMED = "malformed"
-    LOST_BODY = "lost-body"
-    EXPIRED = "expired"
-
-
-def lost_body(group: str, member: str) -> tuple[str | int, ...]:
-    """The fields of the dead letter that a script writes for a deleted entry, without its id."""
-    error = "the entry was deleted before it was settled"
-    about = ("dlq.reason", Reason.LOST_BODY, "dlq.error", error, "dlq.attempts", 0)
-    return *about, "dlq.group", group, "dlq.at_ms", now_ms(), "dlq.member", member
 
 
 @dataclass(frozen=True, slots=True)

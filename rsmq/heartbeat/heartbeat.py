@@ -17,16 +17,17 @@ from typing import Any
 import anyio.to_thread
 from redis.exceptions import RedisError, ResponseError
 
-from rsmq.handler.retry import lost_body
 from rsmq.heartbeat.lease import Lease
 from rsmq.heartbeat.loop_lag import LoopLag
-from rsmq.heartbeat.presence import Presence, probe
+from rsmq.heartbeat.presence import Presence
 from rsmq.heartbeat.registration import GroupMembership, Registration
 from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import BlockingClient, Connector
+from rsmq.redis.pubsub import probe
 from rsmq.redis.scripts import OK, RENEW_LEASE, TOUCH_MESSAGES, Value
 
 log = logging.getLogger("rsmq.heartbeat")

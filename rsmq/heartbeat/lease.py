@@ -7,12 +7,12 @@ from collections.abc import Collection
 from typing import Final
 
 from rsmq.errors import BrokerUnavailable
-from rsmq.heartbeat.presence import listeners
 from rsmq.heartbeat.registration import longer_leases
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
+from rsmq.redis.pubsub import listeners
 from rsmq.redis.raw_connection import kill_command
 from rsmq.redis.scripts import OK, RELEASE_LEASE, TAKE_LEASE, UNKNOWN
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.abc
 
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.heartbeat.liveness import Liveness
-from rsmq.heartbeat.presence import listeners
 from rsmq.heartbeat.registration import read_members
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
-from rsmq.redis.scripts import LOOK_AT_MEMBERS, Script, Value
+from rsmq.redis.pubsub import announce, listeners
+from rsmq.redis.scripts import LOOK_AT_MEMBERS, Ask
 
 log = logging.getLogger("rsmq.membership")
 
@@ -31,18 +30,11 @@ SOON: Final = 0.01
 GONE_SECONDS: Final = 0.2
 """Between two looks whether a dead member's heartbeat key has ended."""
 
-Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
-
 
 def _rounded_up(seconds: float) -> float:
     """A longer pause that ends at a multiple of GRID."""
     now = monotonic()
     return math.ceil((now + seconds) / GRID) * GRID - now
-
-
-async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:
-    """Announce a change to the members of a group. It carries no data: each member reads the state itself."""
-    await client.execute_command("PUBLISH", keys.changes(topic, group), "")
 
 
 async def refuse_mixed_ordering(client: Client, keys: Keys, topic: str, group: str, member: str, ordering: str) -> None:

@@ -11,7 +11,7 @@ import logging
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from typing import Any, Final
@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.connector import Connector
 
 log = logging.getLogger("rsmq.presence")
 
@@ -33,39 +33,6 @@ PING_INTERVAL: Final = 1.0
 SEEN_AFTER: Final = 1.5
 """Graces for which a subscription must have lasted, so that each member has seen it: after a gap of a grace between two
 looks a member counts from the start. The rest is for slow replies."""
-
-
-async def listeners(client: Client, channels: Sequence[str]) -> list[int]:
-    """The number of subscribers of each channel."""
-    if not channels:
-        return []
-    if not client.is_cluster:
-        return list((await client.execute_command("PUBSUB", "NUMSUB", *channels))[1::2])
-    replies = await _replies(client, [("PUBSUB", "SHARDNUMSUB", channel) for channel in channels])
-    counts = [reply[1] for reply in replies]
-    # a node that has lost the slot answers 0 instead of an error: each 0 is confirmed by a probe, under
-    # the newest slot map, because a replica counts only its own subscribers
-    silent = [channel for channel, count in zip(channels, counts, strict=True) if not count]
-    if silent:
-        client.mark_stale()
-    probed = dict(zip(silent, await _replies(client, [probe(channel) for channel in silent]), strict=True))
-    return [count or probed[channel] for channel, count in zip(channels, counts, strict=True)]
-
-
-async def _replies(client: Client, commands: Sequence[tuple[str, ...]]) -> list[Any]:
-    replies = await client.pipelined(commands)
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
-
-
-def probe(channel: str) -> tuple[str, str, str]:
-    """A command that sends an empty message to a sharded channel.
-
-    Its reply is the number of receivers, or a redirection to the node that serves the slot now.
-    """
-    return ("SPUBLISH", channel, "")
 
 
 class Wakeup:

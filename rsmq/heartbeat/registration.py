@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
-
 from rsmq.model.keys import Keys
+from rsmq.model.member import read_info
 from rsmq.redis.connector import BlockingClient, Client
 from rsmq.redis.scripts import MEASURE_MEMBERS
 
@@ -115,15 +114,6 @@ class Registration:
 
     def __repr__(self) -> str:
         return f"<Registration {self._member} groups={len(self._memberships)}>"
-
-
-def read_info(text: bytes) -> dict[str, Any]:
-    """What a member has written about itself: a JSON object, or empty if it is anything else."""
-    try:
-        found = from_json(text or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 async def longer_leases(client: Client, keys: Keys, topic: str, group: str, own_ms: int) -> dict[str, int]:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from rsmq.heartbeat.presence import listeners
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import GroupState, MemberState, ServerState, Snapshot, TopicState
 from rsmq.model.clock import monotonic
@@ -22,6 +21,7 @@ from rsmq.redis.connector import Client, redact
 from rsmq.redis.embedded.server import EmbeddedServer
 from rsmq.redis.preflight import gather, judge
 from rsmq.redis.preflight.facts import newer_commands
+from rsmq.redis.pubsub import listeners
 
 PINGS: Final = 5
 

@@ -11,11 +11,9 @@ from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, duration
 from rsmq.redis.connector import Client
-from rsmq.redis.streams import ask_all
+from rsmq.redis.streams import MOST_PARKED, ask_all
 from rsmq.redis.topics import Topic
 
-MOST_PARKED: Final = 5000
-"""`trim_partition.lua` trims nothing while a group has more parked messages than this."""
 NO_GROUP: Final = "no group exists yet: the first group will read from the oldest entry"
 
 

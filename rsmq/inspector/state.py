@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from rsmq.heartbeat.registration import read_info
+from rsmq.model.member import read_info
 from rsmq.redis.preflight import Finding
 from rsmq.redis.topics import Topic
 

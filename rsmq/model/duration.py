@@ -63,3 +63,6 @@ def instead(name: str, value: Any) -> str:
     if not isinstance(value, bool) and re.fullmatch(r"\d{1,12}(\.\d{1,9})?", digits, re.ASCII):
         return f"it has no unit, so write {name}='{digits}s' for seconds, or a timedelta"
     return f"write {name}='5s' (or ms, m, h, d), ISO 8601 such as 'PT5S', or a timedelta"
+
+
+LONGEST_DELAY: Final = timedelta(days=365)

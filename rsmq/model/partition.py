@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import mmh3
 
 from rsmq.errors import ConfigError
@@ -20,3 +22,6 @@ def partition_for(key: str | bytes, partitions: int) -> int:
 def not_unicode(key: str | bytes | None) -> ConfigError:
     """The error for a key that has no bytes."""
     return ConfigError(f"key={key!r} is not valid Unicode: it has a lone surrogate")
+
+
+MOST_PARTITIONS: Final = 1024

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+from uuid import UUID
+
 
 def parse_stream_id(entry_id: bytes) -> tuple[int, int]:
     """Milliseconds and sequence: ids do not sort as text. `0` alone is `0-0`."""
@@ -13,3 +17,21 @@ def sortable(entry_id: bytes) -> str:
     """The id as text that sorts as ids do."""
     ms, _, sequence = entry_id.decode().partition("-")
     return f"{ms:0>20}{sequence:0>20}"
+
+
+STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
+
+
+LOCATED_ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,20}-\d{1,20})", re.ASCII)
+"""A stream id, perhaps after its partition: `3/1718000000000-0`, as `rsmq dlq list` prints it."""
+
+
+def sent_ms(message_id: str) -> int | None:
+    """The time in an id: of a UUIDv7, or of a stream id; None for any other."""
+    if match := LOCATED_ID.fullmatch(message_id):
+        return int(match[2].partition("-")[0])
+    try:
+        given = UUID(message_id)
+    except ValueError:
+        return None
+    return given.int >> 80 if given.version == 7 else None

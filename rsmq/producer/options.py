@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from typing import Final, TypedDict
 
 from rsmq.errors import ConfigError
-from rsmq.handler.retry import LONGEST_DELAY
 from rsmq.model.clock import epoch_ms, to_ms
-from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.expiry import OnExpiry
 from rsmq.model.unique import OnConflict, Until
 from rsmq.model.words import duration

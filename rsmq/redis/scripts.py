@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
@@ -185,3 +185,6 @@ NOT_PENDING: Final = b"NOT_PENDING"
 CANCELLED: Final = b"CANCELLED"
 LOST_BODY: Final = b"LOST_BODY"
 UNKNOWN: Final = b"UNKNOWN"
+
+Ask = Callable[[Script, Sequence[str], Sequence[Value]], Awaitable[Any]]
+"""Runs a script, perhaps in one write with others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.keys import Keys
+from rsmq.model.stream_id import STREAM_ID
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
 
@@ -18,7 +18,6 @@ LATEST: Final = "latest"
 NOTHING: Final = b"0-0"
 """Lower than the id of any entry."""
 
-STREAM_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 MOST_SEQUENCE: Final = 2**64 - 1
 TRIM_ATTEMPTS: Final = 5
 MISSING: Final = ("no such key", "nogroup", "requires the key to exist")
@@ -225,3 +224,7 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
                 raise
     await client.execute_command("UNLINK", keys.group(topic.name, group), keys.members(topic.name, group))
     await client.execute_command("PUBLISH", keys.changes(topic.name, group), "")
+
+
+MOST_PARKED: Final = 5000
+"""`trim_partition.lua` trims nothing while a group has more parked messages than this."""

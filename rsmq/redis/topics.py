@@ -15,6 +15,7 @@ from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.model.clock import awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import Keys, check_name
+from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
 from rsmq.redis.connector import Client, retrying
@@ -22,7 +23,6 @@ from rsmq.redis.scripts import Value
 from rsmq.redis.streams import as_dict, ask_all, group_names
 
 FRESH_SECONDS: Final = 10.0
-MOST_PARTITIONS: Final = 1024
 POLICIES: Final = ("reject", "trim")
 ARCHIVES: Final = ("off", "required")
 UNARCHIVED: Final = {"on_full": "trim", "archive": "required"}.items()

@@ -15,9 +15,8 @@ from sqlalchemy.orm import Session
 
 from rsmq.errors import ConfigError, TooLarge
 from rsmq.handler.options import refuse_unknown
-from rsmq.handler.retry import LONGEST_DELAY
 from rsmq.model.clock import epoch_ms, now_ms, to_ms
-from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.headers import require_text
 from rsmq.model.keys import check_name
 from rsmq.model.message import encode_payload, write_headers

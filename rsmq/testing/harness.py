@@ -19,17 +19,16 @@ from rsmq.dlq import DeadLetter
 from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
-from rsmq.handler.payload import decode_json
 from rsmq.handler.retry import BatchRolledBack, batch_outcomes
-from rsmq.handler.schedule import Schedule
+from rsmq.handler.schedule import Schedule, payload_of
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
+from rsmq.model.json import decode_json
 from rsmq.model.message import JSON, TEXT, Message, MessageOrigin, encode_payload
 from rsmq.model.settings import Settings
 from rsmq.model.words import count, duration
 from rsmq.producer.output import Output
 from rsmq.testing.idle import bring_forward, until_idle
-from rsmq.worker.scheduler import payload_of
 
 ANYTHING: Final[Any] = object()
 """A payload or key that an assertion does not compare."""

@@ -11,13 +11,12 @@ import anyio.abc
 
 from rsmq.consumer.consumer import Consumer
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
-from rsmq.inspector.retention_holds import MOST_PARKED
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER
-from rsmq.redis.streams import consumers_of, trim
+from rsmq.redis.streams import MOST_PARKED, consumers_of, trim
 from rsmq.redis.topics import Topic, Topics
 
 T = TypeVar("T")

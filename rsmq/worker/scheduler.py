@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
 from rsmq.errors import BrokerError
-from rsmq.handler.failure import describe
-from rsmq.handler.schedule import Schedule, due_ticks, rule_json
+from rsmq.handler.schedule import Schedule, due_ticks, payload_of, rule_json
 from rsmq.model.clock import to_ms
-from rsmq.model.interrupt import is_from_signal
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
 from rsmq.model.partition import partition_for
@@ -155,36 +151,3 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self._schedules)} schedules, leads {sorted(self._led)}>"
-
-
-async def payload_of(schedule: Schedule, tick: int) -> Any:
-    """What the schedule's function returns for a tick.
-
-    It runs in a task of its own: a cancellation or a SystemExit in it is an error of the function, and ends no more.
-    """
-    task = asyncio.create_task(_outcome_of(schedule, tick))
-    try:
-        await asyncio.wait((task,))
-    finally:
-        task.cancel()
-    payload, error = task.result()
-    if error is not None:
-        raise error if isinstance(error, Exception) else RuntimeError(describe(error)) from error
-    return payload
-
-
-async def _outcome_of(schedule: Schedule, tick: int) -> tuple[Any, BaseException | None]:
-    try:
-        return await _call(schedule, tick), None
-    except BaseException as error:
-        if is_from_signal(error):
-            raise
-        return None, error
-
-
-async def _call(schedule: Schedule, tick: int) -> Any:
-    """A plain function runs in a thread because it may block."""
-    if inspect.iscoroutinefunction(schedule.function):
-        return await schedule.call(tick)
-    result = await anyio.to_thread.run_sync(schedule.call, tick)
-    return await result if inspect.isawaitable(result) else result

@@ -15,12 +15,13 @@ from tenacity import wait_fixed
 from rsmq import Broker, BrokerError, Message, Reject, RetryPolicy, Settings
 from rsmq.errors import BrokerUnavailable
 from rsmq.heartbeat.lease import Leases
-from rsmq.heartbeat.presence import Presence, listeners
+from rsmq.heartbeat.presence import Presence
 from rsmq.inspector import Inspector
 from rsmq.model.keys import Keys
 from rsmq.model.partition import partition_for
 from rsmq.redis.connector import Client, Connector
 from rsmq.redis.preflight import gather, judge
+from rsmq.redis.pubsub import listeners
 from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.redis.topics import Topics
 from tests.cluster.cluster import Cluster

@@ -7,10 +7,11 @@ from uuid import UUID
 
 from rsmq import Cancelled, Running, Settled, Unknown
 from rsmq.control.answer import combined
-from rsmq.control.finder import candidates, ranges, sent_ms
+from rsmq.control.finder import candidates, ranges
 from rsmq.control.status import Report, group_status
 from rsmq.model.message import new_message_id
 from rsmq.model.message_ref import Location, MessageRef
+from rsmq.model.stream_id import sent_ms
 from rsmq.redis.topics import Topic
 
 HOUR = timedelta(hours=1)

@@ -14,20 +14,10 @@ from tenacity.wait import wait_base
 
 from rsmq.errors import ConfigError, HandlerTimeout, Malformed
 from rsmq.handler.failure import describe
-from rsmq.handler.retry import (
-    LONGEST_DELAY,
-    Ack,
-    Bury,
-    Park,
-    Reason,
-    Reject,
-    Retry,
-    RetryPolicy,
-    decide,
-    decide_redelivery,
-    is_suspect,
-)
+from rsmq.handler.retry import Ack, Bury, Park, Reject, Retry, RetryPolicy, decide, decide_redelivery, is_suspect
+from rsmq.model.duration import LONGEST_DELAY
 from rsmq.model.interrupt import mark
+from rsmq.model.reason import Reason
 
 POLICY = RetryPolicy(max_attempts=3, wait=wait_fixed(2), retry_on=(ValueError, HandlerTimeout))
 SECOND = timedelta(seconds=1)

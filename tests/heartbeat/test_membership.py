@@ -13,12 +13,13 @@ import anyio
 import pytest
 
 from rsmq.errors import BrokerUnavailable
-from rsmq.heartbeat.membership import Ask, Membership, announce
+from rsmq.heartbeat.membership import Membership
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Client, Connector
-from rsmq.redis.scripts import Script, Value
+from rsmq.redis.pubsub import announce
+from rsmq.redis.scripts import Ask, Script, Value
 from rsmq.redis.streams import set_paused
 from tests.heartbeat.member import GROUP, TOPIC, member
 from tests.patience import until

@@ -17,12 +17,13 @@ from rsmq.consumer.lane import Lane, MessageOutputs
 from rsmq.consumer.outputs import Outputs
 from rsmq.consumer.reclaimer import Reclaimer
 from rsmq.consumer.settler import Settler
-from rsmq.handler.retry import Bury, Park, Reason, RetryPolicy
+from rsmq.handler.retry import Bury, Park, RetryPolicy
 from rsmq.heartbeat.heartbeat import Heartbeat, InFlightMessages
 from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
+from rsmq.model.reason import Reason
 from rsmq.model.settings import Settings
 from rsmq.producer.output import Output
 from rsmq.redis.scripts import REMOVE_CONSUMER, RENEW_LEASE, SETTLE_MESSAGES, SETTLE_OUTPUTS

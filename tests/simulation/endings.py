@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from rsmq import Burial, Message
-from rsmq.handler.retry import Reason
+from rsmq.model.reason import Reason
 from tests.chaos.checker import Name
 from tests.chaos.ledger import Event
 from tests.simulation.world import EPOCH

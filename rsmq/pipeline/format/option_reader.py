@@ -14,8 +14,9 @@ from rsmq.errors import ConfigError
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.keys import check_name
+from rsmq.model.stream_id import STREAM_ID
 from rsmq.pipeline.format.offsets import NO_ID
-from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE, STREAM_ID
+from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE
 
 T = TypeVar("T")
 

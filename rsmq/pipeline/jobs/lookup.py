@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from rsmq.control.finder import STREAM_ID, sent_ms
 from rsmq.errors import ConfigError
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
+from rsmq.model.stream_id import LOCATED_ID, sent_ms
 from rsmq.pipeline.jobs.archive_store import ArchiveStore, Compaction, Folder, Item
 
 DAY: Final = timedelta(days=1)
@@ -80,7 +80,7 @@ class ArchiveReader(ArchiveStore):
 
     def find(self, message_id: str, topic: str) -> ArchivedMessage | None:
         """A message of a topic, by its message id or its stream id."""
-        match, time = STREAM_ID.fullmatch(message_id), sent_ms(message_id)
+        match, time = LOCATED_ID.fullmatch(message_id), sent_ms(message_id)
         wanted = pc.field("id") == message_id
         if match is not None:
             ms, _, seq = match[2].partition("-")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rsmq.handler.retry import lost_body
 from rsmq.model.failed_attempt import PAST, failed_attempts
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
+from rsmq.model.reason import lost_body
 from rsmq.redis.connector import Client
 from rsmq.redis.scripts import (
     BURY_MESSAGE,
