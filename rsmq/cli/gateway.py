@@ -27,7 +27,7 @@ from rsmq.cli.parameters import Url, duration_option
 from rsmq.cli.serve import STDIN
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
-from rsmq.gateway.limits import read_limits
+from rsmq.gateway.connections.limits import read_limits
 from rsmq.telemetry.listener import Address
 from rsmq.worker.collector import tune_garbage_collector
 from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Supervisor

@@ -12,8 +12,8 @@ from rsmq.cli.output import as_data, confirm, print_line, print_result, printabl
 from rsmq.cli.parameters import Json, Url, Yes, noun
 from rsmq.cli.tables import print_rows
 from rsmq.errors import ConfigError
-from rsmq.gateway.retained import Retained
-from rsmq.gateway.topic_filter import is_valid_filter
+from rsmq.gateway.fleet.retained import Retained
+from rsmq.gateway.protocol.topic_filter import is_valid_filter
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import count

@@ -12,20 +12,20 @@ from typing import Final
 
 import anyio
 
-from rsmq.consumer.context import ConsumerContext
-from rsmq.consumer.execution import build_runner
-from rsmq.consumer.fetchers import Fetchers
-from rsmq.consumer.group_rate import GroupRate
-from rsmq.consumer.lane import Lane
-from rsmq.consumer.lane_lifecycle import LaneLifecycle
-from rsmq.consumer.limits import BothRates, ConcurrencyLimit, KeyRate, RateLimit, call_quotas
-from rsmq.consumer.pool import Pool, TaskSlot
-from rsmq.consumer.queue import Queue
-from rsmq.consumer.rebalancer import Rebalancer
-from rsmq.consumer.reclaimer import Reclaimer
-from rsmq.consumer.retry_poller import RetryPoller
-from rsmq.consumer.settler import Settler
-from rsmq.consumer.shared import SharedDistribution
+from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
+from rsmq.consumer.owning.rebalancer import Rebalancer
+from rsmq.consumer.owning.shared import SharedDistribution
+from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.reading.reclaimer import Reclaimer
+from rsmq.consumer.reading.retry_poller import RetryPoller
+from rsmq.consumer.running.execution import build_runner
+from rsmq.consumer.running.pool import Pool, TaskSlot
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.group_rate import GroupRate
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import BothRates, ConcurrencyLimit, KeyRate, RateLimit, call_quotas
+from rsmq.consumer.waiting.queue import Queue
 from rsmq.errors import BrokerError, BrokerUnavailable
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.rate_limit import Rate

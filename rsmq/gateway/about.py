@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from rsmq.errors import ConfigError
+from rsmq.gateway.fleet.routes import Route
 from rsmq.gateway.options import GatewayOptions
-from rsmq.gateway.routes import Route
 from rsmq.model.clock import epoch_ms
 
 SEQUENCE: Final = 0x30
@@ -37,14 +37,6 @@ def about(
             "counts": counts, "started_ms": started_ms, "server": server,
         }
     )  # fmt: skip
-
-
-def server_of(said: bytes | None) -> str:
-    """The server process to which a gateway that has said this was connected. Empty if that is not known."""
-    try:
-        return str(from_json(said or b"{}").get("server", ""))
-    except (ValueError, AttributeError):  # another client may write anything
-        return ""
 
 
 def expires(certificate: Path) -> datetime:

@@ -16,30 +16,30 @@ from rsmq.broker.broker import Broker
 from rsmq.broker.connection import Connection, connection
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.gateway.about import about
-from rsmq.gateway.auth import Authenticate, Authorize, Gatekeeper
-from rsmq.gateway.broadcast import Broadcast
-from rsmq.gateway.client import ClientConnection
-from rsmq.gateway.context import Context, connection_tasks
-from rsmq.gateway.ingest import Ingest
+from rsmq.gateway.connections.auth import Authenticate, Authorize, Gatekeeper
+from rsmq.gateway.connections.client import ClientConnection
+from rsmq.gateway.connections.context import Context, connection_tasks
+from rsmq.gateway.connections.ingest import Ingest
+from rsmq.gateway.connections.listener import listen
+from rsmq.gateway.connections.peer import networks
+from rsmq.gateway.connections.pressure import TURN as PRESSURE_TURN
+from rsmq.gateway.connections.pressure import Pressure
+from rsmq.gateway.connections.proxied import ProxiedServer
+from rsmq.gateway.connections.publishing import publish_will
+from rsmq.gateway.fleet.broadcast import Broadcast
+from rsmq.gateway.fleet.message import Published, Timings, combine
+from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.retained import Retained
+from rsmq.gateway.fleet.router import Router
+from rsmq.gateway.fleet.routes import Routes
+from rsmq.gateway.fleet.sessions import Sessions
+from rsmq.gateway.fleet.shares import Shares, choose
+from rsmq.gateway.fleet.wills import Wills
 from rsmq.gateway.lease import Lease
-from rsmq.gateway.listener import listen
-from rsmq.gateway.machine import Limits
-from rsmq.gateway.message import Published, Timings, combine
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
-from rsmq.gateway.packet import Reason, Subscription
-from rsmq.gateway.peer import networks
-from rsmq.gateway.pressure import TURN as PRESSURE_TURN
-from rsmq.gateway.pressure import Pressure
-from rsmq.gateway.proxied import ProxiedServer
-from rsmq.gateway.publishing import publish_will
-from rsmq.gateway.registry import Registry
-from rsmq.gateway.retained import Retained
-from rsmq.gateway.router import Router
-from rsmq.gateway.routes import Routes
-from rsmq.gateway.sessions import Sessions
-from rsmq.gateway.shares import Shares, choose
+from rsmq.gateway.protocol.machine import Limits
+from rsmq.gateway.protocol.packet import Reason, Subscription
 from rsmq.gateway.sys_topics import SysTopics, totals
-from rsmq.gateway.wills import Wills
 from rsmq.model.clock import monotonic
 from rsmq.model.own_tasks import own_tasks
 from rsmq.persistence.mqtt_clients import KICK

@@ -8,10 +8,10 @@ import secrets
 import anyio
 
 from rsmq.errors import BrokerError
-from rsmq.gateway.context import Context
-from rsmq.gateway.packet import Reason
-from rsmq.gateway.sessions import instance_of
-from rsmq.gateway.suspects import BEAT, Renewal, Suspects
+from rsmq.gateway.connections.context import Context
+from rsmq.gateway.fleet.sessions import instance_of
+from rsmq.gateway.fleet.suspects import BEAT, Renewal, Suspects
+from rsmq.gateway.protocol.packet import Reason
 from rsmq.model.clock import monotonic, to_ms
 
 log = logging.getLogger("rsmq.gateway")

@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from rsmq.errors import ConfigError
-from rsmq.gateway.peer import NameOf
+
+NameOf = Literal["cn", "san"]
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 MAY_BE_0: Final = {

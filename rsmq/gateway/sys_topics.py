@@ -10,9 +10,9 @@ from typing import Any, Final
 import anyio
 
 from rsmq.errors import BrokerError
-from rsmq.gateway.context import Context
-from rsmq.gateway.message import Published
-from rsmq.gateway.retained import BUCKETS
+from rsmq.gateway.connections.context import Context
+from rsmq.gateway.fleet.message import Published
+from rsmq.gateway.fleet.retained import BUCKETS
 from rsmq.model.clock import epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.words import installed

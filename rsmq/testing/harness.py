@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from rsmq.broker import Broker
 from rsmq.broker.sync_broker import SyncBroker
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.lane import Lane
+from rsmq.consumer.waiting.lane import Lane
 from rsmq.dlq import DeadLetter
 from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler

@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.lane import Lane
+from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.context import ConsumerContext
+from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.errors import ConfigError
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Middleware

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import rsmq.consumer.consumer
-from rsmq.consumer.lane import Lane
-from rsmq.consumer.settler import Settler
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError
 from rsmq.redis.scripts import STALE_EPOCH
 from tests.chaos.ledger import EventWriter

@@ -10,10 +10,10 @@ import pytest
 from tenacity import wait_none
 
 from rsmq import Broker, Message, Retry, RetryPolicy, Settings
-from rsmq.consumer import reclaimer
-from rsmq.consumer.lane import START
-from rsmq.consumer.queue import Queue
-from rsmq.consumer.settler import Settler
+from rsmq.consumer.reading import reclaimer
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.lane import START
+from rsmq.consumer.waiting.queue import Queue
 from rsmq.redis.scripts import CLAIM_PENDING, PARK_MESSAGE, RESTORE_PENDING, UNPARK_MESSAGES
 from tests.contract.witness import ask, settled
 from tests.patience import until

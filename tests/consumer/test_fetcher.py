@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.consumer import fetcher as fetcher_module
-from rsmq.consumer.fetcher import Fetcher
-from rsmq.consumer.queue import Queue
+from rsmq.consumer.reading import fetcher as fetcher_module
+from rsmq.consumer.reading.fetcher import Fetcher
+from rsmq.consumer.waiting.queue import Queue
 from rsmq.model.settings import Settings
 from rsmq.redis.connector import Connector
 from tests.consumer.test_queue import make_context

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from rsmq import Broker, ConfigError, Rate, Settings
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.limits import ConcurrencyLimit, RateLimit, call_quotas
-from rsmq.consumer.queue import Queue
+from rsmq.consumer.waiting.limits import ConcurrencyLimit, RateLimit, call_quotas
+from rsmq.consumer.waiting.queue import Queue
 from rsmq.handler.handler import build_handler
 from tests.contract.witness import Witness, settled
 from tests.patience import until

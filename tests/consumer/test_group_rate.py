@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsmq import Broker, ConfigError, Message, Rate, Settings
-from rsmq.consumer.allowance import Allowance, ages
 from rsmq.consumer.consumer import Consumer
+from rsmq.consumer.waiting.allowance import Allowance, ages
 from rsmq.handler.handler import build_handler
 from rsmq.inspector import Inspector
 from rsmq.model.partition import partition_for

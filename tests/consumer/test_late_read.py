@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.consumer.fetcher import Fetcher
+from rsmq.consumer.reading.fetcher import Fetcher
 from rsmq.testing.proxy import Proxy
 from tests.contract.witness import ask, lanes, settled
 from tests.patience import until

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from rsmq import Broker, BrokerUnavailable, Retry, Settings
-from rsmq.consumer import reclaimer
-from rsmq.consumer.settler import Settler
+from rsmq.consumer.reading import reclaimer
+from rsmq.consumer.settling.settler import Settler
 from rsmq.redis.scripts import CLAIM_PENDING, START_MESSAGE, UNPARK_MESSAGES
 from tests.contract.witness import ask, settled
 from tests.patience import until

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from rsmq import Broker, BrokerUnavailable, Message, Settings
-from rsmq.consumer import reclaimer
-from rsmq.consumer.retry_poller import RetryPoller
+from rsmq.consumer.reading import reclaimer
+from rsmq.consumer.reading.retry_poller import RetryPoller
 from rsmq.redis.scripts import CLAIM_PENDING
 from rsmq.testing.proxy import Proxy
 from tests.contract.witness import ask, settled

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.consumer import rebalancer
-from rsmq.consumer.fetcher import Fetcher
-from rsmq.consumer.fetchers import Fetchers
-from rsmq.consumer.lane import Lane
+from rsmq.consumer.owning import rebalancer
+from rsmq.consumer.reading.fetcher import Fetcher
+from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.waiting.lane import Lane
 from tests.contract.witness import lanes
 from tests.patience import until
 

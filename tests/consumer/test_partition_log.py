@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsmq.consumer.partition_log import PartitionLog, ranges
+from rsmq.consumer.owning.partition_log import PartitionLog, ranges
 
 
 def test_rebalance_is_one_line_when_it_has_settled(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,10 +8,10 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsmq.consumer.context import ConsumerContext
-from rsmq.consumer.lane import Lane
-from rsmq.consumer.limits import RateLimit
-from rsmq.consumer.queue import Queue
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import RateLimit
+from rsmq.consumer.waiting.queue import Queue
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Rate
 from rsmq.heartbeat.lease import Lease

@@ -16,12 +16,12 @@ from redis.exceptions import NoScriptError
 from tenacity import wait_fixed
 
 from rsmq import Broker, Message, RetryPolicy
-from rsmq.consumer.execution import build_runner
-from rsmq.consumer.fetcher import Fetcher
-from rsmq.consumer.lane import Lane
-from rsmq.consumer.queue import Queue
-from rsmq.consumer.runner import Runner
-from rsmq.consumer.settler import Settler
+from rsmq.consumer.reading.fetcher import Fetcher
+from rsmq.consumer.running.execution import build_runner
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.queue import Queue
 from rsmq.errors import BrokerUnavailable
 from rsmq.handler.handler import build_handler
 from rsmq.model.clock import ServerClock
@@ -203,7 +203,7 @@ async def test_hand_back_that_fails_keeps_nothing_in_flight(
     async def fails(*_args: Any) -> None:
         raise BrokerUnavailable("away")
 
-    monkeypatch.setattr("rsmq.consumer.settler.HAND_BACK", fails)
+    monkeypatch.setattr("rsmq.consumer.settling.settler.HAND_BACK", fails)
     lane = make_lane()
     lane.in_flight = {b"1-0", b"2-0"}
     settler = Settler(make_context(client, settings), lambda _lane: None)
@@ -248,7 +248,7 @@ async def test_settle_that_meets_two_restarts_is_sent_again(
         async def __call__(self, *_args: Any) -> None:
             raise BrokerUnavailable("away again")
 
-    monkeypatch.setattr("rsmq.consumer.settler.SETTLE_MESSAGES", Fails())
+    monkeypatch.setattr("rsmq.consumer.settling.settler.SETTLE_MESSAGES", Fails())
     lane = make_lane()
     lane.in_flight, lane.done = {b"1-0"}, [b"1-0"]
     settler = Settler(make_context(client, settings), lambda _lane: None)

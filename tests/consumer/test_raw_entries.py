@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.consumer.execution import build_payload_call, build_runner
-from rsmq.consumer.lane import Lane
-from rsmq.consumer.limits import ConcurrencyLimit, KeyRate, RateLimit
-from rsmq.consumer.queue import Queue
-from rsmq.consumer.raw_entries import RawEntries, key_of, make_messages
+from rsmq.consumer.running.execution import build_payload_call, build_runner
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import ConcurrencyLimit, KeyRate, RateLimit
+from rsmq.consumer.waiting.queue import Queue
+from rsmq.consumer.waiting.raw_entries import RawEntries, key_of, make_messages
 from rsmq.errors import LeaseLost
 from rsmq.handler.first_step import Continuation
 from rsmq.handler.handler import build_handler

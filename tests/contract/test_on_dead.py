@@ -9,7 +9,7 @@ import pytest
 from tenacity import wait_fixed
 
 from rsmq import Broker, BrokerUnavailable, Burial, ConfigError, Message, Reject, RetryPolicy, Router
-from rsmq.consumer.settler import Settler
+from rsmq.consumer.settling.settler import Settler
 from rsmq.redis.scripts import SETTLE_OUTPUTS
 from tests.contract.witness import Witness, add, dies, letters_of, settled
 

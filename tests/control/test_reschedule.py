@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rsmq import Broker, Cancelled, ConfigError, Message, Settings
-from rsmq.consumer.lane import Lane
-from rsmq.consumer.runner import Runner
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.clock import awake, now_ms
 from rsmq.model.message_ref import MessageRef
@@ -180,7 +180,7 @@ async def test_owner_that_does_not_answer_moves_nothing(settings: Settings, monk
     async with broker.running():
         ref = await park(broker)
         before = (await broker.look(ref)).group("g")
-        monkeypatch.setattr("rsmq.consumer.moves.Moves.look_at", lambda *_: asyncio.sleep(0))
+        monkeypatch.setattr("rsmq.consumer.reading.moves.Moves.look_at", lambda *_: asyncio.sleep(0))
         began = awake()
         with pytest.raises(ConfigError, match=r"g: running.*raise Retry"):
             await broker.reschedule(ref, at=AT)

@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from rsmq.gateway.machine import Limits, Machine
+from rsmq.gateway.protocol.machine import Limits, Machine
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.gateway.auth import Gatekeeper, check_password
+from rsmq.gateway.connections.auth import Gatekeeper, check_password
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient

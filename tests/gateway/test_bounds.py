@@ -9,17 +9,19 @@ import anyio
 import pytest
 
 from rsmq import Broker
-from rsmq.gateway import Gateway, decode, encode, ingest
-from rsmq.gateway.auth import Gatekeeper
-from rsmq.gateway.client import ClientConnection
-from rsmq.gateway.decode import MOST_FILTERS
-from rsmq.gateway.ingest import MOST_WAITING
-from rsmq.gateway.machine import LARGEST_CONNECT, Limits, Machine
-from rsmq.gateway.message import from_packet
+from rsmq.gateway import Gateway
+from rsmq.gateway.connections import ingest
+from rsmq.gateway.connections.auth import Gatekeeper
+from rsmq.gateway.connections.client import ClientConnection
+from rsmq.gateway.connections.ingest import MOST_WAITING
+from rsmq.gateway.fleet.message import from_packet
+from rsmq.gateway.fleet.routes import Routes
 from rsmq.gateway.options import GatewayOptions
-from rsmq.gateway.packet import LONGEST_NAME, Publish, Reason
-from rsmq.gateway.properties import MOST_PAIRS
-from rsmq.gateway.routes import Routes
+from rsmq.gateway.protocol import decode, encode
+from rsmq.gateway.protocol.decode import MOST_FILTERS
+from rsmq.gateway.protocol.machine import LARGEST_CONNECT, Limits, Machine
+from rsmq.gateway.protocol.packet import LONGEST_NAME, Publish, Reason
+from rsmq.gateway.protocol.properties import MOST_PAIRS
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from tests.gateway import packets as p

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rsmq import Broker
-from rsmq.gateway.retained import Retained
+from rsmq.gateway.fleet.retained import Retained
 from rsmq.model.settings import Settings
 from rsmq.persistence.letter import read_mqtt
 from tests.chaos.system_faults import FaultyServer

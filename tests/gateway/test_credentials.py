@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 from rsmq.errors import ConfigError, Malformed
 from rsmq.gateway import GatewayOptions
-from rsmq.gateway.auth import Gatekeeper
+from rsmq.gateway.connections.auth import Gatekeeper
+from rsmq.gateway.connections.peer import is_in, networks, read_proxy, user_of
+from rsmq.gateway.connections.tokens import Tokens
 from rsmq.gateway.options import tls_context
-from rsmq.gateway.peer import is_in, networks, read_proxy, user_of
-from rsmq.gateway.tokens import Tokens
 from rsmq.testing.proxy import Proxy
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rsmq import Broker
-from rsmq.gateway.delivery import Delivery
+from rsmq.gateway.connections.delivery import Delivery
 from rsmq.model.partition import partition_for
 from rsmq.persistence.letter import EXPIRES, seal_mqtt
 from tests.gateway import packets as p

@@ -12,13 +12,13 @@ import pytest
 
 from rsmq import Broker
 from rsmq.errors import BrokerUnavailable, SessionTaken
-from rsmq.gateway.history import History
-from rsmq.gateway.inbox_reader import InboxReader
-from rsmq.gateway.registry import Registry
-from rsmq.gateway.router import Router
-from rsmq.gateway.sessions import Ended, Sessions
-from rsmq.gateway.shares import Shares
-from rsmq.gateway.wills import Wills
+from rsmq.gateway.fleet.history import History
+from rsmq.gateway.fleet.inbox_reader import InboxReader
+from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.router import Router
+from rsmq.gateway.fleet.sessions import Ended, Sessions
+from rsmq.gateway.fleet.shares import Shares
+from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter

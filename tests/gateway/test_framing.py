@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsmq.gateway import encode
-from rsmq.gateway.machine import EARLY_BYTES, Machine, State
-from rsmq.gateway.packet import Ack, Connect, Packet, Ping, PubAcks, Publish, Reason, Subscribe
+from rsmq.gateway.protocol import encode
+from rsmq.gateway.protocol.machine import EARLY_BYTES, Machine, State
+from rsmq.gateway.protocol.packet import Ack, Connect, Packet, Ping, PubAcks, Publish, Reason, Subscribe
 from tests.gateway import packets as p
 from tests.gateway.fuzz import LIMITS, VALID, fuzz_machine
 from tests.gateway.packets import text

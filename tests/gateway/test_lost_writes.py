@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rsmq import Broker
-from rsmq.gateway.history import Delivered, History, fingerprint
+from rsmq.gateway.fleet.history import Delivered, History, fingerprint
 from rsmq.model.clock import to_ms
 from rsmq.persistence.letter import STAMP, pack_letter, pack_letters
 from rsmq.redis.scripts import ADD_LETTERS

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from rsmq.gateway import encode, packet
-from rsmq.gateway.decode import decode, read_frame
-from rsmq.gateway.machine import Limits, Machine
-from rsmq.gateway.packet import Ack, Connect, Publish, Reason, Subscribe, Unsubscribe
-from rsmq.gateway.properties import Property, read_properties, write_properties
+from rsmq.gateway.protocol import encode, packet
+from rsmq.gateway.protocol.decode import decode, read_frame
+from rsmq.gateway.protocol.machine import Limits, Machine
+from rsmq.gateway.protocol.packet import Ack, Connect, Publish, Reason, Subscribe, Unsubscribe
+from rsmq.gateway.protocol.properties import Property, read_properties, write_properties
 
 texts = st.text(st.characters(exclude_characters="\0+#", exclude_categories=("Cs",)), min_size=1, max_size=12)
 PAHO = {

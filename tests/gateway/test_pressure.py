@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from rsmq.gateway.pressure import HOLD, LAG_MS, Pressure
-from rsmq.gateway.registry import Registry
-from rsmq.gateway.router import Router
+from rsmq.gateway.connections.pressure import HOLD, LAG_MS, Pressure
+from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.router import Router
 from rsmq.model.keys import Keys
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
 from rsmq.redis.connector import Client, Connector

@@ -10,9 +10,9 @@ import paho.mqtt.client as paho
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.gateway.limits import Arrivals, Rate, read_limits
+from rsmq.gateway.connections.limits import Arrivals, Rate, read_limits
 from rsmq.gateway.options import GatewayOptions
-from rsmq.gateway.packet import Refused
+from rsmq.gateway.protocol.packet import Refused
 from tests.gateway import packets as p
 from tests.gateway.paho_client import leave
 from tests.gateway.process import GatewayProcess

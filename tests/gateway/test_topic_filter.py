@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rsmq.gateway.filter_tree import FilterTree
-from rsmq.gateway.topic_filter import covers, is_valid_filter, matches
+from rsmq.gateway.fleet.filter_tree import FilterTree
+from rsmq.gateway.protocol.topic_filter import covers, is_valid_filter, matches
 
 
 @pytest.mark.parametrize(

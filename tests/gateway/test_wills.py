@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rsmq.gateway.suspects import BEAT, CONFIRMED, NOTICED, SILENT_MS, YOUNG, Renewal, Suspects
+from rsmq.gateway.fleet.suspects import BEAT, CONFIRMED, NOTICED, SILENT_MS, YOUNG, Renewal, Suspects
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rsmq import Broker, ConfigError, Message, Rate, Settings
-from rsmq.consumer import limits
-from rsmq.consumer.key_windows import FEWEST_KEYS, KeyWindows
-from rsmq.consumer.limits import KeyRate, RateLimit
-from rsmq.consumer.queue import Queue
+from rsmq.consumer.waiting import limits
+from rsmq.consumer.waiting.key_windows import FEWEST_KEYS, KeyWindows
+from rsmq.consumer.waiting.limits import KeyRate, RateLimit
+from rsmq.consumer.waiting.queue import Queue
 from rsmq.handler.handler import build_handler
 from rsmq.handler.rate_limit import Window
 from rsmq.inspector import Inspector

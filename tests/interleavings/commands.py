@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from tenacity import wait_fixed
 
-from rsmq.consumer.context import ConsumerContext
-from rsmq.consumer.lane import Lane, MessageOutputs
-from rsmq.consumer.outputs import Outputs
-from rsmq.consumer.reclaimer import Reclaimer
-from rsmq.consumer.settler import Settler
+from rsmq.consumer.reading.reclaimer import Reclaimer
+from rsmq.consumer.settling.outputs import Outputs
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane, MessageOutputs
 from rsmq.handler.retry import Bury, Park, RetryPolicy
 from rsmq.heartbeat.heartbeat import Heartbeat, InFlightMessages
 from rsmq.heartbeat.lease import Lease, Leases

@@ -49,7 +49,7 @@ class Item(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What a member believes about its partition, as in `rsmq.consumer.lane`.
+    """What a member believes about its partition, as in `rsmq.consumer.waiting.lane`.
 
     `leaving`: how far a handover is (1 waits for the read, 2 for the hand-back, 3 for what runs). `deferred`: messages
     that were brought back before the reply to their parking has come.

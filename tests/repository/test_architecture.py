@@ -46,7 +46,7 @@ Import = tuple[str, str, ast.stmt]  # module, name within it or "", statement
 
 
 def name_of(path: Path) -> str:
-    """`rsmq/consumer/lane.py` as `rsmq.consumer.lane`."""
+    """`rsmq/consumer/waiting/lane.py` as `rsmq.consumer.waiting.lane`."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

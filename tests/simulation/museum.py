@@ -44,7 +44,7 @@ class Edit:
     new: str
 
 
-RECLAIMER: Final = "rsmq/consumer/reclaimer.py"
+RECLAIMER: Final = "rsmq/consumer/reading/reclaimer.py"
 UNSURE: Final = Edit(RECLAIMER, "if lane.is_unsure_of_retries:", "if False:")
 """Since a late call for retries is followed by another recovery, some other bugs do not show any more without this."""
 
@@ -159,7 +159,7 @@ EXHIBITS: Final = (
         "a worker that stops while its read is late leaves a read behind that takes messages",
         [
             Edit("rsmq/redis/lua/release_lease.lua", "'reader', ARGV[4]", "'reader', ''"),
-            Edit("rsmq/consumer/lane_lifecycle.py", "await self._fetchers.end_late_reads()", "pass"),
+            Edit("rsmq/consumer/owning/lane_lifecycle.py", "await self._fetchers.end_late_reads()", "pass"),
         ],
         aims_at("late read"),
     ),

@@ -1,0 +1,1 @@
+"""Which partitions this member has: decide, open a lane, close it."""

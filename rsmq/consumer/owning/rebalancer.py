@@ -1,0 +1,170 @@
+"""Which partitions are ours: follows the assignment, takes free leases, hands over what is assigned to others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
+from rsmq.consumer.owning.partition_log import PartitionLog
+from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import call_quotas
+from rsmq.errors import BrokerError
+from rsmq.heartbeat.assignment import assign
+from rsmq.heartbeat.heartbeat import Heartbeat
+from rsmq.heartbeat.lease import Leases
+from rsmq.heartbeat.membership import Membership
+from rsmq.model.clock import monotonic
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.redis.connector import retrying
+from rsmq.redis.pubsub import announce
+
+log = logging.getLogger("rsmq.lease")
+
+SETTLED_SECONDS: Final = 2.0
+"""Between two checks of a member that has all its partitions: changes are announced."""
+TOGETHER: Final = 0.05
+"""Seconds in which granted leases gather before the fetcher hears of them: each time it reads all its lanes again."""
+
+
+class Rebalancer:
+    """Hash distribution: one owner per partition. Wrong membership costs fairness here, never correctness.
+
+    A lease that is not held any more is dropped at once and locally. A partition that is assigned to another member is
+    handed over: quiet, drain, settle, release, announce. If a handler runs too long for that, it is kept for now.
+    A lease whose grant may have been lost with its reply is asked for again, if only to hand it over.
+    """
+
+    def __init__(
+        self,
+        context: ConsumerContext,
+        fetchers: Fetchers,
+        lifecycle: LaneLifecycle,
+        leases: Leases,
+        heartbeat: Heartbeat,
+        membership: Membership,
+    ) -> None:
+        self._context, self._settings, self._lanes = context, context.settings, context.lanes
+        self._topic, self._group, self._member = context.topic, context.handler.group, context.member
+        self._fetchers, self._lifecycle = fetchers, lifecycle
+        self._leases, self._heartbeat, self._membership = leases, heartbeat, membership
+        self._leaving: set[int] = set()
+        self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
+        self._throttled = ThrottledLog(log)
+        self._partition_log = PartitionLog(context.name, context.topic.partitions)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Follow the membership until cancelled."""
+        task_status.started()
+        tick = self._settings.presence_interval.total_seconds()
+        async with anyio.create_task_group() as tasks:
+            while True:
+                seen = self._membership.changes
+                self._drop_lost()
+                assigned = self._assigned()
+                try:
+                    await self._take_missing(assigned)
+                except BrokerError as error:
+                    self._throttled.warn("rebalancing waits for the server", error)
+                for partition, lane in self._lanes.items():
+                    if partition not in assigned and partition not in self._leaving:
+                        self._leaving.add(partition)
+                        tasks.start_soon(self._hand_over, lane)
+                is_settled = assigned == self._lanes.keys()
+                self._partition_log.note(self._lanes.keys(), assigned)
+                await self._membership.wait(SETTLED_SECONDS if is_settled else tick, seen)
+
+    def _assigned(self) -> set[int]:
+        owners = assign(self._topic.partitions, self._owners(), self._context.name)
+        return {partition for partition, owner in owners.items() if owner == self._member}
+
+    def _owners(self) -> Sequence[str]:
+        """The live members that may own partitions: with a limit over the group, those that may run a call."""
+        live, limit = self._membership.live, self._context.handler.group_concurrency
+        if limit is None or limit >= len(live):
+            return live
+        return [member for member, calls in call_quotas(limit, live, self._context.name).items() if calls]
+
+    def _drop_lost(self) -> None:
+        for lane in list(self._lanes.values()):
+            if not lane.lease.is_held():
+                self._lifecycle.drop(lane)
+                self._heartbeat.forget(lane.lease)
+
+    async def _take_missing(self, assigned: set[int]) -> None:
+        """Ask for the missing leases. Raises the first error at the end: it may concern one partition or one node."""
+        failure: BrokerError | None = None
+        missing = sorted((assigned | self._unsure) - self._lanes.keys())
+        unread = [partition for partition in missing if not self._fetchers.reader(partition)]
+        with anyio.move_on_after(self._settings.presence_interval.total_seconds()):
+            for partition in unread:
+                await self._fetchers.wait_for_reader(partition)
+        opened_at = 0.0
+        for partition in missing:
+            if opened_at and monotonic() - opened_at > TOGETHER:
+                await self._fetchers.interrupt()
+                opened_at = 0.0
+            reader = self._fetchers.reader(partition)
+            if not reader:
+                continue
+            # shielded: a stop here would miss the reply, and a granted lease would not be given back
+            with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):
+                try:
+                    if await self._take(partition, reader):
+                        opened_at = opened_at or monotonic()
+                except BrokerError as error:
+                    failure = failure or error
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        if opened_at:
+            await self._fetchers.interrupt()
+        if failure is not None:
+            raise failure
+
+    async def _take(self, partition: int, reader: str) -> bool:
+        """Ask for a lease. True: it was granted, and its lane is open."""
+        topic, group, absences = self._topic.name, self._group, self._heartbeat.absences
+        if self._heartbeat.is_absent:
+            return False
+        self._unsure.add(partition)
+        lease = await self._leases.take(topic, partition, group, reader=reader, absent=self._membership.absent)
+        if lease is not None:
+            lane = Lane(self._context.keys, topic, partition, group, lease)
+            await self._lifecycle.restore_rate(lane)
+        self._unsure.discard(partition)
+        if lease is not None:
+            self._heartbeat.renew(lease, lambda _: self._lifecycle.drop(lane))
+            if self._heartbeat.absences > absences:  # it may have been taken away: ask for it again
+                self._unsure.add(partition)
+                self._heartbeat.forget(lease)
+                return False
+            self._lifecycle.open(lane)
+        return lease is not None
+
+    async def _hand_over(self, lane: Lane) -> None:
+        try:
+            if await self._lifecycle.quiesce(lane, self._settings.lease_ttl.total_seconds()):
+                await self._lifecycle.leave_rate(lane)
+                await self._release(lane)
+                await announce(self._context.client, self._context.keys, self._topic.name, self._group)
+            elif lane.lease.is_held():
+                await self._lifecycle.resume(lane)
+        except BrokerError as error:
+            log.warning("cannot hand over %r yet: %s", lane, error)
+            await self._lifecycle.resume(lane)
+        finally:
+            self._leaving.discard(lane.partition)
+
+    async def _release(self, lane: Lane) -> None:
+        """Give back the lease of a drained lane. Retried, because no member may read there until the lease ends."""
+        self._lifecycle.drop(lane)
+        self._heartbeat.forget(lane.lease)
+        async for attempt in retrying(self._settings):
+            # shielded: no other role knows of this lease any more
+            with attempt, anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):
+                await self._leases.release(lane.lease, self._fetchers.late_reader(lane.partition))

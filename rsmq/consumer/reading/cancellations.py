@@ -1,0 +1,126 @@
+"""Cancelled messages, as their owner meets them: in what it has read, and among what it has in its hands.
+
+`control/cancel.py` sets the marks, one hash for each partition and group. Each read is followed by one EXISTS for the
+marks of its lanes, in the same write. The server executes it after the delivery, so the reader of a message sees a mark
+that was set before. Only if there are marks, the ids that were read are compared with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from rsmq.consumer.reading.moves import Moves
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.errors import BrokerError
+from rsmq.model.clock import monotonic
+from rsmq.redis.raw_connection import pack
+from rsmq.redis.scripts import ANSWER_CANCEL
+
+log = logging.getLogger("rsmq.cancel")
+
+REST: Final = 0.5
+"""Seconds between two looks at what is in flight, while marks of messages that are not delivered yet are there."""
+
+
+class Cancellations:
+    """Settles cancelled messages, and answers for those that run."""
+
+    def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
+        self._context, self._client, self._member = context, context.client, context.member
+        self._runner, self._settler, self._moves = runner, settler, Moves(context, runner, settler)
+        self._next_look = 0.0
+        self.wanted = asyncio.Event()
+        """A look at what is in flight is due."""
+
+    # -- behind a read --------------------------------------------------------------------------------------------
+
+    def question(self, lanes: Sequence[Lane]) -> bytes:
+        """The packed command that follows a read of these lanes."""
+        return pack(("EXISTS", *[lane.cancels_key for lane in lanes]))
+
+    async def without_cancelled(self, reply: list[Any], lanes: Sequence[Lane]) -> list[Any]:
+        """What was read, without the messages that are cancelled: these are settled. There are marks."""
+        if monotonic() >= self._next_look:
+            self.wanted.set()
+        by_stream = {lane.stream.encode(): lane for lane in lanes if self._context.lanes.get(lane.partition) is lane}
+        kept, found = [], list[tuple[Lane, set[bytes]]]()
+        for stream, entries in reply:
+            lane = by_stream.get(stream)
+            marked = set() if lane is None else await self.marked(lane, [entry_id for entry_id, _ in entries])
+            if lane is not None and marked:
+                found.append((lane, marked))
+            kept.append([stream, [entry for entry in entries if entry[0] not in marked]])
+        for lane, marked in found:
+            lane.in_flight |= marked
+            await self.settle(lane, marked)
+        return [each for each in kept if each[1]]
+
+    async def marked(self, lane: Lane, ids: Sequence[bytes]) -> set[bytes]:
+        """Those that are to be cancelled."""
+        if not ids:
+            return set()
+        values = await self._client.execute_command("HMGET", lane.cancels_key, *ids)
+        return {entry_id for entry_id, value in zip(ids, values, strict=True) if value is not None}
+
+    async def settle(self, lane: Lane, ids: Collection[bytes]) -> None:
+        """Settle messages that have not started and will not."""
+        await asyncio.gather(*[self._settler.settle_cancelled(lane, entry_id) for entry_id in ids])
+        log.info("%d messages of %s cancelled", len(ids), lane.stream)
+
+    # -- in flight ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look when it is wanted, until cancelled. A failure is repeated with the next look."""
+        while True:
+            await self.wanted.wait()
+            self.wanted.clear()
+            try:
+                await self.look()
+            except BrokerError as error:
+                log.debug("cancelled messages wait for the server: %s", error)
+                await asyncio.sleep(0.1)
+                self.wanted.set()
+            await asyncio.sleep(0)
+
+    async def look(self) -> None:
+        """Cancel what is in flight and has not started, and answer for what runs."""
+        self._next_look = monotonic() + REST
+        lanes = [lane for lane in self._context.lanes.values() if lane.in_flight and lane.lease.is_held()]
+        replies = await self._client.pipelined([("EXISTS", lane.cancels_key) for lane in lanes])
+        for lane, reply in zip(lanes, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise reply
+            lane.cancels &= lane.in_flight
+            if reply or lane.untimed:
+                await self._look_at(lane)
+                await self._moves.look_at(lane)
+
+    async def _look_at(self, lane: Lane) -> None:
+        ids = list(lane.in_flight)
+        values = await self._client.execute_command("HMGET", lane.cancels_key, *ids) if ids else []
+        marks = {entry_id: how for entry_id, how in zip(ids, values, strict=True) if how is not None}
+        if not marks or not lane.lease.is_held():
+            return
+        gone = self._runner.queue.cancel(lane, marks.keys() & lane.undecided())
+        running = (marks.keys() & lane.undecided()) - gone
+        lane.cancels |= running
+        interrupted = {entry_id for entry_id in running if marks[entry_id] == b"interrupt"}
+        if interrupted:
+            self._runner.cancel_lane(lane, "cancelled", interrupted)
+        asked = [entry_id for entry_id in running if marks[entry_id] == b"asked"]
+        if asked:
+            keys = (lane.lease_key, lane.cancels_key)
+            await ANSWER_CANCEL(self._client, keys, [self._member, lane.epoch, *asked])
+        self._runner.wake_soon()
+        if gone:
+            await self.settle(lane, gone)
+            self._runner.space.set()
+
+    def __repr__(self) -> str:
+        return f"<Cancellations {self._context.name}>"

@@ -1,0 +1,137 @@
+"""The fetchers of one consumer: one on a single server, one for each partition on a cluster, because a blocking read
+cannot name streams of different slots."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio
+import anyio.abc
+
+from rsmq.consumer.reading.fetcher import Fetcher
+from rsmq.consumer.reading.reclaimer import Reclaimer
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.errors import BrokerError, ConfigError
+
+log = logging.getLogger("rsmq.consumer")
+
+REAP_SECONDS = 1.0
+"""A fetcher whose partition is not ours any more keeps its connection this long, because the lease may come back."""
+
+
+class Fetchers:
+    """Makes the fetcher of a partition when it is first needed, and ends it when the partition is not ours any more.
+
+    Invariant: a partition is read by one fetcher only.
+    """
+
+    def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler, reclaimer: Reclaimer) -> None:
+        self._context, self._lanes = context, context.lanes
+        self._runner, self._settler, self._reclaimer = runner, settler, reclaimer
+        self._is_split = context.client.is_cluster
+        self._fetchers: dict[int | None, Fetcher] = {}
+        self._scopes: dict[int | None, anyio.CancelScope] = {}
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.is_paused = False
+
+    @property
+    def active(self) -> tuple[Fetcher, ...]:
+        """Those that read now. Each knows when it last did. May be called from any thread."""
+        return tuple(self._fetchers.values())
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Read until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            if not self._is_split:
+                self._fetcher(0)
+            task_status.started()
+            idle = set[int | None]()
+            while True:
+                await anyio.sleep(REAP_SECONDS)
+                if self._is_split:
+                    idle = self._reap(idle)
+
+    def _reap(self, idle: set[int | None]) -> set[int | None]:
+        """End the fetchers that were idle the last time, too; returns those that are idle now."""
+        free = {partition for partition, fetcher in self._fetchers.items() if not fetcher.is_read_late}
+        without = free - self._lanes.keys()
+        for partition in without & idle:
+            self._fetchers.pop(partition)
+            self._scopes.pop(partition).cancel()
+        self._share_room()
+        return without - idle
+
+    def _fetcher(self, partition: int) -> Fetcher:
+        key = partition if self._is_split else None
+        fetcher = self._fetchers.get(key)
+        if fetcher is None:
+            assert self._tasks is not None, "a fetcher is needed before `run`"
+            fetcher = Fetcher(self._context, self._runner, self._settler, self._reclaimer, key)
+            fetcher.is_paused = self.is_paused
+            self._fetchers[key] = fetcher
+            self._share_room()
+            self._scopes[key] = scope = anyio.CancelScope()
+            self._tasks.start_soon(self._serve, fetcher, scope)
+        return fetcher
+
+    def _share_room(self) -> None:
+        for fetcher in self._fetchers.values():
+            fetcher.reader_count = len(self._fetchers)
+
+    async def _serve(self, fetcher: Fetcher, scope: anyio.CancelScope) -> None:
+        with scope:
+            await fetcher.run()
+
+    # -- which connection reads -----------------------------------------------------------------------------------
+
+    def reader(self, partition: int) -> str:
+        """The connection that reads, or would read, a partition; empty while there is none."""
+        return self._fetcher(partition).reader
+
+    async def wait_for_reader(self, partition: int) -> None:
+        """Until there is one: a lease must name it."""
+        await self._fetcher(partition).connected.wait()
+
+    def late_reader(self, partition: int) -> str:
+        """The connection on which a read of this partition may be on its way, or empty. Also after `run`."""
+        return "".join(fetcher.late_reader(partition) for fetcher in self.active)
+
+    async def end_late_reads(self) -> None:
+        """After `run`: end the connections with unanswered reads. Those that cannot be ended stay late readers."""
+        for fetcher in self.active:
+            try:
+                await fetcher.end_late_read()
+            except (BrokerError, ConfigError) as error:
+                log.debug("cannot end a late read: %s", error)
+
+    # -- for roles that change the lanes --------------------------------------------------------------------------
+
+    async def pause(self, is_paused: bool) -> None:
+        """Read nothing new, or read again."""
+        self.is_paused = is_paused
+        for fetcher in self.active:
+            fetcher.is_paused = is_paused
+        await self.interrupt()
+
+    async def interrupt(self) -> None:
+        """The lanes have changed: every fetcher reads the new ones now, or when its blocking read ends."""
+        self._runner.retries.set()
+        if self._tasks is not None:
+            for partition in self._lanes:
+                self._fetcher(partition)
+        try:
+            await asyncio.gather(*(fetcher.interrupt() for fetcher in self.active))
+        except BrokerError as error:
+            log.debug("cannot interrupt a blocking read: %s", error)
+
+    async def exclude(self, partition: int | None = None) -> None:
+        """Wait until no read written before this call is on its way, of one partition or at all."""
+        fetchers = [fetcher for key, fetcher in self._fetchers.items() if partition is None or key in (None, partition)]
+        await asyncio.gather(*(fetcher.exclude() for fetcher in fetchers))
+
+    def __repr__(self) -> str:
+        return f"<Fetchers {list(self.active)}>"

@@ -1,0 +1,225 @@
+"""Taking over what other members, or our own lost replies, left unsettled: oldest first, before new messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+from rsmq.consumer.reading.cancellations import Cancellations
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import START, Lane
+from rsmq.errors import BrokerError, Malformed
+from rsmq.handler.retry import decide_redelivery, is_suspect
+from rsmq.model.clock import monotonic, to_ms
+from rsmq.model.message import Message
+from rsmq.model.reason import lost_body
+from rsmq.model.words import count
+from rsmq.redis.scripts import CLAIM_PENDING, CLOCK, STALE_EPOCH, UNPARK_MESSAGES
+
+log = logging.getLogger("rsmq.reclaim")
+
+ClaimedEntry = tuple[bytes, int, int, list[bytes], int]
+"""Id, attempts charged, ms until its retry, fields, and whether the server had it as delivered to this member."""
+
+
+class Reclaimer:
+    """Claims pages of pending messages, moves the lane's cursor, and decides what each message needs.
+
+    A claim charges nothing: an attempt is charged when the handler starts. Messages that are in flight here are
+    skipped. What a lost reply had delivered to this member has not started here, so it is still a first delivery.
+    """
+
+    def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
+        self._client, self._settings, self._member = context.client, context.settings, context.member
+        self._runner, self._queue, self._settler, self._stats = runner, runner.queue, settler, context.stats
+        self._lanes = context.lanes
+        self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
+
+    async def claim_page(self, lane: Lane, reader: str, room: int) -> None:
+        """Take over one page: of everything pending in a leased lane, of our own under shared distribution.
+
+        `lane.cursor` is None after the last page.
+        """
+        assert lane.cursor is not None
+        source = "" if lane.epoch else self._member
+        recoveries = lane.recoveries
+        cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
+        if lane.recoveries == recoveries:
+            lane.cursor = cursor
+        if lane.cursor is None and lane.newest_held is None:
+            lane.newest_held = START
+
+    async def adopt(self, lane: Lane, room: int, *, source: str = "", leases: Mapping[str, int]) -> bool:
+        """Shared distribution: claim a page of what was not touched for a lease, or of what a dead member left.
+
+        `leases`: the lease in ms of each member whose lease is longer than this one's. True when it was the last page.
+        After a step of the server's clock the search waits for a lease, in which live members touch what they have.
+        """
+        start = START if source else lane.idle_cursor
+        idle_ms = to_ms(self._settings.lease_ttl)
+        if not source and monotonic() < lane.search_at:
+            return False
+        try:
+            cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="", leases=leases)
+        except BrokerError:
+            lane.restart_recovery()  # the claim may have succeeded, of messages that others had started
+            raise
+        if not source:
+            lane.idle_cursor = cursor or START
+        return cursor is None
+
+    def give_up(self, lane: Lane, taken: Collection[bytes], lost: Collection[bytes]) -> None:
+        """Shared distribution: other members have `taken` over; the entries of `lost` are deleted."""
+        self._settler.report_lost(lane, lost)
+        # what is being settled may be pending no more because of that, and may even have come back and gone elsewhere
+        gone = lane.undecided().intersection(taken)
+        if gone:
+            log.warning("%s of %s in flight taken over by other members", count(len(gone), "message"), lane.stream)
+            self._queue.cancel(lane, gone)
+            self._runner.cancel_lane(lane, "lost", gone)
+            lane.in_flight -= gone
+
+    async def _claim(
+        self,
+        lane: Lane,
+        cursor: bytes,
+        room: int,
+        *,
+        idle_ms: int,
+        source: str,
+        reader: str,
+        leases: Mapping[str, int] = MappingProxyType({}),
+    ) -> bytes | None:
+        """One page; returns the next cursor, None after the last page."""
+        count = min(self._settings.recovery_batch, room)
+        budget = int(self._settings.prefetch_bytes) // 4
+        in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
+        asked = monotonic()
+        expected = "0" if lane.ahead is None else str(round(1000 * (asked + lane.ahead)))  # the server's time
+        reader_or_time = expected if idle_ms and not source else reader
+        args = (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader_or_time)
+        lost = (self._settings.dlq_length, *lost_body(lane.group, self._member))
+        others = [part for pair in leases.items() for part in pair]
+        lane.claims += 1
+        try:
+            reply = await CLAIM_PENDING(self._client, keys, (*args, *lost, *others))
+            if reply[0] == STALE_EPOCH:
+                lane.lease.lose()
+                return cursor
+            if reply[0] == CLOCK:
+                is_first, lane.ahead = lane.ahead is None, reply[1] / 1000 - asked
+                if is_first:
+                    return await self._claim(
+                        lane, cursor, room, idle_ms=idle_ms, source=source, reader=reader, leases=leases
+                    )
+                lane.search_at = monotonic() + max((idle_ms, *leases.values())) / 1000
+                log.info("the server's clock was set: %s is searched for abandoned messages after a lease", lane.stream)
+                return cursor
+            self._settler.report_lost(lane, reply[2])
+        finally:
+            lane.claims -= 1
+        await self._enqueue(lane, [entry for entry in reply[3:] if entry[0] not in in_flight])
+        return None if reply[1] == START else bytes(reply[1])
+
+    async def unpark(self, lane: Lane, room: int) -> None:
+        """Without key order: deliver parked messages that are due, and note when the next one is."""
+        limit = min(self._settings.recovery_batch, room)
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
+        args = (self._member, lane.epoch, lane.group, limit, self._settings.dlq_length)
+        lane.retry_at = float("inf")  # a message parked during this call may set an earlier time
+        lane.claims += 1
+        try:
+            reply = await self._settler.ask(UNPARK_MESSAGES, keys, (*args, *lost_body(lane.group, self._member)))
+            self._settler.report_lost(lane, [entry_id for entry_id, _, fields, _ in reply[2:] if not fields])
+        except BrokerError:
+            lane.is_unsure_of_retries = True
+            lane.retry_at = 0.0
+            lane.restart_recovery()  # a lost reply may have delivered some to us: out of order, and after an attempt
+            raise
+        finally:
+            lane.claims -= 1
+        if reply[0] == STALE_EPOCH:
+            lane.lease.lose()
+            return
+        if lane.is_unsure_of_retries:  # the lost call may have come after that recovery; now it cannot come any more
+            lane.is_unsure_of_retries = False
+            lane.restart_recovery()
+        due = reply[2:]
+        if reply[1] >= 0:
+            lane.look_for_retries(reply[1] / 1000)
+        while lane.lease.is_held() and any(entry_id in lane.asking for entry_id, *_ in due):
+            await asyncio.sleep(0.002)  # it came back before the reply to its parking
+        entries = [(entry_id, attempts, 0, fields, is_ours) for entry_id, attempts, fields, is_ours in due if fields]
+        await self._enqueue(lane, entries, is_retry=True)
+
+    def look_for_retries(self) -> None:
+        """Parked messages may be due earlier than expected: `broker.reschedule` has woken the group."""
+        for lane in self._lanes.values():
+            if lane.retry_at < float("inf"):
+                lane.look_for_retries(0)
+        self._runner.retries.set()
+
+    async def _enqueue(self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False) -> None:
+        """Queue claimed entries, in order. What starts without another call must not be cancelled."""
+        unseen = [] if is_retry else [entry_id for entry_id, *_ in entries if lane.is_unseen(entry_id)]
+        marked = await self.cancellations.marked(lane, unseen)
+        for entry_id, attempts, wait_ms, fields, is_ours in entries:
+            if entry_id in lane.in_flight or (is_retry and is_ours and self._has_timer(lane, entry_id, fields)):
+                continue
+            lane.in_flight.add(entry_id)
+            if entry_id in marked:
+                await self.cancellations.settle(lane, marked & {entry_id})
+                continue
+            is_first = not is_retry and attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
+            if is_first:
+                lane.newest_held, attempts = entry_id, 0
+            message = await self._parse(lane, entry_id, attempts, fields, is_retry=is_retry)
+            if message is None:
+                continue
+            message.is_redelivered = not is_first
+            self._stats["redelivered"] += 1
+            if wait_ms > 0 and self._queue.is_ordered:
+                if self._queue.wait_for_retry(message, lane):
+                    message.attempt -= 1  # `resume_later` counts it when it is due
+                    self._runner.resume_later(message, lane, wait_ms / 1000)
+            else:
+                self._queue.offer(lane, (message,))
+
+    def _has_timer(self, lane: Lane, entry_id: bytes, fields: list[bytes]) -> bool:
+        """Whether a parked message that was pending has a timer here, because it blocks its key.
+
+        If not, the auditor has made it pending while it was being parked, and it must be delivered now.
+        """
+        try:
+            return self._queue.blocks_its_key(Message(lane, entry_id, fields))
+        except Malformed:
+            return False
+
+    async def _parse(
+        self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes], *, is_retry: bool
+    ) -> Message | None:
+        """The message, unless it crashed too many workers, is malformed, or is meant for another group."""
+        try:
+            message = Message(lane, entry_id, fields, attempts + 1)
+            message.check_size()
+        except Malformed as error:
+            await self._settler.bury_unreadable(lane, entry_id, attempts, error)
+            return None
+        if message.addressee is not None and message.addressee != lane.group.encode():
+            self._settler.add_done(lane, [entry_id])
+            return None
+        condemned = None if is_retry else decide_redelivery(attempts, self._policy)
+        if condemned is not None:
+            log.warning(
+                "%s moved to dead letters after %s (%s): %s",
+                message, count(attempts, "attempt"), condemned.reason, condemned.error,
+            )  # fmt: skip
+            await self._runner.bury(message, lane, condemned, attempts)
+            return None
+        message.is_suspect = not is_retry and is_suspect(attempts, self._policy)
+        return message

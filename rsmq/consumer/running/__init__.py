@@ -1,0 +1,1 @@
+"""From the queue to the end of a handler's call."""

@@ -1,0 +1,120 @@
+"""How a handler runs: in the loop, in a thread or in a process; by message or by batch. Decided once, at the start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import anyio.to_process
+import anyio.to_thread
+
+from rsmq.consumer.running.batch_runner import BatchRunner
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.queue import Queue
+from rsmq.errors import RsmqError
+from rsmq.handler.error_hook import ErrorHook
+from rsmq.handler.failure import carrying, describe
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
+from rsmq.model.message import Message
+
+
+def build_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call:
+    """What a runner awaits for a message or a batch: the handler's function inside its middlewares."""
+    innermost = {"inline": _inline, "thread": _in_thread, "process": _in_process}[handler.execution](handler)
+    if handler.outputs:
+        innermost = (_publishing_each if handler.batch else _publishing)(innermost, handler.outputs)
+    return compose((*middlewares, *handler.around), innermost)
+
+
+def build_runner(
+    handler: Handler, middlewares: Sequence[Middleware], queue: Queue, settler: Settler, stats: Counter[str]
+) -> Runner:
+    """The runner for a handler."""
+    payload_call = build_payload_call(handler, middlewares)
+    kind = Runner if handler.batch is None else BatchRunner
+    hooks = [each for each in (*middlewares, *handler.around) if isinstance(each, ErrorHook)]
+    return kind(handler, build_call(handler, middlewares), queue, settler, stats, payload_call, hooks)
+
+
+def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> Call | None:
+    """What a runner calls with payloads only. None: the function or a middleware must see the messages."""
+    if handler.execution != "inline" or handler.outputs:
+        return None  # an output belongs to a message
+    call = handler.signature.payload_call()
+    for middleware in reversed((*middlewares, *handler.around)):
+        if call is None or not isinstance(middleware, Wrapping):
+            return None
+        wrap = middleware.wrap_payload if handler.batch is None else middleware.wrap_payloads
+        call = wrap(call, handler.topic, handler.group)
+    return call
+
+
+def _inline(handler: Handler) -> Call:
+    return handler.invoke if handler.batch is None else handler.invoke_batch
+
+
+def _publishing(call: Call, topics: Sequence[str]) -> Call:
+    """Publish what the call returns, as an output of its message for each topic."""
+
+    async def publishing(message: Message) -> Any:
+        result = await call(message)
+        for topic in topics if result is not None else ():
+            await message.publish(topic, result, key=message.key)
+        return result
+
+    return publishing
+
+
+def _publishing_each(call: Call, topics: Sequence[str]) -> Call:
+    """The same for each item of a batch. Returns the outcomes."""
+
+    async def publishing(messages: Sequence[Message]) -> Any:
+        results = await call(messages)
+        if not isinstance(results, list | tuple) or len(results) != len(messages):
+            return results  # None, or what is no list of outcomes
+        outcomes = list[BaseException | None]()
+        for message, result in zip(messages, results, strict=True):
+            outcome = result if isinstance(result, BaseException) else None
+            if result is not None and outcome is None:
+                try:
+                    for topic in topics:
+                        await message.publish(topic, result, key=message.key)
+                except RsmqError as error:
+                    outcome = error
+            outcomes.append(outcome)
+        return outcomes
+
+    return publishing
+
+
+def _in_thread(handler: Handler) -> Call:
+    """A thread cannot be stopped: when the call is cancelled, the thread runs on and its result is dropped."""
+    function = handler.invoke if handler.batch is None else handler.invoke_batch
+    limiter = anyio.CapacityLimiter(handler.concurrency)
+
+    async def call(work: Any) -> Any:
+        return await anyio.to_thread.run_sync(function, work, limiter=limiter, abandon_on_cancel=True)
+
+    return call
+
+
+def _in_process(handler: Handler) -> Call:
+    """For code that holds the interpreter lock or may crash. A time-out kills the process; a crash is a failure."""
+    limiter = anyio.CapacityLimiter(handler.concurrency)
+
+    async def call(work: Any) -> Any:
+        arguments = handler.signature.arguments(work)
+        try:
+            return await anyio.to_process.run_sync(
+                carrying, handler.function, *arguments, cancellable=True, limiter=limiter
+            )
+        except anyio.BrokenWorkerProcess as error:
+            if error.__cause__ is None or isinstance(error.__cause__, anyio.EndOfStream):  # it has crashed
+                raise
+            raise anyio.BrokenWorkerProcess(f"{error}: {describe(error.__cause__)}") from error
+
+    return call

@@ -1,0 +1,368 @@
+"""Running handlers: one message a call.
+
+Per message nothing is awaited but the handler itself. Only failures and redelivered messages await the settler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from rsmq.consumer.running.pool import TURN, Pool, TaskSlot, is_running_in
+from rsmq.consumer.running.raw_calls import RawCalls
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.queue import Queue
+from rsmq.consumer.waiting.raw_entries import RawEntries
+from rsmq.errors import BrokerError, ConfigError, HandlerTimeout
+from rsmq.handler.dead_hook import Burial, call_hook
+from rsmq.handler.error_hook import ErrorHook, report
+from rsmq.handler.failure import describe, exc_info
+from rsmq.handler.handler import Handler
+from rsmq.handler.middleware import Call
+from rsmq.handler.retry import Bury, Decision, Outcome, Park, decide
+from rsmq.model.clock import monotonic
+from rsmq.model.interrupt import is_from_signal
+from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
+from rsmq.model.reason import Reason
+from rsmq.model.words import pause
+
+log = logging.getLogger("rsmq.handler")
+
+
+class Abandoned(Exception):
+    """The call was cancelled because the lease is lost or the worker stops: no attempt, no outcome."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Runner(Pool):
+    """Runs one message per handler call, up to `concurrency` at once, in key order where the handler asks for it.
+
+    Invariant: no handler starts past its lease's local deadline, read from the clock at every start. With a
+    `payload_call` raw entries are handled without messages, as long as the function returns at once.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        call: Call,
+        queue: Queue,
+        settler: Settler,
+        stats: Counter[str],
+        payload_call: Call | None = None,
+        error_hooks: Sequence[ErrorHook] = (),
+    ) -> None:
+        super().__init__(queue, handler.concurrency, handler.timeout)
+        self._error_hooks, self._name = error_hooks, f"{handler.topic}/{handler.group}"
+        self.handler, self._settler, self._stats = handler, settler, stats
+        self._call, self._payload_call = call, payload_call
+        queue.takes_raw = payload_call is not None
+        self._raw_calls = payload_call and RawCalls(queue, handler.decode, payload_call, call)
+        self.is_starved = False
+        self.space = asyncio.Event()
+        self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
+        self._low = 0
+        self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
+
+    async def collect(
+        self, message: Message, lane: Lane, topic: str, payload: Any, options: Mapping[str, Any]
+    ) -> MessageRef:
+        """Keep an output of a running message until it is settled."""
+
+        def check() -> None:
+            if not self.runs(message) and message not in self._dying:
+                raise ConfigError(
+                    f"the handler of {message} has ended, so nothing can be published with it: await "
+                    f"message.publish(...) inside the handler, or use broker.publish"
+                )
+
+        return await self._settler.outputs.collect(message, lane, topic, payload, options, check)
+
+    async def wait_for_space(self, low: int) -> None:
+        """Wait until at most `low` messages are in flight."""
+        self._low, self.is_starved = low, True
+        self.space.clear()
+        if self.queue.in_flight > low:
+            await self.space.wait()
+        self.is_starved = False
+
+    def _made_space(self) -> None:
+        if self.queue.in_flight <= self._low:
+            self.space.set()
+
+    async def _work(self, task_slot: TaskSlot) -> None:
+        assert task_slot.task is not None
+        queue, ready, settler = self.queue, self.queue.ready, self._settler
+        take = queue.taker()
+        decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
+        while True:
+            while ready:
+                message, rest = take(), None
+                if message is None:  # a limit is reached
+                    break
+                if type(message) is RawEntries:
+                    message, rest = self._run_raw(task_slot, message)
+                    if cancelling() and message is None:
+                        task_slot.rest = partial(self._work, task_slot)
+                        return
+                    if message is None:
+                        if monotonic() - self._turn > TURN:
+                            await self._let_others_run()
+                        continue
+                lane: Lane = message.origin
+                task_slot.started = now = monotonic()
+                lane.running += 1  # until it is settled: a handover waits for that
+                try:
+                    if rest is None and (
+                        now >= lane.lease.deadline
+                        or (message.is_redelivered and not await self._charge(task_slot, message, lane))
+                        or (
+                            not message.is_plain
+                            and message.expires_ms is not None
+                            and await self._expires(message, lane)
+                        )
+                    ):
+                        lane.running -= 1
+                        self._drop(message, lane)
+                        continue
+                    task_slot.messages = (message,)
+                    if rest is None:
+                        message.payload = decode(message.data)
+                        rest = call(message)
+                    await rest
+                except BaseException as error:
+                    self._leave_to_next(task_slot, message, lane, self._outcome(task_slot, error))
+                    return
+                if cancelling():  # it was cancelled, and returned all the same
+                    self._leave_to_next(task_slot, message, lane, None)
+                    return
+                task_slot.messages = ()
+                if message.is_suspect:
+                    self._leave_to_next(task_slot, message, lane, None)
+                    return
+                if lane.done:
+                    lane.done.append(message.entry_id)
+                else:
+                    settler.add_done(lane, (message.entry_id,))
+                queue.finish(message, lane)
+                lane.running -= 1
+                if self.is_starved:
+                    self._made_space()
+                if now - self._turn > TURN:
+                    await self._let_others_run()
+            if queue.group_limit is not None:
+                queue.group_limit.leave()
+            await self._sleep()
+
+    def _run_raw(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Message | None, Awaitable[Any] | None]:
+        """Handle raw entries. Returns the message whose call suspends or fails, with the rest of that call, or a
+        message that may not start, because its lease is over. What was not handled is ready again.
+        """
+        assert self._raw_calls is not None
+        queue, lane, done = self.queue, raw.origin, raw.done
+        lane.raw_entries -= 1
+        rest, is_held = self._raw_calls.run(task_slot, raw)
+        self._settler.add_done(lane, done)
+        queue.in_flight -= len(done)
+        if self.is_starved:
+            self._made_space()
+        if rest is not None or (task_slot.started >= lane.lease.deadline and len(done) < len(raw.entries)):
+            return queue.split_raw(raw), rest
+        queue.put_back_raw(raw, is_held=is_held)
+        return None, None
+
+    async def _charge(self, task_slot: TaskSlot, message: Message, lane: Lane) -> bool:
+        """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
+        rate = self.queue.message_rate
+        try:
+            is_ours = await self._settler.charge(message, lane)
+        except BaseException:
+            if rate is not None:
+                rate.forget(message)
+            raise
+        if rate is not None:
+            await rate.starts_late(message, lane)
+        task_slot.started = monotonic()
+        return is_ours and task_slot.started < lane.lease.deadline
+
+    async def _expires(self, message: Message, lane: Lane) -> bool:
+        """Whether a message has expired: then it is settled, and its handler does not start."""
+        left = message.lifetime(self._settler.clock.now_ms())
+        if left is None or left > 0:
+            return False
+        self._stats["expired"] += 1
+        if message.becomes_dead:
+            decision = Bury(Reason.EXPIRED, f"it expired {pause(timedelta(milliseconds=-left))} ago")
+            log.warning("%s: expired, moved to dead letters: %s", self._name, message)
+            await self.bury(message, lane, decision, message.attempt - 1)
+        else:
+            log.debug("%s: expired, dropped: %s", self._name, message)
+            await self._settle(message, lane)
+        return True
+
+    async def _settle(self, message: Message, lane: Lane) -> None:
+        """A redelivered message is done. A suspect is settled at once: the next one may end this process."""
+        if message.is_suspect:
+            await self._settler.settle(message, lane)
+        else:
+            self._settler.add_done(lane, [message.entry_id])
+
+    def _drop(self, message: Message, lane: Lane) -> None:
+        """Do not start it. Once a lease has run out it stays lost, or later messages would overtake this one."""
+        if monotonic() >= lane.lease.deadline:
+            lane.lease.lose()
+        if self.queue.message_rate is not None:
+            self.queue.message_rate.forget(message)
+        self.queue.finish(message, lane)
+        self._made_space()
+
+    # -- failures -------------------------------------------------------------------------------------------------
+
+    def _leave_to_next(self, task_slot: TaskSlot, message: Message, lane: Lane, outcome: Outcome) -> None:
+        """The next task of the slot settles this message."""
+        task_slot.end()
+        task_slot.rest = partial(self._after, task_slot, partial(self._end_call, message, lane, outcome))
+
+    async def _end_call(self, message: Message, lane: Lane, outcome: Outcome) -> None:
+        """Carry out what follows from the end of a call for its message."""
+        try:
+            if outcome is not None:
+                lane.outputs.pop(message.entry_id, None)
+            if self._is_cancelled(message, lane, outcome):
+                await self._settler.settle_cancelled(lane, message.entry_id)
+                self.queue.finish(message, lane)
+                return
+            if isinstance(outcome, Abandoned):
+                await self._hand_back(message, lane, outcome.reason)
+                self.queue.finish(message, lane)
+                return
+            decision = self._decide(message, outcome)
+            if isinstance(decision, Park) and outcome is not None:
+                await self._park(message, lane, decision, outcome)
+                return
+            if isinstance(decision, Bury):
+                await self._bury(message, lane, decision)
+            else:
+                await self._settle(message, lane)
+            self.queue.finish(message, lane)
+        finally:
+            lane.running -= 1
+            self._made_space()
+
+    def _decide(self, message: Message, outcome: Outcome) -> Decision:
+        now = self._settler.clock.now_ms()
+        age = timedelta(milliseconds=now - message.stored_ms)
+        decision = decide(outcome, message.attempt, self.handler.retry, age)
+        left = message.lifetime(now)
+        if left is None or not isinstance(decision, Park):
+            return decision
+        return replace(decision, delay=min(decision.delay, timedelta(milliseconds=max(0, left))))
+
+    def _is_cancelled(self, message: Message, lane: Lane, outcome: Outcome) -> bool:
+        """Whether a message was cancelled while it ran, and its attempt did not succeed."""
+        is_over = isinstance(outcome, Abandoned) and outcome.reason != "cancelled"  # lost, or stopped: the next owner
+        return outcome is not None and not is_over and message.entry_id in lane.cancels
+
+    def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
+        """What an exception out of a handler's call means. Raises it again if it ends more than this call.
+
+        Whatever a handler raises is a failed attempt, also SystemExit or a cancellation that is not the pool's.
+        """
+        if is_from_signal(error) or not is_running_in(task_slot.task):
+            raise error
+        reason = task_slot.end()
+        if isinstance(error, asyncio.CancelledError):
+            if reason == "timeout":
+                assert self.handler.timeout is not None
+                late = HandlerTimeout(self.handler.name, self.handler.timeout.total_seconds())
+                return late.with_traceback(error.__traceback__)  # where it waited
+            if reason is not None:
+                return Abandoned(reason)
+            if self.is_ending:
+                raise error
+        return error
+
+    async def _hand_back(self, message: Message, lane: Lane, reason: str) -> None:
+        """At a planned stop give the message back. After a lost lease the new owner takes it over."""
+        if reason == "stop":
+            try:
+                await self._settler.hand_back(lane, [message])
+            except BrokerError as error:
+                log.warning("cannot hand back %s, it is redelivered when the lease ends: %s", message, error)
+
+    async def _bury(self, message: Message, lane: Lane, decision: Bury) -> None:
+        if decision.cause is not None:
+            await report(self._error_hooks, message, decision.cause)
+        log.warning(
+            "%s: failed (attempt %d of %d), moved to dead letters (%s): %s: %s", self._name, message.attempt,
+            self.handler.retry.max_attempts, decision.reason, decision.error, message,
+            exc_info=exc_info(decision.cause),
+        )  # fmt: skip
+        await self.bury(message, lane, decision, message.attempt)
+
+    async def bury(self, message: Message, lane: Lane, decision: Bury, attempts: int) -> None:
+        """Move a message to the dead letters, together with what `on_dead` publishes by it."""
+        hook = self.handler.on_dead
+        if hook is None:
+            await self._settler.bury(lane, message.entry_id, attempts, decision)
+            return
+        self._dying.add(message)
+        try:
+            is_done = await call_hook(hook, message, Burial(str(decision.reason), decision.error, attempts))
+        finally:
+            self._dying.discard(message)
+        if is_done and message.entry_id in lane.outputs:
+            await self._settler.bury_with_outputs(lane, message, attempts, decision)
+        else:
+            lane.outputs.pop(message.entry_id, None)
+            await self._settler.bury(lane, message.entry_id, attempts, decision)
+
+    async def _park(self, message: Message, lane: Lane, decision: Park, error: BaseException) -> None:
+        """Park a failed message for its next attempt.
+
+        One that blocks its key stays pending and gets a timer here. Any other goes to the retry poller.
+        """
+        await report(self._error_hooks, message, error)
+        self._stats["retried"] += 1
+        what = "failed" if decision.is_counted else "asks for a retry that does not count"
+        log.info(
+            "%s: %s (attempt %d of %d), retry in %s: %s: %s", self._name, what, message.attempt,
+            self.handler.retry.max_attempts, pause(decision.delay), describe(error), message,
+        )  # fmt: skip
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("traceback of %s, attempt %d", message, message.attempt, exc_info=exc_info(error))
+        seconds = decision.delay.total_seconds()
+        has_key = self.queue.is_ordered and message.routing_key is not None
+        is_parked = await self._settler.park(message, lane, decision, describe(error), keep_pending=has_key)
+        if is_parked and has_key:
+            self.queue.park(message, lane)
+            self.resume_later(message, lane, seconds, int(decision.is_counted))
+        else:
+            lane.look_for_retries(seconds)
+            self.retries.set()
+            self.queue.finish(message, lane)
+
+    def resume_later(self, message: Message, lane: Lane, seconds: float, charge: int = 1) -> None:
+        """Start a message that is parked behind its key again when it is due, as an attempt that is `charge` later."""
+        asyncio.get_running_loop().call_later(seconds, self._resume, message, lane, charge)
+
+    def _resume(self, message: Message, lane: Lane, charge: int) -> None:
+        following = message.again()
+        following.attempt += charge
+        following.is_redelivered = True
+        self.queue.resume(message, lane, following)
+        self.wake_soon()
+
+    def __repr__(self) -> str:
+        busy = sum(1 for task_slot in self._task_slots if task_slot.messages)
+        return f"<Runner {self.handler.name} busy={busy}/{self.handler.concurrency} {self.queue!r}>"

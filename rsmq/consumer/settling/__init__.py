@@ -1,0 +1,1 @@
+"""From the end of a call to the server: acknowledge, park, bury; outputs."""

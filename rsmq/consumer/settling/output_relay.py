@@ -1,0 +1,163 @@
+"""The relay of outputs on a cluster: from the out-stream of a partition to their targets, which are in other slots."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import anyio.abc
+
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.errors import BrokerError, RsmqError
+from rsmq.model.backoff import Backoff
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.packing import pack_fields
+from rsmq.model.stream_id import parse_stream_id
+from rsmq.producer.output import OUT_FIELDS
+from rsmq.redis.scripts import OK, RELAY_OUTPUTS, Value
+from rsmq.redis.streams import trim
+from rsmq.redis.topics import Topics
+
+log = logging.getLogger("rsmq.relay")
+
+PAGE: Final = 200
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+"""Seconds between two attempts, while a target is full or a server is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One entry of an out-stream."""
+
+    entry_id: bytes
+    about: Mapping[str, str]
+    fields: list[bytes]
+
+    @classmethod
+    def read(cls, entry_id: bytes, flat: list[bytes]) -> Waiting:
+        """Split where it goes from what goes there."""
+        about, fields = dict[str, str](), list[bytes]()
+        for name, value in zip(flat[::2], flat[1::2], strict=True):
+            if name in OUT_FIELDS:
+                about[name.decode()] = value.decode()
+            else:
+                fields += (name, value)
+        return cls(entry_id, about, fields)
+
+    @property
+    def target(self) -> tuple[str, int]:
+        """Topic and partition."""
+        return self.about["out.topic"], int(self.about["out.partition"])
+
+    @property
+    def due(self) -> str:
+        """Milliseconds since 1970, or empty. A delay counts from the settlement."""
+        due = self.about.get("out.due", "")
+        return str(parse_stream_id(self.entry_id)[0] + int(due)) if due.startswith("+") else due
+
+    @property
+    def position(self) -> str:
+        """The id as text that compares like it."""
+        ms, seq = parse_stream_id(self.entry_id)
+        return f"{ms:020d}-{seq:020d}"
+
+
+class OutputRelay:
+    """Moves what waits in the out-streams of the lanes of this member, in order and each entry once.
+
+    A mark in the target's slot says how far it got (`relay_outputs.lua`). So nothing is coordinated: the next owner
+    starts with what is left, and the last one may still be at it.
+    """
+
+    def __init__(self, context: ConsumerContext) -> None:
+        self._context, self._client, self._keys = context, context.client, context.keys
+        self._topics = Topics(context.client, context.keys, context.settings)
+        self._throttled = ThrottledLog(log)
+        self._busy: dict[Lane, asyncio.Event] = {}  # set when there may be more
+        self.tasks: anyio.abc.TaskGroup | None = None
+
+    def wake(self, lane: Lane) -> None:
+        """There may be something in the out-stream of a lane: it was opened, or has settled messages with outputs."""
+        if not self._client.is_cluster or self.tasks is None:
+            return
+        more = self._busy.get(lane)
+        if more is not None:
+            more.set()
+            return
+        self._busy[lane] = more = asyncio.Event()
+        self.tasks.start_soon(self._serve, lane, more)
+
+    async def _serve(self, lane: Lane, more: asyncio.Event) -> None:
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        try:
+            while lane.lease.is_held():
+                more.clear()
+                try:
+                    moved = await self.relay(lane)
+                except RsmqError as error:
+                    self._throttled.warn(f"outputs of {lane.stream} wait in {self._out(lane)}", error)
+                    moved = False
+                if moved:
+                    backoff.reset()
+                elif moved is None and not more.is_set():
+                    return
+                else:
+                    await asyncio.sleep(backoff.next())
+        finally:
+            self._busy.pop(lane, None)
+
+    def _out(self, lane: Lane) -> str:
+        return self._keys.out(lane.topic, lane.partition, lane.group)
+
+    async def relay(self, lane: Lane) -> bool | None:
+        """Move one page. None: nothing waits; False: nothing could be moved."""
+        out = self._out(lane)
+        page = [
+            Waiting.read(*each) for each in await self._client.execute_command("XRANGE", out, "-", "+", "COUNT", PAGE)
+        ]
+        if not page:
+            return None
+        by_target: dict[tuple[str, int], list[Waiting]] = {}
+        for each in page:
+            by_target.setdefault(each.target, []).append(each)
+        moved, trouble = list[bytes](), None
+        for target, entries in by_target.items():
+            try:
+                done = await self._append(lane, target, entries)
+            except BrokerError as error:
+                trouble = error
+                continue
+            moved += [each.entry_id for each in entries[:done]]
+        if moved:
+            await self._client.execute_command("XDEL", out, *moved)
+        elif trouble is not None:
+            raise trouble
+        return bool(moved)
+
+    async def _append(self, lane: Lane, target: tuple[str, int], entries: list[Waiting]) -> int:
+        """Append entries to one target. Returns how many of them are there now."""
+        keys, (name, partition) = self._keys, target
+        topic = self._topics.cached(name) or await self._topics.lookup(name)
+        names = [keys.stream(*target), keys.jobs(*target), keys.delayed(*target)]
+        args: list[Value] = [f"out|{lane.topic}.{lane.partition}|{lane.group}", topic.max_length, topic.on_full]
+        for each in entries:
+            dedup = 0
+            if "out.window" in each.about:
+                fields = dict(zip(each.fields[::2], each.fields[1::2], strict=True))
+                names.append(keys.dedup(name, partition, fields[b"id"].decode()))
+                dedup = len(names)
+            stored: list[bytes] = [pack_fields(each.fields)] if each.due else each.fields
+            args += (each.position, dedup, each.about.get("out.window", 0), each.due, len(stored), *stored)
+        word, done = await RELAY_OUTPUTS(self._client, names, args)
+        if word == OK:
+            return int(done)
+        _, removed, _ = await trim(self._client, keys, name, partition, keep_age_ms=0, keep_length=0, exact=True)
+        if not removed and not done:
+            await self._topics.find(name)  # its limit may have been raised
+            self._throttled.warn(f"outputs of {lane.stream} wait", f"{names[0]} is full")
+        return int(done)

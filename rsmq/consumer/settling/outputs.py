@@ -1,0 +1,249 @@
+"""Outputs: what handlers publish by their message leaves together with its settlement, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio.abc
+
+from rsmq.consumer.settling.output_relay import OutputRelay
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane, MessageOutputs
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, TooLarge, TopicFull
+from rsmq.handler.options import refuse_unknown
+from rsmq.model.backoff import Backoff
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.message import Message
+from rsmq.model.message_ref import MessageRef
+from rsmq.model.output_options import OutputOptions
+from rsmq.producer import Producer
+from rsmq.producer.output import Output, OutputArguments, OwnKey
+from rsmq.redis.scripts import SETTLE_OUTPUTS, STALE_EPOCH, Ask, Value
+from rsmq.redis.streams import trim
+
+log = logging.getLogger("rsmq.settle")
+
+MOST_OUTPUTS: Final = 1000
+MOST_BYTES: Final = 4 << 20
+"""Of one message: more would hold up the server, which stores them in one step."""
+PAGE_OUTPUTS: Final = 200
+PAGE_BYTES: Final = 1 << 20
+"""Of one call, if it settles more than one message."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+"""Seconds between two attempts, while a target is full or the server is away."""
+
+
+class Outputs:
+    """Collects the outputs of running messages and settles messages that have some.
+
+    One call at a time for each lane, with the oldest messages first: so the outputs of a partition are stored in the
+    order in which its messages were handled, whatever gets lost. A target without room holds back its lane; the
+    handlers do not run again for that.
+    """
+
+    def __init__(self, context: ConsumerContext, ask: Ask, on_stale: Callable[[Lane], None]) -> None:
+        self._context, self._client, self._keys = context, context.client, context.keys
+        self._settings, self._member, self._stats = context.settings, context.member, context.stats
+        self._ask, self._on_stale = ask, on_stale
+        self._throttled = ThrottledLog(log)
+        self.relay = OutputRelay(context)
+        self.tasks: anyio.abc.TaskGroup | None = None  # while the settler runs
+
+    # -- while the handler runs -----------------------------------------------------------------------------------
+
+    async def collect(
+        self,
+        message: Message,
+        lane: Lane,
+        topic: str,
+        payload: Any,
+        options: Mapping[str, Any],
+        check: Callable[[], None],
+    ) -> MessageRef:
+        """Keep an output of a running message until it is settled. `check` raises if it does not run."""
+        check()
+        if "wait_replicas" in options:
+            raise ConfigError("message.publish has no wait_replicas: its output is stored when the message is settled")
+        refuse_unknown("message.publish", options, OutputOptions.__annotations__)
+        output = await self._producer.output(topic, payload, **options)
+        check()  # the lookup of a topic takes a moment
+        entry = lane.outputs.get(message.entry_id) or MessageOutputs(message)
+        self._check_bounds(entry, output)
+        entry.outputs.append(output)
+        lane.outputs[message.entry_id] = entry
+        return output.ref
+
+    def letter(self, message: Message, key: str, notes: Sequence[Value]) -> Output:
+        """A message as a dead letter: an output with a key of its own, in the slot of its partition."""
+        fields = (*message.entry, *(str(each) if isinstance(each, int) else each for each in notes))
+        own = OwnKey(key, self._settings.dlq_length)
+        size = sum(map(len, fields))
+        return Output(self._context.topic, message.partition, message.id, fields, size, "", is_once=False, own=own)
+
+    def _check_bounds(self, entry: MessageOutputs, output: Output) -> None:
+        """What could never be settled fails in the handler."""
+        size = output.size + sum(each.size for each in entry.outputs)
+        if size > MOST_BYTES:
+            raise TooLarge(size, MOST_BYTES)
+        if len(entry.outputs) >= MOST_OUTPUTS:
+            raise ConfigError(
+                f"a handler call can publish {MOST_OUTPUTS} outputs for a message: publish one message that names the "
+                f"rest, or use broker.publish_many"
+            )
+        topic = output.target
+        if topic.max_length > 0 and topic.on_full == "reject":
+            same = sum(each.topic == topic.name and each.partition == output.partition for each in entry.outputs)
+            if same >= topic.max_length:
+                raise TopicFull(topic.name, output.partition, topic.max_length)
+
+    @property
+    def _producer(self) -> Producer:
+        assert self._context.producer is not None, "a worker gives its consumers a producer"
+        return self._context.producer
+
+    # -- after it -------------------------------------------------------------------------------------------------
+
+    def divert(self, lane: Lane) -> None:
+        """Take the messages with outputs out of those that are done: they leave by calls of their own."""
+        ready = [entry_id for entry_id in lane.done if entry_id in lane.outputs]
+        if not ready:
+            return
+        lane.done = [entry_id for entry_id in lane.done if entry_id not in lane.outputs]
+        lane.asking.update(ready)
+        for entry_id in ready:
+            lane.outgoing[entry_id] = lane.outputs.pop(entry_id)
+        if self.tasks is not None and not lane.is_publishing:
+            lane.is_publishing = True
+            self.tasks.start_soon(self._serve, lane)
+
+    async def _serve(self, lane: Lane) -> None:
+        """Settle what goes out of a lane, until nothing is left or the lease is over."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        try:
+            while lane.outgoing and lane.lease.is_held():
+                if await self._settle_page(lane):
+                    backoff.reset()
+                else:
+                    await asyncio.sleep(backoff.next())
+        finally:
+            lane.is_publishing = lane.is_full = False
+
+    async def flush(self, lanes: Sequence[Lane]) -> None:
+        """One attempt for each lane, after `run`.
+
+        Not where a call of `run` has no answer: it may still come, after its repetition, and a first call also stores
+        outputs of messages that are not pending. The next owner handles these messages again if it did not come.
+        """
+        for lane in lanes:
+            if any(entry.is_sent for entry in lane.outgoing.values()):
+                continue
+            self.divert(lane)
+            while lane.outgoing and lane.lease.is_held() and await self._settle_page(lane, most=1):
+                pass
+
+    async def wait(self, lane: Lane, entry_id: bytes) -> None:
+        """Until a message with outputs is settled, or its lease is over."""
+        while entry_id in lane.outgoing and lane.lease.is_held():
+            await asyncio.sleep(0.005)
+
+    async def _settle_page(self, lane: Lane, most: int | None = None) -> bool:
+        """Settle the oldest messages of a lane, in one call that is repeated until it has an answer. False: no room."""
+        page = self._page(lane)
+        attempts, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while lane.lease.is_held() and attempts != most:
+            attempts += 1
+            arguments, args = self._command(lane, page)
+            for _, entry in page:
+                entry.is_sent = True  # also if this is cancelled
+            try:
+                reply = await self._ask(SETTLE_OUTPUTS, arguments.keys, args)
+            except BrokerUnavailable as error:
+                self._throttled.warn(f"{SETTLE_OUTPUTS.name} waits for the server", error)
+            except GroupMissing:  # it is made again from the start: all of it comes again, in order
+                lane.lease.lose()
+            except BrokerError as error:  # no memory, no right, a key of a foreign type: an operator can repair it
+                log.error("outputs of %s cannot be stored: %s", lane.stream, error)
+            else:
+                return await self._confirm(lane, page, reply, arguments.keys)
+            await asyncio.sleep(backoff.next())
+        return False
+
+    def _command(self, lane: Lane, page: Sequence[tuple[bytes, MessageOutputs]]) -> tuple[OutputArguments, list[Value]]:
+        # on a cluster a first call may come late, after its repetition: its connection is not ended before that
+        is_again = int(self._client.is_cluster or any(entry.is_sent for _, entry in page))
+        out = self._keys.out(lane.topic, lane.partition, lane.group) if self._client.is_cluster else ""
+        every = [output for _, entry in page for output in entry.stored]
+        arguments = OutputArguments(self._producer, every, first=(lane.stream, lane.lease_key), out=out)
+        args: list[Value] = [self._member, lane.epoch, lane.group, is_again, *arguments.counts]
+        for entry_id, entry in page:
+            args += (entry_id, len(entry.stored))
+            for output in entry.stored:
+                args += arguments.of(output)
+        return arguments, args
+
+    def _page(self, lane: Lane) -> list[tuple[bytes, MessageOutputs]]:
+        page, count, size = list[tuple[bytes, MessageOutputs]](), 0, 0
+        for entry_id, entry in lane.outgoing.items():
+            count += len(entry.outputs)
+            size += sum(output.size for output in entry.outputs)
+            if page and (count > PAGE_OUTPUTS or size > PAGE_BYTES):
+                break
+            page.append((entry_id, entry))
+        return page
+
+    async def _confirm(
+        self, lane: Lane, page: list[tuple[bytes, MessageOutputs]], reply: Any, keys: Sequence[str]
+    ) -> bool:
+        """Take the answer of the server. False: there is no room for the next message."""
+        if reply[0] == STALE_EPOCH:
+            self._stats["refused"] += len(page)
+            self._on_stale(lane)
+            return True
+        _, done, acknowledged, full = reply
+        for entry_id, entry in page[:done]:
+            lane.outgoing.pop(entry_id, None)
+            lane.asking.discard(entry_id)
+            lane.in_flight.discard(entry_id)
+            for output in entry.outputs:
+                self._producer.outputs[output.topic] += 1
+        letters = sum(1 for _, entry in page[:done] if entry.letter is not None)
+        self._stats["settled"] += max(0, acknowledged - letters)
+        self._stats["not_pending"] += done - acknowledged
+        for _, entry in page[done:]:
+            entry.is_sent = False
+        if done:
+            self.relay.wake(lane)
+        if not full:
+            lane.is_full = False
+            return True
+        return await self._make_room(lane, page[done][1], keys[full - 1]) or done > 0
+
+    async def _make_room(self, lane: Lane, entry: MessageOutputs, key: str) -> bool:
+        """Remove what is kept in a full target only for a replay, and read its limits again. False: no room yet."""
+        output = next((each for each in entry.outputs if self._keys.stream(each.topic, each.partition) == key), None)
+        if output is None:  # the out-stream: its relay makes room
+            self._note_full(lane, key, "its relay go on: see rsmq.relay in the log")
+            return False
+        removed = 0
+        try:
+            await self._producer.read_limits(output.topic)
+            _, removed, _ = await trim(
+                self._client, self._keys, output.topic, output.partition, keep_age_ms=0, keep_length=0, exact=True
+            )
+        except (BrokerError, ConfigError) as error:  # such as a user without the right to trim
+            log.debug("%s is full and cannot be trimmed: %s", key, error)
+        if not removed:
+            self._note_full(lane, key, f"the consumers of {output.topic!r} catch up, or raise its max_length")
+        return removed > 0
+
+    def _note_full(self, lane: Lane, key: str, remedy: str) -> None:
+        if not lane.is_full:
+            log.warning(
+                "%s is full: %s waits with the outputs of handled messages, and reads nothing new. Let %s", key,
+                lane.stream, remedy,
+            )  # fmt: skip
+        lane.is_full = True

@@ -1,0 +1,394 @@
+"""Settling: writes back what became of messages, fenced by the lease's epoch, many in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
+
+import anyio
+from redis.exceptions import NoScriptError
+
+from rsmq.consumer.settling.outputs import Outputs
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.errors import BrokerError, BrokerUnavailable, GroupMissing, Malformed, Oversized
+from rsmq.handler.failure import traceback_of
+from rsmq.handler.retry import Bury, Park
+from rsmq.model.clock import now_ms, to_ms
+from rsmq.model.failed_attempt import PAST, FailedAttempt, failed_attempts, to_field
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.message import Message
+from rsmq.model.reason import Reason, lost_body
+from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.scripts import (
+    BURY_MESSAGE,
+    CANCELLED,
+    HAND_BACK,
+    LOST_BODY,
+    NOT_PENDING,
+    PARK_MESSAGE,
+    SETTLE_CANCELLED,
+    SETTLE_MESSAGES,
+    STALE_EPOCH,
+    START_MESSAGE,
+    Script,
+    Value,
+)
+
+log = logging.getLogger("rsmq.settle")
+
+LATE: Final = 0.004
+"""Seconds that an acknowledgement waits for the next read, in whose write it can leave."""
+
+LOST: Final = Bury(Reason.LOST_BODY, "the entry was deleted before it was settled")
+
+AckBatch = list[tuple[Lane, list[bytes]]]
+"""Lanes with their done ids, settled in one call: all lanes on a single server, on a cluster one lane a batch."""
+Command = tuple[Sequence[str], Sequence[Value]]
+"""Keys and arguments of a script."""
+
+
+class Settler:
+    """Writes acknowledgements in batches, and everything rarer by message.
+
+    A batch leaves with the next read, on the fetcher's connection. If no read leaves in time (the fetcher is blocked,
+    the queue is empty) it leaves on a second connection. It counts as settled only when the server has confirmed it.
+    `on_stale` is called with a lane whose lease another member has.
+    """
+
+    def __init__(self, context: ConsumerContext, on_stale: Callable[[Lane], None]) -> None:
+        self._client, self._member, self._group = context.client, context.member, context.handler.group
+        self._dlq_length, self._stats, self._on_stale = context.settings.dlq_length, context.stats, on_stale
+        self.clock = context.clock
+        self._throttled = ThrottledLog(log)
+        self._dirty: list[Lane] = []
+        self._batcher = ScriptBatcher(context.client)
+        self._due = asyncio.Event()
+        self._idle = asyncio.Event()
+        self.outputs = Outputs(context, self.ask, on_stale)
+
+    def schedule(self, lane: Lane) -> None:
+        """Settle a lane soon: its first message since the last batch is done."""
+        self._dirty.append(lane)
+        self._due.set()
+
+    def add_done(self, lane: Lane, entry_ids: Collection[bytes]) -> None:
+        """Acknowledge these with the next batch."""
+        if entry_ids and not lane.done:
+            self.schedule(lane)
+        lane.done += entry_ids
+
+    # -- in batches -----------------------------------------------------------------------------------------------
+
+    def take(self, lanes: Collection[Lane] | None = None) -> list[AckBatch]:
+        """Everything that is done, or what is done in some lanes. `confirm` or `put_back` must follow for each."""
+        taken, left = AckBatch(), []
+        for lane in self._dirty:
+            if lanes is not None and lane not in lanes:
+                left.append(lane)
+                continue
+            if lane.lease.is_lost:  # a new grant may have the same epoch, if the server has lost the last one
+                lane.done = []
+            elif lane.outputs:
+                self.outputs.divert(lane)
+            if lane.done:
+                taken.append((lane, lane.done))
+                lane.settling.append(lane.done)
+                lane.done = []
+        self._dirty = left
+        return [[each] for each in taken] if self._client.is_cluster else [taken] if taken else []
+
+    def packed(self, batch: AckBatch) -> bytes:
+        """The batch as one packed command."""
+        return pack(SETTLE_MESSAGES.command(*self._settling(batch)))
+
+    def _settling(self, batch: AckBatch) -> Command:
+        keys, args = list[str](), list[Value]((self._member, self._group))
+        for lane, ids in batch:
+            keys += (lane.stream, lane.lease_key)
+            args += (lane.epoch, len(ids))
+            args += ids
+        return keys, args
+
+    async def confirm(self, batch: AckBatch, reply: Any) -> None:
+        """Take the server's reply to a batch."""
+        if isinstance(reply, NoScriptError):
+            reply = await self._send_again(batch)
+        if isinstance(reply, BrokerUnavailable):
+            self.put_back([batch])
+            return
+        if isinstance(reply, BrokerError) and len(batch) > 1:  # the keys of one lane are at fault: settle one by one
+            while batch:
+                answer = await self._send_again(batch[:1])
+                await self.confirm([batch.pop(0)], answer)
+            return
+        answers = [reply] if isinstance(reply, BrokerError) else reply
+        for (lane, ids), answer in zip(batch, answers, strict=True):
+            self._confirm(lane, ids, answer)
+
+    async def _send_again(self, batch: AckBatch) -> Any:
+        """The reply to a batch that is sent again in a call of its own. To acknowledge twice is harmless."""
+        try:
+            return await SETTLE_MESSAGES(self._client, *self._settling(batch))
+        except BrokerError as error:
+            return error
+
+    def _confirm(self, lane: Lane, ids: list[bytes], answer: Any) -> None:
+        lane.settling.remove(ids)
+        if isinstance(answer, BrokerError) or answer[0] == STALE_EPOCH:
+            self._stats["refused"] += len(ids)
+            self._on_stale(lane)
+            return
+        lane.in_flight.difference_update(ids)
+        self._stats["settled"] += answer[1]
+        if answer[1] < len(ids):
+            self._stats["not_pending"] += len(ids) - answer[1]
+
+    def put_back(self, batches: list[AckBatch]) -> None:
+        """The connection broke: settle these again later. To acknowledge twice is harmless."""
+        for batch in batches:
+            for lane, ids in batch:
+                lane.done[:0] = ids
+                lane.settling.remove(ids)
+                self.schedule(lane)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Settle on a second connection what no read took along, and run the batcher, which has a third."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._batcher.run)
+            self.outputs.tasks = self.outputs.relay.tasks = tasks
+            task_status.started()
+            connection = ShardedConnection(self._client)
+            try:
+                while True:
+                    await self._due.wait()
+                    await asyncio.sleep(LATE)
+                    self._due.clear()
+                    if await self._flush(connection) and not self._dirty:
+                        self._idle.set()
+            finally:
+                self.outputs.tasks = self.outputs.relay.tasks = None
+                await connection.close()
+
+    async def _flush(self, connection: ShardedConnection) -> bool:
+        batches = self.take()
+        replies = await connection.exchange([(batch[0][0].stream, self.packed(batch)) for batch in batches])
+        for batch, reply in zip(batches, replies, strict=True):
+            await self.confirm(batch, reply)
+        failure = next((reply for reply in replies if isinstance(reply, BrokerUnavailable)), None)
+        if failure is not None:
+            self._throttled.warn("settling waits for the server", failure)
+            await asyncio.sleep(0.1)
+        return failure is None
+
+    async def flush(self, lanes: Sequence[Lane]) -> None:
+        """Settle what is done in these lanes now, on connections of its own."""
+        await self.outputs.flush(lanes)
+        connection = ShardedConnection(self._client)
+        try:
+            await self._flush(connection)
+        finally:
+            await connection.close()
+
+    async def wait_until_settled(self, lanes: Iterable[Lane]) -> None:
+        """Wait until everything done in these lanes is confirmed, or their lease is gone.
+
+        Outputs for which a target has no room are not waited for.
+        """
+        while any(
+            lane.done or lane.settling or (lane.outgoing and not lane.is_full)
+            for lane in lanes if lane.lease.is_held()
+        ):  # fmt: skip
+            self._idle.clear()
+            self._due.set()
+            with anyio.move_on_after(0.1):
+                await self._idle.wait()
+
+    # -- by message -----------------------------------------------------------------------------------------------
+
+    async def ask(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        """Run a script on the connection of the batcher. After a lost reply the next call first ends what is late."""
+        return await self._batcher.ask(script, keys, args)
+
+    async def charge(self, message: Message, lane: Lane) -> bool:
+        """Charge the attempt of a redelivered message. False: it is not ours any more, do not start it."""
+        entry_id = message.entry_id
+        keys, args = self._fenced(lane, entry_id, message.attempt - 1)
+        command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
+        reply = await self._call(START_MESSAGE, lane, entry_id, command)
+        if reply is not None and reply[0] == CANCELLED:
+            await self.settle_cancelled(lane, entry_id)
+            return False
+        return reply is not None
+
+    async def settle_cancelled(self, lane: Lane, entry_id: bytes) -> None:
+        """Settle a message that is cancelled and does not run."""
+        keys, args = self._fenced(lane, entry_id)
+        command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
+        if await self._call(SETTLE_CANCELLED, lane, entry_id, command) is not None:
+            lane.in_flight.discard(entry_id)
+            self._stats["cancelled"] += 1
+
+    async def settle(self, message: Message, lane: Lane) -> None:
+        """Acknowledge one message now, and return when the server has confirmed it."""
+        entry_id = message.entry_id
+        if entry_id in lane.outputs:
+            self.add_done(lane, [entry_id])
+            self.outputs.divert(lane)
+            await self.outputs.wait(lane, entry_id)
+            return
+        if await self._call(SETTLE_MESSAGES, lane, entry_id, self._settling([(lane, [entry_id])])) is not None:
+            lane.in_flight.discard(entry_id)
+            self._stats["settled"] += 1
+
+    async def park(self, message: Message, lane: Lane, decision: Park, error: str, *, keep_pending: bool) -> bool:
+        """Put a failed message aside for its next attempt. False: it is not ours any more."""
+        entry_id, rules = message.entry_id, (to_ms(decision.delay), int(keep_pending), int(decision.is_counted))
+        keys, args = self._fenced(lane, entry_id, message.attempt, *rules, error)
+        command = ((*keys, lane.errors_key), args)
+        is_parked = await self._call(PARK_MESSAGE, lane, entry_id, command) is not None
+        if is_parked and not keep_pending:
+            lane.in_flight.discard(entry_id)
+        return is_parked
+
+    async def bury(
+        self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury, *, was_pending: bool = False
+    ) -> None:
+        """Move a message to the dead letters. `was_pending`: if it is not pending any more, it has been moved."""
+        self._stats["buried"] += 1
+        fields: tuple[Value, ...] = () if decision.is_copied else ("dlq.body", "stream")
+        fields += await self._notes(lane, entry_id, attempts, decision)
+        first, again = (self._fenced(lane, entry_id, attempts, self._dlq_length, flag, *fields) for flag in (0, 1))
+        keys, first = (*first[0], lane.dlq_key), again if was_pending else first
+        reply = await self._call(BURY_MESSAGE, lane, entry_id, (keys, first[1]), (keys, again[1]))
+        lane.in_flight.discard(entry_id)
+        if reply is not None and reply[2]:
+            self.report_lost(lane, [entry_id])
+
+    async def _notes(self, lane: Lane, entry_id: bytes, attempts: int, decision: Bury) -> tuple[Value, ...]:
+        """The `dlq.*` fields of a dead letter."""
+        notes: tuple[Value, ...] = (
+            "dlq.reason", decision.reason, "dlq.error", decision.error, "dlq.attempts", attempts,
+            "dlq.group", self._group, "dlq.origin", entry_id, "dlq.at_ms", now_ms(), "dlq.member", self._member,
+        )  # fmt: skip
+        if decision.cause is not None and (trace := traceback_of(decision.cause)):
+            notes += ("dlq.traceback", trace)
+        if failed := await self._failed_attempts(lane, entry_id):
+            notes += ("dlq.history", to_field(failed))
+        return notes
+
+    async def _failed_attempts(self, lane: Lane, entry_id: bytes) -> tuple[FailedAttempt, ...]:
+        """What the server has noted of the attempts before the last."""
+        while lane.lease.is_held():
+            try:
+                return failed_attempts(
+                    *await self._client.execute_command("HMGET", lane.errors_key, entry_id, entry_id + PAST)
+                )
+            except BrokerUnavailable as error:
+                self._throttled.warn("moving to dead letters waits for the server", error)
+                await asyncio.sleep(0.1)
+            except BrokerError:  # another client has overwritten the key: the dead letter has no history then
+                break
+        return ()
+
+    async def bury_with_outputs(self, lane: Lane, message: Message, attempts: int, decision: Bury) -> None:
+        """Move a message to the dead letters and store what was published with it, in one step or not at all."""
+        self._stats["buried"] += 1
+        notes = await self._notes(lane, message.entry_id, attempts, decision)
+        lane.outputs[message.entry_id].letter = self.outputs.letter(message, lane.dlq_key, notes)
+        await self.settle(message, lane)
+
+    async def _bury_lost(self, lane: Lane, entry_id: bytes, attempts: int, *, is_pending: bool) -> None:
+        """The entry is deleted. A claim on its way may be writing its dead letter, which its reply reports then."""
+        while lane.claims and lane.lease.is_held():
+            await asyncio.sleep(0.002)
+        if entry_id in lane.in_flight:
+            await self.bury(lane, entry_id, attempts, LOST, was_pending=is_pending)
+
+    async def bury_unreadable(self, lane: Lane, entry_id: bytes, attempts: int, error: Malformed) -> None:
+        """Move an entry that cannot be read to the dead letters, with its body unless that is too large."""
+        decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
+        await self.bury(lane, entry_id, attempts, decision)
+
+    async def hand_back(self, lane: Lane, messages: list[Message]) -> None:
+        """Return messages that did not run to the end: a planned stop is no attempt."""
+        charged = [(message.entry_id, message.attempt - 1) for message in messages]
+        # also if the call below fails: the next to take the lane over, perhaps this member, must find them again
+        lane.in_flight.difference_update(entry_id for entry_id, _ in charged)
+        for at in range(0, len(charged), 500):
+            args = [value for pair in charged[at : at + 500] for value in pair]
+            keys, fenced = (lane.stream, lane.lease_key, lane.dlq_key), (self._member, lane.epoch, self._group)
+            fields = (self._dlq_length, *lost_body(self._group, self._member))
+            reply = await HAND_BACK(self._client, keys, (*fenced, *fields, *args))
+            self.report_lost(lane, reply[2:])
+        self._stats["handed_back"] += len(charged)
+
+    def report_lost(self, lane: Lane, ids: Iterable[bytes]) -> None:
+        """Entries that were deleted while they were pending. The script that found them has made them dead letters."""
+        for entry_id in ids:
+            lane.in_flight.discard(entry_id)  # it may be running, or wait for its retry: it needs no other dead letter
+            self._stats["lost_body"] += 1
+            at = (lane.partition, entry_id.decode(), lane.topic)
+            log.error(
+                "entry %d/%s of topic %s was deleted by another client before %s had settled it, and its message id "
+                "with it: its dead letter is found by `rsmq trace %d/%s --topic %s`", *at, lane.group, *at,
+            )  # fmt: skip
+
+    def _fenced(self, lane: Lane, *args: Value) -> Command:
+        return (lane.stream, lane.lease_key, lane.retry_key), (self._member, lane.epoch, self._group, *args)
+
+    async def _call(
+        self, script: Script, lane: Lane, entry_id: bytes, command: Command, again: Command | None = None
+    ) -> Any:
+        """`_run`, and meanwhile the message is one whose state in the server is not known."""
+        lane.asking.add(entry_id)
+        try:
+            return await self._run(script, lane, entry_id, command, again)
+        finally:
+            lane.asking.discard(entry_id)
+
+    async def _run(
+        self, script: Script, lane: Lane, entry_id: bytes, command: Command, again: Command | None = None
+    ) -> Any:
+        """Run a script on one message until the server answers or the lease is over. None: it is not ours any more.
+
+        Each of these scripts may run twice without harm, if need be with the arguments of `again`. A message that was
+        deleted by another client becomes a dead letter.
+        """
+        while lane.lease.is_held() and entry_id in lane.in_flight:
+            if entry_id in lane.undelivered:  # it comes again, and so do those after it
+                lane.in_flight.discard(entry_id)
+                if script in (START_MESSAGE, PARK_MESSAGE, BURY_MESSAGE):  # it is not done, so no later one may start
+                    lane.lease.lose()
+                return None
+            try:
+                reply = await self.ask(script, *command)
+            except BrokerUnavailable as error:
+                self._throttled.warn(f"{script.name} waits for the server", error)
+                command = again or command
+                await asyncio.sleep(0.1)
+                continue
+            except GroupMissing:  # it is made again from the start: all of it comes again, in order
+                lane.lease.lose()
+                return None
+            except BrokerError as error:  # one of our keys has a foreign type: an operator can repair it meanwhile
+                log.error("%s of %s fails: %s", script.name, lane.stream, error)
+                await asyncio.sleep(1)
+                continue
+            status = reply[0][0] if script is SETTLE_MESSAGES else reply[0]  # that one answers for each lane
+            if status == STALE_EPOCH:
+                self._stats["refused"] += 1
+                self._on_stale(lane)
+                return None
+            if status == NOT_PENDING:
+                self._stats["not_pending"] += 1
+                lane.in_flight.discard(entry_id)
+                return None
+            if status == LOST_BODY:
+                await self._bury_lost(lane, entry_id, int(command[1][4]), is_pending=bool(reply[1]))
+                return None
+            return reply
+        return None

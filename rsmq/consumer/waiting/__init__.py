@@ -1,0 +1,1 @@
+"""What waits in this process, and what may start: lanes, the queue, limits and rates."""

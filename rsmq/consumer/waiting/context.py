@@ -1,0 +1,42 @@
+"""What the roles of one consumer share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.handler.handler import Handler
+from rsmq.model.clock import ServerClock
+from rsmq.model.keys import Keys
+from rsmq.model.settings import Settings
+from rsmq.producer import Producer
+from rsmq.redis.connector import Client
+from rsmq.redis.topics import Topic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConsumerContext:
+    """One member that serves one handler, and the state that its roles work on.
+
+    `producer` encodes the outputs of handlers. `lanes` are the partitions that the member has now, by number. `stats`
+    counts what happened: settled, cancelled, retried, buried, expired, redelivered, handed_back, refused, not_pending,
+    lost_body, restored, deleted, reads; and of leases: taken, released, lost. `clock` is the server's, as the
+    membership reads it.
+    """
+
+    client: Client
+    keys: Keys
+    settings: Settings
+    member: str
+    topic: Topic
+    handler: Handler
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    stats: Counter[str] = field(default_factory=Counter)
+    producer: Producer | None = None
+    clock: ServerClock = field(default_factory=ServerClock)
+
+    @property
+    def name(self) -> str:
+        """Topic and group, as `orders/billing`: for logs, and as the salt of what members compute alike."""
+        return f"{self.topic.name}/{self.handler.group}"

@@ -1,0 +1,261 @@
+"""A rate over the group for each value of a function of the message, such as its provider."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import anyio
+
+from rsmq.consumer.waiting.allowance import AHEAD, HOLD_MS, Allowance, ages
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import lag_of
+from rsmq.consumer.waiting.queue import Queue
+from rsmq.consumer.waiting.raw_entries import RawEntries
+from rsmq.errors import BrokerError
+from rsmq.handler.rate_limit import Rate
+from rsmq.model.clock import monotonic
+from rsmq.model.log_throttle import ThrottledLog
+from rsmq.model.message import Message
+from rsmq.redis.scripts import TAKE_STARTS, Ask, Value
+
+log = logging.getLogger("rsmq.rate")
+
+SHORTEST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 0.25
+"""Seconds between two calls for a name that is in use: an eighth of the time of the rate."""
+KINDS: Final = frozenset({str, type(None)})
+"""What the function of a rate returns nearly always. Anything else becomes text."""
+
+
+class Share:
+    """What this member has of the rate of one name, and the messages that wait for more.
+
+    `late` counts those that have a charged attempt, and wait again, because the server has lost what was granted.
+    """
+
+    __slots__ = ("allowance", "late", "name", "next_call", "opening", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.allowance = name, Allowance()
+        self.waiting: deque[tuple[Message, Lane]] = deque()
+        self.late = 0
+        self.next_call = 0.0
+        self.opening: asyncio.TimerHandle | None = None
+
+
+class GroupRate:
+    """The names whose messages this member starts. While a name is in use, one call every few milliseconds takes a
+    block of starts from the server, and says which were used and which are left: these others may have.
+
+    So there is no command for each message, and no member keeps what it does not need. `wake` is called when messages
+    are ready again.
+    """
+
+    def __init__(self, rate: Rate, context: ConsumerContext, ask: Ask, queue: Queue, wake: Callable[[], Any]) -> None:
+        assert callable(rate.by)
+        self._limit, self._seconds, self._function = rate.limit, rate.per.total_seconds(), rate.by
+        self._context, self._ask, self._queue, self._wake, self.lag = context, ask, queue, wake, lag_of(rate)
+        self._pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._seconds / 8))
+        self._shares: dict[str, Share] = {}
+        self._pending: dict[Message, tuple[Share, int]] = {}
+        self._taken: Mapping[str | None, int] = {}  # of each name, at the last question for raw entries
+        self._changed = asyncio.Event()
+        self._throttled = ThrottledLog(log)
+
+    # -- for the queue and the runner -----------------------------------------------------------------------------
+
+    def starts(self, message: Message, lane: Lane) -> bool:
+        """Whether a message may start now, which counts it. If not, it waits here until it may be tried again.
+
+        A redelivered message counts when the attempt is charged: `starts_late` must follow, or `forget`.
+        """
+        name = self._name(message)
+        if name is None:
+            return True
+        now, share = monotonic(), self._shares.get(name)
+        if share is None:
+            share = self._shares[name] = Share(name)
+        allowance = share.allowance
+        if not allowance.take(now):
+            share.waiting.append((message, lane))
+            if share.opening is None:
+                self._plan(share, now)
+            return False
+        if share.waiting and not allowance.held:
+            self._call_soon(share)
+        if message.is_redelivered:
+            allowance.pending += 1
+            self._pending[message] = share, allowance.losses
+        else:
+            allowance.note(now)
+        return True
+
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The same for raw entries. One that waits is not noted."""
+        names, taken, is_held = self._names(raw, most), dict[str | None, int](), False
+        for name, number in Counter(names).items():
+            share = None if name is None else self._shares.get(name)
+            if share is not None:  # a call starts until `end`
+                taken[name] = share.allowance.take(now, number) if end < share.allowance.end else 0
+            else:
+                taken[name] = number if name is None else 0
+            is_held = is_held or taken[name] < number
+        if is_held:  # the names before the first one that has to wait
+            left, count = dict(taken), 0
+            while left[names[count]]:
+                left[names[count]] -= 1
+                count += 1
+            self._give_back(left, now)
+            names = names[:count]
+            taken = Counter(names)
+        self._taken = taken
+        return names, is_held
+
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started: the others do not."""
+        now = monotonic()
+        if number < len(admitted):
+            self._give_back(Counter(admitted[number:]), now)
+        for name, count in (self._taken if number == len(admitted) else Counter(admitted[:number])).items():
+            if name is not None:
+                share = self._shares[name]
+                share.allowance.note(now, count)
+                if share.waiting and not share.allowance.held:
+                    self._call_soon(share)
+
+    def _give_back(self, unused: Mapping[str | None, int], now: float) -> None:
+        """So many of each name that were taken now do not start."""
+        for name, count in unused.items():
+            if name is not None and count:
+                self._shares[name].allowance.put_back(now, count)
+
+    async def starts_late(self, message: Message, _lane: Lane) -> None:
+        """A message that was counted starts only now: it waited for the server."""
+        share, losses = self._pending.pop(message, (None, 0))
+        if share is None:
+            return
+        allowance, now = share.allowance, monotonic()
+        if losses == allowance.losses:
+            allowance.pending -= 1
+            if now < allowance.end:
+                allowance.note(now)
+                return
+        share = self._shares.setdefault(share.name, share)  # it may have been idle, and removed
+        share.late += 1
+        try:
+            while not share.allowance.take(now := monotonic()):
+                self._call_soon(share)
+                await asyncio.sleep(self._pause)
+            share.allowance.note(now)
+        finally:
+            share.late -= 1
+
+    def forget(self, message: Message) -> None:
+        """A message that was counted does not start."""
+        share, losses = self._pending.pop(message, (None, 0))
+        if share is not None and losses == share.allowance.losses:
+            share.allowance.pending -= 1
+
+    def waiting(self, _lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages wait for which name, with those behind their keys. May be called from any thread."""
+        held, queue = Counter[str](), self._queue
+        for share in list(self._shares.values()):
+            held[share.name] = sum(1 + queue.behind(*pair) for pair in list(share.waiting) if queue.holds(*pair))
+        return +held
+
+    def _names(self, raw: RawEntries, most: int) -> list[str | None]:
+        """The names of the first of some raw entries."""
+        try:
+            names = list(map(self._function, raw.each(most)))
+        except Exception:
+            return list(map(self._name, raw.each(most)))
+        return names if KINDS.issuperset(map(type, names)) else [None if name is None else str(name) for name in names]
+
+    def _name(self, message: Message) -> str | None:
+        """What the rate is counted by. If the function fails, all such messages have one rate."""
+        try:
+            name = self._function(message)
+        except Exception as error:
+            self._throttled.warn("the function of a rate has failed", f"{error!r} with {message}")
+            return ""
+        return None if name is None else str(name)
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _call_soon(self, share: Share) -> None:
+        """A message has found nothing: call now, unless the server had too little at the last call."""
+        if share.next_call and not share.allowance.is_short:
+            share.next_call = 0.0
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Call for each name in use, until cancelled."""
+        while True:
+            now = monotonic()
+            due = [share for share in self._shares.values() if share.next_call <= now]
+            if due:
+                await asyncio.gather(*map(self._exchange, due))
+                continue
+            later = min((share.next_call for share in self._shares.values()), default=None)
+            self._changed.clear()
+            with anyio.move_on_after(None if later is None else later - now):
+                await self._changed.wait()
+
+    async def _exchange(self, share: Share) -> None:
+        """Say what was used, and get as much as is needed until the next call."""
+        now, allowance = monotonic(), share.allowance
+        share.next_call = now + self._pause
+        if allowance.is_idle and not share.waiting and not share.late:
+            del self._shares[share.name]
+            return
+        ahead, step = AHEAD * self._pause, max(0.001, self._seconds / 200)
+        question = allowance.ask(now, len(share.waiting) + share.late, self._context.handler.concurrency, self._limit)
+        context = self._context
+        key = context.keys.rate(context.topic.name, context.handler.group, share.name)
+        spans = [int(1000 * seconds) for seconds in (self._seconds, ahead)]
+        args: tuple[Value, ...] = (
+            context.member, self._limit, *spans, HOLD_MS, question.kept, question.wanted,
+            *ages(question.used, now, step),
+        )  # fmt: skip
+        try:
+            reply = await self._ask(TAKE_STARTS, (key,), args)
+        except BrokerError as error:
+            self._throttled.warn("a rate waits for the server", error)
+            allowance.failed(question)
+            return
+        allowance.answered(question, reply, monotonic(), ahead)
+        self._open(share)
+
+    def _open(self, share: Share) -> None:
+        """Let as many messages be tried again as may start now, and plan when the next ones may."""
+        if share.opening is not None:
+            share.opening.cancel()
+            share.opening = None
+        now, ready = monotonic(), list[tuple[Message, Lane]]()
+        room = share.allowance.usable(now)
+        while share.waiting and len(ready) < room:
+            pair = share.waiting.popleft()
+            if self._queue.holds(*pair):
+                ready.append(pair)
+        for pair in reversed(ready):  # each goes to the front
+            self._queue.let_go(*pair)
+        if ready:
+            self._wake()
+        if share.waiting:
+            self._plan(share, now)
+
+    def _plan(self, share: Share, now: float) -> None:
+        """Messages wait: until more may start, or for a call."""
+        begin = share.allowance.next_begin(now)
+        if begin is not None:
+            share.opening = asyncio.get_running_loop().call_later(begin - now, self._open, share)
+        elif not share.allowance.held:
+            self._call_soon(share)
+
+    def __repr__(self) -> str:
+        return f"<GroupRate {self._limit} in {self._seconds:g} s, {len(self._shares)} names>"

@@ -1,0 +1,275 @@
+"""Limits on how many messages of a handler may start: by rate, and by calls at once over the whole group."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+from rsmq.consumer.waiting.key_windows import KeyWindows
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.raw_entries import RawEntries, key_of
+from rsmq.handler.rate_limit import Rate, Window
+from rsmq.heartbeat.assignment import quotas
+from rsmq.model.clock import ServerClock, monotonic
+from rsmq.model.message import Message
+
+SHORTEST_PAUSE: Final = 0.001
+LONGEST_PAUSE: Final = 1.0
+"""Seconds: when members leave, the share of the others grows before the window opens."""
+
+MOST_CARRIED: Final = 10_000
+"""Keys that a handover takes along."""
+CLOCK_MARGIN: Final = 0.02
+"""Seconds by which the clocks of two members may differ."""
+SHORTEST_LAG: Final = 0.002
+
+
+@lru_cache(maxsize=64)  # asked for each message, changed by a join or leave
+def call_quotas(limit: int, members: Sequence[str], salt: str) -> dict[str, int]:
+    """How many calls at once each member may make: their sum is the limit, and every member computes the same.
+
+    Equal up to one. With more members than the limit some have none: they must own no partition either.
+    """
+    return quotas(limit, dict.fromkeys(members, 1.0), f"{salt}/calls")
+
+
+def lag_of(rate: Rate) -> float:
+    """Seconds by which a start may count too late. That takes at most a hundredth of the rate from a key that uses it
+    up. The longer it is, the more raw entries start together, which costs less."""
+    return max(SHORTEST_LAG, rate.per.total_seconds() / 100)
+
+
+class MessageRate(Protocol):
+    """A rate that tells messages apart: each has its own answer."""
+
+    lag: float
+    """Seconds within which raw entries start that are admitted together: by so much a start may count too late."""
+
+    def starts(self, message: Message, lane: Lane) -> bool:
+        """Whether a message may start now, which counts it. If not, the queue gets it back by `let_go`."""
+
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The key or name of each raw entry, from the first, that may start now, and until `end`. And whether the one
+        after them has to wait. `most` are asked for. `started` must follow."""
+
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started: the others do not."""
+
+    async def starts_late(self, message: Message, lane: Lane) -> None:
+        """A message that was counted starts only now: it waited for the server."""
+
+    def forget(self, message: Message) -> None:
+        """A message that was counted does not start."""
+
+    def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which key, or name, wait for it. May be called from any thread."""
+
+
+class RateLimit:
+    """This member's share of a handler's rate. Once it is used up, a timer calls `on_open` when there is room."""
+
+    def __init__(self, rate: Rate, members: Callable[[], int], on_open: Callable[[], Any]) -> None:
+        self._rate, self._members, self._on_open = rate, members, on_open
+        self._window = Window()
+        self._share = 1, rate.share(1)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def room(self) -> int:
+        """How many messages may start now."""
+        now, members = monotonic(), self._members()
+        if self._share[0] != members:
+            self._share = members, self._rate.share(members)
+        share = self._share[1]
+        room = self._window.room(now, *share)
+        if room == 0 and self._timer is None:
+            pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._window.wait(now, *share)))
+            self._timer = asyncio.get_running_loop().call_later(pause, self._open)
+        return room
+
+    def _open(self) -> None:
+        self._timer = None
+        self._on_open()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether messages wait for it. May be called from any thread."""
+        return self._timer is not None
+
+    def start(self, count: int = 1) -> None:
+        """So many messages start now, or have started since `room` was asked for."""
+        self._window.note(monotonic(), count)
+
+    def __repr__(self) -> str:
+        return f"<RateLimit {self._window!r}>"
+
+
+class KeyRate:
+    """The rate of each key: the last starts of the keys of a lane are in the lane, because it has their only owner."""
+
+    def __init__(self, rate: Rate, clock: ServerClock, on_open: Callable[[Message, Lane], Any]) -> None:
+        self._limit, self._seconds, self._clock, self._on_open = rate.limit, rate.per.total_seconds(), clock, on_open
+        self.lag = lag_of(rate)
+
+    def _windows(self, lane: Lane) -> KeyWindows:
+        if lane.windows is None:
+            lane.windows = KeyWindows(self._limit, self._seconds)
+        return lane.windows
+
+    def starts(self, message: Message, lane: Lane) -> bool:
+        """Whether a message may start now, which counts it. If not, `on_open` is called when it may be tried again."""
+        key = message.routing_key
+        if key is None:
+            return True
+        now, windows = monotonic(), self._windows(lane)
+        if windows.admit((key,), now, now):
+            return True
+        pause = max(SHORTEST_PAUSE, windows.wait(key, now))
+        asyncio.get_running_loop().call_later(pause, self._on_open, message, lane)
+        return False
+
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The same for raw entries. They count as started at `end`."""
+        if raw.made:
+            keys = [message.routing_key for message in raw.each(most)]
+        else:
+            keys = [fields[5] if len(fields) == 6 else key_of(fields) for _, fields in raw.entries[:most]]
+        number = self._windows(raw.origin).admit(keys, now, end)
+        return keys[:number], number < len(keys)
+
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started: the others do not."""
+        if number < len(admitted):
+            self._windows(raw.origin).give_back(admitted[number:])
+
+    async def starts_late(self, message: Message, lane: Lane) -> None:
+        """A message that was counted starts only now: it waited for the server. Its key has started no other since."""
+        key = message.routing_key
+        if key is not None:
+            self._windows(lane).move_last(key, monotonic())
+
+    def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which key wait for it. May be called from any thread."""
+        held, now = Counter[str](), monotonic()
+        for lane in lanes:
+            for key in list(lane.held):  # for another rate than this one, if its key is not full
+                if type(key) is bytes and lane.windows is not None and lane.windows.is_full(key, now):
+                    held[key.decode(errors="backslashreplace")] += 1 + len(lane.waiting.get(key, ()))
+        return held
+
+    def take_back(self, message: Message, lane: Lane) -> None:
+        """A message that was counted now does not start: another rate holds it."""
+        self._windows(lane).give_back((message.routing_key,))
+
+    def forget(self, message: Message) -> None:
+        """It counts all the same: the times of a key are only starts that were possible."""
+
+    def pack(self, lane: Lane) -> str:
+        """The starts that still count, by the server's clock and not too early, for the next owner; empty for none."""
+        now, ahead = monotonic(), self._clock.now_ms() + round(1000 * self._clock.behind)
+        starts = {
+            key.decode("latin-1"): [ahead + round(1000 * (at - now)) for at in times]
+            for key, times in list(self._windows(lane).open_ones(now).items())[-MOST_CARRIED:]
+        }
+        return json.dumps(starts) if starts else ""
+
+    def unpack(self, lane: Lane, text: bytes) -> None:
+        """Take over what the last owner has packed."""
+        now, ahead = monotonic(), self._clock.now_ms()
+        self._windows(lane).restore(
+            {
+                key.encode("latin-1"): [min(now, now + (at - ahead) / 1000 + CLOCK_MARGIN) for at in starts]
+                for key, starts in json.loads(text).items()
+            }
+        )
+
+    def __repr__(self) -> str:
+        return f"<KeyRate {self._limit} in {self._seconds:g} s>"
+
+
+class BothRates:
+    """A rate by key and one by a function of the message: a message starts, and counts, when both have room."""
+
+    def __init__(self, by_key: KeyRate, by_name: MessageRate) -> None:
+        self.by_key, self._by_name = by_key, by_name
+        self.lag = min(by_key.lag, by_name.lag)
+
+    def starts(self, message: Message, lane: Lane) -> bool:
+        """Whether a message may start now. If not, the one that has no room lets it be tried again."""
+        if not self.by_key.starts(message, lane):
+            return False
+        if self._by_name.starts(message, lane):
+            return True
+        self.by_key.take_back(message, lane)
+        return False
+
+    def admit(self, raw: RawEntries, most: int, now: float, end: float) -> tuple[list[Any], bool]:
+        """The same for raw entries."""
+        keys, is_held = self.by_key.admit(raw, most, now, end)
+        names, is_short = self._by_name.admit(raw, len(keys), now, end)
+        self.by_key.started(raw, keys, len(names))
+        return list(zip(keys, names, strict=False)), is_held or is_short
+
+    def started(self, raw: RawEntries, admitted: list[Any], number: int) -> None:
+        """So many of those have started."""
+        self.by_key.started(raw, [key for key, _ in admitted], number)
+        self._by_name.started(raw, [name for _, name in admitted], number)
+
+    async def starts_late(self, message: Message, lane: Lane) -> None:
+        """A message that was counted starts only now."""
+        await self._by_name.starts_late(message, lane)
+        await self.by_key.starts_late(message, lane)
+
+    def forget(self, message: Message) -> None:
+        """A message that was counted does not start."""
+        self._by_name.forget(message)
+
+    def waiting(self, lanes: Iterable[Lane]) -> Counter[str]:
+        """How many messages of which key, or name, wait. May be called from any thread."""
+        return self._by_name.waiting(lanes) + self.by_key.waiting(lanes)
+
+    def __repr__(self) -> str:
+        return f"<BothRates {self.by_key!r} {self._by_name!r}>"
+
+
+def key_rate_of(rate: MessageRate | None) -> KeyRate | None:
+    """The part of a rate that is by key: a handover takes its times along."""
+    found = rate.by_key if isinstance(rate, BothRates) else rate
+    return found if isinstance(found, KeyRate) else None
+
+
+class ConcurrencyLimit:
+    """This member's quota of the calls that the group may run at once.
+
+    A task of the pool counts from its first message until it calls `leave`. In between it may start further messages,
+    so the pool need not wake another task. When the quota grows, the pool must be woken.
+    """
+
+    def __init__(self, quota: Callable[[], int]) -> None:
+        self._quota = quota
+        self._tasks: set[asyncio.Task[Any] | None] = set()
+
+    def room(self) -> int:
+        """How many further tasks may start a message now."""
+        return max(0, self._quota() - len(self._tasks))
+
+    def admits(self) -> bool:
+        """Whether the calling task may start a message now. One that counts already may not after the quota shrank."""
+        return len(self._tasks) - (asyncio.current_task() in self._tasks) < self._quota()
+
+    def enter(self) -> None:
+        """The calling task starts a message."""
+        self._tasks.add(asyncio.current_task())
+
+    def leave(self, following: asyncio.Task[Any] | None = None) -> None:
+        """The calling task starts nothing more for now. If it counts, `following` does in its place."""
+        if (task := asyncio.current_task()) in self._tasks:
+            self._tasks.remove(task)
+            if following is not None:
+                self._tasks.add(following)
+
+    def __repr__(self) -> str:
+        return f"<ConcurrencyLimit {len(self._tasks)} of {self._quota()} calls>"

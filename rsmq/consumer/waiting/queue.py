@@ -1,0 +1,400 @@
+"""What may start now and what must wait: order per key, retries that block their key, suspects one at a time, limits.
+
+Pure bookkeeping without I/O. The runner takes from `ready`; everything else is decided here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
+
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
+from rsmq.consumer.waiting.raw_entries import RawEntries
+from rsmq.model.message import Message, RawEntry
+
+NONE: Final = deque[Message](maxlen=0)
+"""What waits behind most keys: a deque for each of them would cost more than all else here."""
+WHOLE: Final = b""
+"""The one key of all messages of a partition, with order per partition."""
+
+
+class Queue:
+    """Messages between fetching and handling.
+
+    `in_flight` counts what is ready, waiting behind a running message, or running: the prefetch bound applies to it.
+    `blocked` counts what waits behind a key that waits for its retry, or for its rate (`held` counts these). It has a
+    bound of its own, so one stuck key does not stop the others.
+    """
+
+    def __init__(self, *, is_ordered: bool, is_serial: bool = False) -> None:
+        self.is_ordered = is_ordered
+        self._is_serial = is_serial
+        self.ready: deque[Any] = deque()  # messages, and RawEntries if the runner takes them
+        self.takes_raw = False  # whether the runner takes RawEntries
+        self.rate_limit: RateLimit | None = None
+        self.group_limit: ConcurrencyLimit | None = None
+        self.message_rate: MessageRate | None = None
+        self.held = 0
+        self.in_flight = 0
+        self.blocked = 0
+        self._suspects: deque[Message] = deque()
+        self._suspect: Message | None = None
+
+    # -- from the fetcher -----------------------------------------------------------------------------------------
+
+    def offer(self, lane: Lane, messages: Sequence[Message]) -> None:
+        """Take fetched messages of one lane, in stream order."""
+        if lane.raw_entries:
+            self.unpack(lane)
+        self._add(lane, messages, self.ready)
+
+    def _add(self, lane: Lane, messages: Sequence[Message], ready: deque[Any]) -> None:
+        waiting, is_ordered, is_serial = lane.waiting, self.is_ordered, self._is_serial
+        self.in_flight += len(messages)
+        for message in messages:
+            if is_serial:
+                message.routing_key = WHOLE
+            key = message.routing_key
+            if is_ordered and key is not None:
+                behind = waiting.get(key)
+                if behind is not None:
+                    if behind is NONE:
+                        behind = waiting[key] = deque()
+                    behind.append(message)
+                    if key in lane.parked:
+                        self._block(1)
+                    elif key in lane.held:
+                        self._hold(1)
+                    continue
+                waiting[key] = NONE
+            if message.is_suspect:
+                self._admit(message)
+            else:
+                ready.append(message)
+
+    def offer_raw(self, lane: Lane, entries: list[RawEntry], made: dict[int, Message]) -> bool:
+        """Take fetched entries, and messages only of those that are not plain. False: a key of the lane is taken, so
+        a message is needed for each."""
+        if lane.waiting:
+            return False
+        self.ready.append(RawEntries(lane, entries, made))
+        self.in_flight += len(entries)
+        lane.raw_entries += 1
+        return True
+
+    def wait_for_retry(self, message: Message, lane: Lane) -> bool:
+        """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
+        if lane.raw_entries:
+            self.unpack(lane)
+        if self._is_serial:
+            message.routing_key = WHOLE
+        key = message.routing_key
+        if key is None or key in lane.waiting:
+            self.offer(lane, (message,))
+            return False
+        self.in_flight += 1
+        self.park(message, lane)
+        return True
+
+    # -- to the runner --------------------------------------------------------------------------------------------
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether ready messages must be taken with `take`."""
+        return self.rate_limit is not None or self.group_limit is not None or self.message_rate is not None
+
+    @property
+    def limited(self) -> int:
+        """How many messages only wait for a rate, with those behind their keys. May be called from any thread."""
+        if self.rate_limit is None or not self.rate_limit.is_closed:
+            return self.held
+        raw, single = RawEntries, list(self.ready)
+        return self.held + sum(len(e.entries) if type(e) is raw else 1 + self.behind(e, e.origin) for e in single)
+
+    def taker(self) -> Callable[[], Any]:
+        """What takes the next ready message: `take`, or less where there is no limit."""
+        return self.take if self.is_limited else self.ready.popleft
+
+    def can_take(self) -> bool:
+        """Whether the calling task may start a ready message now."""
+        return (
+            bool(self.ready)
+            and (self.rate_limit is None or self.rate_limit.room() > 0)
+            and (self.group_limit is None or self.group_limit.admits())
+        )
+
+    def take(self) -> Message | RawEntries | None:
+        """The next ready message, which the calling task starts now. None: there is none, or a limit is reached.
+
+        Those whose key, or name, may start none now are held. Raw entries are not counted: `RawCalls` asks for each.
+        """
+        ready, rate, whole, group = self.ready, self.message_rate, self.rate_limit, self.group_limit
+        while ready and (whole is None or whole.room()) and (group is None or group.admits()):
+            message = ready.popleft()
+            is_raw = type(message) is RawEntries
+            if is_raw or rate is None or rate.starts(message, message.origin):
+                if whole is not None and not is_raw:
+                    whole.start()
+                if group is not None:
+                    group.enter()
+                return message  # type: ignore[no-any-return]
+            self.hold(message, message.origin)
+        return None
+
+    def hold(self, message: Message, lane: Lane) -> None:
+        """The rate of a ready message is used up: it and what is behind its key wait for `let_go`."""
+        self._next_suspect(message)
+        lane.held[self._held_as(message)] = message
+        self._hold(1 + self.behind(message, lane))
+
+    def _held_as(self, message: Message) -> bytes | str:
+        """Its key, or its id where no key waits behind it."""
+        key = message.routing_key if self.is_ordered else None
+        return message.entry_id.decode() if key is None else key
+
+    def behind(self, message: Message, lane: Lane) -> int:
+        """How many messages wait behind the key of a message."""
+        return 0 if message.routing_key is None else len(lane.waiting.get(message.routing_key, NONE))
+
+    def holds(self, message: Message, lane: Lane) -> bool:
+        """Whether a message still waits for its rate: its lane was not dropped meanwhile, and it is not cancelled."""
+        return lane.held.get(self._held_as(message)) is message
+
+    def let_go(self, message: Message, lane: Lane) -> None:
+        """Its rate has room again. It is the next one to start, so no other message can use that up."""
+        if self.holds(message, lane):
+            del lane.held[self._held_as(message)]
+            self._hold(-1 - self.behind(message, lane))
+            self._admit(message, is_first=True)
+
+    def startable(self) -> int:
+        """How many ready messages other tasks may start now."""
+        count = len(self.ready)
+        for limit in (self.rate_limit, self.group_limit):
+            if count and limit is not None:
+                count = min(count, limit.room())
+        return count
+
+    def take_raw(self, limit: int) -> list[RawEntries]:
+        """Up to `limit` entries from the front of what is ready, as far as there are no messages among them."""
+        taken, ready = list[RawEntries](), self.ready
+        while limit > 0 and ready and type(ready[0]) is RawEntries:
+            raw = ready[0]
+            if len(raw.entries) > limit:
+                taken.append(raw.part(0, limit))
+                ready[0] = raw.part(limit)
+                break
+            taken.append(ready.popleft())
+            raw.origin.raw_entries -= 1
+            limit -= len(raw.entries)
+        if taken and self.group_limit is not None:
+            self.group_limit.enter()
+        return taken
+
+    def put_back_raw(self, raw: RawEntries, *, is_held: bool = False) -> None:
+        """The entries that were not handled are ready again, first. `is_held`: the rate of the first is used up, so the
+        lane's become messages, which can be held by their keys."""
+        if len(raw.done) < len(raw.entries):
+            self.ready.appendleft(raw.part(len(raw.done)))
+            raw.origin.raw_entries += 1
+            if is_held:
+                self.unpack(raw.origin)
+
+    def split_raw(self, raw: RawEntries) -> Message:
+        """The entry after those done is running, so its key is taken. The lane's other entries become messages."""
+        lane, first = raw.origin, deque[Message]()
+        message, *later = raw.part(len(raw.done)).messages()
+        self.take_keys(lane, [message])
+        self.in_flight -= len(later)
+        self._add(lane, later, first)
+        self.ready.extendleft(reversed(first))
+        if lane.raw_entries:
+            self.unpack(lane)
+        return message
+
+    def take_keys(self, lane: Lane, messages: Iterable[Message]) -> list[Message]:
+        """Take the keys of running messages that were raw. Returns the first of each key, and those without a key."""
+        heads = []
+        for message in messages:
+            if self._is_serial:
+                message.routing_key = WHOLE
+            key = message.routing_key
+            if self.is_ordered and key is not None:
+                if key in lane.waiting:
+                    continue
+                lane.waiting[key] = NONE
+            heads.append(message)
+        return heads
+
+    def unpack(self, lane: Lane) -> None:
+        """Replace a lane's raw entries by messages, in the same order."""
+        before = list(self.ready)
+        self.ready.clear()
+        for each in before:
+            if type(each) is RawEntries and each.origin is lane:
+                self.in_flight -= len(each.entries)
+                self._add(lane, each.messages(), self.ready)
+            else:
+                self.ready.append(each)
+        lane.raw_entries = 0
+
+    # -- after a handler ------------------------------------------------------------------------------------------
+
+    def finish(self, message: Message, lane: Lane) -> None:
+        """A message has left the handler for good (settled, dead-lettered, lost): the next of its key may start."""
+        self.in_flight -= 1  # `leave`, without the call
+        if message.is_suspect:
+            self._next_suspect(message)
+        key = message.routing_key
+        if key is not None and self.is_ordered:
+            if lane.waiting.get(key) is NONE:
+                del lane.waiting[key]
+            else:
+                self.release(lane, key)
+
+    def leave(self, message: Message) -> None:
+        """A message is not in flight any more; its key stays taken."""
+        self.in_flight -= 1
+        self._next_suspect(message)
+
+    def release(self, lane: Lane, key: bytes) -> None:
+        """Let the next message of a key start."""
+        behind = lane.waiting.get(key)
+        if behind:
+            self._admit(behind.popleft())
+        elif behind is not None:
+            del lane.waiting[key]
+
+    def blocks_its_key(self, message: Message) -> bool:
+        """Whether a parked message stays pending, with the later messages of its key waiting behind it."""
+        return self.is_ordered and (self._is_serial or message.routing_key is not None)
+
+    def restart(self, message: Message, following: Message) -> None:
+        """A message that is in flight and holds its key starts once more, as `following`."""
+        if self._suspect is message:
+            self._suspect = following
+        self._admit(following)
+
+    def put_back(self, lane: Lane, later: Sequence[Message]) -> None:
+        """Messages of one key that were taken together with the one that holds it wait behind it again, first."""
+        if later:
+            key = later[0].routing_key
+            assert key is not None, "only messages with a key wait"
+            lane.waiting[key] = deque((*later, *lane.waiting.get(key, ())))
+
+    def park(self, message: Message, lane: Lane) -> None:
+        """Keep a failed message and its key out of the way until `resume`."""
+        key = message.routing_key
+        assert key is not None, "a message without a key blocks nothing"
+        self._next_suspect(message)
+        lane.parked[key] = message
+        self._block(1 + len(lane.waiting.setdefault(key, NONE)))
+
+    def resume(self, message: Message, lane: Lane, following: Message) -> None:
+        """A parked message is due, for its `following` attempt."""
+        key = message.routing_key
+        if key is None or lane.parked.get(key) is not message:
+            return  # the lane was dropped meanwhile
+        del lane.parked[key]
+        self._block(-1 - len(lane.waiting[key]))
+        self._admit(following)
+
+    def withdraw(self, lane: Lane) -> list[Message]:
+        """Remove and return the lane's messages that have not started, and forget its parked ones.
+
+        Running messages stay, and finish or are cancelled. The server knows when a parked message is due.
+        """
+        if lane.raw_entries:
+            self.unpack(lane)
+        heads = [message for message in (*self.ready, *self._suspects) if message.origin is lane]
+        for waiting in (self.ready, self._suspects):
+            kept = [message for message in waiting if message.origin is not lane]
+            waiting.clear()
+            waiting.extend(kept)
+        if self._suspect in heads:
+            self._next_suspect(self._suspect)
+        self.in_flight -= len(heads)
+        withdrawn = [*heads, *lane.held.values()]
+        for key, behind in lane.waiting.items():
+            self._forget_behind(lane, key, len(behind))
+            withdrawn.extend(behind)
+            behind.clear()
+        self.blocked -= len(lane.parked) + len(lane.held)
+        self.held -= len(lane.held)
+        taken = {each.routing_key for each in (*heads, *lane.held.values()) if each.routing_key is not None}
+        for free in taken | lane.parked.keys():
+            lane.waiting.pop(free, None)  # the keys that are left belong to running messages
+        lane.in_flight.difference_update(message.entry_id for message in lane.parked.values())
+        lane.parked.clear()
+        lane.held.clear()
+        return withdrawn
+
+    def cancel(self, lane: Lane, ids: Collection[bytes]) -> set[bytes]:
+        """Remove messages that have not started, wherever they wait: also parked and held ones. Returns their ids."""
+        gone = set[bytes]()
+        if not ids:
+            return gone
+        if lane.raw_entries:
+            self.unpack(lane)
+        for key, behind in lane.waiting.items():
+            kept = [message for message in behind if message.entry_id not in ids]
+            if len(kept) < len(behind):
+                gone |= {message.entry_id for message in behind} - {message.entry_id for message in kept}
+                self._forget_behind(lane, key, len(behind) - len(kept))
+                behind.clear()
+                behind.extend(kept)
+        for waiting in (self.ready, self._suspects):
+            for message in [each for each in waiting if each.origin is lane and each.entry_id in ids]:
+                waiting.remove(message)
+                gone.add(message.entry_id)
+                self.finish(message, lane)
+        stuck: list[tuple[dict[Any, Message], Callable[[int], None]]]
+        stuck = [(lane.parked, self._block), (lane.held, self._hold)]
+        for messages, count in stuck:
+            for name, message in [pair for pair in messages.items() if pair[1].entry_id in ids]:
+                del messages[name]
+                count(-1 - self.behind(message, lane))
+                gone.add(message.entry_id)
+                self.finish(message, lane)
+        return gone
+
+    def _forget_behind(self, lane: Lane, key: bytes, count: int) -> None:
+        """So many messages that waited behind a key are gone."""
+        if key in lane.parked:
+            self.blocked -= count
+        elif key in lane.held:
+            self.blocked -= count
+            self.held -= count
+        else:
+            self.in_flight -= count
+
+    def _admit(self, message: Message, *, is_first: bool = False) -> None:
+        """To `ready`, unless it is a suspect and another one is out."""
+        if not message.is_suspect:
+            self.ready.appendleft(message) if is_first else self.ready.append(message)
+        elif self._suspect is None or self._suspect is message:
+            self._suspect = message
+            self.ready.append(message)
+        else:
+            self._suspects.append(message)
+
+    def _next_suspect(self, message: Message | None) -> None:
+        """If a message is the suspect that is out, the next one may start."""
+        if self._suspect is not message:
+            return
+        self._suspect = None
+        if self._suspects:
+            self._admit(self._suspects.popleft())
+
+    def _hold(self, count: int) -> None:
+        self.held += count
+        self._block(count)
+
+    def _block(self, count: int) -> None:
+        self.blocked += count
+        self.in_flight -= count
+
+    def __repr__(self) -> str:
+        return f"<Queue ready={len(self.ready)} in_flight={self.in_flight} blocked={self.blocked}>"

@@ -1,0 +1,1 @@
+"""One connection of a client, from its socket to its inbox."""

@@ -1,0 +1,259 @@
+"""Who may connect, and what they may publish and read: password and ACL files in the formats of Mosquitto."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from rsmq.errors import ConfigError
+from rsmq.gateway.connections.tokens import Tokens
+from rsmq.gateway.options import GatewayOptions, load_certificates, tls_context
+from rsmq.gateway.protocol.packet import LONGEST_NAME, Reason, Refused
+from rsmq.gateway.protocol.topic_filter import covers, is_valid_filter, split_share
+
+log = logging.getLogger("rsmq.gateway")
+
+Access = Literal["read", "write"]
+Authenticate = Callable[[str, str | None, bytes | None], Awaitable[bool]]
+"""Client id, user name, password."""
+Authorize = Callable[[str, str | None, Access, str], bool]
+"""Client id, user name, what it wants to do, topic name (or, to subscribe, topic filter)."""
+
+CHECKS_AT_ONCE: Final = 4
+MOST_REMEMBERED: Final = 1_000
+TOKEN: Final = b"eyJ"
+"""How a JSON Web Token begins."""
+DUMMY: Final = "$7$101$AAAAAAAAAAAAAAAA$" + base64.b64encode(bytes(64)).decode()
+"""What the password of an unknown user is compared with, so that the answer takes as long."""
+
+
+def check_password(stored: str, password: bytes) -> bool:
+    """Whether a password has this hash of `mosquitto_passwd`: $7$ is PBKDF2-SHA512, $6$ is SHA512.
+
+    An empty password is never right: a client without any would be let in by its hash.
+    """
+    try:
+        _, kind, *rest = stored.split("$")
+        if kind == "7":
+            rounds, salt, wanted = int(rest[0]), base64.b64decode(rest[1]), base64.b64decode(rest[2])
+            found = hashlib.pbkdf2_hmac("sha512", password, salt, rounds)
+        elif kind == "6":
+            salt, wanted = base64.b64decode(rest[0]), base64.b64decode(rest[1])
+            found = hashlib.sha512(password + salt).digest()
+        else:
+            return False
+    except (ValueError, IndexError):
+        return False
+    return hmac.compare_digest(found, wanted) and password != b""
+
+
+def read_passwords(path: Path) -> dict[str, str]:
+    """The users of a password file and their hashes. Raises ConfigError for a line that is neither."""
+    users = dict[str, str]()
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, stored = line.strip().partition(":")
+        if not name or not colon or not stored.startswith(("$6$", "$7$")):
+            raise ConfigError(f"{path}:{number} is no user with a hash: make it with mosquitto_passwd")
+        users[name] = stored
+    return users
+
+
+class Rule(NamedTuple):
+    """One line of an ACL file. `pattern`: %c is the client id, %u the user name."""
+
+    access: str
+    filter: str
+    is_pattern: bool
+
+    def filter_for(self, client: str, user: str | None) -> str | None:
+        """The topic filter for one client, or None if the rule does not concern it."""
+        if not self.is_pattern:
+            return self.filter
+        if "%u" in self.filter and user is None:
+            return None
+        if any(each in part for each in "+#/" for part in (client, user or "") if part):
+            return None  # such a name would widen the pattern
+        return self.filter.replace("%c", client).replace("%u", user or "")
+
+
+def read_rules(path: Path) -> dict[str | None, list[Rule]]:
+    """The rules of an ACL file by user; those under None are for clients without one, and patterns are in each."""
+    rules: dict[str | None, list[Rule]] = {None: []}
+    patterns, user = list[Rule](), None
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        word, _, rest = line.strip().partition(" ")
+        rest = rest.strip()
+        if not word or word.startswith("#"):
+            continue
+        if word == "user" and rest:
+            user = rest
+            rules.setdefault(user, [])
+            continue
+        access, _, found = rest.partition(" ")
+        if access not in ("read", "write", "readwrite", "deny"):
+            access, found = "readwrite", rest
+        if word not in ("topic", "pattern") or not is_valid_filter(found.strip()):
+            raise ConfigError(f"{path}:{number} is not understood: use user, topic or pattern")
+        rule = Rule(access, found.strip(), word == "pattern")
+        (patterns if word == "pattern" else rules[user]).append(rule)
+    for found_rules in rules.values():
+        found_rules += patterns
+    rules.setdefault("", patterns)  # users that have no rules of their own
+    return rules
+
+
+class Admission(NamedTuple):
+    """Who has connected. `until`: when its token ends, in seconds since 1970."""
+
+    user: str | None
+    until: float | None = None
+
+
+class Gatekeeper:
+    """Decides who may connect and what they may do. Callbacks of the user are asked after the files."""
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self._options = options
+        self._users: dict[str, str] = {}
+        self._rules: dict[str | None, list[Rule]] | None = None
+        self.authenticate: Authenticate | None = None
+        self.authorize: Authorize | None = None
+        self._checks = anyio.CapacityLimiter(CHECKS_AT_ONCE)
+        self._tokens: Tokens | None = None
+        self.encryption: ssl.SSLContext | None = None
+        """The certificate of the listeners. Files that are read again are for new connections."""
+        self.load()
+
+    def load(self) -> set[str]:
+        """Read the files, also again. Returns the users that are gone, or have another password, since the last time.
+
+        A wrong file raises ConfigError, and what was read before stays.
+        """
+        options = self._options
+        try:
+            users = read_passwords(options.password_file) if options.password_file else {}
+            rules = read_rules(options.acl_file) if options.acl_file else None
+            tokens = None
+            if options.jwt_key is not None:
+                tokens = Tokens(options.jwt_key, options.jwt_audience, options.jwt_issuer)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"a file of the gateway cannot be read: {error}") from None
+        if options.certificate is not None:
+            encryption = tls_context(options)
+            if self.encryption is None:
+                self.encryption = encryption
+            else:  # the listeners have the old one
+                load_certificates(self.encryption, options)
+        before, self._users, self._rules, self._tokens = self._users, users, rules, tokens
+        return {name for name, stored in before.items() if users.get(name) != stored}
+
+    def require_some(self) -> None:
+        """Raise ConfigError if nothing decides who may connect."""
+        options = self._options
+        if not (
+            options.anonymous or options.password_file or options.jwt_key or options.client_ca or self.authenticate
+        ):
+            raise ConfigError(
+                "no client could connect: give --password-file, --jwt-key, --client-ca, or --anonymous to let "
+                "everyone in, or a callback"
+            )
+
+    async def admit(self, client: str, user: str | None, password: bytes | None, named: str | None) -> Admission:
+        """Who a client is. `named`: its name in its certificate, which is enough. Raises Refused."""
+        until: float | None = None
+        if named is not None:
+            user, is_right = named, bool(named) and await self._asked(client, named, password)
+        elif self._tokens is not None and password is not None and password.startswith(TOKEN):
+            claims = self._tokens.check(password)
+            is_right = claims is not None and user in (None, "", claims.user)
+            if claims is not None and is_right:
+                user, until = claims
+                is_right = await self._asked(client, user, password)
+        else:
+            is_right = await self._knows(client, user, password)
+        if not is_right:
+            has_some = user is not None or password is not None
+            reason = Reason.BAD_CREDENTIALS if has_some else Reason.NOT_AUTHORIZED
+            raise Refused(reason, "wrong or missing credentials")
+        if self._options.user_as_client_id and user is not None and user != client:
+            raise Refused(Reason.CLIENT_ID_NOT_VALID, f"user {user!r} may not have the client id {client!r}")
+        return Admission(user, until)
+
+    async def _asked(self, client: str, user: str | None, password: bytes | None) -> bool:
+        return self.authenticate is None or bool(await self.authenticate(client, user, password))
+
+    async def _knows(self, client: str, user: str | None, password: bytes | None) -> bool:
+        """Whether a password is right. A wrong one takes as long as an unknown user."""
+        if user is None and self.authenticate is None:
+            return self._options.anonymous
+        if user is not None and self._options.password_file is not None:
+            stored = self._users.get(user)
+            is_right = await anyio.to_thread.run_sync(
+                check_password, stored or DUMMY, password or b"", limiter=self._checks
+            )
+            if not (is_right and stored):
+                return False
+        elif self.authenticate is None:
+            return self._options.anonymous
+        return await self._asked(client, user, password)
+
+    def allows(self, client: str, user: str | None, access: Access, topic: str) -> bool:
+        """Whether a client may publish to a topic name (write), or get a message of it or subscribe to a filter."""
+        if topic.startswith("$SYS/") and access == "write":
+            return False
+        if self._rules is not None and not self._ruled(client, user, access, topic):
+            return False
+        return self.authorize is None or bool(self.authorize(client, user, access, topic))
+
+    def remembers(
+        self, known: dict[tuple[str, str], bool], client: str, user: str | None, access: Access, topic: str
+    ) -> bool:
+        """The same, with the answers that one connection has had before."""
+        found = known.get((access, topic))
+        if found is None:
+            found = self.allows(client, user, access, topic)
+            if len(topic) <= LONGEST_NAME:
+                if len(known) >= MOST_REMEMBERED:
+                    known.clear()
+                known[access, topic] = found
+        return found
+
+    def _ruled(self, client: str, user: str | None, access: Access, topic: str) -> bool:
+        assert self._rules is not None
+        rules = self._rules.get(user)
+        if rules is None:
+            rules = self._rules[""]
+        is_allowed = False
+        for rule in rules:
+            found = rule.filter_for(client, user)
+            if found is None:
+                continue
+            if not covers(found, topic):
+                continue
+            if rule.access == "deny":
+                return False
+            is_allowed = is_allowed or access in rule.access
+        return is_allowed
+
+    @property
+    def checks_delivery(self) -> bool:
+        """Whether a message may be withheld although its filter was allowed: a filter may be wider than a rule."""
+        return self._rules is not None or self.authorize is not None
+
+    def may_subscribe(self, client: str, user: str | None, text: str) -> bool:
+        """Whether everything that a filter matches may be read."""
+        return self.allows(client, user, "read", split_share(text)[1])
+
+    def __repr__(self) -> str:
+        return f"<Gatekeeper users={len(self._users)}{' acl' if self._rules is not None else ''}>"

@@ -1,0 +1,241 @@
+"""Letters of an inbox as PUBLISH packets of one connection, and the client's acknowledgements of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from rsmq.errors import Malformed
+from rsmq.gateway.fleet.inbox_reader import InboxReader
+from rsmq.gateway.fleet.message import Published, Timings, identifiers_of
+from rsmq.gateway.protocol import encode, packet
+from rsmq.gateway.protocol.packet import Ack, ProtocolError
+from rsmq.gateway.protocol.properties import Property
+from rsmq.persistence.letter import EXPIRES, PACKET_IDS, RETAIN, STAMP, MqttLetter, ms_left, read_mqtt
+
+PUBLISHED, RECEIVED, RELEASED = "published", "received", "released"
+"""A letter of QoS 2: sent; its PUBREC has come; its PUBREL was sent."""
+ALIAS: Final = bytes((Property.TOPIC_ALIAS,))
+NO_NAME: Final = "rsmq"
+"""The topic name of a letter that was sent without one."""
+
+
+class Alike(NamedTuple):
+    """What letters have in common that come from one client by one topic name, and the packets for them.
+
+    `front`: the envelope from its stamp to the payload. `size`: of the whole envelope. `start` and `middle`: the packet
+    before and behind its packet id.
+    """
+
+    front: bytes
+    size: int
+    start: bytes
+    middle: bytes
+
+
+NOTHING: Final = Alike(b"", -1, b"", b"")
+
+
+def alike_of(letter: MqttLetter, envelope: bytes, data: bytes) -> Alike:
+    """How to send letters that differ from this one in nothing but the payload, whose packet is `data`."""
+    if letter.flags & (3 | EXPIRES) != 1:
+        return NOTHING  # each has a state, or a lifetime, of its own
+    at = 2
+    while data[at - 1] & 128:
+        at += 1
+    at += 2 + (data[at] << 8 | data[at + 1])
+    size = len(letter.data)
+    return Alike(envelope[STAMP : len(envelope) - size], len(envelope), data[:at], data[at + 2 : len(data) - size])
+
+
+class Delivery:
+    """What is out at a client. `counts` gets a letter that was dropped, by reason.
+
+    A PUBREL leaves when the server has noted the PUBREC: a message that the client has released must not come again.
+    """
+
+    __slots__ = (
+        "_aliases", "_dropped", "_largest", "_level", "_may_read", "_most_aliases", "_now_ms", "_send", "_since_ms",
+        "_states", "_timings", "reader",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        send: Callable[..., None],
+        now_ms: Callable[[], int],
+        may_read: Callable[[str], bool],
+        dropped: Callable[[str], None],
+        *,
+        level: int,
+        largest: int,
+        aliases: int = 0,
+        timings: Timings | None = None,
+    ) -> None:
+        self._send, self._now_ms, self._may_read, self._dropped = send, now_ms, may_read, dropped
+        self._level, self._largest, self._most_aliases = level, largest, aliases
+        self._timings, self._since_ms = timings, now_ms()
+        self._aliases: dict[str, int] = {}
+        self._states: dict[int, str] = {}
+        self.reader: InboxReader | None = None
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def letters(self, seqs: Sequence[int], envelopes: Sequence[bytes], sent: int) -> None:
+        """Send letters, or what their handshakes need next. Those up to the seq `sent` were sent before."""
+        packets, alike, aliases = list[bytes](), NOTHING, len(self._aliases)
+        for seq, envelope in zip(seqs, envelopes, strict=True):
+            packet_id = (seq - 1) % PACKET_IDS + 1
+            is_redelivered = seq <= sent
+            if len(envelope) == alike.size and not is_redelivered and envelope.startswith(alike.front, STAMP):
+                packets.append(
+                    alike.start + packet_id.to_bytes(2, "big") + alike.middle + envelope[STAMP + len(alike.front) :]
+                )
+            elif (letter := self._letter(packets, packet_id, envelope, is_redelivered=is_redelivered)) is not None:
+                if seq != seqs[-1] and not is_redelivered and len(self._aliases) == aliases:
+                    alike = alike_of(letter, envelope, packets[-1])
+                aliases = len(self._aliases)
+            else:
+                continue
+            if self._timings is not None and not is_redelivered:
+                stored_ms = int.from_bytes(envelope[1:7], "big")
+                if stored_ms >= self._since_ms:  # what has waited for the client says nothing about the way
+                    self._timings.delivered(max(0, self._now_ms() - stored_ms) / 1000)
+        self._send(*packets)
+
+    def _letter(
+        self, packets: list[bytes], packet_id: int, envelope: bytes, *, is_redelivered: bool
+    ) -> MqttLetter | None:
+        """Add the packet for one letter, and return the letter if it is sent."""
+        if not envelope:
+            self._states[packet_id] = RELEASED
+            packets.append(encode.ack(packet.PUBREL, packet_id, 0, self._level))
+            return None
+        try:
+            letter = read_mqtt(envelope)
+            data = self._encode(letter, envelope, packet_id, is_redelivered=is_redelivered)
+        except (Malformed, ValueError):
+            letter, data = None, None
+            self._dropped("malformed letter")
+        assert self.reader is not None
+        if data is None or letter is None:
+            self.reader.ack(packet_id)
+            return None
+        packets.append(data)
+        qos = letter.flags & 3
+        if qos == 0:
+            self.reader.ack(packet_id)
+        elif qos == 2:
+            self._states[packet_id] = PUBLISHED
+        return letter
+
+    def _encode(self, letter: MqttLetter, envelope: bytes, packet_id: int, *, is_redelivered: bool) -> bytes | None:
+        """The packet, or None for a letter that this client does not get."""
+        topic = letter.topic or NO_NAME
+        if "+" in topic or "#" in topic or "\0" in topic:
+            self._dropped("topic name with a wildcard")
+            return None
+        if not self._may_read(topic):
+            self._dropped("not authorized to read")
+            return None
+        properties = letter.properties
+        if letter.flags & EXPIRES:
+            left = max(0, -(-ms_left(envelope, self._now_ms()) // 1000))
+            if not left and not is_redelivered:  # what has been sent is finished
+                self._dropped("expired")
+                return None
+            properties = bytes((Property.MESSAGE_EXPIRY,)) + left.to_bytes(4, "big") + properties
+        qos = letter.flags & 3
+        return self._packet(
+            topic, letter.data, qos, packet_id, properties, retain=bool(letter.flags & RETAIN),
+            dup=is_redelivered and qos > 0,
+        )  # fmt: skip
+
+    def _packet(
+        self, topic: str, payload: bytes, qos: int, packet_id: int, properties: bytes, *, retain: bool, dup: bool
+    ) -> bytes | None:
+        """The packet, or None if it is too large. The first topic names of a connection get an alias, if it wants."""
+        alias = self._aliases.get(topic)
+        if alias is not None:
+            short = ALIAS + alias.to_bytes(2, "big") + properties
+            data = encode.publish("", payload, qos, packet_id, self._level, retain=retain, dup=dup, properties=short)
+        else:
+            data = encode.publish(
+                topic, payload, qos, packet_id, self._level, retain=retain, dup=dup, properties=properties
+            )
+            alias = len(self._aliases) + 1
+            if alias <= self._most_aliases:
+                longer = ALIAS + alias.to_bytes(2, "big") + properties
+                found = encode.publish(
+                    topic, payload, qos, packet_id, self._level, retain=retain, dup=dup, properties=longer
+                )
+                if len(found) <= self._largest:
+                    self._aliases[topic], data = alias, found
+        if len(data) > self._largest:
+            self._dropped("larger than the client allows")
+            return None
+        return data
+
+    def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None:
+        """Send a message of QoS 0 that is in no inbox."""
+        if not self._may_read(message.topic):
+            self._dropped("not authorized to read")
+            return
+        properties = message.forwarded + identifiers_of(identifiers)
+        if message.expiry is not None:
+            properties = bytes((Property.MESSAGE_EXPIRY,)) + message.expiry.to_bytes(4, "big") + properties
+        data = self._packet(message.topic, message.payload, 0, 0, properties, retain=retain, dup=False)
+        if data is not None:
+            self._send(data)
+
+    def received(self, packet_ids: list[int]) -> None:
+        """The server has noted that the client has these letters: release them, in the order of their PUBRECs."""
+        for packet_id in packet_ids:
+            self._states[packet_id] = RELEASED
+            self._send(encode.ack(packet.PUBREL, packet_id, 0, self._level))
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def acks(self, packet_ids: list[int]) -> None:
+        """PUBACKs of the client, as `ack` takes them."""
+        reader, states = self.reader, self._states
+        assert reader is not None
+        if states:
+            for at, packet_id in enumerate(packet_ids):
+                if packet_id in states:
+                    reader.ack(*packet_ids[:at])
+                    raise ProtocolError("a PUBACK for a message of QoS 2")
+        reader.ack(*packet_ids)
+
+    def ack(self, ack: Ack) -> None:
+        """A PUBACK, PUBREC or PUBCOMP of the client. Raises ProtocolError for one that does not fit its letter."""
+        packet_id, reader = ack.packet_id, self.reader
+        assert reader is not None
+        state = self._states.get(packet_id)
+        is_out = packet_id in reader.out
+        if ack.kind == packet.PUBACK:
+            self.acks([packet_id])
+        elif ack.kind == packet.PUBREC:
+            self._pubrec(ack, state, is_out=is_out)
+        elif state == RELEASED:
+            del self._states[packet_id]
+            reader.ack(packet_id)
+        elif is_out:
+            raise ProtocolError("a PUBCOMP for a message that was not released")
+
+    def _pubrec(self, ack: Ack, state: str | None, *, is_out: bool) -> None:
+        assert self.reader is not None
+        if state is None:
+            if is_out:
+                raise ProtocolError("a PUBREC for a message of QoS 1")
+            self._send(encode.ack(packet.PUBREL, ack.packet_id, 0x92, self._level))
+        elif ack.reason >= 0x80:
+            del self._states[ack.packet_id]
+            self.reader.ack(ack.packet_id)
+        elif state == PUBLISHED:
+            self._states[ack.packet_id] = RECEIVED
+            self.reader.receive(ack.packet_id)
+        elif state == RELEASED:
+            self._send(encode.ack(packet.PUBREL, ack.packet_id, 0, self._level))
+
+    def __repr__(self) -> str:
+        return f"<Delivery handshakes={len(self._states)}>"

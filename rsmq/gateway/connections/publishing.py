@@ -1,0 +1,173 @@
+"""What a client publishes: where it goes, who may, and the handshake of QoS 2."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from rsmq.gateway.connections.auth import Access
+from rsmq.gateway.connections.context import Context
+from rsmq.gateway.connections.ingest import STORED, ReceivedIds, size_of
+from rsmq.gateway.fleet.message import from_packet
+from rsmq.gateway.fleet.routes import Route
+from rsmq.gateway.protocol import encode
+from rsmq.gateway.protocol.packet import PUBACK, Ack, PendingAck, Publish, Reason
+from rsmq.gateway.protocol.topic_filter import is_within
+
+
+class Publisher(Protocol):
+    """The connection of the client."""
+
+    client_id: str
+    level: int
+
+    @property
+    def epoch(self) -> str: ...
+    def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def send(self, data: bytes) -> None: ...
+    def may(self, access: Access, topic: str) -> bool: ...
+
+
+class Publishing:
+    """The messages of one connection on their way to the server. `known`: those of QoS 2 that are not released."""
+
+    __slots__ = ("_context", "_noting", "_publisher", "_received", "releases")
+
+    def __init__(self, context: Context, publisher: Publisher, life_ms: int, known: dict[int, str]) -> None:
+        self._context, self._publisher = context, publisher
+        keys, batcher = context.inboxes.keys, context.inboxes.batcher
+        both = (keys.session(publisher.client_id), keys.received(publisher.client_id))
+        self._received = ReceivedIds(batcher, both, publisher.epoch, life_ms, known, publisher.fail)
+        self._noting = 0
+        """Bytes of messages of QoS 2 whose packet ids are being noted."""
+        self.releases = 0
+        """Those of messages of QoS 2 that are not answered yet."""
+
+    def publish(self, message: Publish) -> None:
+        """Store a message, or pass it on."""
+        context, publisher = self._context, self._publisher
+        number = len(message.payloads)
+        context.counts["messages received"] += number
+        reason = 0
+        if not is_within(message.topic, context.options.most_levels, context.options.most_topic_bytes):
+            reason = Reason.TOPIC_NAME_INVALID
+        elif not publisher.may("write", message.topic):
+            reason = Reason.NOT_AUTHORIZED
+        if reason:
+            context.counts[f"refused: {Reason(reason).name.lower()}"] += number
+            if message.pending is not None:
+                publisher.confirm(message.pending, (reason,) * number)
+            return
+        route = context.routes.find(message.topic)
+        if message.qos == 0:
+            self._publish_unacknowledged(message, route)
+        elif message.qos == 2:
+            self._publish_once(message, route.topic)
+        else:
+            target = context.routes.target_of(route.topic)
+            context.ingest.store(message, publisher.client_id, target, publisher)
+
+    def _publish_unacknowledged(self, message: Publish, route: Route) -> None:
+        """A message of QoS 0. No Receive Maximum bounds how many wait for the server: what is too much is dropped."""
+        context, publisher = self._context, self._publisher
+        is_written = route.is_explicit or message.retain
+        if is_written and not context.ingest.has_room(len(message.payload)):
+            context.dropped("server too slow, QoS 0")
+            is_written = False
+        if route.is_explicit:
+            if is_written:
+                target = context.routes.target_of(route.topic)
+                context.ingest.store(message, publisher.client_id, target, publisher)
+            return
+        published = from_packet(message, publisher.client_id)
+        if is_written:
+            context.ingest.retain_unstored(published, publisher)
+        context.broadcast(published)
+
+    def _publish_once(self, message: Publish, topic: str) -> None:
+        """A message of QoS 2. Its token is noted first, so that a repetition is stored under the same one."""
+        assert message.pending is not None
+        received, packet_id = self._received, message.packet_id
+        known = received.known.get(packet_id, "")
+        if known.startswith(STORED):
+            self._publisher.confirm(message.pending)
+            return
+        size = size_of(message)
+        value = known or f"{topic}:{self._context.ingest.next_token()}"
+        target = self._context.routes.target_of(value.partition(":")[0])
+
+        def stored(reason: int) -> None:
+            if received.known.get(packet_id) == value:  # it may be released already, or noted by a repetition
+                received.note(packet_id, "" if reason >= 0x80 else STORED + value)
+
+        def store() -> None:
+            token = value.partition(":")[2]
+            self._note(-min(size, self._noting))  # 0 if the connection has ended
+            self._context.ingest.store(message, self._publisher.client_id, target, self._publisher, token, stored)
+
+        self._note(size)
+        received.note(packet_id, value, store)
+
+    def _note(self, size: int) -> None:
+        self._noting += size
+        self._context.ingest.wait_for(size)
+
+    def ended(self) -> None:
+        """The connection has ended: packet ids that are not noted may never be."""
+        self._note(-self._noting)
+
+    def release(self, answer: Ack) -> None:
+        """The client has released a QoS 2 message: answer when the server has forgotten it."""
+        data = encode.ack(answer.kind, answer.packet_id, answer.reason, self._publisher.level)
+        if answer.reason:
+            self._publisher.send(data)
+        else:
+            self.releases += 1
+            self._received.note(answer.packet_id, "", lambda: self._released(data))
+
+    def _released(self, answer: bytes) -> None:
+        self.releases -= 1
+        self._publisher.send(answer)
+
+    def __repr__(self) -> str:
+        return f"<Publishing of {self._publisher.client_id!r}>"
+
+
+class Confirmed:
+    """In place of a connection that has ended: `done` is set when its message is stored or refused."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def confirm(self, _pending: PendingAck, _reasons: Sequence[int] = ()) -> None:
+        """It is stored, or refused for good."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """It is not known whether it is stored."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+async def publish_will(context: Context, client: str, user: str | None, message: Publish, token: str) -> None:
+    """Publish the will of a client, with the rights that it has now. Returns when it is stored, or refused for good.
+
+    Repeated with the same token, it is stored once; one of QoS 0 that no route stores must not be repeated.
+    """
+    if not context.gatekeeper.allows(client, user, "write", message.topic):
+        context.counts["refused: will not authorized"] += 1
+        return
+    context.counts["wills published"] += 1
+    sink, route = Confirmed(), context.routes.find(message.topic)
+    message.pending = PendingAck(PUBACK, [])
+    if message.qos == 0 and not route.is_explicit:
+        published = from_packet(message, client)
+        if message.retain:
+            context.ingest.retain_unstored(published, sink)
+        context.broadcast(published)
+        return
+    context.ingest.store(message, client, context.routes.target_of(route.topic), sink, token)
+    await sink.done

@@ -1,0 +1,205 @@
+"""SUBSCRIBE and UNSUBSCRIBE: written to the registry before they are acknowledged, then the retained messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from rsmq.errors import BrokerError, OwnershipError
+from rsmq.gateway.connections.context import Context
+from rsmq.gateway.fleet.message import Published, identifiers_of
+from rsmq.gateway.fleet.retained import Retained, is_name
+from rsmq.gateway.fleet.shares import has_shares
+from rsmq.gateway.protocol import encode
+from rsmq.gateway.protocol.inbound import Inbound
+from rsmq.gateway.protocol.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
+from rsmq.gateway.protocol.topic_filter import SHARE, is_within
+from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
+
+EARLY_BYTES: Final = 256 << 10
+"""Retained messages that are read before a SUBACK."""
+
+
+class Subscriber(Protocol):
+    """The connection of the client."""
+
+    client_id: str
+    user: str | None
+    level: int
+    subscriptions: dict[str, Subscription]
+    requests: list[Subscribe | Unsubscribe]
+    is_closed: bool
+    inbound: Inbound
+
+    @property
+    def epoch(self) -> str: ...
+    def send(self, data: bytes) -> None: ...
+    def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
+    def close(self, reason: Reason, text: str = "") -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def answered(self) -> None: ...
+
+
+async def serve(context: Context, client: Subscriber) -> None:
+    """Answer the requests of a client one after the other: each is the base of the next."""
+    while client.requests and not client.is_closed:
+        request = client.requests[0]
+        try:
+            if isinstance(request, Subscribe):
+                await subscribe(context, client, request)
+            else:
+                await unsubscribe(context, client, request)
+        except OwnershipError:
+            return  # the reader ends this connection
+        except BrokerError as error:
+            client.fail(error)
+        del client.requests[0]
+
+
+async def subscribe(context: Context, client: Subscriber, request: Subscribe) -> None:
+    """Add or replace subscriptions, acknowledge them, and send what is retained.
+
+    A message that this gateway has acknowledged before does not meet a new subscription, but may be retained.
+    """
+    await published(client)
+    wanted = dict(client.subscriptions)
+    reasons, granted = list[int](), list[tuple[Subscription, bool]]()
+    for each in request.subscriptions:
+        reason = refusal(context, client, each, wanted)
+        if reason is None:
+            granted.append((each, each.filter not in wanted))
+            wanted[each.filter] = each
+        reasons.append(each.qos if reason is None else reason)
+        if reason is not None:
+            context.counts[f"refused: subscription, {reason.name.lower()}"] += 1
+    if client.level == V31 and max(reasons) >= 0x80:
+        client.close(Reason.NOT_AUTHORIZED, "a subscription is refused, which version 3.1 cannot say")
+        return
+    if granted:
+        before = context.ingest.just_stored()
+        await context.registry.write(client.client_id, client.epoch, wanted.values(), before=before)
+        if client.is_closed:
+            return
+        client.subscriptions = wanted
+        for each, _ in granted:
+            context.subscribe_locally(client, each)
+        if has_shares(each for each, _ in granted):
+            await context.registry.catch_up()  # this gateway chooses a member for messages of QoS 0
+    retained = list[tuple[Subscription, FoundRetained]]()
+    for each, is_new in granted:
+        if each.filter.startswith(SHARE):
+            continue  # no retained messages [MQTT-4.8.2]
+        if each.retain_handling == 0 or (each.retain_handling == 1 and is_new):
+            found = FoundRetained(context.retained, each.filter, context.options.retained_per_subscribe)
+            await found.look(EARLY_BYTES - sum(other.size for _, other in retained))
+            if not found.is_empty:
+                retained.append((each, found))
+    client.send(encode.suback(request.packet_id, reasons, client.level))
+    client.answered()  # the request still stands there: what comes now starts no second turn
+    for each, found in retained:
+        await send_retained(context, client, each, found)
+
+
+async def published(client: Subscriber) -> None:
+    """Wait until what the client has published is stored: it came before its request."""
+    if client.inbound.unconfirmed and not client.is_closed:
+        stored = asyncio.Event()
+        client.inbound.when_done = stored.set
+        await stored.wait()
+
+
+def refusal(context: Context, client: Subscriber, each: Subscription, wanted: dict[str, Subscription]) -> Reason | None:
+    """Why a subscription is not possible, or None."""
+    if not is_within(each.filter, context.options.most_levels, context.options.most_topic_bytes):
+        return Reason.TOPIC_FILTER_INVALID
+    if not context.gatekeeper.may_subscribe(client.client_id, client.user, each.filter):
+        return Reason.NOT_AUTHORIZED
+    if each.filter not in wanted and len(wanted) >= context.options.most_subscriptions:
+        return Reason.QUOTA_EXCEEDED
+    return None
+
+
+class FoundRetained:
+    """The retained messages that a filter matches, the first of them as of before the SUBACK.
+
+    What is published after that comes to the subscription by itself: it must not come as a retained message, too.
+    """
+
+    def __init__(self, retained: Retained, pattern: str, most: int) -> None:
+        self._retained, self._pattern, self._most = retained, pattern, most
+        self._first, self.size = list[bytes](), 0
+        self._rest: AsyncIterator[bytes] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not self._first and self._rest is None
+
+    async def look(self, budget: int) -> None:
+        """Read so many bytes of them now. Most filters are a topic name, which needs no search."""
+        if budget > 0 and is_name(self._pattern):
+            self._add(await self._retained.find_one(self._pattern))
+            return
+        rest = self._retained.find(self._pattern, self._most)
+        while self.size < budget:
+            envelope = await anext(rest, None)
+            if envelope is None:
+                return
+            self._add(envelope)
+        self._rest = rest
+
+    def _add(self, envelope: bytes) -> None:
+        if envelope:
+            self._first.append(envelope)
+            self.size += len(envelope)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for each in self._first:
+            yield each
+        if self._rest is not None:
+            async for each in self._rest:
+                yield each
+
+
+async def send_retained(context: Context, client: Subscriber, subscription: Subscription, found: FoundRetained) -> None:
+    """The retained messages that a new subscription matches: through the inbox, where they have packet ids."""
+    number = 0
+    identifiers = (subscription.identifier,) if subscription.identifier else ()
+    async for envelope in found:
+        if client.is_closed:
+            return
+        number += 1
+        letter = read_mqtt(envelope)
+        left = ms_left(envelope, context.now_ms()) if letter.flags & EXPIRES else None
+        if left is not None and left <= 0:
+            continue
+        qos = min(letter.flags & 3, subscription.qos)
+        if qos == 0:
+            seconds = None if left is None else -(-left // 1000)
+            message = Published(letter.topic, letter.data, 0, True, "", seconds, letter.properties)
+            client.direct(message, retain=True, identifiers=identifiers)
+            continue
+        properties = letter.properties + identifiers_of(identifiers)
+        flags = qos | RETAIN | (letter.flags & EXPIRES)
+        sealed = seal_mqtt(flags, letter.topic.encode(), properties, letter.data)
+        await context.inboxes.writer.store(client.client_id, sealed, b"" if left is None else left)
+    if number >= context.options.retained_per_subscribe:
+        context.counts["dropped: retained beyond the limit"] += 1
+
+
+async def unsubscribe(context: Context, client: Subscriber, request: Unsubscribe) -> None:
+    """End subscriptions, and acknowledge that."""
+    left = {name: each for name, each in client.subscriptions.items() if name not in request.filters}
+    reasons = [
+        Reason.SUCCESS if name in client.subscriptions else Reason.NO_SUBSCRIPTION_EXISTED for name in request.filters
+    ]
+    if len(left) < len(client.subscriptions):
+        await context.registry.write(client.client_id, client.epoch, left.values())
+        if client.is_closed:
+            return
+        for name in client.subscriptions.keys() - left.keys():
+            context.local.remove(name, client)
+        client.subscriptions = left
+    client.send(encode.unsuback(request.packet_id, reasons, client.level))
+    client.answered()

@@ -1,0 +1,1 @@
+"""What the gateways of a fleet share on the server."""

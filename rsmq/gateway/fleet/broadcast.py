@@ -1,0 +1,139 @@
+"""Messages of QoS 0 between the gateways: over sharded pub/sub, stored nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import anyio
+from pydantic_core import from_json, to_json
+
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, Malformed
+from rsmq.gateway.fleet.message import Published, from_headers
+from rsmq.model.backoff import Backoff
+from rsmq.model.message import read_headers, write_headers
+from rsmq.persistence.doorbell import PING_EVERY, SILENCE
+from rsmq.persistence.mqtt_clients import BROADCAST
+from rsmq.redis.connector import Client
+from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.script_batcher import ScriptBatcher
+
+log = logging.getLogger("rsmq.gateway")
+
+SHARES: Final = "mqtt-shares"
+"""The header with the chosen member of each share."""
+MOST_WAITING: Final = 1_000
+"""Messages that wait for their write; more are dropped, as QoS 0 allows, and counted."""
+
+
+class Broadcast:
+    """Passes messages on to all other gateways. `received` gets theirs; `dropped` is called for each that is lost.
+    `orders` are what others ask for, by header: each gets the value.
+
+    Its connection also listens on the channel `alive`, so that the others notice at once when this process has died.
+    """
+
+    def __init__(
+        self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
+        received: Callable[[Published, Mapping[str, str]], None], orders: Mapping[str, Callable[[str], None]],
+        dropped: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._client, self._channel, self._batcher = client, channel, batcher
+        self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
+        self._own = bytes((len(gateway),)) + gateway.encode()
+        self._received, self._orders, self._dropped = received, orders, dropped
+        self._waiting: list[bytes] = []
+        self._in_flight = 0
+
+    def send(self, message: Published, chosen: Mapping[str, str]) -> None:
+        """Pass a message on, together with all others of this turn of the loop. `chosen`: a member of each share."""
+        if len(self._waiting) + self._in_flight >= MOST_WAITING:
+            self._dropped()
+            return
+        found = message.headers()
+        if chosen:
+            found[SHARES] = to_json(chosen).decode()
+        try:
+            headers = write_headers(found)
+        except ConfigError:  # a topic name or user properties that are larger than headers may be
+            self._dropped()
+            return
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(b"%b%b%b%b" % (self._own, len(headers).to_bytes(2, "big"), headers, message.payload))
+
+    def order(self, name: str, value: str) -> None:
+        """Ask all other gateways for something. It may get lost."""
+        headers = write_headers({name: value})
+        data = b"%b%b%b" % (self._own, len(headers).to_bytes(2, "big"), headers)
+        self._batcher.submit(BROADCAST, (self._channel,), (data,)).add_done_callback(asyncio.Future.exception)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._in_flight += len(waiting)
+        call = self._batcher.submit(BROADCAST, (self._channel,), waiting)
+        call.add_done_callback(lambda done: self._sent(done, len(waiting)))
+
+    def _sent(self, call: asyncio.Future[object], count: int) -> None:
+        self._in_flight -= count
+        if call.cancelled() or call.exception() is not None:
+            for _ in range(count):
+                self._dropped()
+
+    async def run(self) -> None:
+        """Receive the messages of the others until cancelled."""
+        backoff = Backoff(0.1, 2.0)
+        while True:
+            connection = RawConnection(self._client.node_for(self._channel))
+            try:
+                await connection.open()
+                await connection.send([pack(("SSUBSCRIBE", self._channel)), pack(self._alive)])
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._ping, connection)
+                    while True:
+                        self._read((await connection.receive(1, SILENCE))[0])
+                        backoff.reset()
+            except* BrokerError as group:
+                log.info("messages of other gateways are interrupted: %s", group.exceptions[0])
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await connection.close()
+            await anyio.sleep(backoff.next())
+            try:
+                await self._client.refresh()
+            except BrokerError as error:
+                log.info("the cluster's nodes cannot be looked up: %s", error)
+
+    async def _ping(self, connection: RawConnection) -> None:
+        while True:
+            await anyio.sleep(PING_EVERY)
+            await connection.send([pack(("PING",))])
+
+    def _read(self, reply: object) -> None:
+        if isinstance(reply, Exception):
+            raise reply if isinstance(reply, BrokerError) else BrokerUnavailable(str(reply))
+        if not isinstance(reply, list) or reply[0] != b"smessage":
+            if isinstance(reply, list) and reply[0] == b"sunsubscribe":
+                raise BrokerUnavailable("a slot has moved to another node")
+            return
+        data = reply[2]
+        if data.startswith(self._own):
+            return
+        at = 1 + data[0]
+        end = at + 2 + int.from_bytes(data[at : at + 2], "big")
+        try:
+            headers = read_headers(data[at + 2 : end])
+            for name, obey in self._orders.items():
+                if name in headers:
+                    obey(headers[name])
+                    return
+            message, chosen = from_headers(headers, data[end:]), from_json(headers.get(SHARES, "{}"))
+        except (Malformed, ValueError):
+            message = None
+        if message is not None:
+            self._received(message, chosen)
+
+    def __repr__(self) -> str:
+        return f"<Broadcast waiting={len(self._waiting)}>"

@@ -1,0 +1,110 @@
+"""Retained messages: the newest message of each topic name, for those who subscribe later."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from rsmq.gateway.fleet.message import Published
+from rsmq.gateway.fleet.scripts import FIND_RETAINED, RETAIN_MESSAGE
+from rsmq.gateway.protocol.topic_filter import matches
+from rsmq.model.keys import Keys
+from rsmq.persistence.letter import STAMP, read_mqtt
+from rsmq.redis.connector import Client
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.scripts import Value
+
+BUCKETS: Final = 8
+PAGE: Final = 500
+REMEMBERED_MS: Final = 600_000
+"""How long a removal keeps its stamp."""
+
+
+class Retained:
+    """The retained messages of the whole fleet, on the server."""
+
+    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher | None, limit: int) -> None:
+        self._client, self._batcher, self._limit = client, batcher, limit
+        self._keys = [
+            tuple(keys.retained(bucket, name) for name in ("messages", "names", "expiries"))
+            for bucket in range(BUCKETS)
+        ]
+
+    async def keep(self, message: Published, stamp: str, *, by_clock: bool = False) -> bytes:
+        """Keep a message, or remove the one that is kept if the payload is empty. Returns the word of the script.
+
+        `by_clock`: the stamp is no position in a stream, but the server's clock, which may have been set back.
+        """
+        envelope = message.envelope(message.qos, retain=True) if message.payload else b""
+        ttl: Value = message.ttl_ms if message.payload else b""
+        most = max(1, self._limit // BUCKETS)
+        args = (message.topic, stamp, envelope, ttl, REMEMBERED_MS, most, int(by_clock))
+        assert self._batcher is not None, "only a gateway keeps messages"
+        reply: bytes = await self._batcher.submit(RETAIN_MESSAGE, self._bucket(message.topic), args)
+        return reply
+
+    def _bucket(self, name: str) -> tuple[str, ...]:
+        return self._keys[zlib.crc32(name.encode()) % BUCKETS]
+
+    async def find_one(self, name: str) -> bytes:
+        """The envelope of the message with this topic name, with its stamp; empty if there is none."""
+        key, batcher = self._bucket(name)[:1], self._batcher
+        if batcher is None:
+            found = await self._client.execute_command(*FIND_RETAINED.command(key, (name,)))
+        else:
+            found = await batcher.submit(FIND_RETAINED, key, (name,))
+        return b"" if found is None else envelope_of(found)
+
+    async def find(self, pattern: str, most: int) -> AsyncIterator[bytes]:
+        """The envelopes of the messages that a filter matches, at most so many, with their stamps."""
+        if is_name(pattern):
+            if envelope := await self.find_one(pattern):
+                yield envelope
+            return
+        front = pattern[: min(at for at in (pattern.find("+"), pattern.find("#")) if at >= 0)]
+        for messages, names, _ in self._keys:
+            low, high = b"[" + front.encode(), b"[" + front.encode() + b"\xff"
+            if front.endswith("/") and pattern == front + "#":
+                low = b"[" + front[:-1].encode()  # `a/#` matches `a`, too
+            while most > 0:
+                page = await self._client.execute_command("ZRANGEBYLEX", names, low, high, "LIMIT", 0, PAGE)
+                wanted = [name for name in page if matches(pattern, name.decode())][:most]
+                for found in await self._client.execute_command("HMGET", messages, *wanted) if wanted else ():
+                    if found is not None and (envelope := envelope_of(found)):
+                        most -= 1
+                        yield envelope
+                if len(page) < PAGE:
+                    break
+                low = b"(" + page[-1]
+
+    async def purge(self, pattern: str) -> int:
+        """Remove the messages that a filter matches, a page at a time. Returns how many."""
+        number = 0
+        while True:
+            found = [each async for each in self.find(pattern, PAGE)]
+            for envelope in found:
+                topic = read_mqtt(envelope).topic
+                newest = f"{await self._now_ms():0>20}{'9' * 40}"  # above every message that is stored by now
+                await RETAIN_MESSAGE(self._client, self._bucket(topic), (topic, newest, b"", b"", REMEMBERED_MS, 1, 1))
+            number += len(found)
+            if len(found) < PAGE:
+                return number
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self._client.execute_command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def __repr__(self) -> str:
+        return f"<Retained limit={self._limit}>"
+
+
+def is_name(pattern: str) -> bool:
+    """Whether a filter matches one topic name only."""
+    return "+" not in pattern and "#" not in pattern
+
+
+def envelope_of(kept: bytes) -> bytes:
+    """The envelope of what is kept under a topic name; empty for a removal that is remembered."""
+    envelope = kept.partition(b"|")[2]
+    return envelope if len(envelope) > STAMP else b""

@@ -1,0 +1,212 @@
+"""The router stores the messages of a topic in the inboxes of the clients that have subscribed to them."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from rsmq.errors import BrokerUnavailable
+from rsmq.gateway.fleet.message import Copy, Published, combine, from_headers
+from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.shares import choose
+from rsmq.gateway.protocol.packet import Subscription
+from rsmq.gateway.protocol.topic_filter import SHARE
+from rsmq.handler.handler import Handler, build_handler
+from rsmq.model.message import Message, Origin
+from rsmq.model.stream_id import sortable
+from rsmq.persistence.inbox_writer import InboxWriter, Receipt
+from rsmq.persistence.letter import pack_letter
+
+log = logging.getLogger("rsmq.gateway")
+
+GROUP = "mqtt"
+ORIGIN: Final = attrgetter("origin")
+BATCH = 500
+MOST_PLANNED: Final = 50_000
+"""Plans that are kept, and the recipients in them: 60 MB at most, if headers are as long as they may be for that."""
+
+
+class Plan(NamedTuple):
+    """Where the messages with the same headers go: all that one client publishes to one topic name, as a rule.
+
+    `published`: such a message without its payload. `fronts`: the letter up to the payload, and the clients that get
+    this one. The member of a share is chosen for each message.
+    """
+
+    published: Published
+    ttl_ms: int | bytes
+    fronts: list[tuple[bytes, list[str]]]
+    shares: list[str]
+
+
+New = frozenset[tuple[str, str]]
+"""Subscriptions, by client and filter."""
+NOWHERE: Final = Plan(Published("", b"", 0, False, "", None, b""), b"", [], [])
+
+
+def source_of(origin: Origin) -> str:
+    """The source of letters from a partition. `&`: only for a session that has not ended."""
+    return f"source:&{origin.topic}.{origin.partition}/{GROUP}"
+
+
+def place_of(origin: Origin) -> str:
+    """The name of a partition."""
+    return f"{origin.topic}.{origin.partition}"
+
+
+def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
+    """The letter for one kind of receiver up to the payload, which is its end."""
+    return published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers, share=share)
+
+
+class Router:
+    """The batch handler of the group `mqtt`. It must get the messages of a partition in stream order.
+
+    The stream ids are the positions of its letters, so a batch that is repeated stores nothing twice. Subscriptions are
+    read after the messages: see `Registry`.
+    """
+
+    def __init__(self, registry: Registry, writer: Callable[[], InboxWriter]) -> None:
+        self._registry, self._writer = registry, writer
+        self.routed = self.letters = 0
+        self._plans: dict[bytes, Plan] = {}
+        """By headers."""
+        self._version = self._planned = 0
+        self.under_way: dict[str, int] = {}
+        """The partitions of which messages are being routed, and when the oldest was stored, in ms of the server."""
+
+    def handler(self, topic: str) -> Handler:
+        """This router as the handler of a topic. A new group begins at the end: what is older meets no subscription."""
+        return build_handler(
+            self.route, topic, group=GROUP, ordering="partition", batch=BATCH, start="latest"
+        )  # fmt: skip
+
+    async def route(self, messages: list[Message]) -> list[BaseException | None] | None:
+        """None when all letters of all messages are stored, else one outcome per message."""
+        partitions = self._begin(messages)
+        try:
+            return await self._route(messages)
+        finally:
+            for each in partitions:
+                self.under_way.pop(each, None)
+
+    def _begin(self, messages: list[Message]) -> list[str]:
+        """Note what is under way. A partition has one batch at a time."""
+        found = dict[str, int]()
+        for origin, run in groupby(messages, ORIGIN):
+            found.setdefault(place_of(origin), next(run).stored_ms)
+        self.under_way.update(found)
+        return list(found)
+
+    async def _route(self, messages: list[Message]) -> list[BaseException | None] | None:
+        await self._registry.catch_up()
+        self._renew_plans()
+        self.routed += len(messages)
+        stored = Receipt()
+        for origin, run in groupby(messages, ORIGIN):
+            source, new = source_of(origin), self._registry.new.get(place_of(origin))
+            for message in run:
+                self._deliver(message, source, stored, new)
+            if new:
+                passed = sortable(message.entry_id)
+                new[:] = [each for each in new if each[0] > passed]
+        try:
+            await stored.complete()
+        except BrokerUnavailable as error:
+            return [error] * len(messages)
+        except Exception:  # of the letters of some messages: once more, to find out which
+            return [await self._outcome(message) for message in messages]
+        return None
+
+    async def _outcome(self, message: Message) -> Exception | None:
+        """Deliver a message again, by itself. What is stored already is not stored twice."""
+        stored = Receipt()
+        self._renew_plans()
+        origin = message.origin
+        new = self._registry.new.get(place_of(origin))
+        self._deliver(message, source_of(origin), stored, new)
+        try:
+            await stored.complete()
+        except Exception as error:
+            return error
+        return None
+
+    def _deliver(self, message: Message, source: str, stored: Receipt, new: Sequence[tuple[str, New]] | None) -> None:
+        """Queue the letters of one message. `new`: subscriptions that older messages do not meet."""
+        try:
+            plan = self._older_plan(message, new) if new else self._plan_of(message)
+        except ValueError as error:
+            log.warning("message %s has broken MQTT headers and is not routed: %s", message.id, error)
+            return
+        if not plan.fronts and not plan.shares:
+            return
+        milliseconds, _, number = message.entry_id.partition(b"-")
+        position = milliseconds.zfill(20) + number.zfill(20)
+        writer, data = self._writer(), message.data
+        for front, clients in plan.fronts:
+            writer.put(clients, source, pack_letter(position, milliseconds, plan.ttl_ms, front + data), stored)
+            self.letters += len(clients)
+        for share in plan.shares:
+            members = self._registry.shares[share]
+            client = choose(position.decode(), members, self._registry.offline)
+            copy = combine(plan.published, (members[client],))
+            assert copy is not None, "a member has a subscription"
+            # a client may get the message by a subscription of its own, too: each has its own positions
+            own = f"{source}/{zlib.crc32(share.encode()):08x}"
+            envelope = front_of(plan.published, copy, share) + data
+            writer.put((client,), own, pack_letter(position, milliseconds, plan.ttl_ms, envelope), stored)
+        self.letters += len(plan.shares)
+
+    def _renew_plans(self) -> None:
+        """Forget all plans if a subscription has changed."""
+        if self._version != self._registry.version:
+            self._version = self._registry.version
+            self._plans.clear()
+            self._planned = 0
+
+    def _plan_of(self, message: Message) -> Plan:
+        """The plan for a message; it is kept until a subscription changes. Raises ValueError for broken headers."""
+        raw = message.raw_headers
+        plan = None if raw is None else self._plans.get(raw)
+        if plan is None:
+            plan = self._plan(from_headers(message.headers, b""))
+            if raw is not None:
+                self._planned += 1 + sum(len(clients) for _, clients in plan.fronts)
+                if self._planned > MOST_PLANNED:
+                    self._plans.clear()
+                    self._planned = 0
+                self._plans[raw] = plan
+        return plan
+
+    def _older_plan(self, message: Message, new: Sequence[tuple[str, New]]) -> Plan:
+        """The plan for a message that is older than some of the new subscriptions."""
+        position = sortable(message.entry_id)
+        skipped = [each for newest, found in new if position <= newest for each in found]
+        return self._plan(from_headers(message.headers, b""), frozenset(skipped)) if skipped else self._plan_of(message)
+
+    def _plan(self, published: Published | None, skipped: New = frozenset()) -> Plan:
+        if published is None:  # it did not come from an MQTT client
+            return NOWHERE
+        recipients, shares = defaultdict[str, list[Subscription]](list), list[str]()
+        for client, subscription in self._registry.tree.match(published.topic):
+            name = subscription.filter
+            if name.startswith(SHARE):
+                if any((member, name) not in skipped for member in self._registry.shares[name]):
+                    shares.append(name)
+            elif (client, name) not in skipped and not (subscription.no_local and client == published.client):
+                recipients[client].append(subscription)
+        by_copy = defaultdict[Copy, list[str]](list)
+        for client, found in recipients.items():
+            copy = combine(published, found)
+            assert copy is not None, "a recipient has a subscription"
+            by_copy[copy].append(client)
+        fronts = [(front_of(published, copy), clients) for copy, clients in by_copy.items()]
+        return Plan(published, published.ttl_ms, fronts, shares)
+
+    def __repr__(self) -> str:
+        return f"<Router routed={self.routed} letters={self.letters}>"

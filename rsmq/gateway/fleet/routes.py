@@ -1,0 +1,81 @@
+"""Routes: the topic of rsmq in which a message of MQTT is stored, by its topic name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rsmq.errors import ConfigError
+from rsmq.gateway.protocol.packet import LONGEST_NAME
+from rsmq.gateway.protocol.topic_filter import is_valid_filter, matches
+from rsmq.model.keys import check_name
+from rsmq.redis.topics import Topic, Topics
+
+DEFAULT_TOPIC: Final = "mqtt"
+MOST_CACHED: Final = 50_000
+
+
+@dataclass(slots=True)
+class Route:
+    """What a topic filter matches is stored in `topic`.
+
+    `has_subscribers`: whether MQTT clients that have subscribed get it, too. `is_explicit`: the user has named it, so
+    that also messages of QoS 0 are stored.
+    """
+
+    filter: str
+    topic: str
+    has_subscribers: bool = True
+    is_explicit: bool = True
+
+
+class Routes:
+    """The first route that matches counts. The last one matches everything."""
+
+    def __init__(self) -> None:
+        self._routes: list[Route] = [Route("#", DEFAULT_TOPIC, is_explicit=False)]
+        self._by_name: dict[str, Route] = {}
+        self._targets: dict[str, Topic] = {}
+
+    def add(self, pattern: str, topic: str, *, subscribers: bool = True) -> None:
+        """Add a route behind those that were added before."""
+        if not isinstance(pattern, str) or not is_valid_filter(pattern):
+            raise ConfigError(f"route {pattern!r} is no topic filter: use text such as sensors/+/temperature")
+        check_name("topic", topic)
+        for each in self._routes:
+            if each.topic == topic and each.has_subscribers is not subscribers:
+                raise ConfigError(f"the routes to topic {topic!r} disagree about subscribers")
+        self._routes.insert(len(self._routes) - 1, Route(pattern, topic, subscribers))
+        self._by_name.clear()
+
+    def find(self, name: str) -> Route:
+        """The route of a topic name."""
+        route = self._by_name.get(name)
+        if route is None:
+            last = self._routes[-1]  # names that start with $ match no wildcard, but are stored all the same
+            route = next((each for each in self._routes if matches(each.filter, name)), last)
+            if len(name) <= LONGEST_NAME:
+                if len(self._by_name) >= MOST_CACHED:
+                    self._by_name.clear()
+                self._by_name[name] = route
+        return route
+
+    async def look_up(self, topics: Topics) -> None:
+        """Look up the topics, which creates those that do not exist."""
+        for route in self._routes:
+            self._targets[route.topic] = await topics.lookup(route.topic)
+
+    def target_of(self, topic: str) -> Topic:
+        """The topic with its partitions, also of a route that another gateway has."""
+        return self._targets[topic]
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
+
+    def topics(self) -> list[str]:
+        """The topics that subscribers get messages from."""
+        return list(dict.fromkeys(route.topic for route in self._routes if route.has_subscribers))
+
+    def __repr__(self) -> str:
+        return f"<Routes {' '.join(f'{each.filter}={each.topic}' for each in self._routes)}>"

@@ -1,0 +1,271 @@
+"""The ends of connections and sessions: of this gateway's clients, of those that expire, and of dead gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json
+
+from rsmq.errors import BrokerUnavailable, ConfigError, SessionTaken
+from rsmq.gateway.fleet.registry import Registry
+from rsmq.gateway.fleet.scripts import (
+    BEAT_GATEWAY,
+    CLOSE_MQTT_SESSION,
+    END_MQTT_SESSION,
+    FORGET_CLIENT,
+    FORGET_END,
+    NOTE_CLIENT,
+    NOTE_END,
+)
+from rsmq.gateway.fleet.shares import Shares
+from rsmq.gateway.fleet.suspects import SILENT_MS, Renewal
+from rsmq.gateway.fleet.wills import Wills
+from rsmq.model.keys import Keys
+from rsmq.model.mqtt_subscription import SHARDS, shard_of
+from rsmq.redis.connector import Client
+from rsmq.redis.preflight.facts import parse_info
+from rsmq.redis.pubsub import listeners
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.scripts import OK
+from rsmq.redis.streams import ask_all
+
+log = logging.getLogger("rsmq.gateway")
+
+CHUNK: Final = 1000
+SHARED: Final = b"SHARED"
+PAGE: Final = 500
+SLACK_MS: Final = 60_000
+GONE: Final = b""
+"""The field of a gateway's list of clients that says that the others have ended them. No client id is empty."""
+GONE_MS: Final = 3_600_000
+"""How long that is remembered: far longer than a paused gateway takes to read it."""
+
+
+class Ended(NamedTuple):
+    """A connection that has ended. `keeps_will`: its client did not say goodbye.
+
+    `has_shares`: it has shared subscriptions.
+    """
+
+    client: str
+    epoch: str
+    expiry: int
+    keeps_will: bool
+    has_shares: bool
+
+
+class Sessions:
+    """What outlives a connection. Every step names the epoch of the connection that ended.
+
+    So each may be repeated, by any gateway and at any time: a client that has connected again is not touched. This is
+    why the survivors of a dead gateway need no agreement about who ends its connections.
+    """
+
+    def __init__(
+        self, client: Client, keys: Keys, batcher: ScriptBatcher, registry: Registry, shares: Shares, wills: Wills,
+        gateway: str,
+    ) -> None:  # fmt: skip
+        self._client, self._keys, self._batcher, self._registry = client, keys, batcher, registry
+        self._shares = shares
+        self.wills, self.gateway = wills, gateway
+        self._offset_ms = 0.0
+        self.known = 0
+        """Sessions of the whole fleet, as of the last `count`, and those that have begun and ended here since."""
+        self._unfinished: list[Ended] = []
+
+    @property
+    def now_ms(self) -> int:
+        """The server's clock, as of the last beat."""
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    @property
+    def _clients(self) -> str:
+        return self._keys.gateway_clients(self.gateway)
+
+    def note(self, client: str, epoch: str, expiry: int) -> asyncio.Future[Any]:
+        """A client connects here: if this gateway dies, the others end its connection. `noted` must get the reply."""
+        call = self._batcher.submit(NOTE_CLIENT, (self._clients,), (client, f"{epoch}:{expiry}"))
+        # also if what is done beside it fails, so that nothing awaits it
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return call
+
+    async def noted(self, call: asyncio.Future[Any]) -> None:
+        """Raises BrokerUnavailable if the others have ended the connections of this gateway already: they would not
+        find this one."""
+        if await call != OK:
+            raise BrokerUnavailable("this gateway was away for longer than its lease")
+
+    async def has(self, client: str) -> bool:
+        """Whether a client has a session."""
+        return await self._client.execute_command("HGET", self._keys.session(client), "mqtt") is not None
+
+    async def count(self) -> None:
+        """Count the sessions of the whole fleet: those without a connection, and the connections."""
+        names = await self._client.execute_command("ZRANGEBYSCORE", self._keys.gateways, "-inf", "+inf")
+        asked = [("HLEN", self._keys.gateway_clients(each.decode())) for each in names]
+        asked += [("ZCARD", self._keys.mqtt(shard, "sessions")) for shard in range(SHARDS)]
+        self.known = sum(await ask_all(self._client, asked))
+
+    def resumed(self, client: str, epoch: str) -> None:
+        """A session goes on: the end that its last connection has noted is forgotten. Else it stays until it is due.
+
+        `epoch`: that of the last connection, empty if it is not known.
+        """
+        if not epoch:
+            return
+        key = self._keys.mqtt(shard_of(client), "sessions")
+        self._batcher.submit(FORGET_END, (key,), (f"{epoch}:{client}",)).add_done_callback(asyncio.Future.exception)
+
+    async def closed(self, ended: Ended, gateway: str | None = None) -> None:
+        """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
+        await self._close_all([ended], self._clients if gateway is None else self._keys.gateway_clients(gateway))
+
+    async def _close_all(self, ended: Sequence[Ended], clients: str) -> None:
+        """The same for many: the calls of each step share their writes."""
+        replies = await asyncio.gather(*(self._close(each) for each in ended))
+        delays = [delay for _, delay in replies]
+        noted = (self._note_end(each, delay) for each, delay in zip(ended, delays, strict=True))
+        await asyncio.gather(*(call for call in noted if call is not None))
+        await asyncio.gather(*(self.end(each.client, each.epoch) for each in ended if not each.expiry))
+        await self._set_offline([each for each in ended if each.expiry and each.has_shares])
+        forgotten = (self._batcher.submit(FORGET_CLIENT, (clients,), (each.client, each.epoch)) for each in ended)
+        await asyncio.gather(*forgotten)
+        due = [(each.epoch, each.client) for each, delay in zip(ended, delays, strict=True) if delay == 0]
+        await self.wills.publish(due)
+
+    def _note_end(self, ended: Ended, delay: int) -> asyncio.Future[Any] | None:
+        """Note when its will is due, and when its session expires."""
+        if delay < 0 and not ended.expiry:
+            return None
+        now, shard = self.now_ms, shard_of(ended.client)
+        keys = (self._keys.mqtt(shard, "wills"), self._keys.mqtt(shard, "sessions"))
+        due = now + delay * 1000 if delay >= 0 else ""
+        expires = now + ended.expiry * 1000 if ended.expiry else ""
+        return self._batcher.submit(NOTE_END, keys, (f"{ended.epoch}:{ended.client}", due, expires))
+
+    def _close(self, ended: Ended) -> asyncio.Future[Any]:
+        client, epoch, expiry, keeps_will, _ = ended
+        inbox, session, expiries, _ = self._keys.device(client)
+        keys = (session, inbox, expiries, self._keys.received(client), self._keys.will(client))
+        args = (epoch, expiry, expiry * 1000 + SLACK_MS, int(keeps_will))
+        return self._batcher.submit(CLOSE_MQTT_SESSION, keys, args)
+
+    def close_later(self, ended: Ended) -> None:
+        """`sweep` ends this connection: the server was away when it ended, or it has not begun."""
+        self._unfinished.append(ended)
+
+    async def end(self, client: str, epoch: str) -> None:
+        """Remove a session with all that it has, unless its client has connected again."""
+        try:
+            if await self._registry.write(client, epoch, ()) == SHARED:
+                await self._shares.pass_on(client)
+        except SessionTaken:
+            return
+        left = 1
+        while left:
+            keys = (*self._keys.device(client)[:3], self._keys.received(client))
+            reply = await self._batcher.submit(END_MQTT_SESSION, keys, (epoch, CHUNK))
+            if reply[0] != OK:
+                return
+            left = reply[1]
+        self.known -= 1
+
+    async def _set_offline(self, ended: Sequence[Ended]) -> None:
+        """Clients with shared subscriptions are not connected any more: other members come first."""
+        for each in await self._registry.with_shares([(each.client, each.epoch) for each in ended]):
+            with contextlib.suppress(SessionTaken):
+                await self._registry.write(*each, is_online=False)
+
+    async def sweep(self) -> None:
+        """End the sessions that have expired."""
+        while self._unfinished:
+            await self.closed(self._unfinished[0])
+            del self._unfinished[0]
+        for shard in range(SHARDS):
+            due = self._keys.mqtt(shard, "sessions")
+            found = await self._client.execute_command("ZRANGEBYSCORE", due, "-inf", self.now_ms, "LIMIT", 0, PAGE)
+            for member in found:
+                epoch, _, client = member.decode().partition(":")
+                await self.end(client, epoch)
+                await self._client.execute_command("ZREM", due, member)
+
+    async def beat(self, ttl_ms: int, *, new: bool = False, of_all: bool = False) -> Renewal | None:
+        """Renew the lease of this gateway. Returns what that has shown, or None if its own lease has run out.
+
+        `of_all`: return the leases of all others, too. The connection of a process that was killed is closed at once.
+        One that is paused or cut off keeps its lease.
+        """
+        args = (self.gateway, ttl_ms, int(new), 0 if of_all else SILENT_MS)
+        reply = await BEAT_GATEWAY(self._client, (self._keys.gateways,), args)
+        now = int(reply[1])
+        self._offset_ms = now - time.monotonic() * 1000
+        if reply[0] != OK:
+            return None
+        leases = {name.decode(): int(ms) for name, ms in zip(reply[2::2], reply[3::2], strict=True)}
+        silent = [each for each, until in leases.items() if until < now + ttl_ms - SILENT_MS]
+        open_ = [each for each in silent if leases[each] >= now]
+        counts = await listeners(self._client, [self._keys.gateway_alive(instance_of(each)) for each in open_])
+        present = {each for each, count in zip(open_, counts, strict=True) if count}
+        return Renewal(leases, [each for each in silent if each not in present])
+
+    async def server(self) -> str:
+        """The server process that has the leases. Empty if this gateway may not ask."""
+        try:
+            reply = await self._client.node_for(self._keys.gateways).execute_command("INFO", "server")
+        except ConfigError:
+            return ""
+        return parse_info(reply).get("run_id", "")
+
+    async def last_server(self, gateway: str) -> str:
+        """The server process to which another gateway was connected last. Empty if that is not known."""
+        return server_of(await self._client.execute_command("GET", self._keys.gateway_about(gateway)))
+
+    async def bury(self, gateway: str) -> None:
+        """End the connections of a gateway that is dead, a page at a time, and forget it.
+
+        It may only be paused, and go on: the mark comes first, so that it knows of every connection that is not found.
+        """
+        clients, ended = self._keys.gateway_clients(gateway), 0
+        await self._client.execute_command("HSET", clients, GONE, "1")
+        cursor = b"0"
+        while True:
+            cursor, flat = await self._client.execute_command("HSCAN", clients, cursor, "COUNT", PAGE)
+            found = [
+                Ended(client.decode(), *split_entry(value.decode()))
+                for client, value in zip(flat[::2], flat[1::2], strict=True)
+                if client != GONE
+            ]
+            await self._close_all(found, clients)
+            ended += len(found)
+            if cursor == b"0":
+                break
+        await self._client.execute_command("PEXPIRE", clients, GONE_MS)
+        await self._client.execute_command("ZREM", self._keys.gateways, gateway)
+        log.warning("gateway %s is gone: ended its %d connections", gateway, ended)
+
+    def __repr__(self) -> str:
+        return f"<Sessions of {self.gateway}>"
+
+
+def split_entry(text: str) -> tuple[str, int, bool, bool]:
+    """What is to be ended for a client that was connected to a dead gateway: its will is kept."""
+    epoch, _, expiry = text.partition(":")
+    return epoch, int(expiry), True, True
+
+
+def instance_of(gateway: str) -> str:
+    """The process of a gateway: one that starts anew has a new name, and the same connection."""
+    return gateway.partition("~")[0]
+
+
+def server_of(said: bytes | None) -> str:
+    """The server process to which a gateway that has said this was connected. Empty if that is not known."""
+    try:
+        return str(from_json(said or b"{}").get("server", ""))
+    except (ValueError, AttributeError):  # another client may write anything
+        return ""

@@ -1,0 +1,129 @@
+"""Wills: stored with the connection, and published once, whichever gateway is alive when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from pydantic_core import from_json, to_json
+
+from rsmq.errors import RsmqError
+from rsmq.gateway.fleet.scripts import CLAIM_WILLS
+from rsmq.gateway.protocol.packet import Publish, Will
+from rsmq.gateway.protocol.properties import Property
+from rsmq.model.keys import Keys
+from rsmq.model.mqtt_subscription import SHARDS, shard_of
+from rsmq.redis.connector import Client
+from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.streams import ask_all
+
+log = logging.getLogger("rsmq.gateway")
+
+PAGE: Final = 500
+HIDDEN_MS: Final = 3_000
+"""How long a will belongs to the gateway that has taken it, which may die before it has published it."""
+STORED: Final = (
+    Property.MESSAGE_EXPIRY, Property.CONTENT_TYPE, Property.PAYLOAD_FORMAT, Property.USER_PROPERTY
+)  # fmt: skip
+"""What a topic keeps of the properties, besides those that receivers get."""
+
+Publisher = Callable[[str, str | None, Publish, str], Awaitable[None]]
+"""Client id, user name, message, token: publishes it once, and returns when it is stored or refused."""
+
+
+def pack(will: Will, user: str | None) -> bytes:
+    """A will for the server: its delay in seconds first, where scripts read it, and its payload last."""
+    properties = {str(int(key)): will.properties[key] for key in STORED if key in will.properties}
+    head = [user, will.topic, will.qos, will.retain, b64encode(will.forwarded).decode(), properties]
+    delay = will.properties.get(Property.WILL_DELAY, 0)
+    return b"%d|%b\n%b" % (delay, to_json(head), will.payload)
+
+
+def unpack(raw: bytes) -> tuple[str | None, Publish]:
+    """The user name and the message."""
+    head, _, payload = raw.partition(b"|")[2].partition(b"\n")
+    user, topic, qos, retain, forwarded, found = from_json(head)
+    properties: dict[int, Any] = {int(key): value for key, value in found.items()}
+    if Property.USER_PROPERTY in properties:
+        properties[Property.USER_PROPERTY] = [tuple(pair) for pair in properties[Property.USER_PROPERTY]]
+    return user, Publish(topic, payload, qos, retain=retain, properties=properties, forwarded=b64decode(forwarded))
+
+
+def token_of(client: str, epoch: str) -> str:
+    """The same for each attempt to publish this will."""
+    return f"will:{hashlib.sha256(client.encode()).hexdigest()[:24]}:{epoch}"
+
+
+class Wills:
+    """The wills of all clients that are due.
+
+    A will is stored under the epoch of its connection, and its due time when that ends. Every gateway looks for wills
+    that are due; one of them takes each, publishes it under a message id that never changes, and removes it.
+    """
+
+    def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, publish: Publisher) -> None:
+        self._client, self._keys, self._batcher, self._publish = client, keys, batcher, publish
+        self._under_way: set[tuple[str, str]] = set()
+
+    async def schedule(self, client: str, epoch: str, due_ms: int) -> None:
+        """Publish a will at this time of the server. An earlier time that is noted already stays."""
+        key = self._keys.mqtt(shard_of(client), "wills")
+        await self._client.execute_command("ZADD", key, "LT", due_ms, f"{epoch}:{client}")
+
+    async def fire(self) -> None:
+        """Publish what is due."""
+        queues = [self._keys.mqtt(shard, "wills") for shard in range(SHARDS)]
+        while queues:
+            calls = [self._batcher.submit(CLAIM_WILLS, (queue,), (PAGE, HIDDEN_MS)) for queue in queues]
+            pages = await asyncio.gather(*calls)
+            members = [member.decode().partition(":") for page in pages for member in page]
+            await self.publish([(epoch, client) for epoch, _, client in members])
+            queues = [queue for queue, page in zip(queues, pages, strict=True) if len(page) == PAGE]
+
+    async def publish(self, due: Sequence[tuple[str, str]]) -> None:
+        """Publish wills, by epoch and client id, that were not published or dropped before.
+
+        One that fails stays, and is tried again.
+        """
+        fresh = [each for each in dict.fromkeys(due) if each not in self._under_way]
+        if not fresh:
+            return
+        self._under_way.update(fresh)
+        try:
+            asked = [("HGET", self._keys.will(client), epoch) for epoch, client in fresh]
+            found = await ask_all(self._client, asked)
+            are_done = await asyncio.gather(*map(self._publish_one, fresh, found))
+            done = [each for each, is_done in zip(fresh, are_done, strict=True) if is_done]
+            gone = [("HDEL", self._keys.will(client), epoch) for epoch, client in done]
+            gone += [("ZREM", self._keys.mqtt(shard_of(each[1]), "wills"), ":".join(each)) for each in done]
+            await ask_all(self._client, gone)
+        finally:
+            self._under_way.difference_update(fresh)
+
+    async def _publish_one(self, due: tuple[str, str], raw: bytes | None) -> bool:
+        """Returns whether it is published, or there is nothing to publish."""
+        epoch, client = due
+        if raw is None:
+            return True
+        try:
+            user, message = unpack(raw)
+        except ValueError:
+            log.warning("the will of client %r cannot be read, and is dropped", client)
+            return True
+        try:
+            # One of QoS 0 has no message id: the gateway that has removed it publishes it. The survivors of a dead
+            # gateway all come here.
+            if message.qos == 0 and not await self._client.execute_command("HDEL", self._keys.will(client), epoch):
+                return True
+            await self._publish(client, user, message, token_of(client, epoch))
+        except RsmqError as error:
+            log.info("the will of client %r is tried again: %s", client, error)
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Wills under_way={len(self._under_way)}>"

@@ -1,0 +1,1 @@
+"""MQTT without I/O: bytes, packets, the rules of one connection, topic filters."""
