@@ -20,7 +20,7 @@ from rsmq.cli.bench.load import Load
 from rsmq.cli.bench.meter import Cost
 from rsmq.cli.bench.run import BY_NAME, TRIALS, run
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 
 
 def main() -> None:

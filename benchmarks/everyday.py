@@ -37,7 +37,7 @@ from rsmq.cli.bench.load import Load
 from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Mark, Meter
 from rsmq.cli.bench.run import TRIALS
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.testing.server import remove_prefix
 from rsmq.worker.collector import tune_garbage_collector
 

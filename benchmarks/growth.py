@@ -30,7 +30,7 @@ from rsmq.cli.bench.meter import Cost, Mark, Meter, best
 from rsmq.cli.bench.run import scratch
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 
 DOCS = Path(__file__).parents[1] / "docs"
 LARGEST_RUN = 256 << 20

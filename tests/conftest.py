@@ -17,7 +17,7 @@ from hypothesis import settings as hypothesis_settings
 
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from tests.servers import Server
 
 # unbuffered, a process writes a print in pieces, and a line of its log can come between two of them

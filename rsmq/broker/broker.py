@@ -31,7 +31,7 @@ from rsmq.model.settings import Overrides, Settings, chosen_settings
 from rsmq.model.words import count
 from rsmq.producer import BeforePublish, Producer, PublishOptions
 from rsmq.producer.publication import check_function, checked_headers, preparation
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 
 log = logging.getLogger("rsmq")

@@ -15,7 +15,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Settings
 from rsmq.producer.options import due_time
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topic, Topics
 

@@ -19,7 +19,7 @@ from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer
-from rsmq.redis.connector import Client, Connector, retrying
+from rsmq.redis.client.connector import Client, Connector, retrying
 from rsmq.redis.embedded.server import server_for
 from rsmq.redis.preflight import require
 from rsmq.redis.topics import Topics

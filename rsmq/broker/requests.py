@@ -31,7 +31,7 @@ from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, encode_payload, new_message_id
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, retrying
+from rsmq.redis.client.connector import Client, retrying
 
 log = logging.getLogger("rsmq.request")
 

@@ -23,7 +23,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.settings import Overrides, Settings
 from rsmq.producer import ExpiryOptions, PublishOptions
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 from rsmq.worker import Worker
 

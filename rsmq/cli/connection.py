@@ -18,7 +18,7 @@ from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import GroupState
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector, redact
+from rsmq.redis.client.connector import Client, Connector, redact
 from rsmq.redis.embedded.server import EmbeddedServer, server_for
 from rsmq.redis.topics import Topic, Topics
 

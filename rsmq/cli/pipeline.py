@@ -27,7 +27,7 @@ from rsmq.model.keys import NAME
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
 from rsmq.redis.embedded.server import embedded
-from rsmq.redis.url import has_password, redact
+from rsmq.redis.wire.url import has_password, redact
 
 EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
 FILE_SIZE = 256 << 20

@@ -22,7 +22,7 @@ from rsmq.cli.tables import PIPED_WIDTH
 from rsmq.cli.top_screen import draw
 from rsmq.cli.top_view import View, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, compare
-from rsmq.redis.connector import redact
+from rsmq.redis.client.connector import redact
 
 LEAST = timedelta(milliseconds=100)
 MOST_PARTITIONS = 16

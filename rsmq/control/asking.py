@@ -11,7 +11,7 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce
 from rsmq.redis.streams import group_names
 

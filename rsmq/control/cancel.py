@@ -12,7 +12,7 @@ from rsmq.control.finder import Finder, Found
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCEL_MESSAGE, CANCELLED
 from rsmq.redis.topics import Topic
 

@@ -16,7 +16,7 @@ from rsmq.model.message_ref import MessageRef
 from rsmq.model.packing import unpack_fields
 from rsmq.model.partition import partition_for
 from rsmq.model.stream_id import LOCATED_ID, sent_ms
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FIND_DELAYED, FIND_ENTRY
 from rsmq.redis.topics import Topic
 

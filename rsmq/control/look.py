@@ -19,7 +19,7 @@ from rsmq.control.status import (
 from rsmq.dlq import DeadLetter
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import LOCATED_ID, sent_ms
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FIND_ENTRY, LOOK_AT_MESSAGE, SEEK_ENTRY
 from rsmq.redis.streams import group_names
 from rsmq.redis.topics import Topic

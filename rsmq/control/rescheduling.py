@@ -14,7 +14,7 @@ from rsmq.errors import ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, RESCHEDULE_DELAYED, RESCHEDULE_PARKED
 from rsmq.redis.topics import Topic
 

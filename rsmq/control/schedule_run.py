@@ -7,7 +7,7 @@ from datetime import datetime
 from rsmq.errors import ConfigError
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topic
 

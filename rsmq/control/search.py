@@ -16,7 +16,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.packing import unpack_fields
 from rsmq.model.partition import partition_for
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of
 from rsmq.redis.topics import Topic
 

@@ -36,7 +36,7 @@ from rsmq.inspector.inspector import Inspector
 from rsmq.model.keys import Keys
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from rsmq.redis.embedded.server import server_for
 
 log = logging.getLogger("rsmq.dashboard")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 KEPT: Final = 10_000
 SHOWN: Final = 200

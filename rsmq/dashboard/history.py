@@ -20,7 +20,7 @@ from rsmq.inspector.state import Snapshot
 from rsmq.inspector.trend import Board, compare
 from rsmq.model.clock import from_epoch_ms, now_ms
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 log = logging.getLogger("rsmq.dashboard")
 

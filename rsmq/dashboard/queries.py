@@ -31,7 +31,7 @@ from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.persistence import Device, Devices, Letter
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, group_names
 from rsmq.redis.topics import Topic, Topics
 

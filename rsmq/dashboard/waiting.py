@@ -17,7 +17,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import MessageOrigin
 from rsmq.model.packing import unpack_fields
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CANCEL_DELAYED, CANCELLED, OK, RESCHEDULE_DELAYED
 from rsmq.redis.streams import ask_all
 from rsmq.redis.topics import Topic

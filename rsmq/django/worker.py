@@ -40,7 +40,7 @@ from rsmq.handler.dead_hook import Burial
 from rsmq.handler.retry import Bury, decide
 from rsmq.model.clock import to_ms
 from rsmq.model.message import Message
-from rsmq.redis.connector import retrying
+from rsmq.redis.client.connector import retrying
 
 GROUP = "workers"
 

@@ -17,7 +17,7 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.expiry import FIELDS
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, REPLAY_DEAD_LETTER
 from rsmq.redis.streams import Partitioned, ask_all
 

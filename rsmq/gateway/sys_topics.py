@@ -17,7 +17,7 @@ from rsmq.model.clock import epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.words import installed
 from rsmq.persistence.mqtt_clients import MqttClients, MqttGateway
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all
 
 log = logging.getLogger("rsmq.gateway")

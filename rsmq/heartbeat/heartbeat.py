@@ -26,7 +26,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import BlockingClient, Connector
+from rsmq.redis.client.connector import BlockingClient, Connector
 from rsmq.redis.pubsub import probe
 from rsmq.redis.scripts import OK, RENEW_LEASE, TOUCH_MESSAGES, Value
 

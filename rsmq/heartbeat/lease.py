@@ -11,9 +11,9 @@ from rsmq.heartbeat.registration import longer_leases
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import kill_command
 from rsmq.redis.pubsub import listeners
-from rsmq.redis.raw_connection import kill_command
 from rsmq.redis.scripts import OK, RELEASE_LEASE, TAKE_LEASE, UNKNOWN
 
 log = logging.getLogger("rsmq.lease")

@@ -16,7 +16,7 @@ from rsmq.heartbeat.registration import read_members
 from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.pubsub import announce, listeners
 from rsmq.redis.scripts import LOOK_AT_MEMBERS, Ask
 

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 
 log = logging.getLogger("rsmq.presence")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rsmq.model.keys import Keys
 from rsmq.model.member import read_info
-from rsmq.redis.connector import BlockingClient, Client
+from rsmq.redis.client.connector import BlockingClient, Client
 from rsmq.redis.scripts import MEASURE_MEMBERS
 
 

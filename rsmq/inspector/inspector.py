@@ -17,7 +17,7 @@ from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.model.words import installed
-from rsmq.redis.connector import Client, redact
+from rsmq.redis.client.connector import Client, redact
 from rsmq.redis.embedded.server import EmbeddedServer
 from rsmq.redis.preflight import gather, judge
 from rsmq.redis.preflight.facts import newer_commands

@@ -30,7 +30,7 @@ from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys, check_name
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import MEASURE_GROUP_PARTITION, MEASURE_MEMBERS, MEASURE_PARTITION, Script, Value
 from rsmq.redis.streams import MOST_SEQUENCE, as_dict, ask_all
 from rsmq.redis.topics import Topics

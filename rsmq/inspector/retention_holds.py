@@ -10,7 +10,7 @@ from rsmq.inspector.state import Row
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, duration
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import MOST_PARKED, ask_all
 from rsmq.redis.topics import Topic
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rsmq.handler.schedule import ScheduleRule
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys, check_name
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topics
 

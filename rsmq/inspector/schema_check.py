@@ -16,7 +16,7 @@ from rsmq.handler.handler import Handler
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
-from rsmq.redis.client import Client
+from rsmq.redis.client.client import Client
 from rsmq.redis.streams import ask_all, groups_of
 from rsmq.redis.topics import Topic, Topics
 

@@ -11,7 +11,7 @@ from rsmq.errors import ConfigError
 from rsmq.model.clock import LATEST_MS, from_epoch_ms
 from rsmq.model.keys import Keys, decode_device
 from rsmq.persistence.letter import Letter, packet_id_of
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import CLEAR_INBOX
 from rsmq.redis.streams import ask_all
 

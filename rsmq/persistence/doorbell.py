@@ -12,8 +12,8 @@ import anyio.abc
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.backoff import Backoff
-from rsmq.redis.connector import Client
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import RawConnection, pack
 
 log = logging.getLogger("rsmq.doorbell")
 

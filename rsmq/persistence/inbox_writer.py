@@ -17,7 +17,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.settings import Settings
 from rsmq.persistence.letter import pack_letter, pack_letters, seal_payload
-from rsmq.redis.script_batcher import Call, ScriptBatcher
+from rsmq.redis.client.script_batcher import Call, ScriptBatcher
 from rsmq.redis.scripts import ADD_LETTERS, Value
 
 log = logging.getLogger("rsmq.inbox")

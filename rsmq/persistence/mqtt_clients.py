@@ -17,11 +17,11 @@ from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import write_headers
 from rsmq.model.mqtt_subscription import SHARDS, Subscription, shard_of, unpack
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import Script
 from rsmq.redis.streams import ask_all
 
-BROADCAST: Final = Script("broadcast")
+BROADCAST: Final = Script("persistence/broadcast")
 KICK: Final = "mqtt-kick"
 """The header of a request to end the connection of a client."""
 PAGE: Final = 500

@@ -27,8 +27,8 @@ from rsmq.persistence.doorbell import Doorbell
 from rsmq.persistence.inbox_writer import InboxWriter, mark_ttl_ms
 from rsmq.persistence.letter import Letter
 from rsmq.redis import scripts
-from rsmq.redis.connector import Client
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import Script, Value
 
 log = logging.getLogger("rsmq.inbox")

@@ -12,8 +12,8 @@ from rsmq.model.message import JSON, entry_fields, new_message_ids
 from rsmq.model.message_ref import location
 from rsmq.model.packing import pack_fields
 from rsmq.producer.in_doubt import InDoubt
-from rsmq.redis.client import as_reply
-from rsmq.redis.raw_connection import pack
+from rsmq.redis.client.client import as_reply
+from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import DELAY_MESSAGE, PUBLISH_MESSAGES, PUBLISH_ONCE, Script
 from rsmq.redis.topics import Topic
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rsmq.model.message import entry_fields
 from rsmq.model.unique import Holder, Place, Unique, can_be_replaced, is_held
 from rsmq.producer.batch import NEW, Answer, Batch, Fields, Full
-from rsmq.redis.raw_connection import pack
+from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import LOOK_AT_MESSAGE, OK, PUBLISH_UNIQUE, RESCHEDULE_DELAYED
 
 MOST_ATTEMPTS: Final = 1000

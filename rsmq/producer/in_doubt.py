@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import Value
 
 PAGE: Final = 100

@@ -32,7 +32,7 @@ from rsmq.producer.output import Output
 from rsmq.producer.publication import Preparation
 from rsmq.producer.send_queue import SendQueue
 from rsmq.producer.sender import Sender
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topic, Topics
 
 LARGE: Final = 4096

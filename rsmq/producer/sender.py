@@ -27,8 +27,8 @@ from rsmq.model.settings import Settings
 from rsmq.producer.batch import Batch, Full, Once
 from rsmq.producer.in_doubt import InDoubt, InDoubtMessages, end_write, search
 from rsmq.producer.send_queue import SendQueue
-from rsmq.redis.connector import Client
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.streams import NOTHING, as_dict, is_missing, trim
 
 log = logging.getLogger("rsmq.publish")

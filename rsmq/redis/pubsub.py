@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 
 async def announce(client: Client, keys: Keys, topic: str, group: str) -> None:

@@ -1,4 +1,7 @@
-"""Lua scripts as objects: one file each in `redis/lua/`. Called by hash; sent whole to a server without it."""
+"""Lua scripts as objects: one file each, in the folder of `redis/lua/` that bears the name of the room that calls it.
+
+A script is called by its hash, and sent whole to a server that does not have it.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,13 @@ def source_of(name: str) -> str:
 
 
 class Script:
-    """One script. Replies are raw: lists, ints and bytes, as the header of the Lua file says."""
+    """One script, named by its file: `consumer/park_message`. Its folder is the room that calls it.
+
+    Replies are raw: lists, ints and bytes, as the header of the Lua file says.
+    """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = name.rpartition("/")[2]
         self.source = source_of(name)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         SCRIPTS[self.sha] = self
@@ -116,63 +122,63 @@ def packed_with_source(packed: bytes) -> bytes:
     return b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n%b" % (count, len(source), source, rest)
 
 
-PUBLISH_MESSAGES: Final = Script("publish_messages")
-PUBLISH_ONCE: Final = Script("publish_once")
-PUBLISH_UNIQUE: Final = Script("publish_unique")
-FORGET_NAMES: Final = Script("forget_names")
-DELAY_MESSAGE: Final = Script("delay_message")
-RELEASE_DELAYED: Final = Script("release_delayed")
-TAKE_LEASE: Final = Script("take_lease")
-RENEW_LEASE: Final = Script("renew_lease")
-KEEP_STARTS: Final = Script("keep_starts")
-TAKE_STARTS: Final = Script("take_starts")
-RELEASE_LEASE: Final = Script("release_lease")
-SETTLE_MESSAGES: Final = Script("settle_messages")
-SETTLE_OUTPUTS: Final = Script("settle_outputs")
-RELAY_OUTPUTS: Final = Script("relay_outputs")
-START_MESSAGE: Final = Script("start_message")
-PARK_MESSAGE: Final = Script("park_message")
-UNPARK_MESSAGES: Final = Script("unpark_messages")
-BURY_MESSAGE: Final = Script("bury_message")
-HAND_BACK: Final = Script("hand_back")
-TOUCH_MESSAGES: Final = Script("touch_messages")
-CLAIM_PENDING: Final = Script("claim_pending")
-REMOVE_CONSUMER: Final = Script("remove_consumer")
-RESET_GROUP: Final = Script("reset_group")
-REPLAY_DEAD_LETTER: Final = Script("replay_dead_letter")
-TRIM_PARTITION: Final = Script("trim_partition")
-COUNT_REMOVED: Final = Script("count_removed")
-RESTORE_PENDING: Final = Script("restore_pending")
-SEEK_ENTRY: Final = Script("seek_entry")
-PUBLISH_MARKED: Final = Script("publish_marked")
-PUBLISH_UNSEEN: Final = Script("publish_unseen")
-RESTORE_MESSAGES: Final = Script("restore_messages")
-ADD_LETTERS: Final = Script("add_letters")
-PAGE_LETTERS: Final = Script("page_letters")
-ACK_LETTERS: Final = Script("ack_letters")
-RECEIVE_LETTERS: Final = Script("receive_letters")
-OPEN_SESSION: Final = Script("open_session")
-CLOSE_SESSION: Final = Script("close_session")
-LEAD_SCHEDULE: Final = Script("lead_schedule")
-PUBLISH_TICK: Final = Script("publish_tick")
-LEAD_WORK: Final = Script("lead_work")
-RELAY_ROWS: Final = Script("relay_rows")
-CLEAR_INBOX: Final = Script("clear_inbox")
-MEASURE_PARTITION: Final = Script("measure_partition")
-MEASURE_GROUP_PARTITION: Final = Script("measure_group_partition")
-MEASURE_MEMBERS: Final = Script("measure_members")
-LOOK_AT_MEMBERS: Final = Script("look_at_members")
-LOOK_AT_MESSAGE: Final = Script("look_at_message")
-FIND_ENTRY: Final = Script("find_entry")
-FIND_DELAYED: Final = Script("find_delayed")
-CANCEL_MESSAGE: Final = Script("cancel_message")
-RESCHEDULE_DELAYED: Final = Script("reschedule_delayed")
-RESCHEDULE_PARKED: Final = Script("reschedule_parked")
-MOVE_PARKED: Final = Script("move_parked")
-CANCEL_DELAYED: Final = Script("cancel_delayed")
-SETTLE_CANCELLED: Final = Script("settle_cancelled")
-ANSWER_CANCEL: Final = Script("answer_cancel")
-FORGET_REMOVED: Final = Script("forget_removed")
+PUBLISH_MESSAGES: Final = Script("producer/publish_messages")
+PUBLISH_ONCE: Final = Script("producer/publish_once")
+PUBLISH_UNIQUE: Final = Script("producer/publish_unique")
+FORGET_NAMES: Final = Script("worker/forget_names")
+DELAY_MESSAGE: Final = Script("producer/delay_message")
+RELEASE_DELAYED: Final = Script("worker/release_delayed")
+TAKE_LEASE: Final = Script("heartbeat/take_lease")
+RENEW_LEASE: Final = Script("heartbeat/renew_lease")
+KEEP_STARTS: Final = Script("consumer/keep_starts")
+TAKE_STARTS: Final = Script("consumer/take_starts")
+RELEASE_LEASE: Final = Script("heartbeat/release_lease")
+SETTLE_MESSAGES: Final = Script("consumer/settle_messages")
+SETTLE_OUTPUTS: Final = Script("consumer/settle_outputs")
+RELAY_OUTPUTS: Final = Script("consumer/relay_outputs")
+START_MESSAGE: Final = Script("consumer/start_message")
+PARK_MESSAGE: Final = Script("consumer/park_message")
+UNPARK_MESSAGES: Final = Script("consumer/unpark_messages")
+BURY_MESSAGE: Final = Script("consumer/bury_message")
+HAND_BACK: Final = Script("consumer/hand_back")
+TOUCH_MESSAGES: Final = Script("heartbeat/touch_messages")
+CLAIM_PENDING: Final = Script("consumer/claim_pending")
+REMOVE_CONSUMER: Final = Script("consumer/remove_consumer")
+RESET_GROUP: Final = Script("control/reset_group")
+REPLAY_DEAD_LETTER: Final = Script("dlq/replay_dead_letter")
+TRIM_PARTITION: Final = Script("worker/trim_partition")
+COUNT_REMOVED: Final = Script("worker/count_removed")
+RESTORE_PENDING: Final = Script("worker/restore_pending")
+SEEK_ENTRY: Final = Script("control/seek_entry")
+PUBLISH_MARKED: Final = Script("pipeline/publish_marked")
+PUBLISH_UNSEEN: Final = Script("pipeline/publish_unseen")
+RESTORE_MESSAGES: Final = Script("pipeline/restore_messages")
+ADD_LETTERS: Final = Script("persistence/add_letters")
+PAGE_LETTERS: Final = Script("persistence/page_letters")
+ACK_LETTERS: Final = Script("persistence/ack_letters")
+RECEIVE_LETTERS: Final = Script("persistence/receive_letters")
+OPEN_SESSION: Final = Script("persistence/open_session")
+CLOSE_SESSION: Final = Script("persistence/close_session")
+LEAD_SCHEDULE: Final = Script("worker/lead_schedule")
+PUBLISH_TICK: Final = Script("worker/publish_tick")
+LEAD_WORK: Final = Script("worker/lead_work")
+RELAY_ROWS: Final = Script("sql/relay_rows")
+CLEAR_INBOX: Final = Script("persistence/clear_inbox")
+MEASURE_PARTITION: Final = Script("inspector/measure_partition")
+MEASURE_GROUP_PARTITION: Final = Script("inspector/measure_group_partition")
+MEASURE_MEMBERS: Final = Script("heartbeat/measure_members")
+LOOK_AT_MEMBERS: Final = Script("heartbeat/look_at_members")
+LOOK_AT_MESSAGE: Final = Script("control/look_at_message")
+FIND_ENTRY: Final = Script("control/find_entry")
+FIND_DELAYED: Final = Script("control/find_delayed")
+CANCEL_MESSAGE: Final = Script("control/cancel_message")
+RESCHEDULE_DELAYED: Final = Script("control/reschedule_delayed")
+RESCHEDULE_PARKED: Final = Script("control/reschedule_parked")
+MOVE_PARKED: Final = Script("consumer/move_parked")
+CANCEL_DELAYED: Final = Script("control/cancel_delayed")
+SETTLE_CANCELLED: Final = Script("consumer/settle_cancelled")
+ANSWER_CANCEL: Final = Script("consumer/answer_cancel")
+FORGET_REMOVED: Final = Script("worker/forget_removed")
 
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"

@@ -10,7 +10,7 @@ from rsmq.errors import BrokerError, ConfigError
 from rsmq.model.clock import epoch_ms, now_ms
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import STREAM_ID
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, RESET_GROUP, TRIM_PARTITION
 
 EARLIEST: Final = "earliest"

@@ -18,7 +18,7 @@ from rsmq.model.keys import Keys, check_name
 from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
-from rsmq.redis.connector import Client, retrying
+from rsmq.redis.client.connector import Client, retrying
 from rsmq.redis.scripts import Value
 from rsmq.redis.streams import as_dict, ask_all, group_names
 

@@ -20,9 +20,9 @@ from rsmq.model.keys import check_name
 from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
 from rsmq.model.own_tasks import own_tasks
 from rsmq.model.partition import partition_for
+from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.leadership import RENEW, Leadership
 from rsmq.redis.outboxes import CountedOutbox, report_outbox
-from rsmq.redis.raw_connection import ShardedConnection, pack
 from rsmq.redis.scripts import OK, RELAY_ROWS, Value
 from rsmq.redis.server_context import ServerContext
 from rsmq.redis.streams import trim

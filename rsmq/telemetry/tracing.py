@@ -25,7 +25,7 @@ from rsmq.model.settings import Settings
 from rsmq.model.words import installed
 from rsmq.producer import Producer
 from rsmq.producer.output import Output
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 
 try:

@@ -13,7 +13,7 @@ from rsmq.consumer.consumer import Consumer
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import Value
 from rsmq.redis.streams import as_dict, is_missing
 from rsmq.redis.topics import Topic

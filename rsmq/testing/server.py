@@ -19,7 +19,7 @@ from anyio.from_thread import start_blocking_portal
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.embedded.keeper import dies_with_us
 from rsmq.redis.embedded.server import server_binary
 

@@ -20,7 +20,7 @@ from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import COUNT_REMOVED, OK, RESTORE_PENDING, Value
 from rsmq.redis.topics import Topics
 

@@ -15,8 +15,8 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
-from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.scripts import RELEASE_DELAYED
 
 log = logging.getLogger("rsmq.delay")

@@ -14,9 +14,9 @@ import anyio.abc
 
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.model.words import count
-from rsmq.redis.client import Client
+from rsmq.redis.client.client import Client
 from rsmq.redis.preflight.facts import parse_info
-from rsmq.redis.url import redact
+from rsmq.redis.wire.url import redact
 
 log = logging.getLogger("rsmq.eviction")
 

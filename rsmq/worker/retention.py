@@ -14,7 +14,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER
 from rsmq.redis.streams import MOST_PARKED, consumers_of, trim
 from rsmq.redis.topics import Topic, Topics

@@ -21,7 +21,7 @@ from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.words import duration
 from rsmq.producer.publication import Preparation
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
 from rsmq.redis.topics import Topic, Topics
 

@@ -25,8 +25,8 @@ from rsmq.model.interrupt import signal_errors_marked
 from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
 from rsmq.producer import Producer
-from rsmq.redis.connector import Client, Connector, retrying
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client, Connector, retrying
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.server_context import ServerContext
 from rsmq.redis.streams import ensure_groups, join_group, start_id
 from rsmq.redis.topics import Topic, Topics

@@ -13,7 +13,7 @@ import anyio
 from rsmq.cli.bench.load import Load
 from rsmq.cli.bench.run import run
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 
 ROUNDS, MESSAGES = 4, 5_000
 

@@ -20,7 +20,7 @@ from rsmq.broker.sync_broker import SyncClient, SyncDeadLetters, SyncDevices, Sy
 from rsmq.broker.typed_topic import TypedTopic
 from rsmq.dlq import DeadLetters, Selection
 from rsmq.persistence import Devices, Session
-from rsmq.redis.client import Client
+from rsmq.redis.client.client import Client
 from rsmq.redis.topics import Topics
 from rsmq.testing import Harness
 from tests.forks import start

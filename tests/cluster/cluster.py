@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import redis
 
-from rsmq.redis.slots import SLOTS, slot_of
+from rsmq.redis.wire.slots import SLOTS, slot_of
 from rsmq.testing.server import free_port
 from tests.servers import Server, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from rsmq import Broker
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from tests.chaos.scenario_run import ScenarioRun
 from tests.cluster.cluster import Cluster
 from tests.contract.witness import Witness

@@ -19,10 +19,10 @@ from rsmq.heartbeat.presence import Presence
 from rsmq.inspector import Inspector
 from rsmq.model.keys import Keys
 from rsmq.model.partition import partition_for
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.preflight import gather, judge
 from rsmq.redis.pubsub import listeners
-from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.redis.topics import Topics
 from tests.cluster.cluster import Cluster
 from tests.model.test_keys import ACL

@@ -9,8 +9,8 @@ import pytest
 
 from rsmq import Broker, Settings
 from rsmq.errors import SessionTaken
-from rsmq.redis.connector import Client
-from rsmq.redis.slots import slot_of
+from rsmq.redis.client.connector import Client
+from rsmq.redis.wire.slots import slot_of
 from tests.cluster.cluster import Cluster
 from tests.patience import until
 

@@ -11,7 +11,7 @@ from rsmq.inspector.observer import Observer
 from rsmq.inspector.schedules import look_up
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 
 

@@ -9,11 +9,11 @@ from redis.exceptions import NoScriptError
 from rsmq.broker import Broker
 from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.raw_connection import ShardedConnection, pack
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.raw_connection import ShardedConnection, pack
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import RELEASE_LEASE
-from rsmq.redis.slots import slot_of
+from rsmq.redis.wire.slots import slot_of
 from tests.cluster.cluster import Cluster
 
 

@@ -14,7 +14,7 @@ from rsmq.consumer.reading import fetcher as fetcher_module
 from rsmq.consumer.reading.fetcher import Fetcher
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from tests.consumer.test_queue import make_context
 from tests.outage import LongBackoff, refused
 from tests.patience import until

@@ -18,7 +18,7 @@ from rsmq.heartbeat.lease import Lease
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topic
 
 STEPS = st.lists(

@@ -26,8 +26,8 @@ from rsmq.errors import BrokerUnavailable
 from rsmq.handler.handler import build_handler
 from rsmq.model.clock import ServerClock
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from tests.consumer.test_queue import make_context, make_lane, make_message
 from tests.contract.witness import settled
 from tests.patience import until

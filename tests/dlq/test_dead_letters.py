@@ -12,7 +12,7 @@ from rsmq.errors import ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topic, Topics
 
 GROUP = "billing"

@@ -12,7 +12,7 @@ from rsmq.dlq import DeadLetter, DeadLetters, Selection, read_fields
 from rsmq.errors import ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topic, Topics
 
 GROUP = "billing"

@@ -30,12 +30,12 @@ from rsmq.model.packing import pack_fields, unpack_fields
 from rsmq.model.settings import Settings
 from rsmq.persistence.devices import read_device
 from rsmq.persistence.letter import STAMP, VERSION, Letter, read_envelope, seal_payload
-from rsmq.redis.connector import Connector, check_url
+from rsmq.redis.client.connector import Connector, check_url
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.preflight.facts import flags_of, parse_info
 from rsmq.redis.preflight.vulnerabilities import vulnerabilities_of
-from rsmq.redis.raw_connection import RawConnection, pack
 from rsmq.redis.streams import as_dict, start_id
-from rsmq.redis.url import redact
+from rsmq.redis.wire.url import redact
 
 IS_LONG = os.environ.get("CHAOS") == "long"
 ORIGIN = MessageOrigin("orders", 3, "billing")

@@ -22,7 +22,7 @@ from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.chaos.system_faults import FaultyServer
 from tests.gateway import packets as p
 from tests.gateway.ledger import Publisher, Subscriber, firsts

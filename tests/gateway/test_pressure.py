@@ -11,8 +11,8 @@ from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.router import Router
 from rsmq.model.keys import Keys
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient

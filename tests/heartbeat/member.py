@@ -14,7 +14,7 @@ from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.heartbeat.membership import Membership
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 
 TOPIC, GROUP = "orders", "billing"
 

@@ -18,7 +18,7 @@ from rsmq.heartbeat.presence import Presence
 from rsmq.heartbeat.registration import GroupMembership, Registration
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.scripts import TOUCH_MESSAGES
 from tests.heartbeat.member import GROUP, TOPIC, Member, member
 from tests.patience import until

@@ -15,8 +15,8 @@ from rsmq.heartbeat.lease import Lease, Leases
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import OK, RESET_GROUP, TAKE_LEASE
 from tests.servers import Kind, Server
 

@@ -17,7 +17,7 @@ from rsmq.heartbeat.membership import Membership
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.pubsub import announce
 from rsmq.redis.scripts import Ask, Script, Value
 from rsmq.redis.streams import set_paused

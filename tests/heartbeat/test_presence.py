@@ -22,7 +22,7 @@ from rsmq.heartbeat.presence import Presence, Wakeup
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.testing.proxy import Proxy
 from tests.heartbeat.member import GROUP, TOPIC
 from tests.patience import until
@@ -140,7 +140,7 @@ from rsmq.heartbeat.presence import Presence, Wakeup
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 settings = Settings(url=sys.argv[1], prefix="paused")
 tell = lambda word: print(word, flush=True)
 presence = Presence(

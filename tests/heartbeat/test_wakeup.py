@@ -10,7 +10,7 @@ import pytest
 
 from rsmq.heartbeat.presence import Wakeup
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from tests.servers import wait_until
 
 HOUR = 3600.0

@@ -10,7 +10,7 @@ from rsmq import Broker
 from rsmq.inspector.doctor import foreign_keys, gather, judge
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 
 NOW = timedelta(0)

@@ -11,7 +11,7 @@ from rsmq import Broker, Message, Reject, Retry, Settings
 from rsmq.inspector.inspector import Inspector, installed
 from rsmq.inspector.state import read_info
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topics
 from tests.patience import until

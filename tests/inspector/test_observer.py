@@ -14,7 +14,7 @@ from rsmq.errors import ConfigError
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import GroupPartition, Snapshot, member_state
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 from tests.inspector.states import PART, group_of
 from tests.patience import PATIENCE, until

@@ -12,7 +12,7 @@ from rsmq.inspector.retention_holds import GroupNeeds, RetentionHold, group_need
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis import streams
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, PARK_MESSAGE, UNPARK_MESSAGES
 from rsmq.redis.streams import ensure_groups
 from tests.worker.orders import GROUP, Orders

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rsmq.errors import ConfigError
 from rsmq.model.keys import RESERVED_GROUPS, Keys, check_name, decode_device
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.preflight import gather, judge
 
 ROOT = Path(__file__).parents[2]
@@ -195,4 +195,5 @@ def test_page_says_what_every_script_does_when_it_runs_twice() -> None:
     """An answer can get lost after the server has run the script, so each has to be safe or its caller has to know."""
     _, _, section = PAGE.partition("## Scripts that run twice")
     named = set(re.findall(r"`([a-z_]+)`", section.partition("\n## ")[0]))
-    assert {path.stem for path in (ROOT / "rsmq" / "redis" / "lua").glob("*.lua")} <= named
+    lua = ROOT / "rsmq" / "redis" / "lua"
+    assert {path.stem for path in {*lua.rglob("*.lua")} - {*(lua / "shared").glob("*")}} <= named

@@ -11,7 +11,7 @@ import redis.asyncio
 from benchmarks.published import Published
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import Letter, pack_letter, pack_letters, seal
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import (
     ACK_LETTERS,
     ADD_LETTERS,

@@ -15,7 +15,7 @@ from rsmq import Broker, SessionTaken, Settings
 from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import PACKET_IDS, packet_id_of
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from tests.persistence.conftest import Inbox
 from tests.persistence.test_defects import durations
 from tests.servers import Server

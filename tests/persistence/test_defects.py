@@ -11,9 +11,9 @@ from benchmarks.published import Gateway, Published, payload_of, published_messa
 from rsmq import Broker, Settings
 from rsmq.errors import ConfigError
 from rsmq.persistence.letter import pack_letter, pack_letters, packet_id_of, seal
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import ADD_LETTERS
-from rsmq.redis.slots import slot_of
+from rsmq.redis.wire.slots import slot_of
 from tests.patience import until
 from tests.persistence.conftest import Inbox
 

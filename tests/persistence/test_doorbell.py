@@ -13,7 +13,7 @@ import pytest
 from rsmq import Broker, Session, SessionTaken, Settings
 from rsmq.model.keys import Keys
 from rsmq.persistence.doorbell import Doorbell
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 SOON = 20.0
 """Far below the poll of these brokers: what comes in time was rung for."""

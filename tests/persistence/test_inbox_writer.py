@@ -16,7 +16,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, ScriptError
 from rsmq.model.keys import Keys
 from rsmq.persistence.inbox_writer import MOST_DEVICES, MOST_LETTERS, MOST_PER_ROUND, InboxWriter, Receipt
 from rsmq.persistence.letter import pack_letter
-from rsmq.redis.script_batcher import Call
+from rsmq.redis.client.script_batcher import Call
 from tests.patience import until
 from tests.servers import Server
 

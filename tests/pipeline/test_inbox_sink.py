@@ -17,7 +17,7 @@ from rsmq.persistence import Devices, Letter
 from rsmq.pipeline.format.options import write_options
 from rsmq.pipeline.format.topic_sink import TaskResult
 from rsmq.pipeline.format.writer import check_results, write_rows
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 Rows = dict[str, Any]
 Write = Callable[..., TaskResult]

@@ -16,7 +16,7 @@ from rsmq.pipeline.format.options import write_options
 from rsmq.pipeline.format.topic_sink import TaskResult
 from rsmq.pipeline.format.writer import write_rows
 from rsmq.pipeline.source import RsmqSource
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from tests.cluster.cluster import Cluster
 
 TOPIC = "orders"

@@ -24,8 +24,8 @@ from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer, sender
 from rsmq.producer.in_doubt import InDoubt, search
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.streams import as_dict, ensure_groups, groups_of, trim
 from rsmq.redis.topics import Topics
 from rsmq.testing.proxy import Proxy

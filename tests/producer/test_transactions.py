@@ -9,8 +9,8 @@ from rsmq.model.keys import Keys
 from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.producer.batch import EXEC, MULTI
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.topics import Topics
 from tests.producer.test_producer import publishing, stored
 from tests.servers import Server

@@ -19,7 +19,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.unique import Unique
 from rsmq.producer.claims import Claim, Claims
-from rsmq.redis.raw_connection import RawConnection
+from rsmq.redis.client.raw_connection import RawConnection
 from rsmq.sql import Outbox
 from rsmq.testing.proxy import Proxy
 from rsmq.worker.retention import Retention

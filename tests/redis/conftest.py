@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rsmq.redis.connector import Client
-from rsmq.redis.raw_connection import RawConnection
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import RawConnection
 
 
 @pytest.fixture

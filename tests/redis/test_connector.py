@@ -25,8 +25,8 @@ from redis.exceptions import (
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, NotPermitted, RsmqError, ScriptError
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector, check_url, redact, split_sentinel, translate, translated
-from rsmq.redis.url import node_url, sentinel_options, split_cluster, tls_options
+from rsmq.redis.client.connector import Client, Connector, check_url, redact, split_sentinel, translate, translated
+from rsmq.redis.wire.url import node_url, sentinel_options, split_cluster, tls_options
 from rsmq.testing.server import free_port
 from tests.patience import until
 from tests.servers import Server, wait_until

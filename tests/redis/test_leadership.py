@@ -7,7 +7,7 @@ import pytest
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis import leadership
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.redis.topics import Topics

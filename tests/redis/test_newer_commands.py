@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from rsmq.redis.preflight.facts import newer_commands
 from tests.servers import Kind, Server
 

@@ -9,9 +9,9 @@ import pytest
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
-from rsmq.redis.pool_connections import SafeConnection
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Connector
+from rsmq.redis.client.pool_connections import SafeConnection
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.testing.proxy import Proxy
 from tests.patience import until
 from tests.servers import Server

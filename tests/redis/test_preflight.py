@@ -10,7 +10,7 @@ import pytest
 from rsmq.errors import ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.preflight import Finding, ServerFacts, gather, judge, require
 from rsmq.redis.preflight.rules import check_clock, check_rights, check_version
 from tests.servers import Kind, Server

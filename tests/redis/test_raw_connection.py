@@ -15,8 +15,8 @@ from redis.exceptions import NoScriptError
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import TAKE_LEASE
 from rsmq.testing.proxy import Proxy
 from tests.patience import until

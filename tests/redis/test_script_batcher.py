@@ -14,8 +14,8 @@ from rsmq.errors import BrokerError, BrokerUnavailable
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.persistence.letter import pack_letter, pack_letters, seal
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.script_batcher import MOST_CALLS, ScriptBatcher
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.script_batcher import MOST_CALLS, ScriptBatcher
 from rsmq.redis.scripts import ADD_LETTERS, OPEN_SESSION, SEEK_ENTRY, TAKE_LEASE
 from tests.patience import until
 from tests.servers import Server

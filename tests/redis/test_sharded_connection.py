@@ -9,8 +9,8 @@ from redis.exceptions import NoScriptError
 
 from rsmq.errors import BrokerError, BrokerUnavailable
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
-from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from tests.servers import Server
 
 

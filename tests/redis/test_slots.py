@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rsmq.redis.slots import SLOTS, Key, SlotMap, key_of, slot_of
+from rsmq.redis.wire.slots import SLOTS, Key, SlotMap, key_of, slot_of
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 

@@ -10,7 +10,7 @@ from rsmq.errors import BrokerError, ConfigError
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import (
     as_dict,
     consumers_of,

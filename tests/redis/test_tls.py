@@ -10,7 +10,7 @@ import pytest
 
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from tests.matrix.certificates import Certificates
 from tests.matrix.network import FaultyProxy
 from tests.servers import Server

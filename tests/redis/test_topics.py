@@ -16,7 +16,7 @@ from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.streams import ensure_groups
 from rsmq.redis.topics import Topic, Topics
 from tests.servers import Server

@@ -32,6 +32,19 @@ LAYERS = [
 """The folders and files at the top of the package, lowest first: each imports only from the lines above its own."""
 FLOOR_OF = {name: number for number, line in enumerate(LAYERS) for name in line.split()}
 MOST_ROOMS, MOST_FLOORS = 25, 10
+LAYERS_OF_ROOMS = {
+    "redis": [
+        "wire scripts embedded",
+        "client",
+        "preflight pubsub streams",
+        "outboxes topics",
+        "server_context",
+        "leadership",
+    ],
+    "consumer": ["waiting", "settling", "running", "reading", "owning", "consumer"],
+    "gateway": ["options protocol", "fleet", "about connections", "lease sys_topics", "gateway"],
+}
+"""The same inside the rooms that have rooms of their own."""
 LAZY = {"rsmq", "rsmq.control", "rsmq.dlq", "rsmq.persistence", "rsmq.pipeline", "rsmq.worker"}
 """Packages that load names at first use: a process pays for no consumer, and for no Parquet, that it does not use."""
 OPTIONAL = {
@@ -53,8 +66,14 @@ def name_of(path: Path) -> str:
 
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8"), path.name) for name, path in MODULES.items()}
-SCRIPTS = sorted((PACKAGE / "redis" / "lua").glob("*.lua"))
-SHARED = sorted((PACKAGE / "redis" / "lua" / "shared").glob("*.lua"))
+LUA = PACKAGE / "redis" / "lua"
+SHARED = sorted((LUA / "shared").glob("*.lua"))
+SCRIPTS = sorted({*LUA.rglob("*.lua")} - {*SHARED})
+
+
+def script_name(path: Path) -> str:
+    """`rsmq/redis/lua/consumer/park_message.lua` as `consumer/park_message`."""
+    return path.relative_to(LUA).with_suffix("").as_posix()
 
 
 def part_of(module: str) -> str:
@@ -72,9 +91,19 @@ def imports(tree: ast.AST) -> Iterator[Import]:
             yield from ((node.module or "", alias.name, node) for alias in node.names)
 
 
+def late_imports(tree: ast.AST) -> Iterator[str]:
+    """What `import_module` names: a text as it is, of an f-string the part before its first value."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":
+            for part in ast.walk(node.args[0]):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value.rstrip(".")
+                    break
+
+
 def own_imports(module: str) -> set[str]:
-    """The modules of this package that a module imports."""
-    found = set()
+    """The modules of this package that a module imports, at its top or late."""
+    found = {target for target in late_imports(TREES[module]) if target.split(".")[0] == "rsmq"} - {module}
     for target, name, _ in imports(TREES[module]):
         if target.split(".")[0] == "rsmq":
             found.add(f"{target}.{name}" if f"{target}.{name}" in MODULES else target)
@@ -122,6 +151,24 @@ def test_imports_point_strictly_down(folder: str) -> None:
             other = part_of(target)
             if other != folder:
                 assert FLOOR_OF[other] < FLOOR_OF[folder], f"{module} imports {target}: {other} is not below {folder}"
+
+
+@pytest.mark.parametrize("room", LAYERS_OF_ROOMS)
+def test_imports_inside_a_room_point_strictly_down(room: str) -> None:
+    """Rooms inside a room have layers, too: each imports only from those below it."""
+    floors = {name: number for number, line in enumerate(LAYERS_OF_ROOMS[room]) for name in line.split()}
+    there = {f"{module}..".split(".")[2] for module in MODULES if part_of(module) == room} - {""}
+    assert there == set(floors), "a new module gets its place in LAYERS_OF_ROOMS"
+    for module in (each for each in MODULES if each.startswith(f"rsmq.{room}.")):
+        for target in (each for each in own_imports(module) if each.startswith(f"rsmq.{room}.")):
+            inner, other = module.split(".")[2], target.split(".")[2]
+            assert inner == other or floors[other] < floors[inner], f"{module} imports {target}: it is not below"
+
+
+def test_a_late_import_is_an_arrow_too() -> None:
+    """A circle cannot hide behind `import_module`."""
+    assert "rsmq.gateway.connections.web_socket" in own_imports("rsmq.gateway.connections.listener")
+    assert "rsmq.cli" in own_imports("rsmq.__main__")
 
 
 def test_imports_form_no_cycle() -> None:
@@ -186,7 +233,7 @@ def test_a_script_names_the_shared_functions_that_it_uses(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
     used = USES.search(text)
     named = used[1].split(", ") if used else []
-    source = source_of(script.stem)
+    source = source_of(script_name(script))
     called = {path.stem for path in SHARED if re.search(rf"(?<!function )\b{path.stem}\(", source)}
     assert called == set(named)
     for name in named:
@@ -198,13 +245,13 @@ def test_a_script_names_the_shared_functions_that_it_uses(script: Path) -> None:
 def test_a_shared_function_has_users_and_a_comment(path: Path) -> None:
     """It says what it does, and is in at least one script."""
     assert re.match(rf"-- (.+\n-- )*.+\nlocal function {path.stem}\(", path.read_text(encoding="utf-8"))
-    assert any(path.stem in source_of(script.stem) for script in SCRIPTS)
+    assert any(path.stem in source_of(script_name(script)) for script in SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_is_loaded_by_one_module(script: Path) -> None:
     """Every Lua script is an object in exactly one module."""
-    load = f'Script("{script.stem}")'
+    load = f'Script("{script_name(script)}")'
     users = [module for module, path in MODULES.items() if load in path.read_text(encoding="utf-8")]
     assert len(users) == 1, f"{script.name} is loaded by {users or 'no module'}"
 

@@ -113,7 +113,7 @@ def test_a_spark_executor_loads_only_the_redis_layer() -> None:
     """The source and its sinks bring the Redis layer, no part above it, and nothing of the command line."""
     pytest.importorskip("pyspark", reason="the extra is not installed: pip install 'rsmq[spark]'")
     loaded = loaded_by("import pyspark_rsmq")
-    assert "rsmq.redis.connector" in loaded
+    assert "rsmq.redis.client.connector" in loaded
     unneeded = tuple(f"rsmq.{room}" for room in UNNEEDED.split())
     assert all(find_spec(module) for module in unneeded), "a folder that has moved"
     assert {name for name in loaded if name.startswith(unneeded)} == set()

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from rsmq import Broker, Settings
-from rsmq.redis.client import MOST_AT_ONCE
-from rsmq.redis.connector import Client
+from rsmq.redis.client.client import MOST_AT_ONCE
+from rsmq.redis.client.connector import Client
 from tests.patience import until
 from tests.servers import Server
 

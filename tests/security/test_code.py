@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rsmq.redis.scripts import source_of
-from tests.repository.test_architecture import MODULES, PACKAGE, SCRIPTS, TREES
+from tests.repository.test_architecture import MODULES, PACKAGE, SCRIPTS, TREES, script_name
 
 RUNS_DATA = {
     "pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "joblib", "yaml", "code",
@@ -76,12 +76,12 @@ def test_no_script_is_made_of_data(module: str) -> None:
                 "rsmq.redis.scripts",
                 "rsmq.heartbeat.heartbeat",
                 "rsmq.redis.preflight.facts",
-                "rsmq.redis.slots",
+                "rsmq.redis.wire.slots",
             ), f"{module} sends {node.value}"
     if module == "rsmq.redis.scripts":
         (read,) = re.findall(r'files\("rsmq.redis"\).*', MODULES[module].read_text(encoding="utf-8"))
         assert read.endswith('/ f"{name}.lua").read_text()')
-        names = re.findall(r'Script\(("\w+"|[^)]*)\)', "".join(path.read_text() for path in MODULES.values()))
+        names = re.findall(r'Script\(("[a-z]+/\w+"|[^)]*)\)', "".join(path.read_text() for path in MODULES.values()))
         assert all(name.startswith('"') for name in names if name), "a script is named by a literal"
 
 
@@ -103,7 +103,7 @@ def names_of_keys(text: str) -> set[str]:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_touches_declared_keys_only(script: Path) -> None:
     """Each key in a script is one of KEYS, or made of one and a number: never a name that was found in data."""
-    text = re.sub(r"--.*", "", source_of(script.stem))
+    text = re.sub(r"--.*", "", source_of(script_name(script)))
     own = names_of_keys(text)
     assert not re.search(r"\bload(string)?\s*\(|\bdofile\b|\bsetfenv\b|\brequire\b", text)
     for command, rest in re.findall(r"\bp?call\('([A-Z]+)',?\s*([^\n]*)", text):

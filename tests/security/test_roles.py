@@ -23,7 +23,7 @@ from rsmq.errors import BrokerError, ConfigError
 from rsmq.inspector import Inspector
 from rsmq.model.keys import Keys
 from rsmq.persistence import Devices
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from tests.cli.conftest import Cli
 from tests.security.page import PAGE
 from tests.servers import Kind, Server

@@ -17,7 +17,7 @@ from rsmq import Broker, RetryPolicy, Settings
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector import Inspector
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Connector, check_url, redact
+from rsmq.redis.client.connector import Connector, check_url, redact
 from tests.contract.witness import dies, settled
 from tests.servers import Server
 

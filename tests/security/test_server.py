@@ -9,7 +9,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from rsmq.redis.preflight import Finding, ServerFacts, gather, judge, require
 from rsmq.redis.preflight.rules import check_access, check_debug, check_patches
 from rsmq.redis.preflight.vulnerabilities import VULNERABILITIES, identify, upgrade, vulnerabilities_of

@@ -16,7 +16,7 @@ import pytest
 
 from rsmq import Broker, Settings
 from rsmq.errors import BrokerUnavailable
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from tests.servers import Server
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rsmq import Broker, ConfigError, Settings
 from rsmq.errors import BrokerUnavailable
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from rsmq.testing.server import free_port
 from tests.contract.witness import Witness, settled
 from tests.matrix.cell import DEBIAN, executable

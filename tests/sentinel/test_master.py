@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from rsmq.redis.sentinel import MasterDiscovery, MasterState, SentinelClients
-from rsmq.redis.slots import Address
+from rsmq.redis.client.sentinel import MasterDiscovery, MasterState, SentinelClients
+from rsmq.redis.wire.slots import Address
 from tests.sentinel.sentinels import NAME, Sentinels
 
 OLD, NEW = ("10.0.0.1", 9000), ("10.0.0.1", 1000)

@@ -62,7 +62,7 @@ class Exhibit:
 
 def unfenced(script: str, needs: Callable[[Plan], bool] = lambda _: True) -> Exhibit:
     """A script that does not check owner and epoch."""
-    edit = Edit(f"rsmq/redis/lua/{script}.lua", FENCE, "")
+    edit = Edit(f"rsmq/redis/lua/consumer/{script}.lua", FENCE, "")
     return Exhibit(f"{script} without its fence", "a former owner may run it", [edit], needs)
 
 
@@ -93,31 +93,31 @@ EXHIBITS: Final = (
     bug(
         "restore_pending without its fence",
         "the audit of a former owner makes settled messages pending again",
-        "redis/lua/restore_pending.lua",
+        "redis/lua/worker/restore_pending.lua",
         FENCE,
     ),
     bug(
         "renew_lease without its fence",
         "a former owner prolongs the lease of the new one, and believes in it",
-        "redis/lua/renew_lease.lua",
+        "redis/lua/heartbeat/renew_lease.lua",
         FENCE.replace("{ 'STALE_EPOCH' }", "'STALE_EPOCH'"),
     ),
     bug(
         "release_lease without its fence",
         "a release that comes late gives the new owner's lease away",
-        "redis/lua/release_lease.lua",
+        "redis/lua/heartbeat/release_lease.lua",
         FENCE.replace("{ 'STALE_EPOCH' }", "'STALE_EPOCH'"),
     ),
     bug(
         "settle_messages without its fence",
         "a former owner acknowledges the new owner's messages",
-        "redis/lua/settle_messages.lua",
+        "redis/lua/consumer/settle_messages.lua",
         "if holder[1] ~= ARGV[1] or holder[2] ~= epoch then return { 'STALE_EPOCH' } end",
     ),
     bug(
         "outputs of a message that was settled before",
         "a settlement whose reply is lost stores the outputs again",
-        "redis/lua/settle_outputs.lua",
+        "redis/lua/consumer/settle_outputs.lua",
         "ARGV[4] == '0') then",
         "ARGV[4] == '0') or true then",
         needs=lambda plan: plan.has_outputs,
@@ -158,7 +158,7 @@ EXHIBITS: Final = (
         "a release forgets the reader",
         "a worker that stops while its read is late leaves a read behind that takes messages",
         [
-            Edit("rsmq/redis/lua/release_lease.lua", "'reader', ARGV[4]", "'reader', ''"),
+            Edit("rsmq/redis/lua/heartbeat/release_lease.lua", "'reader', ARGV[4]", "'reader', ''"),
             Edit("rsmq/consumer/owning/lane_lifecycle.py", "await self._fetchers.end_late_reads()", "pass"),
         ],
         aims_at("late read"),
@@ -227,7 +227,7 @@ EXHIBITS: Final = (
     bug(
         "a present member is replaced",
         "the script that takes the lease of an absent member does not ask again whether it is back",
-        "redis/lua/take_lease.lua",
+        "redis/lua/heartbeat/take_lease.lua",
         "if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then return { 'HELD', owner, left } end",
         needs=aims_at("return"),
     ),
@@ -306,7 +306,7 @@ EXHIBITS: Final = (
     bug(
         "the reader before a lost grant is forgotten",
         "after a grant whose reply was lost, the last owner's reader is not cut off",
-        "redis/lua/take_lease.lua",
+        "redis/lua/heartbeat/take_lease.lua",
         "((lease[3] or '') .. '\\n' .. (lease[4] or ''))",
         "(lease[3] or '')",
         needs=aims_at("usurpation"),
@@ -314,7 +314,7 @@ EXHIBITS: Final = (
     bug(
         "a lost lease lasts as long as a clock was set back",
         "a live member that has lost its lease keeps the others away for as long as the server's clock was set back",
-        "redis/lua/take_lease.lua",
+        "redis/lua/heartbeat/take_lease.lua",
         "if owner ~= '' and epoch == lease[5] and left > tonumber(ttl) then",
         "if false then",
         needs=may_set_clock,
@@ -322,7 +322,7 @@ EXHIBITS: Final = (
     bug(
         "the owner of a deleted lease is forgotten",
         "after a DEL of a lease another member takes it while its owner still believes in it",
-        "redis/lua/take_lease.lua",
+        "redis/lua/heartbeat/take_lease.lua",
         "if is_set_back or not lease[1] and has_readers() then",
         "if is_set_back then",
     ),
@@ -330,8 +330,8 @@ EXHIBITS: Final = (
         "a repetition overtakes",
         "a command on a connection that broke is executed after its repetition on the next one",
         [
-            Edit("rsmq/redis/raw_connection.py", "        if self._last:\n", "        if False:\n"),
-            Edit("rsmq/redis/lua/park_message.lua", STARTED_SINCE, ""),
+            Edit("rsmq/redis/client/raw_connection.py", "        if self._last:\n", "        if False:\n"),
+            Edit("rsmq/redis/lua/consumer/park_message.lua", STARTED_SINCE, ""),
         ],
         aims_at("late call"),
     ),
@@ -353,7 +353,7 @@ EXHIBITS: Final = (
     bug(
         "a slow member's messages are taken",
         "shared distribution: a member waits for its own lease, not for the longer one of the member that has them",
-        "redis/lua/claim_pending.lua",
+        "redis/lua/consumer/claim_pending.lua",
         "row[3] >= (patience[row[2]] or tonumber(ARGV[6]))",
         "row[3] >= tonumber(ARGV[6])",
         needs=lambda plan: plan.distribution == "shared" and len(plan.leases) > 1,
@@ -377,7 +377,7 @@ EXHIBITS: Final = (
     bug(
         "a cancelled message is not noted",
         "a message that its owner has taken out of its queue is neither cancelled nor handled",
-        "redis/lua/settle_cancelled.lua",
+        "redis/lua/consumer/settle_cancelled.lua",
         "redis.call('ZADD', KEYS[5], ARGV[4]:match('^%d+'), ARGV[4])",
         "",
         needs=lambda plan: bool(plan.cancels),
@@ -410,7 +410,7 @@ EXHIBITS: Final = (
     bug(
         "no mark of a source",
         "letters of a call that is repeated are stored again",
-        "redis/lua/add_letters.lua",
+        "redis/lua/persistence/add_letters.lua",
         "if letters[i] > newest then",
         "if true then",
         needs=lambda plan: plan.is_inbox,
@@ -418,7 +418,7 @@ EXHIBITS: Final = (
     bug(
         "ack_letters without its fence",
         "a session that was taken over acknowledges letters",
-        "redis/lua/ack_letters.lua",
+        "redis/lua/persistence/ack_letters.lua",
         "if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end",
         needs=lambda plan: plan.is_inbox,
     ),
@@ -470,7 +470,7 @@ EXHIBITS: Final = (
     bug(
         "outputs of a dead letter that was stored before",
         "a burial whose reply is lost stores the dead letter and its outputs again",
-        "redis/lua/settle_outputs.lua",
+        "redis/lua/consumer/settle_outputs.lua",
         "ARGV[4] == '0') then",
         "ARGV[4] == '0') or ARGV[at + 1] == '2' then",
         needs=lambda plan: plan.has_hook,
@@ -548,7 +548,7 @@ EXHIBITS: Final = (
     bug(
         "what a member holds does not count",
         "a name starts more than its rate allows, because a block that is not reported yet is given twice",
-        "redis/lua/take_starts.lua",
+        "redis/lua/consumer/take_starts.lua",
         "      busy = busy + starts\n",
         "",
         needs=lambda plan: bool(plan.group_rate[0]),

@@ -18,7 +18,7 @@ from sqlalchemy.orm import sessionmaker
 from rsmq import Broker, ConfigError, Message, Settings
 from rsmq.errors import NotJson, TooLarge
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.server_context import ServerContext
 from rsmq.redis.topics import Topics
 from rsmq.sql import Outbox, create_tables

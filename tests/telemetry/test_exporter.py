@@ -14,7 +14,7 @@ import httpx
 from rsmq import Broker, Reject, Settings
 from rsmq.inspector.observer import Observer
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.telemetry.exporter import group_samples
 from rsmq.telemetry.metric import GROUPS, Sample
 from rsmq.testing.server import free_port

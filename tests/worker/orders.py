@@ -6,7 +6,7 @@ from typing import Any
 
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ensure_groups
 from rsmq.redis.topics import Topic, Topics
 

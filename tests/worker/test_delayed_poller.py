@@ -12,7 +12,7 @@ import pytest
 from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.worker import delayed_poller
 from rsmq.worker.delayed_poller import MOST_AT_ONCE, DelayedPoller
 from tests.outage import LongBackoff, refused

@@ -15,7 +15,7 @@ import pytest
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.streams import ensure_groups, start_id, trim
 from rsmq.redis.topics import Topic, Topics
 from rsmq.worker.retention import Retention

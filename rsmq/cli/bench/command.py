@@ -23,7 +23,7 @@ from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url
 from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
-from rsmq.redis.url import is_cluster, is_sentinel
+from rsmq.redis.wire.url import is_cluster, is_sentinel
 
 ROUNDS = 3
 SECONDS, OF_EACH = 5.0, 2000

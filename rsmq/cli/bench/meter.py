@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import Final
 
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 BY_HAND: Final = ("xadd", "xack", "xreadgroup", "set", "zadd", "hset", "pexpireat")
 OURS: Final = ("evalsha", "eval", "xadd", "xreadgroup")

@@ -15,7 +15,7 @@ from rsmq.cli.bench import bare, latency, work
 from rsmq.cli.bench.latency import RATE, Latency
 from rsmq.cli.bench.load import BenchItem, Load
 from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Meter, best
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.testing.server import remove_prefix
 
 CLEANING_SECONDS: Final = 30.0

@@ -22,7 +22,7 @@ from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership
 from rsmq.model.clock import monotonic
 from rsmq.model.log_throttle import ThrottledLog
-from rsmq.redis.connector import retrying
+from rsmq.redis.client.connector import retrying
 from rsmq.redis.pubsub import announce
 
 log = logging.getLogger("rsmq.lease")

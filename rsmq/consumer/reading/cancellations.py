@@ -19,7 +19,7 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError
 from rsmq.model.clock import monotonic
-from rsmq.redis.raw_connection import pack
+from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import ANSWER_CANCEL
 
 log = logging.getLogger("rsmq.cancel")

@@ -22,7 +22,7 @@ from rsmq.model.clock import awake, monotonic, to_ms
 from rsmq.model.message import LARGEST_PAYLOAD, Message, RawEntry, plain_size
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count
-from rsmq.redis.raw_connection import RawConnection, kill_command, pack
+from rsmq.redis.client.raw_connection import RawConnection, kill_command, pack
 from rsmq.redis.streams import as_dict, ensure_groups
 from rsmq.redis.topics import Topics
 

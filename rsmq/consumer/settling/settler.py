@@ -21,8 +21,8 @@ from rsmq.model.failed_attempt import PAST, FailedAttempt, failed_attempts, to_f
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 from rsmq.model.reason import Reason, lost_body
-from rsmq.redis.raw_connection import ShardedConnection, pack
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.raw_connection import ShardedConnection, pack
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import (
     BURY_MESSAGE,
     CANCELLED,

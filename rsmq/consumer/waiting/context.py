@@ -11,7 +11,7 @@ from rsmq.model.clock import ServerClock
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.producer import Producer
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topic
 
 

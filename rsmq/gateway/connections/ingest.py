@@ -21,8 +21,8 @@ from rsmq.model.stream_id import parse_stream_id, sortable
 from rsmq.producer.batch import Batch, EntryEncoder
 from rsmq.producer.producer import Producer
 from rsmq.redis import scripts
-from rsmq.redis.connector import Client
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.topics import Topic
 
 MOST_WAITING: Final = 64 << 20

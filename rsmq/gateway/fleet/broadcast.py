@@ -16,9 +16,9 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.message import read_headers, write_headers
 from rsmq.persistence.doorbell import PING_EVERY, SILENCE
 from rsmq.persistence.mqtt_clients import BROADCAST
-from rsmq.redis.connector import Client
-from rsmq.redis.raw_connection import RawConnection, pack
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import RawConnection, pack
+from rsmq.redis.client.script_batcher import ScriptBatcher
 
 log = logging.getLogger("rsmq.gateway")
 

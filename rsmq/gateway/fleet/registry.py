@@ -19,8 +19,8 @@ from rsmq.gateway.protocol.topic_filter import SHARE, split_share
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, Subscription, pack, shard_of, unpack
 from rsmq.model.stream_id import sortable
-from rsmq.redis.connector import Client
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import STALE_EPOCH
 from rsmq.redis.streams import NOTHING, ask_all
 

@@ -11,8 +11,8 @@ from rsmq.gateway.fleet.scripts import FIND_RETAINED, RETAIN_MESSAGE
 from rsmq.gateway.protocol.topic_filter import matches
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import STAMP, read_mqtt
-from rsmq.redis.connector import Client
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import Value
 
 BUCKETS: Final = 8

@@ -27,10 +27,10 @@ from rsmq.gateway.fleet.suspects import SILENT_MS, Renewal
 from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.preflight.facts import parse_info
 from rsmq.redis.pubsub import listeners
-from rsmq.redis.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import OK
 from rsmq.redis.streams import ask_all
 

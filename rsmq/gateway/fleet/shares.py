@@ -16,7 +16,7 @@ from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.model.keys import Keys
 from rsmq.persistence.inbox_writer import InboxWriter, Receipt
 from rsmq.persistence.letter import EXPIRES, STAMP, MqttLetter, pack_letter, read_mqtt, seal_mqtt
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 log = logging.getLogger("rsmq.gateway")
 

@@ -17,8 +17,8 @@ from rsmq.gateway.protocol.packet import Publish, Will
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
-from rsmq.redis.connector import Client
-from rsmq.redis.script_batcher import ScriptBatcher
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.streams import ask_all
 
 log = logging.getLogger("rsmq.gateway")

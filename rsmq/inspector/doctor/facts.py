@@ -18,7 +18,7 @@ from rsmq.inspector.trend import Board, compare
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topic
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import product
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of
 
 

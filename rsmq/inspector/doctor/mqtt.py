@@ -13,7 +13,7 @@ from rsmq.model.clock import from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.words import count, duration
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients, MqttGateway
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 
 MOST_CLIENTS: Final = 2000
 """Clients whose inboxes are looked at: a server may have a million."""

@@ -24,7 +24,7 @@ from rsmq.pipeline.format.options import WriteOptions
 from rsmq.pipeline.format.rows import bytes_column, header_pairs, headers_column, source_positions
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.pipeline.format.topic_sink import DIGEST, TaskResult
-from rsmq.redis.client import translate
+from rsmq.redis.client.client import translate
 from rsmq.redis.scripts import ADD_LETTERS, Value
 
 MAX_LETTERS: Final = 500

@@ -20,7 +20,7 @@ from rsmq.errors import ConfigError
 from rsmq.model.keys import check_name
 from rsmq.model.settings import Settings
 from rsmq.pipeline.format.option_reader import Bounds, OptionReader, json_object
-from rsmq.redis.url import check_url, has_password, redact, split_url
+from rsmq.redis.wire.url import check_url, has_password, redact, split_url
 
 Idempotence = Literal["none", "id", "marker", "dedupe"]
 IDEMPOTENCE: Final = ("none", "id", "marker", "dedupe")

@@ -11,8 +11,8 @@ from tenacity import Retrying
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.keys import Keys
 from rsmq.pipeline.format.options import Access, embedded
-from rsmq.redis.client import BlockingClient, translated
-from rsmq.redis.connector import Connector, retry_rule
+from rsmq.redis.client.client import BlockingClient, translated
+from rsmq.redis.client.connector import Connector, retry_rule
 from rsmq.redis.scripts import Script, Value
 
 T = TypeVar("T")

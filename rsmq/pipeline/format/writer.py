@@ -23,7 +23,7 @@ from rsmq.pipeline.format.options import Access, WriteOptions
 from rsmq.pipeline.format.rows import check_columns
 from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.pipeline.format.topic_sink import DIGEST, SINKS, TaskResult
-from rsmq.redis.connector import Connector
+from rsmq.redis.client.connector import Connector
 from rsmq.redis.topics import Topic, Topics
 
 log = logging.getLogger("rsmq.pipeline")

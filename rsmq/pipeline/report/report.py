@@ -38,9 +38,9 @@ from rsmq.pipeline.report.data import (
     percentile,
 )
 from rsmq.pipeline.spark.errors import spark_errors
-from rsmq.redis.connector import Client, Connector
+from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.topics import Topic
-from rsmq.redis.url import redact
+from rsmq.redis.wire.url import redact
 
 HOT_KEYS: Final = 10
 """Of each topic."""

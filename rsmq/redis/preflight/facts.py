@@ -13,11 +13,11 @@ from typing import Any, Final
 from rsmq.errors import BrokerError, ConfigError, SlotMoved
 from rsmq.model.clock import now_ms
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client, redact
-from rsmq.redis.raw_connection import RawConnection, pack
+from rsmq.redis.client.connector import Client, redact
+from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import Script
 
-PROBE_SERVER: Final = Script("probe_server")
+PROBE_SERVER: Final = Script("preflight/probe_server")
 """Tries all commands that a script may call."""
 CONFIG: Final = ("appendfsync", "save", "min-replicas-to-write", "protected-mode", "bind", "enable-debug-command")
 DEFAULT_USER: Final = ("ACL", "GETUSER", "default")

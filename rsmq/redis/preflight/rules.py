@@ -16,10 +16,10 @@ from rsmq.errors import ConfigError
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.preflight.facts import ServerFacts, gather
 from rsmq.redis.preflight.vulnerabilities import upgrade, vulnerabilities_of
-from rsmq.redis.url import is_loopback
+from rsmq.redis.wire.url import is_loopback
 
 log = logging.getLogger("rsmq.preflight")
 

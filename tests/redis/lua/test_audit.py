@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import COUNT_REMOVED, RESTORE_PENDING, TRIM_PARTITION
 from tests.redis.lua.test_settle import EPOCH, GROUP, ME, STALE, Partition
 

@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import REMOVE_CONSUMER, REPLAY_DEAD_LETTER, RESET_GROUP, SETTLE_MESSAGES
 
 GROUP = "billing"

@@ -6,7 +6,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import pack_letter, pack_letters, seal
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import ADD_LETTERS
 from tests.persistence.conftest import WEEK_MS, Inbox
 

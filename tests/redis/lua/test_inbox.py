@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.model.keys import Keys
 from rsmq.persistence.letter import Letter, pack_letter, pack_letters, seal
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import ACK_LETTERS, ADD_LETTERS, RECEIVE_LETTERS
 from tests.persistence.conftest import WEEK_MS, Inbox
 

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import (
     CLAIM_PENDING,
     KEEP_STARTS,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import LOOK_AT_MEMBERS
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 from rsmq.errors import BrokerError
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import LEAD_WORK, RELAY_ROWS
 
 A, B, C, D = (bytes([number]) * 16 for number in range(1, 5))

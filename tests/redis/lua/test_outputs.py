@@ -9,7 +9,7 @@ import pytest
 from rsmq.errors import BrokerError
 from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import RELAY_OUTPUTS, SETTLE_OUTPUTS
 from tests.redis.lua.test_dead_letters import GROUP, Partition
 

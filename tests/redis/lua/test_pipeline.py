@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.errors import BrokerError
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import PUBLISH_MARKED, PUBLISH_UNSEEN, RESTORE_MESSAGES, SEEK_ENTRY
 
 FIELDS = (2, "data", "x")

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import TAKE_STARTS
 
 HOUR = 3_600_000

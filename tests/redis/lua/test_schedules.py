@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import LEAD_SCHEDULE, OK, PUBLISH_TICK
 
 TTL = 6000

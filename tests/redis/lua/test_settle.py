@@ -11,7 +11,7 @@ from rsmq.model.failed_attempt import PAST, failed_attempts
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.model.reason import lost_body
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import (
     BURY_MESSAGE,
     CLAIM_PENDING,

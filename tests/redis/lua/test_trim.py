@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rsmq.model.keys import Keys
-from rsmq.redis.connector import Client
+from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import TRIM_PARTITION
 from rsmq.redis.streams import trim
 

@@ -27,10 +27,10 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.sentinel import SentinelManagedConnection as BlockingManagedConnection
 
-from rsmq.redis.client import BlockingClient, Client
-from rsmq.redis.pool_connections import SharedTlsConnection, repair
-from rsmq.redis.slots import Address
-from rsmq.redis.url import sentinel_options, split_sentinel, tls_options
+from rsmq.redis.client.client import BlockingClient, Client
+from rsmq.redis.client.pool_connections import SharedTlsConnection, repair
+from rsmq.redis.wire.slots import Address
+from rsmq.redis.wire.url import sentinel_options, split_sentinel, tls_options
 
 log = logging.getLogger("rsmq.sentinel")
 

@@ -16,9 +16,9 @@ import redis.asyncio
 from redis.exceptions import AskError, MovedError
 
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, SlotMoved, SlotMoving
-from rsmq.redis.client import BlockingClient, Client, Command, Send
-from rsmq.redis.slots import Address, Key, SlotMap, key_of
-from rsmq.redis.url import node_url, split_cluster
+from rsmq.redis.client.client import BlockingClient, Client, Command, Send
+from rsmq.redis.wire.slots import Address, Key, SlotMap, key_of
+from rsmq.redis.wire.url import node_url, split_cluster
 
 MOST_HOPS: Final = 5
 """How often one command follows its slot before that counts as an outage."""

@@ -14,8 +14,8 @@ import anyio.abc
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
-from rsmq.redis.connector import Client
-from rsmq.redis.raw_connection import ShardedConnection, pack
+from rsmq.redis.client.connector import Client
+from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.scripts import Command, Script, Value
 
 log = logging.getLogger("rsmq.batch")

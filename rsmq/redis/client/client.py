@@ -38,10 +38,10 @@ from rsmq.errors import (
     SlotMoved,
     SlotMoving,
 )
-from rsmq.redis.pool_connections import repair
+from rsmq.redis.client.pool_connections import repair
 from rsmq.redis.scripts import with_source
-from rsmq.redis.slots import Key
-from rsmq.redis.url import redact
+from rsmq.redis.wire.slots import Key
+from rsmq.redis.wire.url import redact
 
 TRANSIENT = {
     "LOADING": "the server is loading its data",

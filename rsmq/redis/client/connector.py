@@ -19,10 +19,18 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from rsmq.errors import BrokerUnavailable
 from rsmq.model.backoff import Backoff
 from rsmq.model.settings import Settings
-from rsmq.redis.client import ACCEPTED, BlockingClient, Client, Packer, translate, translated
-from rsmq.redis.cluster import BlockingCluster, ClusterClient
-from rsmq.redis.sentinel import SentinelClients
-from rsmq.redis.url import check_url, is_cluster, is_sentinel, redact, refuse_plain_password, split_sentinel, split_url
+from rsmq.redis.client.client import ACCEPTED, BlockingClient, Client, Packer, translate, translated
+from rsmq.redis.client.cluster import BlockingCluster, ClusterClient
+from rsmq.redis.client.sentinel import SentinelClients
+from rsmq.redis.wire.url import (
+    check_url,
+    is_cluster,
+    is_sentinel,
+    redact,
+    refuse_plain_password,
+    split_sentinel,
+    split_url,
+)
 
 __all__ = [
     "BlockingClient", "Client", "Connector", "check_url", "redact", "retrying", "split_sentinel", "split_url",

@@ -17,10 +17,10 @@ from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from rsmq.errors import BrokerError, BrokerUnavailable, SlotMoved
-from rsmq.redis.connector import Client, translate
-from rsmq.redis.reply_protocol import ReplyProtocol
+from rsmq.redis.client.connector import Client, translate
 from rsmq.redis.scripts import packed_with_source
-from rsmq.redis.slots import Key
+from rsmq.redis.wire.reply_protocol import ReplyProtocol
+from rsmq.redis.wire.slots import Key
 
 Packed = tuple[Key, bytes]
 """A key, which decides the node, and a packed command on keys of the same slot."""

@@ -1,0 +1,1 @@
+"""Bytes and addresses: URLs, slots of a cluster, replies. No connection."""
