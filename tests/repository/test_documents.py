@@ -35,7 +35,8 @@ def test_a_relative_link_leads_to_a_file(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_file_in_backticks_exists(page: Path) -> None:
     """A file in backticks is there: from the root, in the package, beside the scripts, or in the documents."""
-    homes = (ROOT, ROOT / "rsmq", ROOT / "rsmq" / "redis" / "lua", ROOT / "docs", page.parent)
+    lua = ROOT / "rsmq" / "redis" / "lua"
+    homes = (ROOT, ROOT / "rsmq", *lua.iterdir(), ROOT / "docs", page.parent)
     missing = {name for name in FILE.findall(page.read_text()) if not any((home / name).exists() for home in homes)}
     assert missing - {"manage.py"} == set()  # that of a Django project
 
