@@ -1,7 +1,7 @@
 """`python -m benchmarks.robust`: the cost of a healthy worker: memory over a million messages, leaks over hundreds
 of starts, and an idle or cut-off worker's CPU and log lines.
 
-A throw-away server for each. Writes docs/robustness.json and docs/robustness.md. Takes minutes.
+A throw-away server for each. Writes docs/robustness.json and a section of docs/robustness.md. Takes minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.footprint import Footprint, resident
-from benchmarks.prose import wrapped
+from benchmarks.section import rewrite
 from benchmarks.server import listens
 from benchmarks.table import mib, table
 from rsmq import Broker, Settings
@@ -224,19 +224,16 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_page(found: dict[str, Any], path: Path) -> None:
-    """docs/robustness.md."""
+    """Its section of docs/robustness.md."""
     facts, rows, starts = found["facts"], found["memory"]["rows"], found["cycles"]["rows"]
     tenth = next(row for row in rows if row["messages"] * 10 >= rows[-1]["messages"])
     held = ("objects", "files", "threads", "tasks")
     there = ("connections", "keys", "consumers", "members")
     shown = ("files", "threads", "tasks", "back_seconds")
     lines = [
-        "# Robustness of the worker",
+        f"Measured with `python -m benchmarks.robust` on {facts['machine']}, Python {facts['python']}.",
         "",
-        f"Measured with `python -m benchmarks.robust` on {facts['machine']}, Python {facts['python']}. "
-        "The page is generated.",
-        "",
-        "## Memory over many messages",
+        "### Memory over many messages",
         "",
         f"One process publishes {found['memory']['count']:,} messages of about 180 bytes and handles each twice, in a",
         "group of single messages and one of batches. Objects are those that Python's collector tracks.",
@@ -249,7 +246,7 @@ def write_page(found: dict[str, Any], path: Path) -> None:
         f"From a tenth of the messages to all: {mib(rows[-1]['rss'] - tenth['rss']):.1f} MiB, "
         f"{rows[-1]['objects'] - tenth['objects']:,} objects.",
         "",
-        "## Starts and stops",
+        "### Starts and stops",
         "",
         "A worker with two groups starts, handles ten messages and stops. Connections include the one that asks.",
         "",
@@ -258,7 +255,7 @@ def write_page(found: dict[str, Any], path: Path) -> None:
             [(row["cycles"], mib(row["rss"]), *(row[name] for name in (*held, *there))) for row in starts],
         ),
         "",
-        "## Nothing to do, and an absent server",
+        "### Nothing to do, and an absent server",
         "",
         "CPU of one core, and log lines from INFO on, of a worker with two groups: with an idle "
         "server, with one that is",
@@ -273,7 +270,7 @@ def write_page(found: dict[str, Any], path: Path) -> None:
         ),
         "",
     ]
-    path.write_text(wrapped("\n".join(lines)))
+    rewrite(path, "robust", "\n".join(lines))
 
 
 def main() -> None:
