@@ -9,11 +9,9 @@ import signal
 import sys
 from collections.abc import AsyncIterable
 from contextlib import nullcontext
-from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import anyio
 import anyio.abc
@@ -23,16 +21,16 @@ from rsmq.broker import Broker
 from rsmq.cli.gateway_metrics import serving
 from rsmq.cli.load_broker import load_object
 from rsmq.cli.output import Level, exit_code, log_to_stderr, print_error
-from rsmq.cli.parameters import Url, duration_option
+from rsmq.cli.parameters import Url, options_of
 from rsmq.cli.serve import STDIN
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
-from rsmq.gateway.connections.limits import read_limits
 from rsmq.telemetry.listener import Address
 from rsmq.worker.collector import tune_garbage_collector
 from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Supervisor
 
 
+@options_of(GatewayOptions)
 def gateway(
     target: Annotated[str, typer.Argument(metavar="MODULE:OBJECT", help="A Broker or a Gateway, such as app:broker.")],
     listen: Annotated[
@@ -40,47 +38,6 @@ def gateway(
     ] = None,
     route: Annotated[
         list[str] | None, typer.Option(metavar="FILTER=TOPIC", help="Store what matches in this topic; repeatable.")
-    ] = None,
-    anonymous: Annotated[bool, typer.Option("--anonymous", help="Clients without credentials may connect.")] = False,
-    password_file: Annotated[Path | None, typer.Option(help="Users, as mosquitto_passwd writes them.")] = None,
-    acl_file: Annotated[Path | None, typer.Option(help="Rights, in the format of Mosquitto's acl_file.")] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(help="For mqtts:// and wss://: PEM, with those that signed it.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(help="Its key, if it is in another file.")] = None,
-    client_ca: Annotated[
-        Path | None, typer.Option(help="mqtts:// and wss:// ask for certificates that these authorities have signed.")
-    ] = None,
-    certificate_user: Annotated[
-        Literal["cn", "san"], typer.Option(help="The name in a client's certificate that is its user name.")
-    ] = "cn",
-    crl: Annotated[Path | None, typer.Option(help="Revoked certificates of clients, as PEM.")] = None,
-    jwt_key: Annotated[
-        Path | None, typer.Option(help="Public keys as PEM, or a secret: tokens are taken as passwords.")
-    ] = None,
-    jwt_audience: Annotated[str | None, typer.Option(help="What `aud` of a token must have.")] = None,
-    jwt_issuer: Annotated[str | None, typer.Option(help="What `iss` of a token must be.")] = None,
-    user_as_client_id: Annotated[
-        bool, typer.Option("--user-as-client-id", help="A client may only use its user name as its client id.")
-    ] = False,
-    proxy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NETWORK", help="Load balancers that send the header of the PROXY protocol; repeatable."),
-    ] = None,
-    per_address: Annotated[int, typer.Option(min=0, help="Most connections of one address; 0 is no limit.")] = 0,
-    packet_rate: Annotated[int, typer.Option(min=0, help="Most packets of a client in a second; 0: no limit.")] = 0,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="Any other limit, such as bytes=65536 a second; repeatable."),
-    ] = None,
-    origin: Annotated[
-        list[str] | None, typer.Option(help="Web site whose pages may connect by ws:// and wss://; repeatable.")
-    ] = None,
-    keep_alive: Annotated[
-        timedelta | None, duration_option("Longest keep-alive of version 5, such as 60s. Default: 20m.")
-    ] = None,
-    session_expiry: Annotated[
-        timedelta | None, duration_option("Longest time that a session is kept without its client. Default: 7d.")
     ] = None,
     processes: Annotated[int, typer.Option(min=1, max=1024, help="How many; they share the ports.")] = 1,
     metrics: Annotated[
@@ -94,6 +51,7 @@ def gateway(
     log_level: Annotated[Level, typer.Option(help="Lowest level that is logged.")] = "info",
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
+    **given: Any,
 ) -> None:
     """Connect MQTT clients to topics and inboxes.
 
@@ -109,22 +67,11 @@ def gateway(
         supervisor = Supervisor(command, processes, arguments=lambda slot: ("--slot", str(slot)), rereads=True)
         raise typer.Exit(anyio.run(supervisor.run))
     found = load_object(target)
-    limits = read_limits(limit or ())
-    given: dict[str, Any] = {
-        "anonymous": anonymous, "password_file": password_file, "acl_file": acl_file, "certificate": certificate,
-        "key": key, "client_ca": client_ca, "crl": crl, "jwt_key": jwt_key, "jwt_audience": jwt_audience,
-        "jwt_issuer": jwt_issuer, "user_as_client_id": user_as_client_id, "proxies": tuple(proxy or ()),
-        "most_per_address": per_address, "most_packets": packet_rate, "origins": tuple(origin or ()),
-        "keep_alive": keep_alive, "session_expiry": session_expiry, **limits,
-    }  # fmt: skip
-    options = {name: each for name, each in given.items() if each or name in limits}
-    if certificate_user != "cn":
-        options["certificate_user"] = certificate_user
     if isinstance(found, Broker):
-        found = Gateway(found, options=GatewayOptions(**options))
+        found = Gateway(found, options=GatewayOptions(**given))
     elif not isinstance(found, Gateway):
         raise ConfigError(f"{target} is a {type(found).__name__}, not a Broker or a Gateway")
-    elif options:
+    elif given:
         raise ConfigError(f"{target} is a Gateway: give it its options in the code")
     if listen:
         found.listen = tuple(listen)

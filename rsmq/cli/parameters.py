@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from collections.abc import Callable
+from dataclasses import Field, fields
 from datetime import datetime, timedelta
+from functools import wraps
+from inspect import Parameter
 from math import isinf
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -14,6 +19,7 @@ from rsmq.cli.completion import complete_group, complete_topic
 from rsmq.model.duration import FORMS
 from rsmq.model.duration import parse_duration as read_duration
 from rsmq.model.stream_id import STREAM_ID
+from rsmq.model.words import duration
 from rsmq.redis.streams import EARLIEST, LATEST
 
 RATE = re.compile(r"\d{1,9}(\.\d{1,6})?")
@@ -50,9 +56,49 @@ def parse_duration(text: str) -> timedelta:
     return span
 
 
-def duration_option(help_text: str) -> Any:
+def duration_option(help_text: str, *names: str) -> Any:
     """An option whose value is a duration."""
-    return typer.Option(parser=parse_duration, metavar="DURATION", help=help_text)
+    return typer.Option(*names, parser=parse_duration, metavar="DURATION", help=help_text)
+
+
+def options_of(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of a dataclass of options, in place of its `**given`.
+
+    Only what the user gives is in `given`, under the names of the fields. The metadata of a field have its `text`, and
+    its `flag` where that is not its name. The dataclass checks the values.
+    """
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**values: Any) -> None:
+            given = {each.name: values.pop(each.name) for each in fields(options)}
+            values |= {name: value for name, value in given.items() if value not in (None, [])}
+            command(**values)
+
+        kinds, signature = get_type_hints(options), inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        more = [
+            Parameter(each.name, Parameter.KEYWORD_ONLY, default=None, annotation=option_for(each, kinds[each.name]))
+            for each in fields(options)
+        ]
+        called.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in (*own, *more)}
+        return called
+
+    return with_options
+
+
+def option_for(each: Field[Any], kind: Any) -> Any:
+    """The parameter of a command for a field of options. It is None unless the user gives it."""
+    name = "--" + (each.metadata["flag"] or each.name).replace("_", "-")
+    text, default = each.metadata["text"], each.default
+    if default not in (None, False, ()):
+        text += f" [default: {duration(default) if isinstance(default, timedelta) else default}]"
+    if isinstance(default, timedelta):
+        return Annotated[timedelta | None, duration_option(text, name)]
+    if isinstance(default, tuple):
+        return Annotated[list[str] | None, typer.Option(name, help=f"{text} Repeatable.")]
+    return Annotated[kind | None, typer.Option(name, help=text)]
 
 
 def parse_time(text: str) -> datetime:

@@ -1,13 +1,16 @@
-"""The options of a gateway, with their defaults."""
+"""The options of a gateway: each with its type, its default, its bounds and what it means.
+
+`rsmq gateway` makes its options of them.
+"""
 
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from rsmq.errors import ConfigError
@@ -15,15 +18,21 @@ from rsmq.errors import ConfigError
 NameOf = Literal["cn", "san"]
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
-MAY_BE_0: Final = {
-    "most_per_address", "most_per_user", "most_connects", "most_sessions", "most_packets", "most_messages",
-    "most_bytes", "most_packet_bytes", "topic_aliases",
-}  # fmt: skip
-"""0 is no limit there; no topic aliases."""
 MOST: Final = 1 << 31
-HIGHEST: Final = dict.fromkeys(
-    ("receive_maximum", "window", "topic_aliases", "most_topic_bytes"), 65_535
-)  # fields of two bytes
+TWO_BYTES: Final = 65_535
+"""The most that a field of two bytes of a packet holds."""
+
+T = TypeVar("T")
+
+
+def option(default: T, text: str, *, lowest: int = 1, highest: int = MOST, flag: str = "") -> T:
+    """A field of GatewayOptions, as the checks and the command line need it.
+
+    `lowest` and `highest` are for numbers; a time whose `lowest` is 0 may be 0. `flag`: its name on the command line,
+    where that is not the field's.
+    """
+    found: T = field(default=default, metadata={"text": text, "lowest": lowest, "highest": highest, "flag": flag})
+    return found
 
 
 class Address(NamedTuple):
@@ -39,90 +48,111 @@ class Address(NamedTuple):
 class GatewayOptions:
     """What a gateway allows. Each limit has an answer that the client can see, and a counter."""
 
-    anonymous: bool = False
-    """Whether clients without credentials may connect."""
-    password_file: Path | None = None
-    """In the format of `mosquitto_passwd`."""
-    acl_file: Path | None = None
-    """In the format of Mosquitto's acl_file."""
-    certificate: Path | None = None
-    """For mqtts and wss: the certificate and those that signed it, as PEM."""
-    key: Path | None = None
-    """Its key, if it is not in the same file."""
-    client_ca: Path | None = None
-    """For mqtts and wss: clients must have a certificate that one of these authorities has signed, as PEM."""
-    certificate_user: NameOf = "cn"
-    """The name in a client's certificate that is its user name: the common name, or the first alternative name."""
-    crl: Path | None = None
-    """Client certificates that are revoked: lists of the authorities, as PEM."""
-    jwt_key: Path | None = None
-    """Public keys as PEM, or a secret: a client may give a token in place of its password."""
-    jwt_audience: str | None = None
-    jwt_issuer: str | None = None
-    user_as_client_id: bool = False
-    """Whether a client may only use its user name as its client id."""
-    proxies: tuple[str, ...] = ()
-    """Load balancers that say by the PROXY protocol whom they connect: addresses, or networks such as 10.0.0.0/8."""
-    origins: tuple[str, ...] = ()
-    """For ws and wss: the web sites whose pages may connect, such as https://shop.example. Empty: all."""
-    receive_maximum: int = 20
-    """Messages of a client that are not acknowledged at a time."""
-    window: int = 100
-    """Messages to a client that are not acknowledged at a time; a client may ask for fewer."""
-    topic_aliases: int = 16
-    most_connections: int = 100_000
-    most_opening: int = 10_000
-    """Connections of this gateway whose CONNECT is not answered yet."""
-    most_per_address: int = 0
-    """Connections of this gateway from one address; 0 is no limit."""
-    most_per_user: int = 0
-    """Connections of this gateway with one user name; 0 is no limit."""
-    most_connects: int = 0
-    """Clients that connect to this gateway in a second; 0 is no limit. More wait, at most half of connect_timeout."""
-    most_sessions: int = 0
-    """Sessions of the whole fleet, connected or not; 0 is no limit. A gateway counts them every five seconds."""
-    most_packets: int = 0
-    """Packets of one client in a second; 0 is no limit."""
-    most_messages: int = 0
-    """PUBLISH packets of one client in a second; 0 is no limit."""
-    most_bytes: int = 0
-    """Bytes of one client in a second; 0 is no limit."""
-    most_packet_bytes: int = 0
-    """Bytes of a packet; 0: what the payload limit of the broker allows, which is also the most."""
-    most_topic_bytes: int = 65_535
-    """Bytes of a topic name or filter."""
-    most_levels: int = 256
-    """Levels of a topic name or filter."""
-    most_subscriptions: int = 1_000
-    """Of one client."""
-    most_retained: int = 100_000
-    retained_per_subscribe: int = 10_000
-    session_expiry: timedelta = timedelta(days=7)
-    """The longest that a session is kept after its connection."""
-    keep_alive: timedelta = timedelta(minutes=20)
-    """The longest keep-alive of a client of version 5; others keep theirs."""
-    connect_timeout: timedelta = timedelta(seconds=10)
-    """For the first packet, and again for its answer."""
-    sys_interval: timedelta = timedelta(seconds=10)
-    """How often clients that read $SYS get its figures; 0 is never."""
-    lease: timedelta = timedelta(seconds=6)
-    """A gateway that is paused or cut off for longer loses its clients to the others."""
-    full_inbox_wait: timedelta = timedelta(seconds=10)
-    """How long publishers wait for a connected client whose inbox is full and that takes nothing; 0 is never."""
-    write_buffer: int = 64 << 10
-    """Bytes that a client has not read. Above that, its messages wait in the inbox, and those of QoS 0 are dropped."""
+    anonymous: bool = option(False, "Clients without credentials may connect.")
+    password_file: Path | None = option(None, "Users, in the format of mosquitto_passwd.")
+    acl_file: Path | None = option(None, "Rights, in the format of Mosquitto's acl_file.")
+    certificate: Path | None = option(None, "For mqtts and wss: the certificate and those that signed it, as PEM.")
+    key: Path | None = option(None, "Key of the certificate, if it is not in the same file.")
+    client_ca: Path | None = option(
+        None, "For mqtts and wss: clients must have a certificate that one of these authorities has signed, as PEM."
+    )
+    certificate_user: NameOf = option(
+        "cn",
+        "The name in a client's certificate that is its user name: the common name, or the first alternative name.",
+    )
+    crl: Path | None = option(None, "Client certificates that are revoked: lists of the authorities, as PEM.")
+    jwt_key: Path | None = option(
+        None, "Public keys as PEM, or a secret: a client may give a token in place of its password."
+    )
+    jwt_audience: str | None = option(None, "What `aud` of a token must have.")
+    jwt_issuer: str | None = option(None, "What `iss` of a token must be.")
+    user_as_client_id: bool = option(False, "A client may only use its user name as its client id.")
+    proxies: tuple[str, ...] = option(
+        (),
+        "Load balancers that say by the PROXY protocol whom they connect: addresses, or networks such as 10.0.0.0/8.",
+        flag="proxy",
+    )
+    origins: tuple[str, ...] = option(
+        (),
+        "For ws and wss: the web sites whose pages may connect, such as https://shop.example. Default: all.",
+        flag="origin",
+    )
+    receive_maximum: int = option(20, "Messages of a client that are not acknowledged at a time.", highest=TWO_BYTES)
+    window: int = option(
+        100, "Messages to a client that are not acknowledged at a time; it may ask for fewer.", highest=TWO_BYTES
+    )
+    topic_aliases: int = option(
+        16, "Topic aliases of a client, and for a client; 0 is none.", lowest=0, highest=TWO_BYTES
+    )
+    most_connections: int = option(100_000, "Connections of this gateway.")
+    most_opening: int = option(10_000, "Connections of this gateway whose CONNECT is not answered yet.")
+    most_per_address: int = option(0, "Connections of this gateway from one address; 0 is no limit.", lowest=0)
+    most_per_user: int = option(0, "Connections of this gateway with one user name; 0 is no limit.", lowest=0)
+    most_connects: int = option(
+        0,
+        "Clients that connect to this gateway in a second; 0 is no limit. More wait, at most half of connect_timeout.",
+        lowest=0,
+    )
+    most_sessions: int = option(
+        0,
+        "Sessions of all gateways, connected or not; 0 is no limit. A gateway counts them every five seconds.",
+        lowest=0,
+    )
+    most_packets: int = option(0, "Packets of one client in a second; 0 is no limit.", lowest=0)
+    most_messages: int = option(0, "PUBLISH packets of one client in a second; 0 is no limit.", lowest=0)
+    most_bytes: int = option(0, "Bytes of one client in a second; 0 is no limit.", lowest=0)
+    most_packet_bytes: int = option(
+        0, "Bytes of a packet; 0: what the payload limit of the broker allows, which is also the most.", lowest=0
+    )
+    most_topic_bytes: int = option(TWO_BYTES, "Bytes of a topic name or filter.", highest=TWO_BYTES)
+    most_levels: int = option(256, "Levels of a topic name or filter.")
+    most_subscriptions: int = option(1_000, "Subscriptions of one client.")
+    most_retained: int = option(100_000, "Retained messages of all gateways.")
+    retained_per_subscribe: int = option(10_000, "Retained messages that a client gets for one subscription.")
+    session_expiry: timedelta = option(
+        timedelta(days=7), "The longest that a session is kept after its connection; 0: not at all.", lowest=0
+    )
+    keep_alive: timedelta = option(
+        timedelta(minutes=20), "The longest keep-alive of a client of version 5; others keep theirs."
+    )
+    connect_timeout: timedelta = option(timedelta(seconds=10), "For the first packet, and again for its answer.")
+    sys_interval: timedelta = option(
+        timedelta(seconds=10), "How often clients that read $SYS get its figures; 0 is never.", lowest=0
+    )
+    lease: timedelta = option(
+        timedelta(seconds=6), "A gateway that is paused or cut off for longer loses its clients to the others."
+    )
+    full_inbox_wait: timedelta = option(
+        timedelta(seconds=10),
+        "How long publishers wait for a connected client whose inbox is full and that takes nothing; 0 is never.",
+        lowest=0,
+    )
+    write_buffer: int = option(
+        64 << 10,
+        "Bytes that a client has not read. Above that, its messages wait in the inbox; those of QoS 0 are dropped.",
+    )
 
     def __post_init__(self) -> None:
-        for name in self.limits():
-            lowest = 0 if name in MAY_BE_0 else 1
-            highest = HIGHEST.get(name, MOST)
-            if not lowest <= getattr(self, name) <= highest:
-                raise ConfigError(f"{name} is {getattr(self, name)}: use a number from {lowest} to {highest}")
+        for each in fields(self):
+            check(each, getattr(self, each.name))
 
-    @classmethod
-    def limits(cls) -> list[str]:
-        """The options that are numbers."""
-        return [each.name for each in fields(cls) if each.type == "int"]
+
+def check(each: Field[Any], value: Any) -> None:
+    """Raise ConfigError for a value that an option cannot have."""
+    lowest, highest = each.metadata["lowest"], each.metadata["highest"]
+    kind = type(each.default)
+    if kind is int and (type(value) is not int or not lowest <= value <= highest):
+        raise ConfigError(f"{each.name} is {value!r}: use a number from {lowest} to {highest}")
+    if kind is timedelta and not (isinstance(value, timedelta) and value >= timedelta(0)):
+        raise ConfigError(f"{each.name} is {value!r}: use a timedelta that is not negative")
+    if kind is timedelta and lowest and not value:
+        raise ConfigError(f"{each.name} is 0: use a longer time")
+    if kind is tuple and not (isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)):
+        raise ConfigError(f"{each.name} is {value!r}: use several texts, such as ('10.0.0.0/8',)")
+    if kind is bool and type(value) is not bool:
+        raise ConfigError(f"{each.name} is {value!r}: use True or False")
+    if each.name == "certificate_user" and value not in get_args(NameOf):
+        raise ConfigError(f"{each.name} is {value!r}: use 'cn' or 'san'")
 
 
 def split_listen(text: str) -> Address:

@@ -242,7 +242,7 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(
     with log.open("w") as writing:
         parent = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", "rsmq", "gateway", "app:broker", "--listen", f"mqtt://127.0.0.1:{port}",
-             "--anonymous", "--processes", "2", "--keep-alive", "60s", "--limit", "levels=2",
+             "--anonymous", "--processes", "2", "--keep-alive", "60s", "--most-levels", "2",
              "--password-file", str(users), "--acl-file", str(rights),
              "--session-expiry", "1h", "--metrics", f"127.0.0.1:{metrics}"],
             cwd=tmp_path, env=environment, stderr=writing,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.gateway.connections.limits import Arrivals, Rate, read_limits
+from rsmq.gateway.connections.limits import Arrivals, Rate
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.protocol.packet import Refused
 from tests.gateway import packets as p
@@ -235,19 +238,31 @@ def test_arrivals_are_spread_over_time() -> None:
     assert Arrivals(0, 1.0).wait(10.0) == 0.0
 
 
-def test_limits_of_the_command_line_are_options() -> None:
-    assert read_limits(["bytes=65536", "topic-bytes=256", "window=10"]) == {
-        "most_bytes": 65536, "most_topic_bytes": 256, "window": 10
-    }  # fmt: skip
-    for wrong, why in (("bytes", "has no number"), ("bytes=x", "has no number"), ("x=1", "there is no limit 'x'")):
-        with pytest.raises(ConfigError, match=why):
-            read_limits([wrong])
-    for name, value in (("window", 0), ("most_bytes", -1), ("receive_maximum", 65_536)):
-        with pytest.raises(ConfigError, match=f"{name} is {value}: use a number from"):
-            GatewayOptions(**{name: value})
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("window", 0, "use a number from 1 to 65535"),
+        ("window", "9", "use a number from"),
+        ("most_levels", True, "use a number from"),
+        ("most_bytes", -1, "use a number from 0"),
+        ("receive_maximum", 65_536, "use a number from"),
+        ("lease", timedelta(0), "use a longer time"),
+        ("keep_alive", timedelta(seconds=-1), "use a timedelta that is not negative"),
+        ("sys_interval", 10, "use a timedelta"),
+        ("origins", "https://shop.example", "use several texts"),
+        ("proxies", None, "use several texts"),
+        ("certificate_user", "dn", "use 'cn' or 'san'"),
+        ("anonymous", "no", "use True or False"),
+    ],
+)
+def test_an_option_with_a_wrong_value_is_refused(name: str, value: Any, why: str) -> None:
+    """The error names the option, and says what to write."""
+    with pytest.raises(ConfigError, match=f"{name} is .*{why}"):
+        GatewayOptions(**{name: value})
 
 
 def test_the_page_has_every_limit() -> None:
     page = Path(__file__, "../../../docs/mqtt.md").resolve().read_text("utf-8")
-    for name in GatewayOptions.limits():
-        assert f"`{name}`" in page, name
+    for each in fields(GatewayOptions):
+        if type(each.default) is int:
+            assert f"`{each.name}`" in page, each.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from rsmq.errors import ConfigError
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.protocol.packet import Packet, PubAcks, Publish, Reason, Refused
 
@@ -86,17 +85,3 @@ class Arrivals:
             raise Refused(Reason.CONNECTION_RATE_EXCEEDED, "too many clients connect", "most_connects")
         self._next = at
         return max(0.0, at - now)
-
-
-def read_limits(texts: Sequence[str]) -> dict[str, int]:
-    """Limits of the command line, such as `topic-bytes=256`, as options. Raises ConfigError."""
-    known = {name.removeprefix("most_").replace("_", "-"): name for name in GatewayOptions.limits()}
-    found = dict[str, int]()
-    for text in texts:
-        name, _, value = text.partition("=")
-        if name not in known:
-            raise ConfigError(f"--limit {text!r}: there is no limit {name!r}: use one of {', '.join(sorted(known))}")
-        if not value.isdecimal():
-            raise ConfigError(f"--limit {text!r} has no number: use text such as {name}=100")
-        found[known[name]] = int(value)
-    return found
