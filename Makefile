@@ -39,7 +39,7 @@ bench: $(READY) ## CPU per message beside the bare client and beside other queue
 	@$(BIN)/python -m benchmarks.gateway $(if $(QUICK),--quick)
 	@$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick)
 
-chaos: $(READY) ## Every fault of docs/chaos.md on every server, 20 000 seeds (hours); ONLY="sigkill ..." for some faults
+chaos: $(READY) ## Every fault of tests/chaos/README.md on every server, 20 000 seeds (hours); ONLY="sigkill ..." for some faults
 	@$(BIN)/python -m tests.chaos $(ONLY) $(if $(PIECES),--pieces $(PIECES)) $(if $(MINUTES),--minutes $(MINUTES))
 	@$(if $(ONLY),:,CHAOS=long $(BIN)/python -m pytest -m chaos tests/cluster tests/pipeline tests/sentinel tests/chaos/test_upgrade.py)
 	@$(if $(ONLY),:,$(BIN)/python -m tests.sql.bank --transfers 30000 --batch --die 0.0005 --every 3 --on sentinel)

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: run the scenarios of the catalogue, print their results, write docs/chaos.md."""
+"""`python -m tests.chaos`: run the scenarios of the catalogue, print their results, write tests/chaos/README.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.chaos.catalogue import KINDS, ONE, Scenario, load
-from tests.chaos.result import PAGE, Result, keep, page, read
+from tests.chaos.result import Result, keep, read, write
 from tests.chaos.runner import run_scenario
 from tests.servers import Kind
 
@@ -111,7 +111,7 @@ def main() -> int:
         print("\n".join(f"{one.number:8} {title} on {kind}" for one, title, _, kind in plan(options)))
         return 0
     results = asyncio.run(run_all(options, Console()))
-    PAGE.write_text(page(load(), keep([])), encoding="utf-8")
+    write(load(), keep([]))
     return int(any(each.verdict in ("broken", "failed") for each in results))
 
 

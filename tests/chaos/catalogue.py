@@ -1,7 +1,7 @@
 """The catalogue: every scenario of the chaos suite, registered where it is defined.
 
 A scenario is a coroutine that gets a `Testbed` (servers, runs, a seed, a duration) and returns a verdict. Its
-registration says which fault it injects and what must be true afterwards; docs/chaos.md is generated from it.
+registration says which fault it injects and what must be true afterwards; tests/chaos/README.md is generated from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Races under the simulator: seeds of several workers on a real server, on virtual time (docs/simulation.md)."""
+"""Races under the simulator: seeds of several workers on a real server, on virtual time (tests/simulation)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the table of docs/compatibility.md between two marks; the text around it is written by hand."""
+"""Writes the section of docs/compatibility.md that holds what was measured."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
+from benchmarks.section import rewrite
 from tests.matrix.cell import ROOT, Result
 
 PAGE: Final = ROOT / "docs" / "compatibility.md"
-DATA: Final = ROOT / "docs" / "compatibility.json"
-BEGIN, END = "<!-- measured: written by `make matrix` -->", "<!-- end of what was measured -->"
+DATA: Final = ROOT / "tests" / "matrix" / "results.json"
 
 
 def table(results: Sequence[Result], versions: Mapping[str, str]) -> str:
@@ -50,9 +50,5 @@ def last_version(server: str) -> str:
 
 def write(results: Sequence[Result], versions: Mapping[str, str]) -> None:
     """Replace the table of the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
     measured = datetime.now(UTC).strftime("%Y-%m-%d")
-    text = f"{before}{BEGIN}\n\nMeasured on {measured}.\n\n{table(results, versions)}\n\n{END}{after}"
-    PAGE.write_text(text, encoding="utf-8")
+    rewrite(PAGE, "matrix", f"Measured on {measured}.\n\n{table(results, versions)}")

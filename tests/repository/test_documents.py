@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,13 @@ from typer.testing import CliRunner
 from rsmq.cli import make_app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(path for folder in ("docs", "tests") for path in sorted((ROOT / folder).rglob("*.md"))),
+]
 WIDEST = 120
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+LINK = re.compile(r"\]\(([^)\s]+)|^\[[^]]+\]: (\S+)", re.MULTILINE)
+HOME = "https://github.com/rsmq/rsmq/blob/main/"
 FILE = re.compile(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|lua|md))")
 COMMAND = re.compile(
     r"rsmq (worker|server|publish|tail|doctor|demo|exporter|bench|topic|group|member|dlq|pipeline)\b(?: ([a-z-]+))?"
@@ -25,14 +30,35 @@ COMMAND = re.compile(
 NOUNS = {"topic", "group", "member", "dlq", "pipeline"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_relative_link_leads_to_a_file(page: Path) -> None:
-    """Every relative link names a file or folder of the project."""
-    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+def anchors(page: Path) -> set[str]:
+    """What a link may name after `#`: the headings of a page, as GitHub and the site call them."""
+    is_code, found = False, Counter[str]()
+    names = set(re.findall(r'(?:id|name)="([^"]+)"', page.read_text()))
+    for line in page.read_text().splitlines():
+        is_code ^= line.startswith("```")
+        if not is_code and line.startswith("#"):
+            title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line.lstrip("#").strip()).lower()
+            name = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
+            names.add(f"{name}-{found[name]}" if found[name] else name)
+            found[name] += 1
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_into_the_project_leads_to_a_file_and_a_heading(page: Path) -> None:
+    """Every relative link, and every one to a file of this repository, names what is there."""
+    broken = []
+    for link in map("".join, LINK.findall(page.read_text())):
+        path, _, anchor = link.removeprefix(HOME).partition("#")
+        if path.startswith(("http:", "https:", "mailto:")):
+            continue
+        target = ROOT / path if link.startswith(HOME) else page.parent / path if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_file_in_backticks_exists(page: Path) -> None:
     """A file in backticks is there: from the root, in the package, beside the scripts, or in the documents."""
     lua = ROOT / "rsmq" / "redis" / "lua"
@@ -51,7 +77,7 @@ def prose(text: str) -> Iterator[str]:
         is_code ^= is_fence
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_line_of_prose_has_at_most_120_columns(page: Path) -> None:
     """A page can be read in a terminal and in a diff."""
     assert [line for line in prose(page.read_text()) if len(line) > WIDEST] == []

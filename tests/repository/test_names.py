@@ -32,7 +32,10 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".lua") and path.name not in RECORDS
 ]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(path for folder in ("docs", "tests") for path in sorted((ROOT / folder).rglob("*.md"))),
+]
 
 
 def words(text: str) -> set[str]:

@@ -4,5 +4,5 @@
 `network.py` connects to the real server (`server.py`) and decides when a command reaches it and when its reply arrives.
 `process.py` is a member: an event loop (`loop.py`) and its threads (`threads.py`). `clock.py` and `patches.py` put them
 below the package. `plan.py`, `run.py` and `faults.py` are what is played, `seeds.py` plays and shrinks, and
-`python -m tests.simulation` is the command. docs/simulation.md explains how to read what it prints.
+`python -m tests.simulation` is the command. README.md explains how to read what it prints.
 """

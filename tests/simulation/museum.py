@@ -23,7 +23,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.world import Choices
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs" / "simulation.md"
+PAGE: Final = ROOT / "tests" / "simulation" / "README.md"
 SEEDS: Final = Path(__file__).with_name("failed_seeds.txt")
 HEADER: Final = (
     "| put back | what it does | seed | first broken promise | seeds | CPU seconds |\n|---|---|---|---|---|---|\n"
@@ -644,7 +644,7 @@ def play(folder: Path, seeds: Sequence[int]) -> str:
 
 
 def write(found: Found) -> None:
-    """Put it into the table of docs/simulation.md, and its seed into the list that the tests play; the rest stays."""
+    """Put it into the table of README.md, and its seed into the list that the tests play; the rest stays."""
     seeds = dict(line.split(" ", 1)[::-1] for line in SEEDS.read_text().splitlines())
     seeds |= {found.exhibit.name: str(found.seed)} if found.seed is not None else {}
     kept = [f"{seeds[each.name]} {each.name}\n" for each in EXHIBITS if each.name in seeds]
@@ -663,7 +663,9 @@ def main() -> int:
     parser.add_argument("only", nargs="*", help="parts of names; default: all")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of CPU: the longest search for one of them")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time")
-    parser.add_argument("--write", action="store_true", help="put what is found into the table of docs/simulation.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put what is found into the table of tests/simulation/README.md"
+    )
     chosen, missed = parser.parse_args(), 0
     exhibits = [each for each in EXHIBITS if not chosen.only or any(part in each.name for part in chosen.only)]
     with ThreadPoolExecutor(chosen.jobs) as pool:
