@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -14,10 +15,6 @@ from rsmq.errors import ConfigError
 from rsmq.gateway.fleet.routes import Route
 from rsmq.gateway.options import GatewayOptions
 from rsmq.model.clock import epoch_ms
-
-SEQUENCE: Final = 0x30
-VERSION: Final = 0xA0
-BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 def about(
@@ -41,32 +38,11 @@ def about(
 
 def expires(certificate: Path) -> datetime:
     """When the first certificate of a PEM file ends. Raises ConfigError for a file without one."""
+    if find_spec("cryptography") is None:
+        raise ConfigError("--certificate needs the extra mqtt: pip install 'rsmq[mqtt]'")
+    x509: Any = import_module("cryptography.x509")  # an extra
     try:
-        _, begin, rest = certificate.read_text("ascii", "replace").partition(BEGIN)
-        return not_after(ssl.PEM_cert_to_DER_cert(f"{begin}{rest.partition(END)[0]}{END}"))
-    except (OSError, ValueError, IndexError) as error:
+        until: datetime = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the certificate {certificate} cannot be read: {error}") from None
-
-
-def not_after(der: bytes) -> datetime:
-    """The second of the two times of a certificate: the standard library shows it only for one that it has verified."""
-    _, start, _ = element(der, 0)  # the certificate
-    _, at, _ = element(der, start)  # what is signed
-    kind, _, end = element(der, at)
-    for _ in range(3 if kind == VERSION else 2):  # version, serial number, algorithm; then the issuer
-        at = end
-        _, _, end = element(der, at)
-    _, start, _ = element(der, end)  # the validity
-    _, _, end = element(der, start)
-    kind, start, end = element(der, end)
-    text = der[start:end].decode("ascii")
-    return datetime.strptime(text, "%y%m%d%H%M%SZ" if kind == 0x17 else "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
-
-def element(der: bytes, at: int) -> tuple[int, int, int]:
-    """An element of DER: its tag, and where its content starts and ends."""
-    size, start = der[at + 1], at + 2
-    if size & 0x80:
-        start += size & 0x7F
-        size = int.from_bytes(der[at + 2 : start], "big")
-    return der[at], start, start + size
+    return until
