@@ -238,6 +238,11 @@ def _trigger(title: str, schedule: object, zone: tzinfo) -> Trigger:
         raise ConfigError(
             "a cron expression needs the extra `cron`: pip install 'rsmq[cron]', or write an interval such as '5m'"
         ) from None
+    if len(schedule.split()) == 6:  # CronSim reads the first one as seconds, other programs the last one as years
+        raise ConfigError(
+            f"schedule {title}: {schedule!r} has six fields: use five (minute hour day month weekday), or an interval "
+            f"such as '10s' for what happens more often than each minute"
+        )
     try:
         CronSim(str(schedule), datetime(2000, 1, 1, tzinfo=UTC))
         Cron(str(schedule), zone).after(0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import re
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Self, TypedDict, Unpack
+from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -51,7 +54,16 @@ class Overrides(TypedDict, total=False):
     preflight: Literal["refuse", "warn"]
 
 
+log = logging.getLogger("rsmq.settings")
+
 PREFIX = "RSMQ_"
+SERVICE_LINK: Final = re.compile(
+    r"RSMQ_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?|NAME|ENV_\w+)"
+)
+"""What Kubernetes and Docker set in each container beside a service called `rsmq` or `rsmq-...`: no setting of ours."""
+ADDRESS: Final = re.compile(r"(rediss?|unix|valkeys?)(\+\w+)?://", re.IGNORECASE)
+_ignored: set[str] = set()
+"""Names that were logged: an application may make many brokers."""
 LONGEST = timedelta(days=36_500)
 
 
@@ -68,7 +80,7 @@ Span = Annotated[timedelta, BeforeValidator(as_duration), AfterValidator(refuse_
 class Settings(BaseSettings):
     """Durations are text with a unit (`6s`, `PT6S`) or a `timedelta`; sizes take units, too (`256KiB`)."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     url: str | None = Field(None, repr=False, description="The server. Unset: the embedded server of this project.")
     allow_insecure: bool = Field(
@@ -179,9 +191,9 @@ class Settings(BaseSettings):
     )
 
     def __init__(self, **values: Unpack[Overrides]) -> None:
-        refuse_unknown_names(os.environ)
+        meant: dict[str, Any] = from_environment(os.environ)
         try:
-            super().__init__(**values)
+            super().__init__(**{**meant, **values})
         except ValidationError as error:
             raise ConfigError(explain(error)) from None
 
@@ -233,12 +245,48 @@ def chosen_settings(given: Settings | str | None, overrides: Overrides) -> Setti
     return given
 
 
-def refuse_unknown_names(environment: Any) -> None:
-    """Raise ConfigError for an `RSMQ_*` variable that no setting has: a typo must not be a silent default."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    for name in environment:
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            raise ConfigError(f"unknown setting {name}.{did_you_mean(name.upper(), known)}")
+def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings that stand in the environment, by field.
+
+    Space around a value and one pair of quotes are not part of it: `docker --env-file` keeps the quotes, and a secret
+    made from a file the line end. Raises ConfigError for a setting that is set and empty, which is neither a value nor
+    the default, and for a name that looks like a mistyped setting. Logs a name that is no setting once.
+    """
+    known = {PREFIX + name.upper(): name for name in Settings.model_fields}
+    found = {}
+    for name, text in environment.items():
+        capitals = name.upper()
+        if not capitals.startswith(PREFIX) or SERVICE_LINK.fullmatch(capitals):
+            continue
+        if (field := known.get(capitals)) is None:
+            refuse_typo(name, text, list(known))
+            continue
+        value = text.strip()
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1].strip()
+        if not value:
+            raise ConfigError(f"{name} is set, but empty: give it a value, or unset it to use the default")
+        found[field] = value
+    return found
+
+
+def refuse_typo(name: str, text: str, known: list[str]) -> None:
+    """Raise ConfigError for a name that looks like a mistyped setting: it must not be a silent default.
+
+    Any other name belongs to another program, such as a deployment's `RSMQ_IMAGE_TAG`: it is logged, and ignored.
+    """
+    word = name.upper().removeprefix(PREFIX)
+    close = difflib.get_close_matches(word, [each.removeprefix(PREFIX) for each in known], n=1, cutoff=0.7)
+    if not close and ADDRESS.match(text.strip().strip("'\"")):  # RSMQ_REDIS_URL, RSMQ_SERVER
+        close = ["URL"]
+    if not close:
+        parts = set(word.split("_"))
+        close = [each for each in (item.removeprefix(PREFIX) for item in known) if parts < set(each.split("_"))][:1]
+    if close:
+        raise ConfigError(f"unknown setting {name}. Did you mean {PREFIX}{close[0]}?")
+    if name not in _ignored:
+        _ignored.add(name)
+        log.warning("%s is no setting of rsmq and is ignored. All settings: docs/settings.md", name)
 
 
 def did_you_mean(name: str, known: list[str]) -> str:

@@ -122,6 +122,9 @@ def test_function_gets_the_tick_in_its_time_zone() -> None:
     [
         ("every hour", {}, "'every hour' is not a valid cron expression"),
         ("61 * * * *", {}, "not a valid cron expression .Bad minute."),
+        ("*/10 * * * * *", {}, "has six fields: use five .minute hour day month weekday.*'10s'"),
+        ("0 9 * * 1 2026", {}, "has six fields: use five"),
+        ("@daily", {}, "not a valid cron expression"),
         (timedelta(hours=1), {"timezon": "UTC"}, "schedule clock: unknown option 'timezon'. Did you mean timezone?"),
         (3600, {}, "3600 is neither an interval nor a cron expression: write an interval such as '5m'"),
         ("3600", {}, "'3600' is not a valid cron expression .*: write an interval such as '5m'"),

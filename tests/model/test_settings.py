@@ -8,7 +8,7 @@ from typing import Literal, get_type_hints
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.model.settings import Overrides, Settings
+from rsmq.model.settings import SERVICE_LINK, Overrides, Settings
 
 
 def test_defaults_fit_together() -> None:
@@ -37,10 +37,48 @@ def test_environment_variables_are_parsed(monkeypatch: pytest.MonkeyPatch, name:
     assert getattr(Settings(), name.lower()) == value
 
 
-def test_empty_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`RSMQ_URL=` in a compose file means that it is not set."""
-    monkeypatch.setenv("RSMQ_URL", "")
-    assert Settings().url is None
+@pytest.mark.parametrize("text", ["", "  ", '""', "''", "\n"])
+def test_setting_that_is_set_and_empty_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """An empty secret must not lead to the embedded server of the project."""
+    monkeypatch.setenv("RSMQ_URL", text)
+    with pytest.raises(ConfigError, match="RSMQ_URL is set, but empty: give it a value, or unset it"):
+        Settings()
+
+
+@pytest.mark.parametrize("text", ["{}", "'{}'", '"{}"', "{}\n", '  "{}"\r\n'])
+def test_quotes_and_line_ends_around_a_value_are_not_part_of_it(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """`docker --env-file` keeps quotes, and a secret that was made from a file its line end."""
+    monkeypatch.setenv("RSMQ_URL", text.format("redis://app:pw@queue:6379/1"))
+    monkeypatch.setenv("RSMQ_LEASE_TTL", text.format("9s"))
+    monkeypatch.setenv("RSMQ_PREFIX", text.format("shop"))
+    settings = Settings()
+    assert settings.url == "redis://app:pw@queue:6379/1"
+    assert (settings.lease_ttl, settings.prefix) == (timedelta(seconds=9), "shop")
+
+
+def service_links(service: str) -> list[str]:
+    """The variables that Kubernetes sets in each container for a Service, and Docker for a linked container."""
+    name = service.upper().replace("-", "_")
+    port = f"{name}_PORT_9101_TCP"
+    kubernetes = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_METRICS", "PORT"]
+    tcp = [port, f"{port}_PROTO", f"{port}_PORT", f"{port}_ADDR"]
+    return [*(f"{name}_{each}" for each in kubernetes), *tcp, f"{name}_NAME", f"{name}_ENV_VALKEY_VERSION"]
+
+
+@pytest.mark.parametrize("service", ["rsmq", "rsmq-exporter", "rsmq-metrics", "rsmq-prefix", "rsmq-mqtt-gateway"])
+def test_variables_of_services_are_not_taken_for_settings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, service: str
+) -> None:
+    """A pod beside a Service whose name begins with `rsmq` starts, and logs nothing about it."""
+    for name in service_links(service):
+        monkeypatch.setenv(name, "tcp://10.0.0.7:9101")
+    assert Settings().prefix == "rsmq"
+    assert not caplog.records
+
+
+def test_no_setting_has_the_form_of_a_service_link() -> None:
+    """Otherwise a Service could set it."""
+    assert not [name for name in Settings.model_fields if SERVICE_LINK.fullmatch(f"RSMQ_{name.upper()}")]
 
 
 def test_argument_goes_before_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,11 +94,32 @@ def test_misspelt_variable_is_refused_with_a_guess(monkeypatch: pytest.MonkeyPat
         Settings()
 
 
-def test_foreign_variable_is_refused_with_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name like none of ours gets the list of ours."""
-    monkeypatch.setenv("RSMQ_QQQQQQ", "1")
-    with pytest.raises(ConfigError, match=r"unknown setting RSMQ_QQQQQQ\. Known: RSMQ_ALLOW_INSECURE, .*RSMQ_URL"):
+@pytest.mark.parametrize("name", ["RSMQ_REDIS_URL", "RSMQ_SERVER", "RSMQ_ADDRESS"])
+def test_variable_with_an_address_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its author means the server: without an error the embedded one would be used."""
+    monkeypatch.setenv(name, "redis://queue:6379/0")
+    with pytest.raises(ConfigError, match=rf"unknown setting {name}\. Did you mean RSMQ_URL\?"):
         Settings()
+
+
+def test_part_of_a_name_is_refused_with_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word of a setting's name is a mistyped setting."""
+    monkeypatch.setenv("RSMQ_LEASE", "9s")
+    with pytest.raises(ConfigError, match=r"unknown setting RSMQ_LEASE\. Did you mean RSMQ_LEASE_TTL\?"):
+        Settings()
+
+
+def test_variable_of_another_program_is_logged_once_and_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deployment may have variables of its own that begin with RSMQ_."""
+    monkeypatch.setattr("rsmq.model.settings._ignored", set())
+    monkeypatch.setenv("RSMQ_IMAGE_TAG", "1.2")
+    Settings()
+    Settings()
+    assert [record.getMessage() for record in caplog.records] == [
+        "RSMQ_IMAGE_TAG is no setting of rsmq and is ignored. All settings: docs/settings.md"
+    ]
 
 
 def test_misspelt_argument_is_refused_with_a_guess() -> None:

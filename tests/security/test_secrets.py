@@ -35,7 +35,26 @@ BODY = "body-of-a-patient"
         "redis://u:{}@h?db=x", "redis://u:{}@[::1", "redis://u:{}@",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("password", ["geheim", SECRET, "a@geheim", "geheim@b", "geheim:x"])
+@pytest.mark.parametrize(
+    "password",
+    [
+        "geheim",
+        SECRET,
+        "a@geheim",
+        "geheim@b",
+        "geheim:x",
+        "geheim/b",
+        "1/geheim",
+        "geheim#b",
+        "1#geheim",
+        "geheim?b",
+        "1?geheim=2",
+        "1?db=geheim",
+        "[geheim",
+        "geheim]",
+        "%geh",
+    ],
+)
 def test_no_form_of_an_address_shows_its_password(url: str, password: str) -> None:
     """Not when it is right, nor when it is mistyped, nor when the password is not encoded."""
     url = url.format(password)
@@ -46,6 +65,19 @@ def test_no_form_of_an_address_shows_its_password(url: str, password: str) -> No
     except ConfigError as error:
         said = f"{error} {error!r} {error.__cause__!r}"
     assert "geh" not in said
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster", "rediss+cluster"])
+@pytest.mark.parametrize("password", ["12/34", "12#34", "12?34", "a/b", "a#b", "a?b=c", "a?db=3", "?", "#", "/"])
+def test_password_that_is_not_encoded_is_refused(scheme: str, password: str) -> None:
+    """Never taken for a port, a database or an option: the error says what to do."""
+    with pytest.raises(ConfigError, match="percent-encode the user and the password"):
+        check_url(f"{scheme}://user:{password}@host:6379/0")
+
+
+def test_password_in_the_place_of_the_user_is_not_shown() -> None:
+    """`redis://secret@host` is a common mistake."""
+    assert redact("redis://geheim@host:6379/0") == "redis://***@host:6379/0"
 
 
 @given(st.text(st.characters(codec="ascii", exclude_characters="@&"), min_size=6, max_size=20))

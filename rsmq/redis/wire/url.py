@@ -35,7 +35,8 @@ def split_url(url: str) -> SplitResult:
 
 
 def check_url(url: str) -> str:
-    """Return the URL, or raise ConfigError with the forms that are allowed."""
+    """Return the URL, or raise ConfigError with the forms that are allowed. No error shows a part of a password."""
+    refuse_cut_password(url)
     try:
         parts = split_url(url)
         if is_sentinel(url):
@@ -60,12 +61,28 @@ def check_url(url: str) -> str:
     for option in options_of:
         # redis-py would let it override what we pin: the protocol, the time-outs, the shape of replies
         if option not in (allowed := options_for(url)):
-            raise ConfigError(f"RSMQ_URL may not have the option {option!r}, only {', '.join(allowed) or 'none'}")
+            shown = repr(option) if re.fullmatch(r"[a-z_]{1,40}", option) else "that it has"
+            raise ConfigError(f"RSMQ_URL may not have the option {shown}, only {', '.join(allowed) or 'none'}")
     for option, form in FORMS.items():
         for value in options_of.get(option, ()):
             if not re.fullmatch(form, value, re.ASCII):
                 raise ConfigError(f"RSMQ_URL has {option}={value!r}: use {form.replace('|', ', ')}")
     return url
+
+
+def refuse_cut_password(url: str) -> None:
+    """Raise ConfigError where a `/`, `?` or `#` ends the part of the URL that has the password, because it is in it.
+
+    The standard would take `redis://:12#3@host` for port 12 of this machine, and `?` would make the password an option.
+    """
+    scheme, _, rest = url.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    behind = PASSWORD.sub("", rest[len(authority) :])
+    if scheme != "unix" and ("@" in behind or "#" in behind):
+        raise ConfigError(
+            f"RSMQ_URL {redact(url)!r} cannot be split into its parts: percent-encode the user and the password in it "
+            f"(/ is %2F, ? is %3F, # is %23, @ is %40, : is %3A)"
+        )
 
 
 def options_for(url: str) -> list[str]:
@@ -174,4 +191,5 @@ def redact(url: str) -> str:
     if not at:
         return rest
     scheme, slashes, credentials = front.rpartition("//") if "://" not in front else front.partition("://")
-    return f"{scheme}{slashes}{credentials.partition(':')[0] if slashes else ''}:***@{rest}"
+    user, colon, _ = credentials.partition(":")  # without a colon it may be a password in the place of the user
+    return f"{scheme}{slashes}{user if slashes and colon else ''}{':' if colon or not slashes else ''}***@{rest}"
