@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from asyncio import _get_running_loop
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -226,7 +227,14 @@ class Broker(Router, Publishing, Requesting, Commands):
         """A second broker for the thread of `publish_sync`, with the same settings, tracing and partitions."""
         publisher = Broker(self.settings, headers=self._headers)
         publisher._before_publish = self._before_publish
-        publisher.make_producer, publisher.declared = self.make_producer, self.declared
+        publisher.make_producer = self.make_producer
+        user = weakref.ref(self)  # a thread that held the broker would keep it for ever
+
+        def declared(topic: str) -> int | None:
+            broker = user()
+            return None if broker is None else broker.declared(topic)
+
+        publisher.declared = declared
         return publisher
 
     @property

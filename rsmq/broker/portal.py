@@ -1,9 +1,14 @@
-"""A resource for code without an event loop: it runs in a thread of its own, which starts at first use."""
+"""A resource for code without an event loop: it runs in a thread of its own, which starts at first use.
+
+A portal that nobody holds any more is closed: an application may make a broker in each request and forget it.
+"""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,10 +20,16 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rsmq.errors import BrokerError, ConfigError
 
+log = logging.getLogger("rsmq.broker")
+
 PORTALS: weakref.WeakSet[Portal] = weakref.WeakSet()
 LEFT_BEHIND: list[object] = []
 
+_told = set[str]()
+"""Where portals were made that were dropped while they were open: each place is logged once."""
+
 Factory = Callable[[], AbstractAsyncContextManager[Any]]
+"""Makes the resource. The resource must not hold the owner of the portal, or that one is never dropped."""
 
 
 class Portal:
@@ -26,6 +37,7 @@ class Portal:
 
     def __init__(self, factory: Factory) -> None:
         self._factory = factory
+        self._made_at = _caller()
         PORTALS.add(self)
         self._forget()
 
@@ -38,6 +50,8 @@ class Portal:
         self._users = 0
         self._finite = 0
         self._endless: set[Future[Any]] = set()
+        self._close_at_exit: Callable[[], None] | None = None
+        self._finalizer: weakref.finalize[Any, Portal] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -53,8 +67,27 @@ class Portal:
                 stack.callback(self._portal.call, self._portal.stop, True)  # after the resource: what still runs then
                 self._resource = stack.enter_context(self._portal.wrap_async_context_manager(self._factory()))
                 self._stack = stack.pop_all()
-            atexit.register(self.close)
+            self._watch_end(self._stack)
         return self._portal
+
+    def _watch_end(self, stack: ExitStack) -> None:
+        """Close at the end of the process, or when nobody holds the portal any more: neither may hold it itself."""
+        portal = weakref.ref(self)
+
+        def close_at_exit() -> None:
+            if (it := portal()) is not None:
+                it.close()
+
+        self._close_at_exit = close_at_exit
+        atexit.register(close_at_exit)
+        self._finalizer = weakref.finalize(self, _close_dropped, stack, self._made_at, close_at_exit)
+        self._finalizer.atexit = False  # `close_at_exit` comes earlier, while threads still run
+
+    def _unwatch_end(self) -> None:
+        if self._finalizer is not None and self._close_at_exit is not None:
+            atexit.unregister(self._close_at_exit)
+            self._finalizer.detach()
+            self._finalizer = self._close_at_exit = None
 
     def call(
         self,
@@ -147,6 +180,7 @@ class Portal:
         Its objects are kept and never closed here: the child shares the poll set of their event loop with the parent.
         """
         LEFT_BEHIND.append((self._stack, self._portal, self._resource, self._endless))
+        self._unwatch_end()
         self._forget()
 
     def close(self) -> None:
@@ -156,10 +190,33 @@ class Portal:
             stack, self._stack, self._portal, self._resource = self._stack, None, None, None
             endless, self._endless = self._endless, set()
         if stack is not None:
-            atexit.unregister(self.close)
+            self._unwatch_end()
             for future in endless:
                 future.cancel()
             stack.close()  # without the lock: a handler in a thread may need it before it ends
+
+
+def _close_dropped(stack: ExitStack, made_at: str, close_at_exit: Callable[[], None]) -> None:
+    """Close the connection of a portal that nobody holds any more.
+
+    The garbage collector calls this in any thread, perhaps in that of the portal, which must not wait for itself.
+    """
+    atexit.unregister(close_at_exit)
+    if made_at not in _told:
+        _told.add(made_at)
+        log.warning(
+            "a broker made at %s was dropped while it was connected, and is closed now: a process needs one broker, "
+            "made once and kept; close any other with `with` or close()", made_at,
+        )  # fmt: skip
+    threading.Thread(target=stack.close, name="rsmq-close", daemon=True).start()
+
+
+def _caller() -> str:
+    """The first line outside of this package that led here."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "rsmq":
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _after_fork() -> None:

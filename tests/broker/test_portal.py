@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,8 +19,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import httpx
 import pytest
 
-from rsmq import Broker, ConfigError, Settings, TooLarge
-from tests.servers import Server
+from rsmq import Broker, ConfigError, Settings, SyncBroker, TooLarge
+from tests.servers import Server, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +46,41 @@ def stored(server: Server, settings: Settings, topic: str) -> int:
     """The entries of all partitions."""
     with server.client() as client:
         return sum(client.xlen(f"{settings.prefix}:{{{topic}.{n}}}") for n in range(settings.partitions))
+
+
+PUBLISH: list[Callable[[Settings], object]] = [
+    lambda settings: Broker(settings).publish_sync("orders", 1),
+    lambda settings: SyncBroker(settings).publish("orders", 1),
+]
+
+
+@pytest.mark.parametrize("view", PUBLISH, ids=["Broker", "SyncBroker"])
+def test_brokers_that_are_dropped_are_closed_with_one_warning(
+    settings: Settings, caplog: pytest.LogCaptureFixture, view: Callable[[Settings], object]
+) -> None:
+    """A web view that makes a broker in each request leaves no thread, descriptor or connection behind."""
+
+    before = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    for _ in range(12):
+        view(settings)
+    gc.collect()
+    wait_until(lambda: set(threading.enumerate()) <= before[0], "the threads have ended")
+    assert len(os.listdir("/proc/self/fd")) <= before[1]
+    (said,) = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert said.startswith(f"a broker made at {__file__}:{view.__code__.co_firstlineno} was dropped while")
+
+
+def test_broker_that_is_dropped_in_its_own_thread_is_closed(settings: Settings) -> None:
+    """The garbage collector may run in the thread of the connection, which cannot wait for itself."""
+    before = set(threading.enumerate())
+    broker = Broker(settings)
+    broker.publish_sync("orders", 1)
+    held = [broker]
+    broker._portal.run_soon(held.clear)
+    del broker
+    wait_until(lambda: not held, "the last reference is gone")
+    gc.collect()
+    wait_until(lambda: set(threading.enumerate()) <= before, "the thread has ended")
 
 
 def test_publish_sync_from_many_threads_uses_one_connection(server: Server, settings: Settings, broker: Broker) -> None:
