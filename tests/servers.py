@@ -66,6 +66,10 @@ class Server(ThrowawayServer):
         scheme, address = super().url.split("://")
         return f"{scheme}://:{self._password}@{address}" if self._password else f"{scheme}://{address}"
 
+    def in_database(self, number: int) -> str:
+        """The same for another of its databases."""
+        return f"{self.url}?db={number}"
+
     @property
     def pid(self) -> int:
         """The process id of the running server."""

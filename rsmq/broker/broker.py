@@ -34,6 +34,7 @@ from rsmq.producer import BeforePublish, Producer, PublishOptions
 from rsmq.producer.publication import check_function, checked_headers, preparation
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
+from rsmq.redis.wire.url import database_of
 
 log = logging.getLogger("rsmq")
 
@@ -60,7 +61,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         super().__init__()
         self._headers, self._before_publish = checked_headers(headers), list[BeforePublish]()
         self.settings = chosen_settings(settings, overrides)
-        self.keys = Keys(self.settings.prefix)
+        self.keys = Keys(self.settings.prefix, database_of(self.settings.url))
         self._typed_topics: dict[str, Any] = {}
         self._lifespans: list[worker.Lifespan] = []
         self._shared = SharedConnection(self._make_connection)
@@ -158,7 +159,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         """
         self._refuse_connected("change its settings")
         before = (self.settings, self.keys, list(self._middlewares))
-        self.settings, self.keys = settings, Keys(settings.prefix)
+        self.settings, self.keys = settings, Keys(settings.prefix, database_of(settings.url))
         self._middlewares[:0] = [] if around is None else [around]
         try:
             yield self

@@ -21,6 +21,7 @@ from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector, redact
 from rsmq.redis.embedded.server import EmbeddedServer, server_for
 from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.wire.url import database_of
 
 PATIENCE = timedelta(seconds=3)
 """A person is waiting: an unreachable server is reported sooner than a worker would."""
@@ -94,7 +95,7 @@ async def connected(url: str | None) -> AsyncIterator[CommandConnection]:
     """A connection for the length of the block."""
     settings = settings_for(url)
     async with server_for(settings.url) as address, Connector(address, settings).connected() as client:
-        keys = Keys(settings.prefix)
+        keys = Keys(settings.prefix, database_of(settings.url))
         topics, inspector = Topics(client, keys, settings), Inspector(client, keys, settings)
         yield CommandConnection(settings, client, keys, topics, inspector, DeadLetters(client, keys))
 

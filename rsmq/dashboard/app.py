@@ -38,6 +38,7 @@ from rsmq.model.own_tasks import own_tasks
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.embedded.server import server_for
+from rsmq.redis.wire.url import database_of
 
 log = logging.getLogger("rsmq.dashboard")
 
@@ -82,7 +83,7 @@ class Dashboard:
         """Connect, poll the server while pages are open, and keep the history."""
         settings = self._settings
         async with server_for(settings.url) as url, Connector(url, settings).connected() as client:
-            keys = Keys(settings.prefix)
+            keys = Keys(settings.prefix, database_of(settings.url))
             self._inspector = Inspector(client, keys, settings)
             queries, history = Queries(client, keys, settings), History(client, keys, self._inspector)
             async with own_tasks() as self._tasks:

@@ -56,9 +56,17 @@ def decode_device(encoded: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The key catalogue under one prefix."""
+    """The key catalogue under one prefix.
+
+    Keys belong to a database of the server, channels to the whole server: those of another database than 0 carry its
+    number, so that two deployments with equal names do not hear each other.
+    """
 
     prefix: str = "rsmq"
+    database: int = 0
+
+    def _channel(self, name: str) -> str:
+        return f"{name}@{self.database}" if self.database else name
 
     @property
     def topics(self) -> str:
@@ -164,11 +172,11 @@ class Keys:
 
     def presence(self, member: str) -> str:
         """Channel: only this member subscribes, so without a subscriber its process is gone."""
-        return f"{self.prefix}:presence:{member}"
+        return self._channel(f"{self.prefix}:presence:{member}")
 
     def changes(self, topic: str, group: str) -> str:
         """Channel: joins, leaves, releases, pauses and resets of a group. Messages carry no data."""
-        return f"{self.prefix}:{{{topic}}}:{group}:changes"
+        return self._channel(f"{self.prefix}:{{{topic}}}:{group}:changes")
 
     def leader(self, work: str) -> str:
         """Hash: owner, until_ms and epoch of the member that does a piece of work for all workers."""
@@ -201,7 +209,10 @@ class Keys:
         return f"{self.prefix}:{{{encode_device(device)}}}_expiry"
 
     def wake(self, device: str) -> str:
-        """Sharded channel: a letter has come into a drained inbox. Messages carry no data."""
+        """Sharded channel: a letter has come into a drained inbox. Scripts derive it from the key of the inbox.
+
+        Messages carry no data: one from the same device of another database has its reader look once more, no more.
+        """
         return f"{self.prefix}:{{{encode_device(device)}}}_wake"
 
     def task(self, task: str) -> str:
@@ -240,12 +251,12 @@ class Keys:
 
     def gateway_alive(self, gateway: str) -> str:
         """Channel: a gateway listens on it as long as its process is alive. Messages carry no data."""
-        return f"{self.prefix}:{{%mqtt}}:alive:{gateway}"
+        return self._channel(f"{self.prefix}:{{%mqtt}}:alive:{gateway}")
 
     @property
     def broadcast(self) -> str:
         """Sharded channel: messages of QoS 0 between the MQTT gateways."""
-        return f"{self.prefix}:{{%mqtt}}:broadcast"
+        return self._channel(f"{self.prefix}:{{%mqtt}}:broadcast")
 
     def gateway_clients(self, gateway: str) -> str:
         """Hash: client -> epoch and session expiry of each client that is connected to a gateway."""

@@ -22,6 +22,7 @@ from rsmq.gateway.fleet.wills import Wills
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter
+from rsmq.persistence.mqtt_clients import MqttClients
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from tests.chaos.system_faults import FaultyServer
 from tests.gateway import packets as p
@@ -101,6 +102,30 @@ async def test_a_session_is_taken_over_at_another_gateway(
     assert kinds == {6, 7}
     new.send(p.ack(7, two.packet_id))
     assert await new.is_silent()
+
+
+async def test_gateways_on_two_databases_of_a_server_do_not_hear_each_other(
+    server: Server, fleet_prefix: str, clients: list[RawClient], name: str
+) -> None:
+    """Pub/Sub knows no databases: staging beside production, with one prefix. QoS 0 and a kick stay where they began."""
+    with (
+        GatewayProcess(server.in_database(1), fleet_prefix, settings=QUICK, lease=1) as production,
+        GatewayProcess(server.in_database(2), fleet_prefix, settings=QUICK, lease=1) as staging,
+        GatewayProcess(server.in_database(2), fleet_prefix, settings=QUICK, lease=1) as staging_too,
+    ):
+        watcher = await RawClient(production.port, 5).connect(name)
+        same = await RawClient(staging.port, 5).connect(name)
+        sender = await RawClient(staging_too.port, 5).connect(f"{name}-s")
+        clients += [watcher, same, sender]
+        await watcher.subscribe((f"{name}/#", 0))
+        await same.subscribe((f"{name}/#", 0))
+        for number in range(16):
+            await sender.publish(f"{name}/x", b"%d" % number)
+        assert [(await same.message()).payload for _ in range(16)] == [b"%d" % number for number in range(16)]
+        async with Broker(Settings(url=server.in_database(2), prefix=fleet_prefix)) as broker:
+            assert await MqttClients(broker.client, broker.keys).kick(name, 20)
+        await same.ended()
+        assert await watcher.is_silent()  # it has neither the messages nor the end of its connection
 
 
 async def test_a_takeover_with_clean_start_leaves_nothing_of_the_old_session(

@@ -42,7 +42,7 @@ EXAMPLE = {
 def methods() -> list[str]:
     """The names of the catalogue: each spells one key."""
     found = inspect.getmembers(Keys, inspect.isfunction)
-    return [name for name, call in found if inspect.signature(call).return_annotation == "str"]
+    return [name for name, call in found if name[0] != "_" and inspect.signature(call).return_annotation == "str"]
 
 
 def spell(keys: Keys, method: str, **values: object) -> str:
@@ -161,6 +161,15 @@ def test_the_page_names_no_key_of_its_own() -> None:
     spelled = {spell(Keys(), method, **EXAMPLE) for method in methods()}
     spelled |= {Keys().topics, Keys().outboxes, Keys().gateways, Keys().broadcast, Keys().history, Keys().audit}
     assert set(re.findall(r"^\| `(rsmq:[^`]+)` \|", PAGE, re.MULTILINE)) == spelled
+
+
+def test_channels_of_another_database_carry_its_number() -> None:
+    """Keys belong to a database, channels to the server: only those that a script derives from a key have no number."""
+    for method in methods():
+        name, in_third = spell(Keys(), method, **EXAMPLE), spell(Keys(database=3), method, **EXAMPLE)
+        is_channel = re.match(r"Channel|Sharded channel", getattr(Keys, method).__doc__) and method != "wake"
+        assert in_third == (f"{name}@3" if is_channel else name)
+    assert Keys(database=3).broadcast == f"{Keys().broadcast}@3"
 
 
 def test_the_page_grants_every_command() -> None:

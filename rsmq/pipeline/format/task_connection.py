@@ -14,6 +14,7 @@ from rsmq.pipeline.format.options import Access, embedded
 from rsmq.redis.client.client import BlockingClient, translated
 from rsmq.redis.client.connector import Connector, retry_rule
 from rsmq.redis.scripts import Script, Value
+from rsmq.redis.wire.url import database_of
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class TaskConnection:
         self.settings = access.settings()
         assert self.settings.url is not None
         self.url = self.settings.url
-        self.keys = Keys(access.prefix)
+        self.keys = Keys(access.prefix, database_of(self.url))
         self._retrying = Retrying(**retry_rule(self.settings))
 
     @cached_property

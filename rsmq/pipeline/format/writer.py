@@ -25,6 +25,7 @@ from rsmq.pipeline.format.task_connection import TaskConnection
 from rsmq.pipeline.format.topic_sink import DIGEST, SINKS, TaskResult
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.topics import Topic, Topics
+from rsmq.redis.wire.url import database_of
 
 log = logging.getLogger("rsmq.pipeline")
 
@@ -88,7 +89,7 @@ def ensure_topic(access: Access, name: str) -> Topic:
         settings = access.settings()
         assert settings.url is not None
         async with Connector(settings.url, settings).connected() as client:
-            return await Topics(client, Keys(settings.prefix), settings).ensure(name)
+            return await Topics(client, Keys(settings.prefix, database_of(settings.url)), settings).ensure(name)
 
     return anyio.run(ensure)
 

@@ -40,7 +40,7 @@ from rsmq.pipeline.report.data import (
 from rsmq.pipeline.spark.errors import spark_errors
 from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.topics import Topic
-from rsmq.redis.wire.url import redact
+from rsmq.redis.wire.url import database_of, redact
 
 HOT_KEYS: Final = 10
 """Of each topic."""
@@ -172,7 +172,7 @@ class LiveState:
     """Reads the state of the server: groups, members, dead letters, inboxes. `cut`: which counts were limited."""
 
     def __init__(self, settings: Settings, published: Sequence[PartitionCounts]) -> None:
-        self._settings, self._keys = settings, Keys(settings.prefix)
+        self._settings, self._keys = settings, Keys(settings.prefix, database_of(settings.url))
         self._published = {counts.topic: counts.messages for counts in published}
         self.groups: list[GroupReport] = []
         self.deaths: list[DeadLetterCause] = []

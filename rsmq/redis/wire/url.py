@@ -127,6 +127,20 @@ def tls_options(url: str) -> dict[str, Any]:
     return options
 
 
+def database_of(url: str | None) -> int:
+    """The number of the database that a URL names; 0 where it names none, and for one that `check_url` refuses."""
+    if url is None or is_cluster(url):
+        return 0
+    try:
+        parts = split_url(url)
+        path = parts.path.strip("/")
+        if is_sentinel(url):
+            path = path.partition("/")[2]
+        return int((parts.scheme != "unix" and path) or parse_qs(parts.query).get("db", ["0"])[0])
+    except ValueError:
+        return 0
+
+
 def has_password(url: str) -> bool:
     """Whether it has a password, for the server or for the sentinels."""
     return bool(split_url(url).netloc.rpartition("@")[0].partition(":")[2] or sentinel_options(url).get("password"))
