@@ -30,15 +30,15 @@ from rsmq.gateway.fleet.broadcast import Broadcast
 from rsmq.gateway.fleet.message import Published, Timings, combine
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
-from rsmq.gateway.fleet.router import Router
+from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.routes import Routes
 from rsmq.gateway.fleet.sessions import Sessions
 from rsmq.gateway.fleet.shares import Shares, choose
 from rsmq.gateway.fleet.wills import Wills
-from rsmq.gateway.lease import Lease
+from rsmq.gateway.lease import GatewayLease
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
-from rsmq.gateway.protocol.machine import Limits
-from rsmq.gateway.protocol.packet import Reason, Subscription
+from rsmq.gateway.protocol.machine import ClientLimits
+from rsmq.gateway.protocol.packet import ReasonCode, Subscription
 from rsmq.gateway.sys_topics import SysTopics, totals
 from rsmq.model.clock import monotonic
 from rsmq.model.own_tasks import own_tasks
@@ -89,9 +89,9 @@ class Gateway:
         self.is_ended = False
         self.timings: Timings | None = None
         """Gets durations, if something measures them. To be set before `run`."""
-        self.router: Router | None = None
+        self.router: MqttRouter | None = None
         self._stopping = anyio.Event()
-        self._lease: Lease | None = None
+        self._lease: GatewayLease | None = None
         self._passed_on = self._started_ms = 0
 
     # -- registering -----------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Gateway:
             context = self.context = self._build(opened, gatekeeper, lambda work: spawn(guarded(work, context)))
             tasks.start_soon(self._others.run)
             await self.routes.look_up(opened.topics)
-            lease = self._lease = Lease(context)
+            lease = self._lease = GatewayLease(context)
             await lease.begin()
             if self.options.most_sessions:
                 await context.sessions.count()
@@ -168,7 +168,7 @@ class Gateway:
         retained = Retained(client, keys, batcher, self.options.most_retained)
         ingest = Ingest(opened.producer, client, keys, batcher, retained, spawn, self.now_ms, self.timings)
         largest = int(self._broker.settings.payload_limit) + PACKET_SLACK
-        limits = Limits(
+        limits = ClientLimits(
             min(self.options.most_packet_bytes or largest, largest), self.options.receive_maximum,
             self.options.topic_aliases,
         )  # fmt: skip
@@ -177,7 +177,7 @@ class Gateway:
             Sessions(client, keys, batcher, registry, shares, wills, gateway), shares, self.routes, spawn,
             self._broadcast, self.now_ms, self.timings, proxies=networks(self.options.proxies),
         )  # fmt: skip
-        self.router = Router(registry, lambda: inboxes.writer)
+        self.router = MqttRouter(registry, lambda: inboxes.writer)
         inboxes.writer.patience = self.options.full_inbox_wait.total_seconds()
         inboxes.writer.on_dropped = lambda _client, number: context.counts.update({"dropped: full inbox": number})
         pressure = ingest.pressure = Pressure(
@@ -210,7 +210,7 @@ class Gateway:
             server.close()
         connections: list[ClientConnection] = list(context.connections.values())
         for each in connections:
-            each.close(Reason.SERVER_SHUTTING_DOWN)
+            each.close(ReasonCode.SERVER_SHUTTING_DOWN)
         with anyio.move_on_after(END_SECONDS, shield=True):
             while context.ending:
                 await anyio.sleep(0.01)
@@ -235,7 +235,7 @@ class Gateway:
         for each in list(self.context.connections.values()):
             each.rights.clear()
             if each.user in gone:
-                each.close(Reason.NOT_AUTHORIZED, "its user is gone, or has another password")
+                each.close(ReasonCode.NOT_AUTHORIZED, "its user is gone, or has another password")
         log.info("the files are read again")
 
     # -- QoS 0 -----------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Gateway:
         client = self.context.connections.get(client_id)
         if client is not None:
             self.context.counts["kicked"] += 1
-            client.close(Reason.ADMINISTRATIVE_ACTION, "an operator has ended the connection")
+            client.close(ReasonCode.ADMINISTRATIVE_ACTION, "an operator has ended the connection")
 
     # -- upkeep ----------------------------------------------------------------------------------------------------
 

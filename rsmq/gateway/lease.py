@@ -11,13 +11,13 @@ from rsmq.errors import BrokerError
 from rsmq.gateway.connections.context import Context
 from rsmq.gateway.fleet.sessions import instance_of
 from rsmq.gateway.fleet.suspects import BEAT, Renewal, Suspects
-from rsmq.gateway.protocol.packet import Reason
+from rsmq.gateway.protocol.packet import ReasonCode
 from rsmq.model.clock import monotonic, to_ms
 
 log = logging.getLogger("rsmq.gateway")
 
 
-class Lease:
+class GatewayLease:
     """Renews the lease of this gateway, and ends the connections of gateways that stay dead."""
 
     def __init__(self, context: Context) -> None:
@@ -75,9 +75,9 @@ class Lease:
         log.warning("this gateway was away for longer than its lease: its clients have to connect again")
         context = self._context
         for each in list(context.connections.values()):
-            each.close(Reason.SERVER_BUSY)
+            each.close(ReasonCode.SERVER_BUSY)
         context.sessions.gateway = f"{instance_of(context.sessions.gateway)}~{secrets.token_hex(4)}"
         await self._renew(new=True)
 
     def __repr__(self) -> str:
-        return f"<Lease of {self._context.sessions.gateway}>"
+        return f"<GatewayLease of {self._context.sessions.gateway}>"

@@ -35,7 +35,7 @@ def option(default: T, text: str, *, lowest: int = 1, highest: int = MOST, flag:
     return found
 
 
-class Address(NamedTuple):
+class MqttAddress(NamedTuple):
     """Where to listen."""
 
     host: str
@@ -155,7 +155,7 @@ def check(each: Field[Any], value: Any) -> None:
         raise ConfigError(f"{each.name} is {value!r}: use 'cn' or 'san'")
 
 
-def split_listen(text: str) -> Address:
+def split_listen(text: str) -> MqttAddress:
     """An address to listen on, such as mqtt://0.0.0.0:1883 or ws://0.0.0.0:8083, or mqtts:// and wss:// with TLS."""
     try:
         parts = urlsplit(text)
@@ -171,7 +171,7 @@ def split_listen(text: str) -> Address:
     if is_web and find_spec("websockets") is None:
         raise ConfigError(f"--listen {text} needs the extra mqtt: pip install 'rsmq[mqtt]'")
     port = PORTS[parts.scheme] if port is None else port
-    return Address(parts.hostname, port, parts.scheme in ("mqtts", "wss"), is_web)
+    return MqttAddress(parts.hostname, port, parts.scheme in ("mqtts", "wss"), is_web)
 
 
 def tls_context(options: GatewayOptions) -> ssl.SSLContext:

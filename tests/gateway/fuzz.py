@@ -13,13 +13,13 @@ import sys
 import time
 from contextlib import suppress
 
-from rsmq.gateway.protocol.machine import Limits, Machine
+from rsmq.gateway.protocol.machine import ClientLimits, Machine
 from tests.gateway import packets as p
 from tests.gateway.process import GatewayProcess
 from tests.gateway.raw_client import RawClient
 from tests.servers import Server
 
-LIMITS = Limits(packet_size=1 << 16, receive_maximum=20, topic_aliases=8)
+LIMITS = ClientLimits(packet_size=1 << 16, receive_maximum=20, topic_aliases=8)
 VALID = [
     p.publish("a/b", b"payload", 1, 5, 5, raw_props=b"\x01\1\x03\0\1x\x26\0\1a\0\1b\x08\0\1r\x09\0\1z"),
     p.subscribe([("a/+", 1), ("$share/g/b/#", 2)], 3, 5, b"\x0b\x85\1"), p.unsubscribe(["a/+"], 4, 5),

@@ -19,8 +19,8 @@ from rsmq.gateway.fleet.routes import Routes
 from rsmq.gateway.options import GatewayOptions
 from rsmq.gateway.protocol import decode, encode
 from rsmq.gateway.protocol.decode import MOST_FILTERS
-from rsmq.gateway.protocol.machine import LARGEST_CONNECT, Limits, Machine
-from rsmq.gateway.protocol.packet import LONGEST_NAME, Publish, Reason
+from rsmq.gateway.protocol.machine import LARGEST_CONNECT, ClientLimits, Machine
+from rsmq.gateway.protocol.packet import LONGEST_NAME, Publish, ReasonCode
 from rsmq.gateway.protocol.properties import MOST_PAIRS
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
@@ -34,23 +34,23 @@ READ = 512 << 10
 """More than a connection reads at once."""
 PAIR = b"\x26\0\1a\0\1b"
 FILTERS = [("a", 0)] * (MOST_FILTERS + 1)
-TOO_MANY: list[tuple[str, int, bytes, str, Reason]] = [
+TOO_MANY: list[tuple[str, int, bytes, str, ReasonCode]] = [
     # what, version, packet, what it is counted as, reason code
     ("PUBLISH", 5, p.publish("a", b"", 1, 1, 5, raw_props=PAIR * (MOST_PAIRS + 1)), "user_properties",
-     Reason.QUOTA_EXCEEDED),
-    ("CONNECT", 0, p.connect("c", 5, raw_props=PAIR * (MOST_PAIRS + 1)), "user_properties", Reason.QUOTA_EXCEEDED),
+     ReasonCode.QUOTA_EXCEEDED),
+    ("CONNECT", 0, p.connect("c", 5, raw_props=PAIR * (MOST_PAIRS + 1)), "user_properties", ReasonCode.QUOTA_EXCEEDED),
     ("will", 0, p.connect("c", 5, will=("a", b"", 0, False), will_props=PAIR * (MOST_PAIRS + 1)), "user_properties",
-     Reason.QUOTA_EXCEEDED),
-    ("SUBSCRIBE", 5, p.subscribe(FILTERS, 1, 5), "filters", Reason.QUOTA_EXCEEDED),
-    ("SUBSCRIBE 3.1.1", 4, p.subscribe(FILTERS, 1, 4), "filters", Reason.QUOTA_EXCEEDED),
-    ("UNSUBSCRIBE", 5, p.unsubscribe([name for name, _ in FILTERS], 1, 5), "filters", Reason.QUOTA_EXCEEDED),
-    ("large CONNECT", 0, b"\x10" + p.varint(LARGEST_CONNECT), "packet_too_large", Reason.PACKET_TOO_LARGE),
+     ReasonCode.QUOTA_EXCEEDED),
+    ("SUBSCRIBE", 5, p.subscribe(FILTERS, 1, 5), "filters", ReasonCode.QUOTA_EXCEEDED),
+    ("SUBSCRIBE 3.1.1", 4, p.subscribe(FILTERS, 1, 4), "filters", ReasonCode.QUOTA_EXCEEDED),
+    ("UNSUBSCRIBE", 5, p.unsubscribe([name for name, _ in FILTERS], 1, 5), "filters", ReasonCode.QUOTA_EXCEEDED),
+    ("large CONNECT", 0, b"\x10" + p.varint(LARGEST_CONNECT), "packet_too_large", ReasonCode.PACKET_TOO_LARGE),
 ]  # fmt: skip
 
 
 def machine(level: int) -> Machine:
     """A connected client of this version; 0: none is yet."""
-    made = Machine(Limits())
+    made = Machine(ClientLimits())
     if level:
         made.feed(p.connect("c", level))
         made.accept(session_present=False)
@@ -60,7 +60,7 @@ def machine(level: int) -> Machine:
 @pytest.mark.parametrize(
     ("level", "data", "name", "reason"), [row[1:] for row in TOO_MANY], ids=[e[0] for e in TOO_MANY]
 )
-def test_a_packet_with_too_many_fields_is_refused(level: int, data: bytes, name: str, reason: Reason) -> None:
+def test_a_packet_with_too_many_fields_is_refused(level: int, data: bytes, name: str, reason: ReasonCode) -> None:
     one = machine(level)
     assert one.feed(data) == []
     assert one.error is not None

@@ -12,10 +12,10 @@ import pytest
 
 from rsmq import Broker
 from rsmq.errors import BrokerUnavailable, SessionTaken
-from rsmq.gateway.fleet.history import History
+from rsmq.gateway.fleet.history import LetterHistory
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.registry import Registry
-from rsmq.gateway.fleet.router import Router
+from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.sessions import Ended, Sessions
 from rsmq.gateway.fleet.shares import Shares
 from rsmq.gateway.fleet.wills import Wills
@@ -201,7 +201,7 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
     running = asyncio.create_task(batcher.run())
     writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
     registry = Registry(client, keys, batcher)
-    router = Router(registry, lambda: writer)
+    router = MqttRouter(registry, lambda: writer)
     await broker.publish(name, b"early", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     await broker.publish(name, b"late", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     early, late = [
@@ -442,7 +442,7 @@ async def test_a_session_whose_connection_others_have_ended_does_not_begin(broke
         """No letter comes."""
 
     reader = InboxReader(
-        inboxes, name, 10, page_bytes=1, on_letters=ignore, on_received=ignore, on_end=ignore, history=History()
+        inboxes, name, 10, page_bytes=1, on_letters=ignore, on_received=ignore, on_end=ignore, history=LetterHistory()
     )
     await reader.open(clean=False, life_ms=60_000)
     async with make_sessions(broker, f"{name}-b") as survivor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rsmq.gateway.protocol import encode
 from rsmq.gateway.protocol.machine import EARLY_BYTES, Machine, State
-from rsmq.gateway.protocol.packet import Ack, Connect, Packet, Ping, PubAcks, Publish, Reason, Subscribe
+from rsmq.gateway.protocol.packet import AckPacket, Connect, Packet, Ping, PubAcks, Publish, ReasonCode, Subscribe
 from tests.gateway import packets as p
 from tests.gateway.fuzz import LIMITS, VALID, fuzz_machine
 from tests.gateway.packets import text
@@ -33,7 +33,7 @@ def messages(found: list[Packet]) -> list[tuple[str, bytes, int]]:
     ]  # fmt: skip
 
 
-def refused(data: bytes, level: int = 5, *, connected: bool = True) -> Reason:
+def refused(data: bytes, level: int = 5, *, connected: bool = True) -> ReasonCode:
     """The reason for which bytes end a connection."""
     one = machine(level, connected=connected)
     one.feed(data)
@@ -50,9 +50,9 @@ def accepted(data: bytes, level: int = 5, *, connected: bool = True) -> Packet:
 
 @pytest.mark.parametrize("level", [3, 4, 5])
 def test_a_wrong_length_is_refused_from_the_header(level: int) -> None:
-    assert refused(b"\x30\x80\x80\x80\x80\x01", level) == Reason.MALFORMED_PACKET  # five bytes
-    assert refused(b"\x30\x80\x80\x00", level) == Reason.MALFORMED_PACKET  # not minimal
-    assert refused(b"\x30\x81\x80\x04", level) == Reason.PACKET_TOO_LARGE  # 65 537: nothing of it has arrived
+    assert refused(b"\x30\x80\x80\x80\x80\x01", level) == ReasonCode.MALFORMED_PACKET  # five bytes
+    assert refused(b"\x30\x80\x80\x00", level) == ReasonCode.MALFORMED_PACKET  # not minimal
+    assert refused(b"\x30\x81\x80\x04", level) == ReasonCode.PACKET_TOO_LARGE  # 65 537: nothing of it has arrived
     one = machine(level)
     assert one.feed(b"\x30\xfb\xff\x03") == []
     assert one.error is None
@@ -99,7 +99,7 @@ def test_a_first_packet_other_than_connect_is_refused_at_its_first_byte(data: by
 
 @pytest.mark.parametrize("level", [3, 4, 5])
 def test_a_second_connect_ends_the_connection(level: int) -> None:
-    assert refused(p.connect(level=level), level) == Reason.PROTOCOL_ERROR
+    assert refused(p.connect(level=level), level) == ReasonCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize("level", [4, 5])
@@ -113,7 +113,7 @@ def test_reserved_flags_of_every_packet_type_are_refused(level: int) -> None:
             if flags == right:
                 accepted(data, level)
             else:
-                assert refused(data, level) == Reason.MALFORMED_PACKET
+                assert refused(data, level) == ReasonCode.MALFORMED_PACKET
     for flags in range(1, 16):
         one = machine(connected=False)
         one.feed(bytes([0x10 | flags]) + p.connect(level=level)[1:])
@@ -128,24 +128,24 @@ def test_reserved_flags_of_every_packet_type_are_refused(level: int) -> None:
     ],
 )  # fmt: skip
 def test_packet_id_0_is_refused(data: bytes) -> None:
-    assert refused(data) == Reason.MALFORMED_PACKET
+    assert refused(data) == ReasonCode.MALFORMED_PACKET
 
 
 def test_qos_3_and_dup_with_qos_0_are_refused() -> None:
-    assert refused(b"\x36" + p.publish("a", qos=1, level=5)[1:]) == Reason.MALFORMED_PACKET
-    assert refused(p.publish("a", dup=True, level=5)) == Reason.MALFORMED_PACKET
+    assert refused(b"\x36" + p.publish("a", qos=1, level=5)[1:]) == ReasonCode.MALFORMED_PACKET
+    assert refused(p.publish("a", dup=True, level=5)) == ReasonCode.MALFORMED_PACKET
 
 
 @pytest.mark.parametrize("level", [3, 4, 5])
 @pytest.mark.parametrize("flags", [0x0A, 0x12, 0x22, 0x1E, 0x3E, 0x03])
 def test_will_flags_that_contradict_each_other_are_refused(level: int, flags: int) -> None:
     will = None if not flags & 4 else ("w", b"", 0, False)
-    assert refused(p.connect(level=level, flags=flags, will=will), connected=False) == Reason.MALFORMED_PACKET
+    assert refused(p.connect(level=level, flags=flags, will=will), connected=False) == ReasonCode.MALFORMED_PACKET
 
 
 def test_a_password_without_a_user_is_refused_in_3_and_allowed_in_5() -> None:
     for level in (3, 4):
-        assert refused(p.connect(level=level, password=b"x"), connected=False) == Reason.MALFORMED_PACKET
+        assert refused(p.connect(level=level, password=b"x"), connected=False) == ReasonCode.MALFORMED_PACKET
     found = accepted(p.connect(level=5, password=b"x"), connected=False)
     assert isinstance(found, Connect)
     assert found.password == b"x"
@@ -157,7 +157,7 @@ BAD_TEXTS = [b"\xff", b"a\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc3
 
 @pytest.mark.parametrize("bad", BAD_TEXTS)
 def test_invalid_utf8_surrogates_and_nul_are_refused_in_each_string(bad: bytes) -> None:
-    wrong = Reason.MALFORMED_PACKET
+    wrong = ReasonCode.MALFORMED_PACKET
     assert refused(p.publish(bad, level=5)) == wrong
     assert refused(p.packet(0x82, b"\0\1\0", text(bad), b"\0")) == wrong
     assert refused(p.packet(0xA2, b"\0\1\0", text(bad))) == wrong
@@ -179,13 +179,13 @@ def test_a_byte_order_mark_is_kept() -> None:
 
 
 def test_wrong_properties_are_refused() -> None:
-    bad, wrong = Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR
+    bad, wrong = ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR
     for raw, reason in [
         (b"\x01\x00\x01\x00", wrong), (b"\x02\0\0\0\1\x02\0\0\0\1", wrong),  # twice
         (b"\x7f\0", bad), (b"\x00", bad), (b"\x04\0", bad), (b"\xff\x01\0", bad),  # unknown
         (b"\x11\0\0\0\1", bad), (b"\x21\0\1", bad), (b"\x18\0\0\0\1", bad), (b"\x1f\0\1x", bad),  # elsewhere
         (b"\x02\0\0\0", bad), (b"\x03\0\5ab", bad), (b"\x26\0\1a", bad), (b"\x01", bad), (b"\x23\0", bad),  # cut off
-        (b"\x01\x02", wrong), (b"\x23\0\0", Reason.TOPIC_ALIAS_INVALID),  # impossible values
+        (b"\x01\x02", wrong), (b"\x23\0\0", ReasonCode.TOPIC_ALIAS_INVALID),  # impossible values
     ]:  # fmt: skip
         assert refused(p.publish("a", level=5, raw_props=raw)) == reason, raw
     for raw in (b"\x21\0\0", b"\x27\0\0\0\0", b"\x17\x02", b"\x19\x02", b"\x11\0\0\0\1\x11\0\0\0\1"):
@@ -197,25 +197,25 @@ def test_wrong_properties_are_refused() -> None:
 
 
 def test_properties_longer_than_their_packet_are_refused() -> None:
-    assert refused(p.packet(0x30, text("a"), b"\x05\x01\x00")) == Reason.MALFORMED_PACKET
-    assert refused(p.packet(0x30, text("a"), b"\xff\xff\xff\x7f")) == Reason.MALFORMED_PACKET
-    assert refused(p.packet(0x30, text("a"))) == Reason.MALFORMED_PACKET  # not even a length
+    assert refused(p.packet(0x30, text("a"), b"\x05\x01\x00")) == ReasonCode.MALFORMED_PACKET
+    assert refused(p.packet(0x30, text("a"), b"\xff\xff\xff\x7f")) == ReasonCode.MALFORMED_PACKET
+    assert refused(p.packet(0x30, text("a"))) == ReasonCode.MALFORMED_PACKET  # not even a length
 
 
 def test_a_publish_that_a_client_must_not_send_is_refused() -> None:
-    assert refused(p.publish("a", level=5, raw_props=b"\x0b\1")) == Reason.PROTOCOL_ERROR  # subscription identifier
+    assert refused(p.publish("a", level=5, raw_props=b"\x0b\1")) == ReasonCode.PROTOCOL_ERROR  # subscription identifier
     for topic in ("a/+", "#", "a/#/b"):
-        assert refused(p.publish("a", level=5, raw_props=b"\x08" + text(topic))) == Reason.MALFORMED_PACKET
-        assert refused(p.publish(topic, level=5)) == Reason.MALFORMED_PACKET
-    assert refused(p.publish("", level=4), 4) == Reason.PROTOCOL_ERROR
-    assert refused(p.publish("", level=5)) == Reason.PROTOCOL_ERROR
-    assert refused(p.publish("", level=5, raw_props=b"\x23\0\1")) == Reason.PROTOCOL_ERROR  # an unknown alias
-    assert refused(p.publish("a", level=5, raw_props=b"\x23\0\x09")) == Reason.TOPIC_ALIAS_INVALID
+        assert refused(p.publish("a", level=5, raw_props=b"\x08" + text(topic))) == ReasonCode.MALFORMED_PACKET
+        assert refused(p.publish(topic, level=5)) == ReasonCode.MALFORMED_PACKET
+    assert refused(p.publish("", level=4), 4) == ReasonCode.PROTOCOL_ERROR
+    assert refused(p.publish("", level=5)) == ReasonCode.PROTOCOL_ERROR
+    assert refused(p.publish("", level=5, raw_props=b"\x23\0\1")) == ReasonCode.PROTOCOL_ERROR  # an unknown alias
+    assert refused(p.publish("a", level=5, raw_props=b"\x23\0\x09")) == ReasonCode.TOPIC_ALIAS_INVALID
 
 
 @pytest.mark.parametrize("level", [4, 5])
 def test_subscriptions_without_filters_or_with_wrong_options_are_refused(level: int) -> None:
-    bad, wrong = Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR
+    bad, wrong = ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR
     assert refused(p.subscribe([], level=level), level) == wrong
     assert refused(p.unsubscribe([], level=level), level) == wrong
     assert refused(p.subscribe([("a", 3)], level=level), level) == bad
@@ -228,8 +228,8 @@ def test_subscriptions_without_filters_or_with_wrong_options_are_refused(level: 
 
 @pytest.mark.parametrize("text_", ["a#", "#/a", "a+", "+a/b", "", "a/#/b", "a/b#", "##", "+#"])
 def test_a_wrong_filter_is_refused(text_: str) -> None:
-    assert refused(p.subscribe([(text_, 0)], level=5)) == Reason.MALFORMED_PACKET
-    assert refused(p.unsubscribe([text_], level=5)) == Reason.MALFORMED_PACKET
+    assert refused(p.subscribe([(text_, 0)], level=5)) == ReasonCode.MALFORMED_PACKET
+    assert refused(p.unsubscribe([text_], level=5)) == ReasonCode.MALFORMED_PACKET
 
 
 @pytest.mark.parametrize("text_", ["/", "a//b", "+/+", "#", "+", "/+", "a/+/#", "$SYS/#", "a b", "ä/✓"])
@@ -241,15 +241,15 @@ def test_an_unusual_filter_is_accepted(text_: str) -> None:
 
 @pytest.mark.parametrize("text_", ["$share//x", "$share/a+/x", "$share/a", "$share/a/", "$share/#/x", "$share/"])
 def test_a_wrong_share_is_refused(text_: str) -> None:
-    assert refused(p.subscribe([(text_, 0)], level=5)) == Reason.MALFORMED_PACKET
+    assert refused(p.subscribe([(text_, 0)], level=5)) == ReasonCode.MALFORMED_PACKET
 
 
 @pytest.mark.parametrize("data", [b"\x20\x02\0\0", b"\x90\x03\0\1\0", b"\xb0\x02\0\1", b"\xd0\0"])
 def test_packets_that_only_servers_send_are_refused(data: bytes) -> None:
     for level in (3, 4, 5):
-        assert refused(data, level) == Reason.PROTOCOL_ERROR
-    assert refused(b"\xf0\0", 4) == Reason.PROTOCOL_ERROR  # AUTH does not exist there
-    assert refused(b"\xf0\0", 5) == Reason.PROTOCOL_ERROR  # and here not without a method
+        assert refused(data, level) == ReasonCode.PROTOCOL_ERROR
+    assert refused(b"\xf0\0", 4) == ReasonCode.PROTOCOL_ERROR  # AUTH does not exist there
+    assert refused(b"\xf0\0", 5) == ReasonCode.PROTOCOL_ERROR  # and here not without a method
 
 
 def test_an_unknown_protocol_level_is_refused_in_its_own_words() -> None:
@@ -283,7 +283,7 @@ def test_what_follows_a_connect_waits_for_its_answer() -> None:
     assert type(second).__name__ == "Ping"
     refusing = machine(connected=False)
     refusing.feed(p.connect(level=5) + early)
-    assert refusing.end(Reason.NOT_AUTHORIZED) == b"\x20\3\0\x87\0"
+    assert refusing.end(ReasonCode.NOT_AUTHORIZED) == b"\x20\3\0\x87\0"
     assert refusing.resume() == []
     assert refusing.state is State.CLOSED
     assert EARLY_BYTES == 65_536
@@ -301,7 +301,7 @@ def test_the_receive_maximum_counts_messages_that_are_not_acknowledged() -> None
     assert one.error is None
     one.feed(p.publish("a", qos=1, packet_id=52, level=5))
     assert one.error is not None
-    assert one.error.reason == Reason.RECEIVE_MAXIMUM_EXCEEDED
+    assert one.error.reason == ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
 
 
 def test_a_client_that_waits_for_acknowledgements_is_answered() -> None:
@@ -311,7 +311,7 @@ def test_a_client_that_waits_for_acknowledgements_is_answered() -> None:
     assert len(messages(one.feed(b"".join(sent[:20])))) == 20
     assert one.is_waiting
     found = one.feed(p.PING + p.publish("a") + p.ack(4, 7) + p.ack(6, 8) + sent[20] + p.PING)
-    assert [type(each) for each in found] == [Ping, Publish, PubAcks, Ack]
+    assert [type(each) for each in found] == [Ping, Publish, PubAcks, AckPacket]
     assert one.is_waiting
 
 
@@ -394,13 +394,13 @@ def test_acknowledgements_that_came_together_are_one_packet(level: int) -> None:
     assert one.feed(b"\x09")[0] == PubAcks([9])
     if level == 5:
         first, second, third = one.feed(p.ack(4, 1) + p.ack(4, 2, 0x10) + p.ack(4, 3))
-        assert isinstance(second, Ack)
+        assert isinstance(second, AckPacket)
         assert (first, second.reason, third) == (PubAcks([1]), 0x10, PubAcks([3]))
     for wrong in (p.ack(4, 0), b"\x41\2\0\1", b"\x40\1\0"):
         one = machine(level)
         assert one.feed(p.ack(4, 5) + wrong) == [PubAcks([5])]
         assert one.error is not None
-        assert one.error.reason == Reason.MALFORMED_PACKET
+        assert one.error.reason == ReasonCode.MALFORMED_PACKET
 
 
 @pytest.mark.parametrize("level", [4, 5])
@@ -457,7 +457,7 @@ def test_any_bytes_end_in_a_packet_or_a_refusal(chunks: list[bytes], connected: 
     one = machine(connected=connected)
     for chunk in chunks:
         one.feed(chunk)
-    one.end(one.error.reason if one.error else Reason.SUCCESS)
+    one.end(one.error.reason if one.error else ReasonCode.SUCCESS)
 
 
 names = st.text(st.characters(exclude_characters="\0+#", exclude_categories=("Cs",)), min_size=1, max_size=20)

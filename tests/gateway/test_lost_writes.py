@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rsmq import Broker
-from rsmq.gateway.fleet.history import Delivered, History, fingerprint
+from rsmq.gateway.fleet.history import Delivered, LetterHistory, fingerprint
 from rsmq.model.clock import to_ms
 from rsmq.persistence.letter import STAMP, pack_letter, pack_letters
 from rsmq.redis.scripts import ADD_LETTERS
@@ -131,7 +131,7 @@ async def test_a_client_gets_what_comes_after_a_failover_that_has_lost_its_lette
 
 def test_letters_that_come_again_are_known_once_and_only_while_they_are_remembered() -> None:
     """By time and content. One that is out keeps its packet id; what was not lost is not looked for."""
-    history = History(kept=4)
+    history = LetterHistory(kept=4)
     one, other = Delivered(history), Delivered(history)
     letters = [bytes([1, *[0] * 5, n, *[9] * 6]) + b"same" for n in range(5)]
     one.note([1], letters[:1])

@@ -12,8 +12,8 @@ from paho.mqtt.properties import Properties as PahoProperties
 
 from rsmq.gateway.protocol import encode, packet
 from rsmq.gateway.protocol.decode import decode, read_frame
-from rsmq.gateway.protocol.machine import Limits, Machine
-from rsmq.gateway.protocol.packet import Ack, Connect, Publish, Reason, Subscribe, Unsubscribe
+from rsmq.gateway.protocol.machine import ClientLimits, Machine
+from rsmq.gateway.protocol.packet import AckPacket, Connect, Publish, ReasonCode, Subscribe, Unsubscribe
 from rsmq.gateway.protocol.properties import Property, read_properties, write_properties
 
 texts = st.text(st.characters(exclude_characters="\0+#", exclude_categories=("Cs",)), min_size=1, max_size=12)
@@ -90,7 +90,7 @@ def test_mqtt5_reads_what_we_write(data: st.DataObject) -> None:
     assert not qos or got.packet_id == packet_id
     assert got.correlation_data == properties.get(Property.CORRELATION_DATA)
     answer = data.draw(some_connack)
-    got = read(encode.connack(Reason.SUCCESS, 5, session_present=True, properties=answer))
+    got = read(encode.connack(ReasonCode.SUCCESS, 5, session_present=True, properties=answer))
     assert got.session_present
     assert got.session_expiry_interval == answer.get(Property.SESSION_EXPIRY)
     for kind in (packet.PUBACK, packet.PUBREC, packet.PUBREL, packet.PUBCOMP):
@@ -127,7 +127,7 @@ def test_we_read_what_mqtt5_writes(data: st.DataObject) -> None:
     assert isinstance(got, Unsubscribe)
     assert (got.packet_id, got.filters) == (n, (topic,))
     got = ours(written(mqtt5.PubRelPacket(n)))
-    assert isinstance(got, Ack)
+    assert isinstance(got, AckPacket)
     assert (got.kind, got.packet_id) == (packet.PUBREL, n)
 
 
@@ -140,7 +140,7 @@ def test_paho_writes_a_connect_that_we_read() -> None:
     client.will_set("last/words", b"bye", 1, True)
     client._connect_properties = None
     client._send_connect(30)
-    (found,) = Machine(Limits()).feed(bytes(client._out_packet[0]["packet"]))
+    (found,) = Machine(ClientLimits()).feed(bytes(client._out_packet[0]["packet"]))
     assert isinstance(found, Connect)
     assert found.will is not None
     assert (found.client_id, found.username, found.password, found.keep_alive) == ("ünï", "user", b"secret", 30)

@@ -8,7 +8,7 @@ import pytest
 
 from rsmq.gateway.connections.pressure import HOLD, LAG_MS, Pressure
 from rsmq.gateway.fleet.registry import Registry
-from rsmq.gateway.fleet.router import Router
+from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.model.keys import Keys
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
 from rsmq.redis.client.connector import Client, Connector
@@ -133,7 +133,7 @@ class Clock:
 
 async def test_acknowledgements_wait_while_the_router_of_their_partition_lags(redis_client: Client, keys: Keys) -> None:
     told, confirmed, clock = list[list[str]](), list[str](), Clock()
-    router = Router(Registry(redis_client, keys, ScriptBatcher(redis_client)), lambda: None)  # type: ignore[arg-type,return-value]
+    router = MqttRouter(Registry(redis_client, keys, ScriptBatcher(redis_client)), lambda: None)  # type: ignore[arg-type,return-value]
     pressure = Pressure(router, lambda names: told.append(list(names)), clock)
     router.under_way = {"mqtt.1": 5_000, "mqtt.2": 5_500}
     pressure.turn(5_000 + LAG_MS)

@@ -13,9 +13,9 @@ import paho.mqtt.client as paho
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.gateway.connections.limits import Arrivals, Rate
+from rsmq.gateway.connections.limits import Arrivals, TokenBucket
 from rsmq.gateway.options import GatewayOptions
-from rsmq.gateway.protocol.packet import Refused
+from rsmq.gateway.protocol.packet import RefusedPacket
 from tests.gateway import packets as p
 from tests.gateway.paho_client import leave
 from tests.gateway.process import GatewayProcess
@@ -221,7 +221,7 @@ async def test_connects_above_the_limit_wait_and_are_refused_if_they_would_wait_
 
 
 def test_a_rate_allows_bursts_of_a_second() -> None:
-    rate = Rate(10)
+    rate = TokenBucket(10)
     assert [rate.allows(packets, now) for packets, now in ((10, 100.0), (1, 100.0), (1, 100.2), (8, 101.0))] == [
         True, False, True, True
     ]  # fmt: skip
@@ -231,7 +231,7 @@ def test_arrivals_are_spread_over_time() -> None:
     """Two a second: two at once, then one each half second, and none that would wait for more than a second."""
     arrivals = Arrivals(2, 1.0)
     assert [arrivals.wait(10.0) for _ in range(4)] == [0.0, 0.0, 0.5, 1.0]
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedPacket):
         arrivals.wait(10.0)
     assert arrivals.wait(10.5) == 1.0
     assert arrivals.wait(20.0) == 0.0

@@ -31,7 +31,7 @@ LONGEST_PAUSE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingOutput:
     """One entry of an out-stream."""
 
     entry_id: bytes
@@ -39,7 +39,7 @@ class Waiting:
     fields: list[bytes]
 
     @classmethod
-    def read(cls, entry_id: bytes, flat: list[bytes]) -> Waiting:
+    def read(cls, entry_id: bytes, flat: list[bytes]) -> WaitingOutput:
         """Split where it goes from what goes there."""
         about, fields = dict[str, str](), list[bytes]()
         for name, value in zip(flat[::2], flat[1::2], strict=True):
@@ -118,11 +118,12 @@ class OutputRelay:
         """Move one page. None: nothing waits; False: nothing could be moved."""
         out = self._out(lane)
         page = [
-            Waiting.read(*each) for each in await self._client.execute_command("XRANGE", out, "-", "+", "COUNT", PAGE)
+            WaitingOutput.read(*each)
+            for each in await self._client.execute_command("XRANGE", out, "-", "+", "COUNT", PAGE)
         ]
         if not page:
             return None
-        by_target: dict[tuple[str, int], list[Waiting]] = {}
+        by_target: dict[tuple[str, int], list[WaitingOutput]] = {}
         for each in page:
             by_target.setdefault(each.target, []).append(each)
         moved, trouble = list[bytes](), None
@@ -139,7 +140,7 @@ class OutputRelay:
             raise trouble
         return bool(moved)
 
-    async def _append(self, lane: Lane, target: tuple[str, int], entries: list[Waiting]) -> int:
+    async def _append(self, lane: Lane, target: tuple[str, int], entries: list[WaitingOutput]) -> int:
         """Append entries to one target. Returns how many of them are there now."""
         keys, (name, partition) = self._keys, target
         topic = self._topics.cached(name) or await self._topics.lookup(name)

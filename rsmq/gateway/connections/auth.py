@@ -17,7 +17,7 @@ import anyio.to_thread
 from rsmq.errors import ConfigError
 from rsmq.gateway.connections.tokens import Tokens
 from rsmq.gateway.options import GatewayOptions, load_certificates, tls_context
-from rsmq.gateway.protocol.packet import LONGEST_NAME, Reason, Refused
+from rsmq.gateway.protocol.packet import LONGEST_NAME, ReasonCode, RefusedPacket
 from rsmq.gateway.protocol.topic_filter import covers, is_valid_filter, split_share
 
 log = logging.getLogger("rsmq.gateway")
@@ -69,7 +69,7 @@ def read_passwords(path: Path) -> dict[str, str]:
     return users
 
 
-class Rule(NamedTuple):
+class AclRule(NamedTuple):
     """One line of an ACL file. `pattern`: %c is the client id, %u the user name."""
 
     access: str
@@ -87,10 +87,10 @@ class Rule(NamedTuple):
         return self.filter.replace("%c", client).replace("%u", user or "")
 
 
-def read_rules(path: Path) -> dict[str | None, list[Rule]]:
+def read_rules(path: Path) -> dict[str | None, list[AclRule]]:
     """The rules of an ACL file by user; those under None are for clients without one, and patterns are in each."""
-    rules: dict[str | None, list[Rule]] = {None: []}
-    patterns, user = list[Rule](), None
+    rules: dict[str | None, list[AclRule]] = {None: []}
+    patterns, user = list[AclRule](), None
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         word, _, rest = line.strip().partition(" ")
         rest = rest.strip()
@@ -105,7 +105,7 @@ def read_rules(path: Path) -> dict[str | None, list[Rule]]:
             access, found = "readwrite", rest
         if word not in ("topic", "pattern") or not is_valid_filter(found.strip()):
             raise ConfigError(f"{path}:{number} is not understood: use user, topic or pattern")
-        rule = Rule(access, found.strip(), word == "pattern")
+        rule = AclRule(access, found.strip(), word == "pattern")
         (patterns if word == "pattern" else rules[user]).append(rule)
     for found_rules in rules.values():
         found_rules += patterns
@@ -126,7 +126,7 @@ class Gatekeeper:
     def __init__(self, options: GatewayOptions) -> None:
         self._options = options
         self._users: dict[str, str] = {}
-        self._rules: dict[str | None, list[Rule]] | None = None
+        self._rules: dict[str | None, list[AclRule]] | None = None
         self.authenticate: Authenticate | None = None
         self.authorize: Authorize | None = None
         self._checks = anyio.CapacityLimiter(CHECKS_AT_ONCE)
@@ -170,7 +170,7 @@ class Gatekeeper:
             )
 
     async def admit(self, client: str, user: str | None, password: bytes | None, named: str | None) -> Admission:
-        """Who a client is. `named`: its name in its certificate, which is enough. Raises Refused."""
+        """Who a client is. `named`: its name in its certificate, which is enough. Raises RefusedPacket."""
         until: float | None = None
         if named is not None:
             user, is_right = named, bool(named) and await self._asked(client, named, password)
@@ -184,10 +184,10 @@ class Gatekeeper:
             is_right = await self._knows(client, user, password)
         if not is_right:
             has_some = user is not None or password is not None
-            reason = Reason.BAD_CREDENTIALS if has_some else Reason.NOT_AUTHORIZED
-            raise Refused(reason, "wrong or missing credentials")
+            reason = ReasonCode.BAD_CREDENTIALS if has_some else ReasonCode.NOT_AUTHORIZED
+            raise RefusedPacket(reason, "wrong or missing credentials")
         if self._options.user_as_client_id and user is not None and user != client:
-            raise Refused(Reason.CLIENT_ID_NOT_VALID, f"user {user!r} may not have the client id {client!r}")
+            raise RefusedPacket(ReasonCode.CLIENT_ID_NOT_VALID, f"user {user!r} may not have the client id {client!r}")
         return Admission(user, until)
 
     async def _asked(self, client: str, user: str | None, password: bytes | None) -> bool:

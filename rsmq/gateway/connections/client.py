@@ -14,7 +14,7 @@ from rsmq.gateway.connections.delivery import Delivery
 from rsmq.gateway.connections.grant import capped, grant
 from rsmq.gateway.connections.limits import ClientRates
 from rsmq.gateway.connections.peer import Peer
-from rsmq.gateway.connections.publishing import Publishing
+from rsmq.gateway.connections.publishing import ClientPublishing
 from rsmq.gateway.connections.subscribing import serve
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.message import Published
@@ -23,7 +23,7 @@ from rsmq.gateway.fleet.shares import has_shares
 from rsmq.gateway.fleet.wills import pack
 from rsmq.gateway.protocol import encode, packet
 from rsmq.gateway.protocol.machine import EARLY_BYTES, Machine, State
-from rsmq.gateway.protocol.packet import PubAcks, Publish, Reason, Refused
+from rsmq.gateway.protocol.packet import PubAcks, Publish, ReasonCode, RefusedPacket
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.clock import to_ms
 from rsmq.persistence.session import PAGE_BYTES
@@ -60,7 +60,7 @@ class ClientConnection:
         self._keeps_will = True
         self._reader: InboxReader | None = None
         self._delivery: Delivery | None = None
-        self._publishing: Publishing | None = None
+        self._publishing: ClientPublishing | None = None
         self.requests: list[packet.Subscribe | packet.Unsubscribe] = []
         self.rights: dict[tuple[str, str], bool] = {}
         self._rates = ClientRates.of(context.options, context.limits.packet_size)
@@ -85,7 +85,7 @@ class ClientConnection:
                 if self.is_closed:
                     return
                 self._handle(each)
-        except Refused as error:
+        except RefusedPacket as error:
             self._refuse(error)
             return
         if self._machine.error is not None:
@@ -108,7 +108,7 @@ class ClientConnection:
         if self.is_closed or self._has_ended or not packets or not packets[-1]:
             return
         if (size or max(map(len, packets))) > self._largest:
-            self.close(Reason.PACKET_TOO_LARGE, "an answer is larger than it allows")
+            self.close(ReasonCode.PACKET_TOO_LARGE, "an answer is larger than it allows")
             return
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -147,7 +147,7 @@ class ClientConnection:
         elif isinstance(each, PubAcks):
             assert self._delivery is not None
             self._delivery.acks(each.packet_ids)
-        elif isinstance(each, packet.Ack):
+        elif isinstance(each, packet.AckPacket):
             assert self._publishing is not None
             assert self._delivery is not None
             if each.kind == packet.PUBREL:
@@ -166,8 +166,8 @@ class ClientConnection:
         elif isinstance(each, packet.Disconnect):
             if self.expiry and Property.SESSION_EXPIRY in each.properties:
                 self.expiry = capped(each.properties[Property.SESSION_EXPIRY], self._context.options)
-            self._keeps_will = each.reason != Reason.SUCCESS
-            self.close(Reason.SUCCESS)
+            self._keeps_will = each.reason != ReasonCode.SUCCESS
+            self.close(ReasonCode.SUCCESS)
 
     def answered(self) -> None:
         """A request for subscriptions is answered: further ones may come."""
@@ -178,8 +178,12 @@ class ClientConnection:
         """The messages of a packet are stored, or refused: send the acknowledgements that may leave now."""
         if self.is_closed:
             return
-        if self.level != packet.V5 and (worst := max(reasons, default=0)) >= 0x80 and worst != Reason.NOT_AUTHORIZED:
-            self.close(Reason(worst), "a message cannot be stored")
+        if (
+            self.level != packet.V5
+            and (worst := max(reasons, default=0)) >= 0x80
+            and worst != ReasonCode.NOT_AUTHORIZED
+        ):
+            self.close(ReasonCode(worst), "a message cannot be stored")
             return
         for ready in self._machine.inbound.confirm(pending, reasons):
             self.send(encode.acks(ready, self.level), size=encode.LONGEST_ACK)
@@ -203,13 +207,13 @@ class ClientConnection:
     async def _connect(self, request: packet.Connect) -> None:
         try:
             await self._begin(request)
-        except Refused as error:
+        except RefusedPacket as error:
             self._refuse(error)
         except OwnershipError:
-            self.close(Reason.SESSION_TAKEN_OVER)
+            self.close(ReasonCode.SESSION_TAKEN_OVER)
         except BrokerError as error:
             log.warning("a client cannot connect: %s", error)
-            self.close(Reason.SERVER_UNAVAILABLE)
+            self.close(ReasonCode.SERVER_UNAVAILABLE)
 
     async def _begin(self, request: packet.Connect) -> None:
         context = self._context
@@ -237,7 +241,7 @@ class ClientConnection:
             await context.sessions.closed(self._ended(self.epoch))
             return
         if (older := context.connections.get(self.client_id)) is not None:
-            older.close(Reason.SESSION_TAKEN_OVER, "the client has connected again")
+            older.close(ReasonCode.SESSION_TAKEN_OVER, "the client has connected again")
         context.connections[self.client_id] = self
         for each in self.subscriptions.values():
             context.subscribe_locally(self, each)
@@ -282,7 +286,7 @@ class ClientConnection:
         for epoch in wills:
             await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
             context.spawn(context.sessions.wills.publish([(epoch, self.client_id)]))
-        self._publishing = Publishing(context, self, life_ms, known)
+        self._publishing = ClientPublishing(context, self, life_ms, known)
         self._machine.inbound.received.update(dict.fromkeys(known))
         if present:
             self.subscriptions = {each.filter: each for each in found}
@@ -302,7 +306,7 @@ class ClientConnection:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _refuse(self, error: Refused) -> None:
+    def _refuse(self, error: RefusedPacket) -> None:
         self._context.counts[f"refused: {error.name}"] += 1
         text = f"client {self.client_id!r} of {self._peer.address or 'unknown'}: {error.text}"
         self._context.refusals.warn(f"clients are refused, {error.name}", text)
@@ -314,13 +318,13 @@ class ClientConnection:
         if self.is_closed:
             return
         if isinstance(error, OwnershipError) and not isinstance(error, SessionLost):
-            self.close(Reason.SESSION_TAKEN_OVER, "the client has connected elsewhere")
+            self.close(ReasonCode.SESSION_TAKEN_OVER, "the client has connected elsewhere")
             return
         log.warning("client %r is disconnected: %s", self.client_id, error)
         self._context.counts["failed: server"] += 1
-        self.close(Reason.UNSPECIFIED_ERROR)
+        self.close(ReasonCode.UNSPECIFIED_ERROR)
 
-    def close(self, reason: Reason, text: str = "") -> None:
+    def close(self, reason: ReasonCode, text: str = "") -> None:
         """End the connection, with the packet that says why."""
         if self.is_closed:
             return
@@ -345,7 +349,7 @@ class ClientConnection:
         if last is None:
             self.lost()
         else:
-            self._has_ended, self._keeps_will = True, last.reason != Reason.SUCCESS
+            self._has_ended, self._keeps_will = True, last.reason != ReasonCode.SUCCESS
             self._outgoing.clear()
 
     def lost(self) -> None:
@@ -374,12 +378,12 @@ class ClientConnection:
         return Ended(self.client_id, epoch, self.expiry, self._keeps_will, shares)
 
     def end_with_token(self, _now: float) -> float | None:
-        self.close(Reason.NOT_AUTHORIZED, "its token has ended")
+        self.close(ReasonCode.NOT_AUTHORIZED, "its token has ended")
         return None
 
     def _connect_deadline(self, _now: float) -> float | None:
         if self._machine.state in (State.NEW, State.CONNECTING) and not self.is_closed:
-            self.close(Reason.SERVER_BUSY, "CONNECT took too long")
+            self.close(ReasonCode.SERVER_BUSY, "CONNECT took too long")
         return None
 
     def _keep_alive_deadline(self, now: float) -> float | None:
@@ -388,7 +392,7 @@ class ClientConnection:
         if self._machine.holds_back or not self._is_reading:
             self.heard = now  # what it has sent waits for this gateway
         elif now >= self.heard + QUICK * self._keep_alive:
-            self.close(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for one and a half keep-alives")
+            self.close(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing was heard for one and a half keep-alives")
         return None if self.is_closed else min(self.heard + QUICK * self._keep_alive, now + RECHECK)
 
     def poll(self) -> None:

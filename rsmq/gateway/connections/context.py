@@ -18,7 +18,7 @@ from rsmq.gateway.connections.ingest import Ingest
 from rsmq.gateway.connections.limits import Arrivals
 from rsmq.gateway.connections.peer import Network
 from rsmq.gateway.fleet.filter_tree import FilterTree
-from rsmq.gateway.fleet.history import History
+from rsmq.gateway.fleet.history import LetterHistory
 from rsmq.gateway.fleet.message import Published, Timings
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
@@ -26,8 +26,8 @@ from rsmq.gateway.fleet.routes import Routes
 from rsmq.gateway.fleet.sessions import Ended, Sessions
 from rsmq.gateway.fleet.shares import Shares
 from rsmq.gateway.options import GatewayOptions
-from rsmq.gateway.protocol.machine import Limits
-from rsmq.gateway.protocol.packet import Reason, Subscription
+from rsmq.gateway.protocol.machine import ClientLimits
+from rsmq.gateway.protocol.packet import ReasonCode, Subscription
 from rsmq.gateway.protocol.topic_filter import SHARE
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.persistence.session import Inboxes
@@ -61,7 +61,7 @@ class Connected(Protocol):
     heard: float
 
     def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
-    def close(self, reason: Reason, text: str = "") -> None: ...
+    def close(self, reason: ReasonCode, text: str = "") -> None: ...
 
 
 def hang_up(transport: Transport, *, lingers: bool) -> None:
@@ -146,7 +146,7 @@ class Context:
     """The parts of a running gateway. `counts`: what happened, by name; every drop and refusal is in it."""
 
     options: GatewayOptions
-    limits: Limits
+    limits: ClientLimits
     gatekeeper: Gatekeeper
     inboxes: Inboxes
     registry: Registry
@@ -175,7 +175,7 @@ class Context:
     refusals: ThrottledLog = field(default_factory=lambda: ThrottledLog(log))
     proxies: tuple[Network, ...] = ()
     """Load balancers that send the header of the PROXY protocol."""
-    history: History = field(default_factory=History)
+    history: LetterHistory = field(default_factory=LetterHistory)
     ending: int = 0
     """Tasks of connections that have not ended."""
     arrivals: Arrivals = field(init=False)

@@ -9,7 +9,7 @@ from rsmq.errors import Malformed
 from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.message import Published, Timings, identifiers_of
 from rsmq.gateway.protocol import encode, packet
-from rsmq.gateway.protocol.packet import Ack, ProtocolError
+from rsmq.gateway.protocol.packet import AckPacket, ProtocolError
 from rsmq.gateway.protocol.properties import Property
 from rsmq.persistence.letter import EXPIRES, PACKET_IDS, RETAIN, STAMP, MqttLetter, ms_left, read_mqtt
 
@@ -206,7 +206,7 @@ class Delivery:
                     raise ProtocolError("a PUBACK for a message of QoS 2")
         reader.ack(*packet_ids)
 
-    def ack(self, ack: Ack) -> None:
+    def ack(self, ack: AckPacket) -> None:
         """A PUBACK, PUBREC or PUBCOMP of the client. Raises ProtocolError for one that does not fit its letter."""
         packet_id, reader = ack.packet_id, self.reader
         assert reader is not None
@@ -222,7 +222,7 @@ class Delivery:
         elif is_out:
             raise ProtocolError("a PUBCOMP for a message that was not released")
 
-    def _pubrec(self, ack: Ack, state: str | None, *, is_out: bool) -> None:
+    def _pubrec(self, ack: AckPacket, state: str | None, *, is_out: bool) -> None:
         assert self.reader is not None
         if state is None:
             if is_out:

@@ -13,7 +13,7 @@ from rsmq.gateway.connections.pressure import Pressure
 from rsmq.gateway.fleet.message import Published, Timings, content_type_of, from_packet
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.scripts import NOTE_RECEIVED
-from rsmq.gateway.protocol.packet import LONGEST_NAME, PendingAck, Publish, Reason
+from rsmq.gateway.protocol.packet import LONGEST_NAME, PendingAck, Publish, ReasonCode
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
@@ -44,7 +44,7 @@ class Sink(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
-class Stored:
+class StoredPacket:
     """Waits for the messages of one packet, as futures would, without a task. `batch`: that of the last message.
 
     It gets one result for each of them, in order. `stored` gets the reason code of a message with a token.
@@ -89,7 +89,7 @@ class Stored:
         is_full = isinstance(exception, TopicFull) and self.packet.pending is not None
         if is_full or isinstance(exception, TooLarge | ConfigError):
             self._reasons = self._reasons or [0] * len(self.packet.payloads)
-            self._reasons[place] = Reason.QUOTA_EXCEEDED
+            self._reasons[place] = ReasonCode.QUOTA_EXCEEDED
         else:
             self._is_lost = True
             self.sink.fail(exception)
@@ -109,7 +109,7 @@ class Stored:
 class StoredAlone:
     """Waits for one message of a packet, whose others may be refused before it is stored."""
 
-    def __init__(self, whole: Stored, place: int) -> None:
+    def __init__(self, whole: StoredPacket, place: int) -> None:
         self._whole, self._place = whole, place
 
     def done(self) -> bool:
@@ -187,7 +187,7 @@ class Ingest:
         stored: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         """Store a message, and then confirm it. `token`: it is stored once, however often it comes with this token."""
-        waiter = Stored(self, packet, client, target.name, sink, stored)
+        waiter = StoredPacket(self, packet, client, target.name, sink, stored)
         if self._timings is not None:
             waiter.came = monotonic()
         try:
@@ -209,7 +209,7 @@ class Ingest:
                 except TooLarge as error:
                     waiter.fail(place, error)
 
-    def ended(self, waiter: Stored, reasons: Sequence[int]) -> None:
+    def ended(self, waiter: StoredPacket, reasons: Sequence[int]) -> None:
         """All messages of a packet are stored or refused: confirm them. A will has no client that could wait."""
         packet, pending, batch, sink = waiter.packet, waiter.packet.pending, waiter.batch, waiter.sink
         if batch is not None:
@@ -241,7 +241,7 @@ class Ingest:
             sink.fail(error)
             return
         if pending is not None:
-            sink.confirm(pending, [Reason.QUOTA_EXCEEDED] if reply == b"FULL" else ())
+            sink.confirm(pending, [ReasonCode.QUOTA_EXCEEDED] if reply == b"FULL" else ())
 
     def retain_unstored(self, published: Published, sink: Sink) -> None:
         """Keep a retained message of QoS 0, which is in no stream: its stamp is the server's clock."""

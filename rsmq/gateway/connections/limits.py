@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Self
 
 from rsmq.gateway.options import GatewayOptions
-from rsmq.gateway.protocol.packet import Packet, PubAcks, Publish, Reason, Refused
+from rsmq.gateway.protocol.packet import Packet, PubAcks, Publish, ReasonCode, RefusedPacket
 
 
-class Rate:
+class TokenBucket:
     """How much may still come: `burst` at once (default: as much as in a second), and then so much a second."""
 
     __slots__ = ("_at", "_burst", "_left", "_most")
@@ -32,9 +32,9 @@ class ClientRates:
 
     def __init__(self, options: GatewayOptions, packet_size: int) -> None:
         # the largest packet must be possible
-        self._bytes = Rate(options.most_bytes, packet_size) if options.most_bytes else None
-        self._packets = Rate(options.most_packets) if options.most_packets else None
-        self._messages = Rate(options.most_messages) if options.most_messages else None
+        self._bytes = TokenBucket(options.most_bytes, packet_size) if options.most_bytes else None
+        self._packets = TokenBucket(options.most_packets) if options.most_packets else None
+        self._messages = TokenBucket(options.most_messages) if options.most_messages else None
 
     @classmethod
     def of(cls, options: GatewayOptions, packet_size: int) -> Self | None:
@@ -43,7 +43,7 @@ class ClientRates:
         return cls(options, packet_size) if has_some else None
 
     def take(self, packets: Sequence[Packet], size: int, now: float) -> None:
-        """Packets have come, or are not held back any more, and so many bytes. Raises Refused for too many."""
+        """Packets have come, or are not held back any more, and so many bytes. Raises RefusedPacket for too many."""
         if size and self._bytes is not None and not self._bytes.allows(size, now):
             raise too_many("bytes", "most_bytes")
         if self._packets is not None and not self._packets.allows(sum(map(number_of, packets)), now):
@@ -61,9 +61,9 @@ def number_of(packet: Packet) -> int:
     return len(packet.packet_ids) if isinstance(packet, PubAcks) else 1
 
 
-def too_many(what: str, limit: str) -> Refused:
+def too_many(what: str, limit: str) -> RefusedPacket:
     """The refusal of a client that sends faster than it may."""
-    return Refused(Reason.MESSAGE_RATE_TOO_HIGH, f"it sends more {what} a second than it may", limit)
+    return RefusedPacket(ReasonCode.MESSAGE_RATE_TOO_HIGH, f"it sends more {what} a second than it may", limit)
 
 
 class Arrivals:
@@ -77,11 +77,11 @@ class Arrivals:
         self._next = float("-inf")
 
     def wait(self, now: float) -> float:
-        """For how many seconds a client that has come now must wait. Raises Refused."""
+        """For how many seconds a client that has come now must wait. Raises RefusedPacket."""
         if not self._most:
             return 0.0
         at = max(self._next, now - 1.0) + 1.0 / self._most
         if at - now > self._longest:
-            raise Refused(Reason.CONNECTION_RATE_EXCEEDED, "too many clients connect", "most_connects")
+            raise RefusedPacket(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many clients connect", "most_connects")
         self._next = at
         return max(0.0, at - now)

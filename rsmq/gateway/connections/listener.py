@@ -13,7 +13,7 @@ from rsmq.gateway.connections.client_protocol import ClientProtocol
 from rsmq.gateway.connections.context import Context
 from rsmq.gateway.connections.peer import Peer
 from rsmq.gateway.connections.proxied import ProxiedServer, bound
-from rsmq.gateway.options import Address
+from rsmq.gateway.options import MqttAddress
 
 log = logging.getLogger("rsmq.gateway")
 
@@ -40,7 +40,7 @@ class MqttProtocol(ClientProtocol):
         return self._client is not None and self._socket.can_write_eof() and self._client.half_closed()
 
 
-async def listen(context: Context, address: Address) -> asyncio.Server | ProxiedServer:
+async def listen(context: Context, address: MqttAddress) -> asyncio.Server | ProxiedServer:
     """Accept connections on an address."""
     encryption: dict[str, Any] = {}
     if address.is_encrypted:

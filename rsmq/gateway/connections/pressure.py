@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rsmq.gateway.fleet.router import Router
+from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.model.log_throttle import ThrottledLog
 
 log = logging.getLogger("rsmq.gateway")
@@ -26,7 +26,9 @@ class Pressure:
     `tell` gets the partitions whose router lags here, for the other gateways.
     """
 
-    def __init__(self, router: Router, tell: Callable[[Iterable[str]], None], loop_time: Callable[[], float]) -> None:
+    def __init__(
+        self, router: MqttRouter, tell: Callable[[Iterable[str]], None], loop_time: Callable[[], float]
+    ) -> None:
         self._router, self._tell, self._loop_time = router, tell, loop_time
         self._until: dict[str, float] = {}
         self._held: dict[str, list[Callable[[], None]]] = {}

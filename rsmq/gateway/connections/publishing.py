@@ -12,7 +12,7 @@ from rsmq.gateway.connections.ingest import STORED, ReceivedIds, size_of
 from rsmq.gateway.fleet.message import from_packet
 from rsmq.gateway.fleet.routes import Route
 from rsmq.gateway.protocol import encode
-from rsmq.gateway.protocol.packet import PUBACK, Ack, PendingAck, Publish, Reason
+from rsmq.gateway.protocol.packet import PUBACK, AckPacket, PendingAck, Publish, ReasonCode
 from rsmq.gateway.protocol.topic_filter import is_within
 
 
@@ -30,7 +30,7 @@ class Publisher(Protocol):
     def may(self, access: Access, topic: str) -> bool: ...
 
 
-class Publishing:
+class ClientPublishing:
     """The messages of one connection on their way to the server. `known`: those of QoS 2 that are not released."""
 
     __slots__ = ("_context", "_noting", "_publisher", "_received", "releases")
@@ -52,11 +52,11 @@ class Publishing:
         context.counts["messages received"] += number
         reason = 0
         if not is_within(message.topic, context.options.most_levels, context.options.most_topic_bytes):
-            reason = Reason.TOPIC_NAME_INVALID
+            reason = ReasonCode.TOPIC_NAME_INVALID
         elif not publisher.may("write", message.topic):
-            reason = Reason.NOT_AUTHORIZED
+            reason = ReasonCode.NOT_AUTHORIZED
         if reason:
-            context.counts[f"refused: {Reason(reason).name.lower()}"] += number
+            context.counts[f"refused: {ReasonCode(reason).name.lower()}"] += number
             if message.pending is not None:
                 publisher.confirm(message.pending, (reason,) * number)
             return
@@ -118,7 +118,7 @@ class Publishing:
         """The connection has ended: packet ids that are not noted may never be."""
         self._note(-self._noting)
 
-    def release(self, answer: Ack) -> None:
+    def release(self, answer: AckPacket) -> None:
         """The client has released a QoS 2 message: answer when the server has forgotten it."""
         data = encode.ack(answer.kind, answer.packet_id, answer.reason, self._publisher.level)
         if answer.reason:
@@ -132,10 +132,10 @@ class Publishing:
         self._publisher.send(answer)
 
     def __repr__(self) -> str:
-        return f"<Publishing of {self._publisher.client_id!r}>"
+        return f"<ClientPublishing of {self._publisher.client_id!r}>"
 
 
-class Confirmed:
+class ConfirmedWithoutConnection:
     """In place of a connection that has ended: `done` is set when its message is stored or refused."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ async def publish_will(context: Context, client: str, user: str | None, message:
         context.counts["refused: will not authorized"] += 1
         return
     context.counts["wills published"] += 1
-    sink, route = Confirmed(), context.routes.find(message.topic)
+    sink, route = ConfirmedWithoutConnection(), context.routes.find(message.topic)
     message.pending = PendingAck(PUBACK, [])
     if message.qos == 0 and not route.is_explicit:
         published = from_packet(message, client)

@@ -13,7 +13,7 @@ from rsmq.gateway.fleet.retained import Retained, is_name
 from rsmq.gateway.fleet.shares import has_shares
 from rsmq.gateway.protocol import encode
 from rsmq.gateway.protocol.inbound import Inbound
-from rsmq.gateway.protocol.packet import V31, Reason, Subscribe, Subscription, Unsubscribe
+from rsmq.gateway.protocol.packet import V31, ReasonCode, Subscribe, Subscription, Unsubscribe
 from rsmq.gateway.protocol.topic_filter import SHARE, is_within
 from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
 
@@ -21,7 +21,7 @@ EARLY_BYTES: Final = 256 << 10
 """Retained messages that are read before a SUBACK."""
 
 
-class Subscriber(Protocol):
+class SubscribingClient(Protocol):
     """The connection of the client."""
 
     client_id: str
@@ -36,12 +36,12 @@ class Subscriber(Protocol):
     def epoch(self) -> str: ...
     def send(self, data: bytes) -> None: ...
     def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
-    def close(self, reason: Reason, text: str = "") -> None: ...
+    def close(self, reason: ReasonCode, text: str = "") -> None: ...
     def fail(self, error: Exception) -> None: ...
     def answered(self) -> None: ...
 
 
-async def serve(context: Context, client: Subscriber) -> None:
+async def serve(context: Context, client: SubscribingClient) -> None:
     """Answer the requests of a client one after the other: each is the base of the next."""
     while client.requests and not client.is_closed:
         request = client.requests[0]
@@ -57,7 +57,7 @@ async def serve(context: Context, client: Subscriber) -> None:
         del client.requests[0]
 
 
-async def subscribe(context: Context, client: Subscriber, request: Subscribe) -> None:
+async def subscribe(context: Context, client: SubscribingClient, request: Subscribe) -> None:
     """Add or replace subscriptions, acknowledge them, and send what is retained.
 
     A message that this gateway has acknowledged before does not meet a new subscription, but may be retained.
@@ -74,7 +74,7 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
         if reason is not None:
             context.counts[f"refused: subscription, {reason.name.lower()}"] += 1
     if client.level == V31 and max(reasons) >= 0x80:
-        client.close(Reason.NOT_AUTHORIZED, "a subscription is refused, which version 3.1 cannot say")
+        client.close(ReasonCode.NOT_AUTHORIZED, "a subscription is refused, which version 3.1 cannot say")
         return
     if granted:
         before = context.ingest.just_stored()
@@ -101,7 +101,7 @@ async def subscribe(context: Context, client: Subscriber, request: Subscribe) ->
         await send_retained(context, client, each, found)
 
 
-async def published(client: Subscriber) -> None:
+async def published(client: SubscribingClient) -> None:
     """Wait until what the client has published is stored: it came before its request."""
     if client.inbound.unconfirmed and not client.is_closed:
         stored = asyncio.Event()
@@ -109,14 +109,16 @@ async def published(client: Subscriber) -> None:
         await stored.wait()
 
 
-def refusal(context: Context, client: Subscriber, each: Subscription, wanted: dict[str, Subscription]) -> Reason | None:
+def refusal(
+    context: Context, client: SubscribingClient, each: Subscription, wanted: dict[str, Subscription]
+) -> ReasonCode | None:
     """Why a subscription is not possible, or None."""
     if not is_within(each.filter, context.options.most_levels, context.options.most_topic_bytes):
-        return Reason.TOPIC_FILTER_INVALID
+        return ReasonCode.TOPIC_FILTER_INVALID
     if not context.gatekeeper.may_subscribe(client.client_id, client.user, each.filter):
-        return Reason.NOT_AUTHORIZED
+        return ReasonCode.NOT_AUTHORIZED
     if each.filter not in wanted and len(wanted) >= context.options.most_subscriptions:
-        return Reason.QUOTA_EXCEEDED
+        return ReasonCode.QUOTA_EXCEEDED
     return None
 
 
@@ -162,7 +164,9 @@ class FoundRetained:
                 yield each
 
 
-async def send_retained(context: Context, client: Subscriber, subscription: Subscription, found: FoundRetained) -> None:
+async def send_retained(
+    context: Context, client: SubscribingClient, subscription: Subscription, found: FoundRetained
+) -> None:
     """The retained messages that a new subscription matches: through the inbox, where they have packet ids."""
     number = 0
     identifiers = (subscription.identifier,) if subscription.identifier else ()
@@ -188,11 +192,12 @@ async def send_retained(context: Context, client: Subscriber, subscription: Subs
         context.counts["dropped: retained beyond the limit"] += 1
 
 
-async def unsubscribe(context: Context, client: Subscriber, request: Unsubscribe) -> None:
+async def unsubscribe(context: Context, client: SubscribingClient, request: Unsubscribe) -> None:
     """End subscriptions, and acknowledge that."""
     left = {name: each for name, each in client.subscriptions.items() if name not in request.filters}
     reasons = [
-        Reason.SUCCESS if name in client.subscriptions else Reason.NO_SUBSCRIPTION_EXISTED for name in request.filters
+        ReasonCode.SUCCESS if name in client.subscriptions else ReasonCode.NO_SUBSCRIPTION_EXISTED
+        for name in request.filters
     ]
     if len(left) < len(client.subscriptions):
         await context.registry.write(client.client_id, client.epoch, left.values())

@@ -16,7 +16,7 @@ SECRET: Final = ["HS256", "HS384", "HS512"]
 SHORTEST_SECRET: Final = 32
 
 
-class Claims(NamedTuple):
+class TokenClaims(NamedTuple):
     """Who a token belongs to, and until when, in seconds since 1970."""
 
     user: str
@@ -50,7 +50,7 @@ class Tokens:
                 )
             self._keys = [text]
 
-    def check(self, token: bytes) -> Claims | None:
+    def check(self, token: bytes) -> TokenClaims | None:
         """The claims of a token that is right now; None for any other. It must have `sub` and `exp`."""
         options = {"require": ["exp", "sub"], "verify_aud": self._audience is not None}
         for key in self._keys:
@@ -59,7 +59,7 @@ class Tokens:
                     token, key, algorithms=self._algorithms, audience=self._audience, issuer=self._issuer,
                     options=options,
                 )  # fmt: skip
-                return Claims(str(found["sub"]), float(found["exp"]))
+                return TokenClaims(str(found["sub"]), float(found["exp"]))
             except (self._jwt.PyJWTError, ValueError, TypeError):
                 continue
         return None

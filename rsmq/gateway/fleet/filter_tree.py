@@ -9,13 +9,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Node(Generic[K, V]):
+class FilterLevel(Generic[K, V]):
     """A level of the trie. `here`: subscribers whose filter ends here; `below`: those whose filter ends with `#`."""
 
     __slots__ = ("below", "children", "here")
 
     def __init__(self) -> None:
-        self.children: dict[str, Node[K, V]] = {}
+        self.children: dict[str, FilterLevel[K, V]] = {}
         self.here: dict[K, V] = {}
         self.below: dict[K, V] = {}
 
@@ -30,7 +30,7 @@ class FilterTree(Generic[K, V]):
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[K, V]] = {}
-        self._root: Node[K, V] = Node()
+        self._root: FilterLevel[K, V] = FilterLevel()
         self.size = 0
 
     def put(self, pattern: str, key: K, value: V) -> None:
@@ -41,7 +41,7 @@ class FilterTree(Generic[K, V]):
             node, levels = self._root, pattern.split("/")
             is_open = levels[-1] == "#"
             for level in levels[:-1] if is_open else levels:
-                node = node.children.setdefault(level, Node())
+                node = node.children.setdefault(level, FilterLevel())
             found = node.below if is_open else node.here
         self.size += key not in found
         found[key] = value
@@ -57,7 +57,7 @@ class FilterTree(Generic[K, V]):
             return
         levels = pattern.split("/")
         is_open = levels[-1] == "#"
-        path, node = list[tuple[Node[K, V], str]](), self._root
+        path, node = list[tuple[FilterLevel[K, V], str]](), self._root
         for level in levels[:-1] if is_open else levels:
             child = node.children.get(level)
             if child is None:
@@ -90,7 +90,7 @@ class FilterTree(Generic[K, V]):
         """The same for a batch: an implementation that asks the server would ask once."""
         return [self.match(name) for name in names]
 
-    def _walk(self, node: Node[K, V], levels: list[str], at: int, found: list[tuple[K, V]]) -> None:
+    def _walk(self, node: FilterLevel[K, V], levels: list[str], at: int, found: list[tuple[K, V]]) -> None:
         if node.below:
             found += node.below.items()
         if at == len(levels):

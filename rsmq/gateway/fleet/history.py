@@ -18,7 +18,7 @@ def fingerprint(envelope: bytes) -> int:
     return hash(envelope[:7] + envelope[STAMP:])
 
 
-class Page:
+class DeliveredLetters:
     """Letters that one connection has delivered together: their seqs, which grow, and fingerprints.
 
     One object for all of them: under load the garbage collector has to visit each.
@@ -30,21 +30,21 @@ class Page:
         self.seqs, self.prints = seqs, prints
 
 
-Pages = dict[int, Page]
+Pages = dict[int, DeliveredLetters]
 """By first seq."""
 
 
-class History:
+class LetterHistory:
     """The newest letters of all connections. However many connections there are."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept, self._count = kept, 0
-        self._newest = deque[tuple[Pages, int, Page, int]]()
+        self._newest = deque[tuple[Pages, int, DeliveredLetters, int]]()
 
     def note(self, delivered: Pages, seqs: list[int], envelopes: Sequence[bytes]) -> None:
         """A connection has delivered these letters."""
         first, count = seqs[0], len(seqs)
-        new = delivered[first] = Page(seqs, [hash(each[:7] + each[STAMP:]) for each in envelopes])
+        new = delivered[first] = DeliveredLetters(seqs, [hash(each[:7] + each[STAMP:]) for each in envelopes])
         newest = self._newest
         newest.append((delivered, first, new, count))
         self._count += count
@@ -55,7 +55,7 @@ class History:
                 del old[first]
 
     def __repr__(self) -> str:
-        return f"<History {self._count} letters>"
+        return f"<LetterHistory {self._count} letters>"
 
 
 class Delivered:
@@ -68,7 +68,7 @@ class Delivered:
 
     __slots__ = ("_history", "_pages", "lost", "moved")
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: LetterHistory) -> None:
         self._history = history
         self._pages: Pages = {}
         self.lost: dict[int, list[int]] = {}

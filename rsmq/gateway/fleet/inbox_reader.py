@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rsmq.errors import OwnershipError, SessionLost, SessionTaken
-from rsmq.gateway.fleet.history import Delivered, History
+from rsmq.gateway.fleet.history import Delivered, LetterHistory
 from rsmq.gateway.fleet.scripts import BEGIN_MQTT_SESSION
 from rsmq.persistence.inbox_writer import mark_ttl_ms
 from rsmq.persistence.letter import PACKET_IDS, packet_id_of
@@ -53,7 +53,7 @@ class InboxReader:
         on_letters: OnLetters,
         on_received: Callable[[list[int]], None],
         on_end: Callable[[Exception], None],
-        history: History,
+        history: LetterHistory,
     ) -> None:
         self.client, self.window, self.epoch, self.life_ms = client, window, "", 0
         self._page_bytes = page_bytes
@@ -66,7 +66,7 @@ class InboxReader:
         """The epoch of the connection before this one, if it is known."""
         self.out: dict[int, int] = {}
         """Seqs by packet id. A negative packet id: the server has lost the letter."""
-        self._history, self._delivered = history, None  # type: History, Delivered | None
+        self._history, self._delivered = history, None  # type: LetterHistory, Delivered | None
         self._rewinds, self.is_rewinding = 0, False
         self._blocked = 0
         self._is_paging = self._is_drained = self._is_ended = False

@@ -31,7 +31,7 @@ MOST_PLANNED: Final = 50_000
 """Plans that are kept, and the recipients in them: 60 MB at most, if headers are as long as they may be for that."""
 
 
-class Plan(NamedTuple):
+class RoutePlan(NamedTuple):
     """Where the messages with the same headers go: all that one client publishes to one topic name, as a rule.
 
     `published`: such a message without its payload. `fronts`: the letter up to the payload, and the clients that get
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 New = frozenset[tuple[str, str]]
 """Subscriptions, by client and filter."""
-NOWHERE: Final = Plan(Published("", b"", 0, False, "", None, b""), b"", [], [])
+NOWHERE: Final = RoutePlan(Published("", b"", 0, False, "", None, b""), b"", [], [])
 
 
 def source_of(origin: Origin) -> str:
@@ -64,7 +64,7 @@ def front_of(published: Published, copy: Copy, share: str = "") -> bytes:
     return published.envelope(copy.qos, retain=copy.retain, identifiers=copy.identifiers, share=share)
 
 
-class Router:
+class MqttRouter:
     """The batch handler of the group `mqtt`. It must get the messages of a partition in stream order.
 
     The stream ids are the positions of its letters, so a batch that is repeated stores nothing twice. Subscriptions are
@@ -74,7 +74,7 @@ class Router:
     def __init__(self, registry: Registry, writer: Callable[[], InboxWriter]) -> None:
         self._registry, self._writer = registry, writer
         self.routed = self.letters = 0
-        self._plans: dict[bytes, Plan] = {}
+        self._plans: dict[bytes, RoutePlan] = {}
         """By headers."""
         self._version = self._planned = 0
         self.under_way: dict[str, int] = {}
@@ -169,7 +169,7 @@ class Router:
             self._plans.clear()
             self._planned = 0
 
-    def _plan_of(self, message: Message) -> Plan:
+    def _plan_of(self, message: Message) -> RoutePlan:
         """The plan for a message; it is kept until a subscription changes. Raises ValueError for broken headers."""
         raw = message.raw_headers
         plan = None if raw is None else self._plans.get(raw)
@@ -183,13 +183,13 @@ class Router:
                 self._plans[raw] = plan
         return plan
 
-    def _older_plan(self, message: Message, new: Sequence[tuple[str, New]]) -> Plan:
+    def _older_plan(self, message: Message, new: Sequence[tuple[str, New]]) -> RoutePlan:
         """The plan for a message that is older than some of the new subscriptions."""
         position = sortable(message.entry_id)
         skipped = [each for newest, found in new if position <= newest for each in found]
         return self._plan(from_headers(message.headers, b""), frozenset(skipped)) if skipped else self._plan_of(message)
 
-    def _plan(self, published: Published | None, skipped: New = frozenset()) -> Plan:
+    def _plan(self, published: Published | None, skipped: New = frozenset()) -> RoutePlan:
         if published is None:  # it did not come from an MQTT client
             return NOWHERE
         recipients, shares = defaultdict[str, list[Subscription]](list), list[str]()
@@ -206,7 +206,7 @@ class Router:
             assert copy is not None, "a recipient has a subscription"
             by_copy[copy].append(client)
         fronts = [(front_of(published, copy), clients) for copy, clients in by_copy.items()]
-        return Plan(published, published.ttl_ms, fronts, shares)
+        return RoutePlan(published, published.ttl_ms, fronts, shares)
 
     def __repr__(self) -> str:
-        return f"<Router routed={self.routed} letters={self.letters}>"
+        return f"<MqttRouter routed={self.routed} letters={self.letters}>"

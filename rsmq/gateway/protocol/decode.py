@@ -13,18 +13,18 @@ from rsmq.gateway.protocol.packet import (
     V5,
     V31,
     V311,
-    Ack,
+    AckPacket,
     Auth,
     Connect,
     Disconnect,
-    Malformed,
+    MalformedPacket,
     Packet,
     Ping,
     Properties,
     ProtocolError,
     Publish,
-    Reason,
-    Refused,
+    ReasonCode,
+    RefusedPacket,
     Subscribe,
     Subscription,
     Unsubscribe,
@@ -42,11 +42,11 @@ KNOWN_NAMES: Final[dict[bytes, str]] = {}
 """Topic names that were checked before: nearly all messages have one of these."""
 
 
-class TooLarge(ProtocolError):
+class PacketTooLarge(ProtocolError):
     """A packet above the limit, known from its header alone."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"a packet of {size} bytes is above the limit", Reason.PACKET_TOO_LARGE)
+        super().__init__(f"a packet of {size} bytes is above the limit", ReasonCode.PACKET_TOO_LARGE)
 
 
 def read_frame(data: bytes, at: int, size: int, limit: int) -> tuple[int, int]:
@@ -69,13 +69,13 @@ def read_frame(data: bytes, at: int, size: int, limit: int) -> tuple[int, int]:
             n |= (byte & 127) << shift
             if byte < 128:
                 if byte == 0:
-                    raise Malformed("the length of a packet is longer than necessary")
+                    raise MalformedPacket("the length of a packet is longer than necessary")
                 break
             shift += 7
             if shift > 21:
-                raise Malformed("the length of a packet has five bytes")
+                raise MalformedPacket("the length of a packet has five bytes")
     if body - at + n > limit:
-        raise TooLarge(body - at + n)
+        raise PacketTooLarge(body - at + n)
     end = body + n
     return body, end if end <= size else -1
 
@@ -89,12 +89,12 @@ def decode(head: int, data: bytes, at: int, end: int, level: int) -> Packet:
         return _read_ack(head, data, at, end, level)
     read = READERS.get(kind)
     if read is None or (kind == packet.AUTH and level != V5):
-        raise (ProtocolError if kind else Malformed)(f"a client does not send packets of type {kind}")
+        raise (ProtocolError if kind else MalformedPacket)(f"a client does not send packets of type {kind}")
     flags = head & 15
     if flags != (2 if kind in (packet.SUBSCRIBE, packet.UNSUBSCRIBE) else 0) and not (
         level == V31 and flags == 10 and kind in (packet.SUBSCRIBE, packet.UNSUBSCRIBE)  # DUP existed there
     ):
-        raise Malformed(f"the flags of a packet of type {kind} are {flags:#x}")
+        raise MalformedPacket(f"the flags of a packet of type {kind} are {flags:#x}")
     return read(data, at, end, level)
 
 
@@ -105,9 +105,9 @@ def read_topic_name(raw: bytes) -> str:
         try:
             name = raw.decode()
         except UnicodeDecodeError:
-            raise Malformed("the topic name is not UTF-8") from None
+            raise MalformedPacket("the topic name is not UTF-8") from None
         if "\0" in name:
-            raise Malformed("the topic name has the character U+0000")
+            raise MalformedPacket("the topic name has the character U+0000")
         if name:
             check_topic_name(name)
         if len(raw) <= LONGEST_NAME:
@@ -121,13 +121,13 @@ def read_publish(head: int, data: bytes, at: int, end: int, level: int) -> Publi
     """The packet that nearly all bytes are in: everything is done here, in one step."""
     qos = head >> 1 & 3
     if qos == 3 or (qos == 0 and head & 8):
-        raise Malformed("a PUBLISH has QoS 3, or DUP with QoS 0")
+        raise MalformedPacket("a PUBLISH has QoS 3, or DUP with QoS 0")
     start = at + 2
     if start > end:
-        raise Malformed("a PUBLISH is cut off")
+        raise MalformedPacket("a PUBLISH is cut off")
     at = start + (data[at] << 8 | data[at + 1])
     if at > end:
-        raise Malformed("a topic name is longer than its packet")
+        raise MalformedPacket("a topic name is longer than its packet")
     raw = data[start:at]
     topic = KNOWN_NAMES.get(raw)
     if topic is None:
@@ -135,16 +135,16 @@ def read_publish(head: int, data: bytes, at: int, end: int, level: int) -> Publi
     packet_id = b""
     if qos:
         if at + 2 > end:
-            raise Malformed("a PUBLISH has no packet id")
+            raise MalformedPacket("a PUBLISH has no packet id")
         packet_id = data[at : at + 2]
         at += 2
         if packet_id == NO_ID:
-            raise Malformed("the packet id is 0")
+            raise MalformedPacket("the packet id is 0")
     properties: Properties | None = None
     forwarded = b""
     if level == V5:
         if at >= end:
-            raise Malformed("a PUBLISH has no properties")
+            raise MalformedPacket("a PUBLISH has no properties")
         if data[at]:
             properties, forwarded, at = read_properties(data, at, end, packet.PUBLISH)
             if Property.SUBSCRIPTION_ID in properties:
@@ -175,24 +175,24 @@ REASONS: Final = {
 """What a client may say in each packet."""
 
 
-def _read_ack(head: int, data: bytes, at: int, end: int, level: int) -> Ack:
+def _read_ack(head: int, data: bytes, at: int, end: int, level: int) -> AckPacket:
     kind, flags = head >> 4, head & 15
     if flags != ACKS[kind] and not (level == V31 and kind == packet.PUBREL and flags == 10):
-        raise Malformed(f"the flags of a packet of type {kind} are {flags:#x}")
+        raise MalformedPacket(f"the flags of a packet of type {kind} are {flags:#x}")
     packet_id, at = _packet_id(data, at, end)
     if at == end:
-        return Ack(kind, packet_id)
+        return AckPacket(kind, packet_id)
     if level != V5:
-        raise Malformed("an acknowledgement is too long")
-    return Ack(kind, packet_id, _reason(kind, data, at, end)[0])
+        raise MalformedPacket("an acknowledgement is too long")
+    return AckPacket(kind, packet_id, _reason(kind, data, at, end)[0])
 
 
 def _packet_id(data: bytes, at: int, end: int) -> tuple[int, int]:
     if at + 2 > end:
-        raise Malformed("a packet id is cut off")
+        raise MalformedPacket("a packet id is cut off")
     packet_id = data[at] << 8 | data[at + 1]
     if not 0 < packet_id <= MOST_PACKET_IDS:
-        raise Malformed("the packet id is 0")
+        raise MalformedPacket("the packet id is 0")
     return packet_id, at + 2
 
 
@@ -200,7 +200,7 @@ def _reason(kind: int, data: bytes, at: int, end: int) -> tuple[int, Properties]
     """The reason code and properties, both of which may be left out, at the end of a packet of version 5."""
     reason, properties = data[at], Properties()
     if reason not in REASONS[kind]:
-        raise Malformed(f"a packet of type {kind} has no reason code {reason:#x}")
+        raise MalformedPacket(f"a packet of type {kind} has no reason code {reason:#x}")
     at += 1
     if at < end:
         properties, _, at = read_properties(data, at, end, kind)
@@ -210,7 +210,7 @@ def _reason(kind: int, data: bytes, at: int, end: int) -> tuple[int, Properties]
 
 def _expect_end(at: int, end: int) -> None:
     if at != end:
-        raise Malformed("a packet has bytes behind its last field")
+        raise MalformedPacket("a packet has bytes behind its last field")
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
@@ -219,14 +219,14 @@ def _expect_end(at: int, end: int) -> None:
 def _read_connect(data: bytes, at: int, end: int, _level: int) -> Connect:
     name, at = read_string(data, at, end)
     if at >= end:
-        raise Malformed("a CONNECT is cut off")
+        raise MalformedPacket("a CONNECT is cut off")
     level, at = data[at], at + 1
     if name not in NAMES:
-        raise Malformed("the protocol is not MQTT")
+        raise MalformedPacket("the protocol is not MQTT")
     if level not in NAMES[name]:
         raise UnsupportedVersion(level)
     if at + 3 > end:
-        raise Malformed("a CONNECT is cut off")
+        raise MalformedPacket("a CONNECT is cut off")
     flags, keep_alive, at = data[at], data[at + 1] << 8 | data[at + 2], at + 3
     _check_connect_flags(flags, level)
     properties = Properties()
@@ -248,13 +248,13 @@ def _read_connect(data: bytes, at: int, end: int, _level: int) -> Connect:
 
 def _check_connect_flags(flags: int, level: int) -> None:
     if flags & 1:
-        raise Malformed("the reserved flag of a CONNECT is set")
+        raise MalformedPacket("the reserved flag of a CONNECT is set")
     if flags & 0x18 == 0x18:
-        raise Malformed("the will has QoS 3")
+        raise MalformedPacket("the will has QoS 3")
     if not flags & 4 and flags & 0x38:
-        raise Malformed("there is no will, but its QoS or retain flag is set")
+        raise MalformedPacket("there is no will, but its QoS or retain flag is set")
     if level != V5 and flags & 0xC0 == 0x40:
-        raise Malformed("there is a password without a user name")
+        raise MalformedPacket("there is a password without a user name")
 
 
 def _read_will(flags: int, data: bytes, at: int, end: int, level: int) -> tuple[Will, int]:
@@ -278,10 +278,10 @@ def _read_subscribe(data: bytes, at: int, end: int, level: int) -> Subscribe:
         text, at = read_string(data, at, end)
         check_filter(text)
         if at >= end:
-            raise Malformed("a SUBSCRIBE has a filter without options")
+            raise MalformedPacket("a SUBSCRIBE has a filter without options")
         options, at = data[at], at + 1
         if options & 3 == 3 or options & (0xC0 if level == V5 else 0xFC):
-            raise Malformed("the options of a subscription have QoS 3 or reserved bits")
+            raise MalformedPacket("the options of a subscription have QoS 3 or reserved bits")
         if options & 0x30 == 0x30:
             raise ProtocolError("the retain handling of a subscription is 3")
         if options & 4 and split_share(text)[0]:
@@ -297,7 +297,9 @@ def _read_subscribe(data: bytes, at: int, end: int, level: int) -> Subscribe:
 
 def _check_number(filters: Sequence[object]) -> None:
     if len(filters) > MOST_FILTERS:
-        raise Refused(Reason.QUOTA_EXCEEDED, f"a packet has more than {MOST_FILTERS} topic filters", "filters")
+        raise RefusedPacket(
+            ReasonCode.QUOTA_EXCEEDED, f"a packet has more than {MOST_FILTERS} topic filters", "filters"
+        )
 
 
 def _read_unsubscribe(data: bytes, at: int, end: int, level: int) -> Unsubscribe:
@@ -319,7 +321,7 @@ def _read_disconnect(data: bytes, at: int, end: int, level: int) -> Disconnect:
     if at == end:
         return Disconnect(0, Properties())
     if level != V5:
-        raise Malformed("a DISCONNECT is too long")
+        raise MalformedPacket("a DISCONNECT is too long")
     return Disconnect(*_reason(packet.DISCONNECT, data, at, end))
 
 

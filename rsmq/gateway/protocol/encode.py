@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from rsmq.gateway.protocol import packet
-from rsmq.gateway.protocol.packet import LONGEST_NAME, V5, V31, PendingAck, Properties, Reason
+from rsmq.gateway.protocol.packet import LONGEST_NAME, V5, V31, PendingAck, Properties, ReasonCode
 from rsmq.gateway.protocol.properties import write_properties, write_varint
 
 PINGRESP: Final = b"\xd0\0"
@@ -21,7 +21,7 @@ def frame(kind: int, flags: int, body: bytes) -> bytes:
 
 
 def connack(
-    reason: Reason, level: int, *, session_present: bool = False, properties: Properties | None = None
+    reason: ReasonCode, level: int, *, session_present: bool = False, properties: Properties | None = None
 ) -> bytes:
     """The answer to a CONNECT, or nothing where version 3 has no return code for the reason."""
     if level == V5:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rsmq.gateway.protocol.packet import PUBACK, PUBCOMP, PUBREC, Ack, PendingAck, Publish
+from rsmq.gateway.protocol.packet import PUBACK, PUBCOMP, PUBREC, AckPacket, PendingAck, Publish
 
 
 class Inbound:
@@ -70,13 +70,13 @@ class Inbound:
         if when_done is not None:
             when_done()
 
-    def release(self, packet_id: int) -> Ack:
+    def release(self, packet_id: int) -> AckPacket:
         """The client has released a QoS 2 message: its id is free again. Returns the PUBCOMP."""
         self.taken.pop(packet_id, None)
         if packet_id in self.received:
             del self.received[packet_id]
-            return Ack(PUBCOMP, packet_id)
-        return Ack(PUBCOMP, packet_id, 0x92)
+            return AckPacket(PUBCOMP, packet_id)
+        return AckPacket(PUBCOMP, packet_id, 0x92)
 
     def __repr__(self) -> str:
         return f"<Inbound unconfirmed={self.unconfirmed} received={len(self.received)}>"

@@ -23,8 +23,8 @@ from rsmq.gateway.protocol.packet import (
     ProtocolError,
     PubAcks,
     Publish,
-    Reason,
-    Refused,
+    ReasonCode,
+    RefusedPacket,
     Subscribe,
     Unsubscribe,
     UnsupportedVersion,
@@ -53,7 +53,7 @@ def is_version_5(data: bytes, at: int) -> bool:
     return data.startswith(OPENING, at + 1)
 
 
-class Limits(NamedTuple):
+class ClientLimits(NamedTuple):
     """What one client may ask for."""
 
     packet_size: int = 1 << 20
@@ -83,11 +83,11 @@ class Machine:
         "level", "requests", "state",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
         self.state = State.NEW
         self.level = 0
-        self.error: Refused | None = None
+        self.error: RefusedPacket | None = None
         self.inbound = Inbound()
         self.requests = 0
         """Requests for subscriptions that are not answered."""
@@ -168,7 +168,7 @@ class Machine:
                 if type(packet) is Disconnect:
                     self.state = State.CLOSED
                     break
-        except Refused as error:
+        except RefusedPacket as error:
             self.error = error
             if isinstance(error, UnsupportedVersion):
                 self.level = V5 if error.level >= V5 else 4
@@ -193,7 +193,7 @@ class Machine:
                     found = decode(data[at], data, body, end, self.level)
                     return found if isinstance(found, Disconnect) else None
                 at = end
-        except Refused:
+        except RefusedPacket:
             return None
         return None
 
@@ -213,7 +213,7 @@ class Machine:
     # -- the rules -------------------------------------------------------------------------------------------------
 
     def _check(self, packet: Packet) -> None:
-        """Raise Refused for a packet that may not come now."""
+        """Raise RefusedPacket for a packet that may not come now."""
         kind = type(packet)
         if kind is Publish:
             assert isinstance(packet, Publish)
@@ -247,12 +247,12 @@ class Machine:
                 if packet.qos == 2 and packet.packet_id in self.inbound.taken:
                     pass  # a repetition takes no place of its own
                 else:
-                    raise ProtocolError("more messages than Receive Maximum", Reason.RECEIVE_MAXIMUM_EXCEEDED)
+                    raise ProtocolError("more messages than Receive Maximum", ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
             self.inbound.admit(packet)
 
     def _resolve_alias(self, packet: Publish, alias: int) -> None:
         if alias > self._limits.topic_aliases:
-            raise ProtocolError(f"topic alias {alias} is above the maximum", Reason.TOPIC_ALIAS_INVALID)
+            raise ProtocolError(f"topic alias {alias} is above the maximum", ReasonCode.TOPIC_ALIAS_INVALID)
         if packet.topic:
             self._aliases[alias] = packet.topic
             return
@@ -266,9 +266,9 @@ class Machine:
     def accept(self, *, session_present: bool, properties: Properties | None = None) -> bytes:
         """The CONNACK that opens the connection. `resume` returns what came early."""
         self.state = State.CONNECTED
-        return encode.connack(Reason.SUCCESS, self.level, session_present=session_present, properties=properties)
+        return encode.connack(ReasonCode.SUCCESS, self.level, session_present=session_present, properties=properties)
 
-    def end(self, reason: Reason, properties: Properties | None = None) -> bytes:
+    def end(self, reason: ReasonCode, properties: Properties | None = None) -> bytes:
         """The last bytes to send: a CONNACK, a DISCONNECT or nothing, by state and version."""
         state, self.state = self.state, State.CLOSED
         self._parts, self._held = [], 0

@@ -38,7 +38,7 @@ Properties = dict[int, Any]
 """Properties by their identifier. A property that may be repeated has a list."""
 
 
-class Reason(IntEnum):
+class ReasonCode(IntEnum):
     """The reason codes of version 5 that this server sends or acts on."""
 
     SUCCESS = 0x00
@@ -78,49 +78,49 @@ class Reason(IntEnum):
 
 
 RETURN_CODES: Final = {
-    Reason.UNSUPPORTED_VERSION: 1,
-    Reason.CLIENT_ID_NOT_VALID: 2,
-    Reason.SERVER_UNAVAILABLE: 3,
-    Reason.SERVER_BUSY: 3,
-    Reason.QUOTA_EXCEEDED: 3,
-    Reason.CONNECTION_RATE_EXCEEDED: 3,
-    Reason.SERVER_SHUTTING_DOWN: 3,
-    Reason.USE_ANOTHER_SERVER: 3,
-    Reason.BAD_CREDENTIALS: 4,
-    Reason.NOT_AUTHORIZED: 5,
+    ReasonCode.UNSUPPORTED_VERSION: 1,
+    ReasonCode.CLIENT_ID_NOT_VALID: 2,
+    ReasonCode.SERVER_UNAVAILABLE: 3,
+    ReasonCode.SERVER_BUSY: 3,
+    ReasonCode.QUOTA_EXCEEDED: 3,
+    ReasonCode.CONNECTION_RATE_EXCEEDED: 3,
+    ReasonCode.SERVER_SHUTTING_DOWN: 3,
+    ReasonCode.USE_ANOTHER_SERVER: 3,
+    ReasonCode.BAD_CREDENTIALS: 4,
+    ReasonCode.NOT_AUTHORIZED: 5,
 }
 """The return codes of a CONNACK in version 3. The rest has none: the connection is closed."""
 
 
-class Refused(Exception):
+class RefusedPacket(Exception):
     """A packet that ends its connection, and the reason code for it."""
 
-    def __init__(self, reason: Reason, text: str, limit: str = "") -> None:
+    def __init__(self, reason: ReasonCode, text: str, limit: str = "") -> None:
         super().__init__(text)
         self.reason, self.text = reason, text
         self.name = limit or reason.name.lower()
         """What it is counted as: the option that limits it, or the reason."""
 
 
-class Malformed(Refused):
+class MalformedPacket(RefusedPacket):
     """Bytes that are no valid packet."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(Reason.MALFORMED_PACKET, text)
+        super().__init__(ReasonCode.MALFORMED_PACKET, text)
 
 
-class ProtocolError(Refused):
+class ProtocolError(RefusedPacket):
     """A packet that is valid by itself, but not here."""
 
-    def __init__(self, text: str, reason: Reason = Reason.PROTOCOL_ERROR) -> None:
+    def __init__(self, text: str, reason: ReasonCode = ReasonCode.PROTOCOL_ERROR) -> None:
         super().__init__(reason, text)
 
 
-class UnsupportedVersion(Refused):
+class UnsupportedVersion(RefusedPacket):
     """A CONNECT of a protocol level that does not exist. `level` decides the form of the answer."""
 
     def __init__(self, level: int) -> None:
-        super().__init__(Reason.UNSUPPORTED_VERSION, f"protocol level {level} is not supported")
+        super().__init__(ReasonCode.UNSUPPORTED_VERSION, f"protocol level {level} is not supported")
         self.level = level
 
 
@@ -211,7 +211,7 @@ class Publish:
         return f"<Publish {self.topic!r} qos={self.qos} id={self.packet_id} messages={len(self.payloads)}>"
 
 
-class Ack:
+class AckPacket:
     """A PUBACK, PUBREC, PUBREL or PUBCOMP."""
 
     __slots__ = ("kind", "packet_id", "reason")
@@ -220,7 +220,7 @@ class Ack:
         self.kind, self.packet_id, self.reason = kind, packet_id, reason
 
     def __repr__(self) -> str:
-        return f"<Ack {self.kind} id={self.packet_id} reason={self.reason:#x}>"
+        return f"<AckPacket {self.kind} id={self.packet_id} reason={self.reason:#x}>"
 
 
 class PubAcks(NamedTuple):
@@ -261,4 +261,4 @@ class Auth(NamedTuple):
     properties: Properties
 
 
-Packet = Connect | Publish | Ack | PubAcks | Subscribe | Unsubscribe | Disconnect | Ping | Auth
+Packet = Connect | Publish | AckPacket | PubAcks | Subscribe | Unsubscribe | Disconnect | Ping | Auth

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from rsmq.gateway.protocol import packet
-from rsmq.gateway.protocol.packet import Malformed, Properties, ProtocolError, Reason, Refused
+from rsmq.gateway.protocol.packet import MalformedPacket, Properties, ProtocolError, ReasonCode, RefusedPacket
 from rsmq.gateway.protocol.topic_filter import check_topic_name
 
 WILL: Final = 0
@@ -55,12 +55,12 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             if byte == 0 and shift:
-                raise Malformed("a variable byte integer is longer than necessary")
+                raise MalformedPacket("a variable byte integer is longer than necessary")
             return value, at
         shift += 7
         if shift > 21:
-            raise Malformed("a variable byte integer has five bytes")
-    raise Malformed("a variable byte integer is cut off")
+            raise MalformedPacket("a variable byte integer has five bytes")
+    raise MalformedPacket("a variable byte integer is cut off")
 
 
 def write_varint(value: int) -> bytes:
@@ -79,10 +79,10 @@ def read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
     """Bytes after their length, and the offset behind them."""
     start = at + 2
     if start > end:
-        raise Malformed("a length is cut off")
+        raise MalformedPacket("a length is cut off")
     stop = start + (data[at] << 8 | data[at + 1])
     if stop > end:
-        raise Malformed("a field is longer than its packet")
+        raise MalformedPacket("a field is longer than its packet")
     return data[start:stop], stop
 
 
@@ -92,27 +92,27 @@ def read_string(data: bytes, at: int, end: int) -> tuple[str, int]:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise Malformed("a string is not UTF-8") from None
+        raise MalformedPacket("a string is not UTF-8") from None
     if "\0" in text:
-        raise Malformed("a string has the character U+0000")
+        raise MalformedPacket("a string has the character U+0000")
     return text, at
 
 
 def _read_byte(data: bytes, at: int, end: int) -> tuple[int, int]:
     if at >= end:
-        raise Malformed("a property is cut off")
+        raise MalformedPacket("a property is cut off")
     return data[at], at + 1
 
 
 def _read_two(data: bytes, at: int, end: int) -> tuple[int, int]:
     if at + 2 > end:
-        raise Malformed("a property is cut off")
+        raise MalformedPacket("a property is cut off")
     return data[at] << 8 | data[at + 1], at + 2
 
 
 def _read_four(data: bytes, at: int, end: int) -> tuple[int, int]:
     if at + 4 > end:
-        raise Malformed("a property is cut off")
+        raise MalformedPacket("a property is cut off")
     return int.from_bytes(data[at : at + 4], "big"), at + 4
 
 
@@ -144,7 +144,7 @@ BINARY: Final[tuple[Read, Write]] = (read_binary, write_binary)
 PAIR: Final[tuple[Read, Write]] = (_read_pair, lambda pair: write_string(pair[0]) + write_string(pair[1]))
 
 
-class Rule(NamedTuple):
+class PropertyRule(NamedTuple):
     """How a property is written and where it may stand. `check`: whether a value is possible."""
 
     kind: tuple[Read, Write]
@@ -162,7 +162,7 @@ def _is_positive(value: Any) -> bool:
 
 def _is_alias(value: Any) -> bool:
     if not value:
-        raise ProtocolError("a topic alias is 0", Reason.TOPIC_ALIAS_INVALID)
+        raise ProtocolError("a topic alias is 0", ReasonCode.TOPIC_ALIAS_INVALID)
     return True
 
 
@@ -179,34 +179,34 @@ ANY: Final = frozenset(range(packet.CONNECT, packet.AUTH + 1)) - {packet.PINGREQ
 REASONED: Final = ANY - {packet.CONNECT, packet.PUBLISH, packet.SUBSCRIBE, packet.UNSUBSCRIBE, WILL}
 
 P = Property
-RULES: Final[dict[int, Rule]] = {
-    P.PAYLOAD_FORMAT: Rule(BYTE, MESSAGE, _is_flag),
-    P.MESSAGE_EXPIRY: Rule(FOUR, MESSAGE),
-    P.CONTENT_TYPE: Rule(STRING, MESSAGE),
-    P.RESPONSE_TOPIC: Rule(STRING, MESSAGE, _is_name),
-    P.CORRELATION_DATA: Rule(BINARY, MESSAGE),
-    P.SUBSCRIPTION_ID: Rule(VARINT, frozenset((packet.PUBLISH, packet.SUBSCRIBE)), _is_positive),
-    P.SESSION_EXPIRY: Rule(FOUR, SETUP | {packet.DISCONNECT}),
-    P.ASSIGNED_CLIENT_ID: Rule(STRING, ANSWER),
-    P.SERVER_KEEP_ALIVE: Rule(TWO, ANSWER),
-    P.AUTH_METHOD: Rule(STRING, AUTHENTICATION),
-    P.AUTH_DATA: Rule(BINARY, AUTHENTICATION),
-    P.REQUEST_PROBLEM_INFO: Rule(BYTE, frozenset((packet.CONNECT,)), _is_flag),
-    P.WILL_DELAY: Rule(FOUR, frozenset((WILL,))),
-    P.REQUEST_RESPONSE_INFO: Rule(BYTE, frozenset((packet.CONNECT,)), _is_flag),
-    P.RESPONSE_INFO: Rule(STRING, ANSWER),
-    P.SERVER_REFERENCE: Rule(STRING, frozenset((packet.CONNACK, packet.DISCONNECT))),
-    P.REASON_STRING: Rule(STRING, REASONED),
-    P.RECEIVE_MAXIMUM: Rule(TWO, SETUP, _is_positive),
-    P.TOPIC_ALIAS_MAXIMUM: Rule(TWO, SETUP),
-    P.TOPIC_ALIAS: Rule(TWO, frozenset((packet.PUBLISH,)), _is_alias),
-    P.MAXIMUM_QOS: Rule(BYTE, ANSWER, _is_flag),
-    P.RETAIN_AVAILABLE: Rule(BYTE, ANSWER, _is_flag),
-    P.USER_PROPERTY: Rule(PAIR, ANY),
-    P.MAXIMUM_PACKET_SIZE: Rule(FOUR, SETUP, _is_positive),
-    P.WILDCARD_AVAILABLE: Rule(BYTE, ANSWER, _is_flag),
-    P.SUBSCRIPTION_ID_AVAILABLE: Rule(BYTE, ANSWER, _is_flag),
-    P.SHARED_AVAILABLE: Rule(BYTE, ANSWER, _is_flag),
+RULES: Final[dict[int, PropertyRule]] = {
+    P.PAYLOAD_FORMAT: PropertyRule(BYTE, MESSAGE, _is_flag),
+    P.MESSAGE_EXPIRY: PropertyRule(FOUR, MESSAGE),
+    P.CONTENT_TYPE: PropertyRule(STRING, MESSAGE),
+    P.RESPONSE_TOPIC: PropertyRule(STRING, MESSAGE, _is_name),
+    P.CORRELATION_DATA: PropertyRule(BINARY, MESSAGE),
+    P.SUBSCRIPTION_ID: PropertyRule(VARINT, frozenset((packet.PUBLISH, packet.SUBSCRIBE)), _is_positive),
+    P.SESSION_EXPIRY: PropertyRule(FOUR, SETUP | {packet.DISCONNECT}),
+    P.ASSIGNED_CLIENT_ID: PropertyRule(STRING, ANSWER),
+    P.SERVER_KEEP_ALIVE: PropertyRule(TWO, ANSWER),
+    P.AUTH_METHOD: PropertyRule(STRING, AUTHENTICATION),
+    P.AUTH_DATA: PropertyRule(BINARY, AUTHENTICATION),
+    P.REQUEST_PROBLEM_INFO: PropertyRule(BYTE, frozenset((packet.CONNECT,)), _is_flag),
+    P.WILL_DELAY: PropertyRule(FOUR, frozenset((WILL,))),
+    P.REQUEST_RESPONSE_INFO: PropertyRule(BYTE, frozenset((packet.CONNECT,)), _is_flag),
+    P.RESPONSE_INFO: PropertyRule(STRING, ANSWER),
+    P.SERVER_REFERENCE: PropertyRule(STRING, frozenset((packet.CONNACK, packet.DISCONNECT))),
+    P.REASON_STRING: PropertyRule(STRING, REASONED),
+    P.RECEIVE_MAXIMUM: PropertyRule(TWO, SETUP, _is_positive),
+    P.TOPIC_ALIAS_MAXIMUM: PropertyRule(TWO, SETUP),
+    P.TOPIC_ALIAS: PropertyRule(TWO, frozenset((packet.PUBLISH,)), _is_alias),
+    P.MAXIMUM_QOS: PropertyRule(BYTE, ANSWER, _is_flag),
+    P.RETAIN_AVAILABLE: PropertyRule(BYTE, ANSWER, _is_flag),
+    P.USER_PROPERTY: PropertyRule(PAIR, ANY),
+    P.MAXIMUM_PACKET_SIZE: PropertyRule(FOUR, SETUP, _is_positive),
+    P.WILDCARD_AVAILABLE: PropertyRule(BYTE, ANSWER, _is_flag),
+    P.SUBSCRIPTION_ID_AVAILABLE: PropertyRule(BYTE, ANSWER, _is_flag),
+    P.SHARED_AVAILABLE: PropertyRule(BYTE, ANSWER, _is_flag),
 }  # fmt: skip
 MOST_PAIRS: Final = 1_000
 """User properties of a packet."""
@@ -221,7 +221,7 @@ def read_properties(data: bytes, at: int, end: int, where: int) -> tuple[Propert
     length, at = read_varint(data, at, end)
     stop = at + length
     if stop > end:
-        raise Malformed("the properties are longer than their packet")
+        raise MalformedPacket("the properties are longer than their packet")
     found: Properties = {}
     forwarded = list[bytes]()
     while at < stop:
@@ -229,7 +229,7 @@ def read_properties(data: bytes, at: int, end: int, where: int) -> tuple[Propert
         number, at = read_varint(data, at, stop)
         rule = RULES.get(number)
         if rule is None or where not in rule.packets:
-            raise Malformed(f"property {number} does not exist here")
+            raise MalformedPacket(f"property {number} does not exist here")
         value, at = rule.kind[0](data, at, stop)
         if rule.check is not None and not rule.check(value):
             raise ProtocolError(f"property {number} cannot be {value!r}")
@@ -237,7 +237,9 @@ def read_properties(data: bytes, at: int, end: int, where: int) -> tuple[Propert
             values = found.setdefault(number, [])
             values.append(value)
             if len(values) > MOST_PAIRS:
-                raise Refused(Reason.QUOTA_EXCEEDED, f"a packet has more than {MOST_PAIRS} of them", "user_properties")
+                raise RefusedPacket(
+                    ReasonCode.QUOTA_EXCEEDED, f"a packet has more than {MOST_PAIRS} of them", "user_properties"
+                )
         elif number in found:
             raise ProtocolError(f"property {number} occurs twice")
         else:

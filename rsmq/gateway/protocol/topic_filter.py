@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from rsmq.gateway.protocol.packet import Malformed, ProtocolError
+from rsmq.gateway.protocol.packet import MalformedPacket, ProtocolError
 
 SHARE: Final = "$share/"
 
 
 def check_topic_name(name: str) -> None:
-    """Raise Refused for a name to which nothing can be published."""
+    """Raise RefusedPacket for a name to which nothing can be published."""
     if not name:
         raise ProtocolError("the topic name is empty")
     if "+" in name or "#" in name:
-        raise Malformed("the topic name has a wildcard")
+        raise MalformedPacket("the topic name has a wildcard")
 
 
 def is_valid_filter(text: str) -> bool:
@@ -34,20 +34,20 @@ def is_valid_filter(text: str) -> bool:
 
 
 def split_share(text: str) -> tuple[str, str]:
-    """The share name (empty: not shared) and the filter. Raises Malformed for a wrong share."""
+    """The share name (empty: not shared) and the filter. Raises MalformedPacket for a wrong share."""
     if not text.startswith(SHARE):
         return "", text
     name, slash, rest = text[len(SHARE) :].partition("/")
     if not name or not slash or not rest or "+" in name or "#" in name:
-        raise Malformed("the shared subscription has no valid name or filter")
+        raise MalformedPacket("the shared subscription has no valid name or filter")
     return name, rest
 
 
 def check_filter(text: str) -> None:
-    """Raise Malformed for a filter that does not exist, with or without the prefix of a share."""
+    """Raise MalformedPacket for a filter that does not exist, with or without the prefix of a share."""
     _, rest = split_share(text)
     if not is_valid_filter(rest):
-        raise Malformed("the topic filter is not valid")
+        raise MalformedPacket("the topic filter is not valid")
 
 
 def is_within(text: str, levels: int, size: int) -> bool:
