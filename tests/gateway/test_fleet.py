@@ -107,7 +107,7 @@ async def test_a_session_is_taken_over_at_another_gateway(
 async def test_gateways_on_two_databases_of_a_server_do_not_hear_each_other(
     server: Server, fleet_prefix: str, clients: list[RawClient], name: str
 ) -> None:
-    """Pub/Sub knows no databases: staging beside production, with one prefix. QoS 0 and a kick stay where they began."""
+    """Pub/Sub knows no databases: staging beside production, one prefix. QoS 0 and a kick stay where they began."""
     with (
         GatewayProcess(server.in_database(1), fleet_prefix, settings=QUICK, lease=1) as production,
         GatewayProcess(server.in_database(2), fleet_prefix, settings=QUICK, lease=1) as staging,
