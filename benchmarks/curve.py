@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib import pyplot
 
-from benchmarks.prose import wrapped
+from benchmarks.section import Section
+from benchmarks.table import table
 
 ALLOWED = 1.2
 """Times the least cost at a smaller value: what a message may cost at the largest."""
@@ -78,13 +79,14 @@ def draw(curves: list[dict[str, Any]], path: Path) -> None:
         pyplot.close(figure)
 
 
-def write_page(curves: list[dict[str, Any]], facts: dict[str, Any], path: Path) -> None:
+def full(found: dict[str, Any]) -> str:
     """What was measured, in words and numbers."""
+    facts, curves = found["facts"], found["curves"]
     lines = [
         "# How the cost of a message grows",
         "",
         f"Measured with `python -m benchmarks.growth` on {facts['machine']}, Python {facts['python']}. CPU time, not "
-        "wall-clock time: on a busy machine it swings, too, but less (here by a third or so). This page is generated.",
+        "wall-clock time: on a busy machine it swings, too, but less (here by a third or so).",
         "",
         "![curves](growth.svg)",
         "",
@@ -106,7 +108,30 @@ def write_page(curves: list[dict[str, Any]], facts: dict[str, Any], path: Path) 
                     + f" | {ratio:.2f} |"
                 )
         lines += ["", verdict(curve)]
-    path.write_text(wrapped("\n".join(lines) + "\n"))
+    return "\n".join(lines) + "\n"
+
+
+def short(found: dict[str, Any]) -> str:
+    """The section of the page: a row for each dimension."""
+    facts, rows = found["facts"], []
+    for curve in found["curves"]:
+        worst = {
+            name: max(
+                growth(curve["values"], [cost[name] for cost in costs], per_byte=curve["per_byte"])[0]
+                for costs in curve["steps"].values()
+            )
+            for name in FIGURES
+        }
+        span = f"{curve['values'][0]:,} – {curve['values'][-1]:,} {curve['unit']}"
+        of = "byte" if curve["per_byte"] else curve["of"]
+        linear = "no" if verdict(curve).startswith("**Not") else "YES"
+        rows.append((f"{curve['name']}: {span}", of, *(f"× {worst[name]:.2f}" for name in FIGURES), linear))
+    head = ("from – to", "cost of a", *(title.partition(",")[0] for title in FIGURES.values()), "faster than linear")
+    day = f", {facts['date']}" if "date" in facts else ""
+    return f"""{chr(10).join(table(head, rows))}
+
+`python -m benchmarks.growth --write`{day}: {facts["machine"]}, Python {facts["python"]} ({SECTION.link}).
+"""
 
 
 def amount(curve: dict[str, Any]) -> str:
@@ -135,3 +160,6 @@ def verdict(curve: dict[str, Any]) -> str:
     said = "**Faster than linear.** " if faster else "**Not faster than linear.** "
     said += f"What grows for a {what}: {'; '.join(grown)}." if grown else f"The cost of a {what} is constant."
     return f"{said} {REASONS[curve['name']]}"
+
+
+SECTION: Final = Section("growth", short, full)

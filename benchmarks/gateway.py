@@ -2,7 +2,7 @@
 
 CPU microseconds a message of the broker's process and of the server behind it, from /proc; wall-clock figures depend on
 who else uses the machine. One run after the other, each on a broker of its own. It writes
-docs/gateway-benchmarks.json, from which `python -m benchmarks.peers --page` makes a section of docs/benchmarks.md.
+benchmarks/results/gateway.json and a section of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import redis
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.gateway_page import KEPT, WORKS, rows
+from benchmarks.gateway_page import SECTION, WORKS, rows
 from benchmarks.peers.catalogue import Entry
 from benchmarks.peers.environment import Environment, Unavailable
 from benchmarks.peers.results import rounded
+from benchmarks.section import RESULTS
 from benchmarks.server import server
 from rsmq.testing.server import free_port
 
@@ -297,14 +298,14 @@ def main() -> None:
                 except Unavailable as error:
                     results[kind.name][work] = {"why": str(error)}
     if not options.quick:
-        earlier = json.loads(KEPT.read_text())["results"] if KEPT.exists() else {}
+        earlier = SECTION.read()["results"] if (RESULTS / "gateway.json").exists() else {}
         kept = {each.name: earlier.get(each.name, {}) | results.get(each.name, {}) for each in SYSTEMS}
         about = {
             "date": datetime.now(UTC).strftime("%Y-%m-%d"), "cores": os.cpu_count(), "load": round(os.getloadavg()[1]),
             "rounds": f"{options.rounds} rounds" if options.rounds > 1 else "one round",
             "mosquitto": Mosquitto.version(),
         }  # fmt: skip
-        KEPT.write_text(json.dumps({"about": about, "results": rounded(kept)}, indent=1) + "\n")
+        SECTION.keep({"about": about, "results": rounded(kept)})
     print("\n".join(rows(results)))
 
 

@@ -1,16 +1,13 @@
-"""The section of docs/benchmarks.md about the MQTT gateway, from docs/gateway-benchmarks.json."""
+"""The section of docs/benchmarks.md about the MQTT gateway, from benchmarks/results/gateway.json."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.section import Section
 from benchmarks.table import figure, table
 
-KEPT: Final = Path(__file__).parents[1] / "docs" / "gateway-benchmarks.json"
-PROSE: Final = """## MQTT gateway
-
+PROSE: Final = """\
 `python -m benchmarks.gateway`, {date}, on {cores} cores with a load of {load:g} from other work, which makes every
 figure larger; a run of about ten minutes, the best of {rounds}. QoS 1, 200 bytes, 200 connections, MQTT 3.1.1, one
 gateway process with uvloop on one server with its append-only file. Mosquitto ({mosquitto}) keeps everything in memory
@@ -19,13 +16,12 @@ the design, on a machine without other work.
 """
 
 
-def section() -> str:
-    """What the page says; nothing while there are no figures."""
-    if not KEPT.exists():
-        return ""
-    kept = json.loads(KEPT.read_text())
+def short(kept: dict[str, Any]) -> str:
+    """What the page says."""
     return PROSE.format(**kept["about"]) + "\n" + "\n".join(rows(kept["results"]))
 
+
+SECTION: Final = Section("gateway", short)
 
 WORKS: Final = {
     "ingest": "device → topic, busy (10 in flight each)", "ingest paced": "the same, 4 000 a second in all",

@@ -1,27 +1,27 @@
 """`python -m benchmarks.growth`: how the cost of a message grows, with partitions, members, backlog, payload and more.
 
 A throw-away server; every point is measured a few times and the least is taken, for a busy machine can only add.
-Writes docs/growth.json, docs/growth.svg and docs/growth.md.
+With --write into benchmarks/results and docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import anyio
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.curve import draw, write_page
+from benchmarks.curve import SECTION, draw, short
+from benchmarks.section import RESULTS
 from benchmarks.server import server
 from rsmq.broker import Broker
 from rsmq.cli.bench import work
@@ -32,7 +32,6 @@ from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 
-DOCS = Path(__file__).parents[1] / "docs"
 LARGEST_RUN = 256 << 20
 """Payload bytes of one measurement at most: several times what a worker prefetches."""
 
@@ -211,43 +210,41 @@ async def measure(options: argparse.Namespace, url: str) -> list[Curve]:
     return curves
 
 
-def save(curves: list[Curve], options: argparse.Namespace) -> None:
-    """After every curve, so that a run which is ended leaves something."""
+def told(curves: list[Curve], options: argparse.Namespace) -> dict[str, Any]:
+    """What was measured, and of an earlier run what `--only` has left out."""
     rows = [asdict(curve) for curve in curves]
-    facts = {"machine": f"{os.cpu_count()} cores, {platform.machine()}", "python": platform.python_version()}
     for row in rows:
         row |= {"messages": options.count, "rounds": options.rounds}
-    path = Path(options.docs) / "growth.json"
-    if options.only and path.exists():  # the other curves stay
+    if options.only and (RESULTS / "growth.json").exists():
         fresh = {row["name"] for row in rows}
-        rows += [row for row in json.loads(path.read_text())["curves"] if row["name"] not in fresh]
+        rows += [row for row in SECTION.read()["curves"] if row["name"] not in fresh]
         order = [each.name for each in DIMENSIONS]
         rows.sort(key=lambda row: order.index(row["name"]))
-    path.write_text(json.dumps({"facts": facts, "curves": rows}, indent=1) + "\n")
-    write(rows, facts, Path(options.docs))
+    facts = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "python": platform.python_version(),
+    }  # fmt: skip
+    return {"facts": facts, "curves": rows}
 
 
-def write(rows: list[dict[str, Any]], facts: dict[str, Any], docs: Path) -> None:
-    """The picture and the page."""
-    draw(rows, docs / "growth.svg")
-    write_page(rows, facts, docs / "growth.md")
+def save(curves: list[Curve], options: argparse.Namespace) -> None:
+    """After every curve, so that a run which is ended leaves something."""
+    if options.write:
+        found = told(curves, options)
+        draw(found["curves"], RESULTS / "growth.svg")
+        SECTION.keep(found)
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure, print the section of the page, and write with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000, help="messages a point")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="some of: " + ",".join(each.name for each in DIMENSIONS))
-    parser.add_argument("--docs", default=str(DOCS))
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page again from its .json")
+    parser.add_argument("--write", action="store_true", help="write figures, report and the section of the page")
     options = parser.parse_args()
-    if options.page:
-        told = json.loads((Path(options.docs) / "growth.json").read_text())
-        write(told["curves"], told["facts"], Path(options.docs))
-        return
     with server() as url:
-        anyio.run(measure, options, url)
+        print(short(told(anyio.run(measure, options, url), options)))
 
 
 if __name__ == "__main__":

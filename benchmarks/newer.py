@@ -32,7 +32,7 @@ ACK: Final = FENCE + "return redis.call('XACK', KEYS[1], ARGV[3], unpack(ARGV, 4
 ACK_AND_DELETE: Final = (
     FENCE + "return redis.call('XACKDEL', KEYS[1], ARGV[3], 'ACKED', 'IDS', #ARGV - 3, unpack(ARGV, 4))"
 )
-PAGE: Final = Path(__file__).parents[1] / "docs" / "newer-commands.json"
+KEPT: Final = Path(__file__).parent / "results" / "newer-commands.json"
 
 Way = Callable[[redis.Redis, int], None]
 
@@ -108,7 +108,7 @@ def measure(way: Way, count: int) -> tuple[float, int, int]:
 
 
 def main() -> None:
-    """Measure, print, and write docs/newer-commands.json."""
+    """Measure, print, and write benchmarks/results/newer-commands.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -134,7 +134,7 @@ def main() -> None:
             f"{row['bytes']}",
         )
     Console(width=140).print(table)
-    PAGE.write_text(json.dumps({"count": options.count, "rounds": options.rounds, "ways": figures}, indent=1) + "\n")
+    KEPT.write_text(json.dumps({"count": options.count, "rounds": options.rounds, "ways": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from tests.servers import Server
 
 COUNT: Final = 20_000
 WINDOW_MS: Final = 600_000
-PAGE: Final = Path(__file__).parents[1] / "docs" / "newest-commands.json"
+KEPT: Final = Path(__file__).parent / "results" / "newest-commands.json"
 
 Commands = list[tuple[Any, ...]]
 
@@ -141,7 +141,7 @@ def measure(is_read: bool, way: Callable[[redis.Redis, list[bytes]], None]) -> t
 
 
 def main() -> None:
-    """Measure, print, and write docs/newest-commands.json."""
+    """Measure, print, and write benchmarks/results/newest-commands.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
@@ -166,7 +166,7 @@ def main() -> None:
         last = figures[-1]
         table.add_row(WAYS[name][0], f"{last['server_us']}", f"{last['min_us']} – {last['max_us']}", f"{last['bytes']}")
     Console(width=140).print(table)
-    PAGE.write_text(
+    KEPT.write_text(
         json.dumps({"version": version, "count": COUNT, "rounds": rounds, "ways": figures}, indent=1) + "\n"
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks.table import figure, table
 
 AT: Final = 8
-"""Partitions at which the cost of a message is taken from docs/growth.json."""
+"""Partitions at which the cost of a message is taken from benchmarks/results/growth.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Plan:
         return self.messages * self.groups * self.consume_client_us / 1e6 / self.per_core
 
     def page(self) -> list[str]:
-        """The section of docs/scale.md."""
+        """What the page says of it."""
         gib = 1 << 30
         rows: list[tuple[str, Any, str]] = [
             ("server CPU a message, µs", self.publish_server_us + self.groups * self.consume_server_us,
@@ -123,9 +123,9 @@ class Plan:
             "nothing"),
         ]  # fmt: skip
         return [
-            f"## On paper: {self.messages:,} messages/s and {self.devices:,} devices",
+            f"### On paper: {self.messages:,} messages/s and {self.devices:,} devices",
             "",
-            "Computed by `benchmarks/plan.py` from the costs measured here and in [growth.md](growth.md), "
+            "Computed by `benchmarks/plan.py` from the measured costs of growth and scale, "
             "on one machine. It has not been",
             "run at that size. Replication, TLS, fsync and the network are not in it: they take "
             "other cores, and a share",
@@ -143,9 +143,9 @@ class Plan:
         ]
 
 
-def costs_of(docs: Path, studies: dict[str, Any]) -> dict[str, Any]:
+def costs_of(results: Path, studies: dict[str, Any]) -> dict[str, Any]:
     """The measured costs, as arguments of a Plan."""
-    growth = json.loads((docs / "growth.json").read_text())
+    growth = json.loads((results / "growth.json").read_text())
     (curve,) = [each for each in growth["curves"] if each["name"] == "partitions"]
     at = curve["values"].index(AT)
     publish, consume = (curve["steps"][step][at] for step in ("publish_many", "consume"))

@@ -1,13 +1,12 @@
 """`python -m benchmarks.robust`: the cost of a healthy worker: memory over a million messages, leaks over hundreds
 of starts, and an idle or cut-off worker's CPU and log lines.
 
-A throw-away server for each. Writes docs/robustness.json and a section of docs/robustness.md. Takes minutes.
+A throw-away server for each. With --write into benchmarks/results and docs/benchmarks.md. Takes minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import platform
@@ -20,20 +19,19 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.footprint import Footprint, resident
-from benchmarks.section import rewrite
+from benchmarks.section import Section
 from benchmarks.server import listens
 from benchmarks.table import mib, table
 from rsmq import Broker, Settings
 from rsmq.redis.embedded.server import server_binary
 
-DOCS = Path(__file__).parents[1] / "docs"
 PARTITIONS, GROUPS = 4, 2
 CHUNK = 10_000
 """Messages between two looks at most: what is published and not yet handled is bounded."""
@@ -223,17 +221,19 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def write_page(found: dict[str, Any], path: Path) -> None:
-    """Its section of docs/robustness.md."""
+def full(found: dict[str, Any]) -> str:
+    """All figures."""
     facts, rows, starts = found["facts"], found["memory"]["rows"], found["cycles"]["rows"]
     tenth = next(row for row in rows if row["messages"] * 10 >= rows[-1]["messages"])
     held = ("objects", "files", "threads", "tasks")
     there = ("connections", "keys", "consumers", "members")
     shown = ("files", "threads", "tasks", "back_seconds")
     lines = [
+        "# Robustness of the worker",
+        "",
         f"Measured with `python -m benchmarks.robust` on {facts['machine']}, Python {facts['python']}.",
         "",
-        "### Memory over many messages",
+        "## Memory over many messages",
         "",
         f"One process publishes {found['memory']['count']:,} messages of about 180 bytes and handles each twice, in a",
         "group of single messages and one of batches. Objects are those that Python's collector tracks.",
@@ -246,7 +246,7 @@ def write_page(found: dict[str, Any], path: Path) -> None:
         f"From a tenth of the messages to all: {mib(rows[-1]['rss'] - tenth['rss']):.1f} MiB, "
         f"{rows[-1]['objects'] - tenth['objects']:,} objects.",
         "",
-        "### Starts and stops",
+        "## Starts and stops",
         "",
         "A worker with two groups starts, handles ten messages and stops. Connections include the one that asks.",
         "",
@@ -255,7 +255,7 @@ def write_page(found: dict[str, Any], path: Path) -> None:
             [(row["cycles"], mib(row["rss"]), *(row[name] for name in (*held, *there))) for row in starts],
         ),
         "",
-        "### Nothing to do, and an absent server",
+        "## Nothing to do, and an absent server",
         "",
         "CPU of one core, and log lines from INFO on, of a worker with two groups: with an idle "
         "server, with one that is",
@@ -270,7 +270,31 @@ def write_page(found: dict[str, Any], path: Path) -> None:
         ),
         "",
     ]
-    rewrite(path, "robust", "\n".join(lines))
+    return "\n".join(lines)
+
+
+def short(found: dict[str, Any]) -> str:
+    """The section of the page: what is held after a tenth and in the end, and a worker without work."""
+    facts, rows, starts, quiet = found["facts"], found["memory"]["rows"], found["cycles"]["rows"], found["quiet"]
+    tenth = next(row for row in rows if row["messages"] * 10 >= rows[-1]["messages"])
+    held = ("objects", "files", "threads", "tasks")
+    kept = [
+        *((f"after {row['messages']:,} messages", mib(row["rss"]), *(row[name] for name in held))
+          for row in (tenth, rows[-1])),
+        *((f"after {row['cycles']:,} starts and stops", mib(row["rss"]), *(row[name] for name in held))
+          for row in (starts[0], starts[-1])),
+    ]  # fmt: skip
+    waits = [(f"server {state}", row["cpu_percent"], row["lines_per_second"], row["back_seconds"])
+             for state, row in quiet.items()]  # fmt: skip
+    return f"""{chr(10).join(table(("a worker", "memory, MiB", *held), kept))}
+
+{chr(10).join(table(("with nothing to do", "CPU, %", "log lines a second", "at work again after, s"), waits))}
+
+`python -m benchmarks.robust --write`, {facts["date"]}: {facts["machine"]}, Python {facts["python"]} ({SECTION.link}).
+"""
+
+
+SECTION: Final = Section("robustness", short, full)
 
 
 def main() -> None:
@@ -279,11 +303,12 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--cycles", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--docs", default=str(DOCS))
+    parser.add_argument("--write", action="store_true", help="write figures, report and the section of the page")
     options = parser.parse_args()
     found = anyio.run(measure, options)
-    (Path(options.docs) / "robustness.json").write_text(json.dumps(found, indent=1) + "\n")
-    write_page(found, Path(options.docs) / "robustness.md")
+    print(short(found))
+    if options.write:
+        SECTION.keep(found)
 
 
 if __name__ == "__main__":

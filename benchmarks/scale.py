@@ -1,7 +1,8 @@
 """`python -m benchmarks.scale`: how costs grow with members, topics, pending and delayed messages, and devices.
 
-Throw-away servers; three sizes each. CPU and counts, not wall-clock time, which is the neighbours'. Writes
-docs/scale.json and docs/scale.md, with a plan for a large deployment computed from measured costs. Takes minutes.
+Throw-away servers; three sizes each. CPU and counts, not wall-clock time, which is the neighbours'. With
+--write into benchmarks/results and docs/benchmarks.md, with a plan for a large deployment
+computed from measured costs. Takes minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -27,14 +27,13 @@ from rich.progress import Progress
 
 from benchmarks.footprint import resident
 from benchmarks.plan import Plan, costs_of
-from benchmarks.prose import wrapped
+from benchmarks.section import RESULTS, Section
 from benchmarks.server import ServerMeter, server
 from benchmarks.table import table
 from rsmq import Broker, Settings
 from rsmq.model.message import entry_fields
 from rsmq.model.packing import pack_fields
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
 PAD: Final = "x" * 150
 LOAD: Final = 20_000
 """Messages of a load."""
@@ -375,8 +374,8 @@ async def measure(only: set[str], keep: Callable[[dict[str, list[Figures]]], Non
             keep({study.name: found[study.name]})  # a run that is ended leaves something
 
 
-def write_page(report: dict[str, Any], docs: Path) -> None:
-    """docs/scale.md."""
+def full(report: dict[str, Any]) -> str:
+    """All figures."""
     facts, found = report["facts"], report["studies"]
     lines = [
         "# Scale",
@@ -384,7 +383,7 @@ def write_page(report: dict[str, Any], docs: Path) -> None:
         f"Measured with `python -m benchmarks.scale` on {facts['machine']}, Python {facts['python']}, "
         f"{facts['date']}: CPU time and",
         "counts, one run of each size, so a fifth more or",
-        "less means nothing. The page is generated.",
+        "less means nothing.",
         "",
     ]
     for study in STUDIES:
@@ -400,7 +399,30 @@ def write_page(report: dict[str, Any], docs: Path) -> None:
         lines += ["", verdict(study, rows), *WHY.get(study.name, ()), ""]
     if "plan" in report:
         lines += Plan(**report["plan"]).page()
-    (docs / "scale.md").write_text(wrapped("\n".join(lines) + "\n"))
+    return "\n".join(lines) + "\n"
+
+
+def short(report: dict[str, Any]) -> str:
+    """The section of the page: what grows in each study, and the plan."""
+    facts, found = report["facts"], report["studies"]
+    rows = []
+    for study in STUDIES:
+        if figures := found.get(study.name):
+            grown = verdict(study, figures).replace("**", "").partition(":")[2].strip().rstrip(".")
+            sizes = " – ".join(f"{size:,}" for size in (study.sizes[0], study.sizes[-1]))
+            rows.append(f"| {study.title.lower()}: {sizes} | {grown} |")
+    plan = "\n".join(Plan(**report["plan"]).page()) if "plan" in report else ""
+    table = "\n".join(["| from – to | what grows, for each of them |", "|---|---|", *rows])
+    return f"""{table}
+
+`python -m benchmarks.scale --write`, {facts["date"]}: {facts["machine"]}, Python {facts["python"]}; one run of each
+size, so a fifth more or less means nothing ({SECTION.link}).
+
+{plan}
+"""
+
+
+SECTION: Final = Section("scale", short, full)
 
 
 WHY: Final[dict[str, tuple[str, ...]]] = {
@@ -438,28 +460,24 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="some of: " + ",".join(study.name for study in STUDIES))
-    parser.add_argument("--page", action="store_true", help="measure nothing: write the page anew from the figures")
-    parser.add_argument("--docs", default=str(DOCS))
+    parser.add_argument("--write", action="store_true", help="write figures, report and the section of the page")
     options = parser.parse_args()
-    docs, path = Path(options.docs), Path(options.docs) / "scale.json"
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"studies": {}}
-
-    def keep(studies: dict[str, list[Figures]]) -> None:
-        report["studies"] |= studies
-        if {"devices", "pending"} <= report["studies"].keys():
-            report["plan"] = costs_of(DOCS, report["studies"])
-        path.write_text(json.dumps(report, indent=1) + "\n")
-        write_page(report, docs)
-
-    if options.page:
-        keep({})
-        return
+    report: dict[str, Any] = SECTION.read() if (RESULTS / "scale.json").exists() else {"studies": {}}
     report["facts"] = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     }
+
+    def keep(studies: dict[str, list[Figures]]) -> None:
+        report["studies"] |= studies
+        if {"devices", "pending"} <= report["studies"].keys():
+            report["plan"] = costs_of(RESULTS, report["studies"])
+        if options.write:
+            SECTION.keep(report)
+
     anyio.run(measure, set(filter(None, options.only.split(","))), keep)
+    print(short(report))
 
 
 if __name__ == "__main__":

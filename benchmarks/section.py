@@ -1,14 +1,62 @@
-"""The sections of a page that benchmarks write: each between two marks; the text around them is written by hand."""
+"""Where benchmarks write: their figures and full reports beside them, and a short section of docs/benchmarks.md each.
+
+A section stands between two marks. The text around it is written by hand. `python -m benchmarks.page` writes all
+sections and reports again from the figures.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from benchmarks.prose import wrapped
 
+ROOT: Final = Path(__file__).parents[1]
+RESULTS: Final = ROOT / "benchmarks" / "results"
+PAGE: Final = ROOT / "docs" / "benchmarks.md"
+URL: Final = "https://github.com/rsmq/rsmq/blob/main/benchmarks/results/"
+
+Found = Any
+"""What a benchmark has measured, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """How the figures of a benchmark become text: the section of the page, and a report with all of them."""
+
+    name: str
+    short: Callable[[Found], str]
+    full: Callable[[Found], str] | None = None
+
+    def read(self, results: Path = RESULTS) -> Found:
+        """The figures of the last run. Raises FileNotFoundError if there are none."""
+        return json.loads((results / f"{self.name}.json").read_text(encoding="utf-8"))
+
+    def keep(self, found: Found, results: Path = RESULTS, page: Path = PAGE) -> None:
+        """Write figures, report and section."""
+        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        (results / f"{self.name}.json").write_text(text, encoding="utf-8")
+        self.write(results, page)
+
+    def write(self, results: Path = RESULTS, page: Path = PAGE) -> None:
+        """Write report and section again, from the figures."""
+        found = self.read(results)
+        if self.full is not None:
+            (results / f"{self.name}.md").write_text(wrapped(self.full(found)), encoding="utf-8")
+        rewrite(page, self.name, self.short(found))
+
+    @property
+    def link(self) -> str:
+        """Where all figures are."""
+        kind = "json" if self.full is None else "md"
+        return f"[all figures]({URL}{self.name}.{kind})"
+
 
 def marks(name: str) -> tuple[str, str]:
-    """The lines around the section of a benchmark."""
+    """The lines around a section."""
     return f"<!-- measured: {name} -->", f"<!-- end: {name} -->"
 
 
@@ -23,9 +71,9 @@ def section(page: Path, name: str) -> str:
 
 def rewrite(page: Path, name: str, text: str) -> None:
     """Replace what stands between the marks, and nothing else; its prose is wrapped."""
-    old, (begin, end) = section(page, name), marks(name)
+    section(page, name)
+    begin, end = marks(name)
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    assert old in rest
     after = rest.partition(end)[2]
     new = wrapped(text.strip("\n"))
     page.write_text(f"{before}{begin}\n\n{new}\n\n{end}{after}", encoding="utf-8")

@@ -1,23 +1,20 @@
 """What telemetry costs: CPU per message with and without, publishing and handling.
 
-`python -m benchmarks.telemetry [--quick] [--write]`: with --write into docs/telemetry.json and the table of
-docs/telemetry.md.
+`python -m benchmarks.telemetry [--quick] [--write]`: with --write into benchmarks/results and
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import platform
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from secrets import token_hex
-from textwrap import fill
 from time import process_time
 from typing import Any, Final
 
@@ -25,6 +22,7 @@ import anyio
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
+from benchmarks.section import Section
 from rsmq import Broker, Settings
 from rsmq.redis.embedded.server import server_for
 from rsmq.telemetry import Endpoint, note_messages
@@ -38,8 +36,6 @@ BLOCK: Final = 10
 BLOCKS: Final = 25
 """Pairs of such turns in a round."""
 COLUMNS: Final = ("publish", "handle", "handle_batch")
-BEGIN: Final = "<!-- written by python -m benchmarks.telemetry --write -->"
-END: Final = "<!-- until here -->"
 Told = dict[str, Any]
 Equip = Callable[[Broker], Callable[[], Any] | None]
 
@@ -192,7 +188,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(told: Told) -> str:
-    """The part of docs/telemetry.md that a run writes."""
+    """The section of the page."""
     about = told["machine"]
     rows = "\n".join(f"| {name} | {' | '.join(cells(name, each))} |" for name, each in told["figures"].items())
     text = (
@@ -201,13 +197,14 @@ def table(told: Told) -> str:
         f'message of "off" in the same round, and to a publish of a broker without telemetry, in turns of '
         f"{PUBLISHERS * BLOCK} messages. Python {about['python']}, {about['cores']} cores, load {about['load']}."
     )
-    return f"""{BEGIN}
-{fill(text, 120)}
+    return f"""{text}
 
 | | publish | handle | handle in batches of {BATCH} |
 |---|---|---|---|
 {rows}
-{END}"""
+
+`python -m benchmarks.telemetry --write` ({SECTION.link}).
+"""
 
 
 def cells(name: str, figures: dict[str, dict[str, float]]) -> list[str]:
@@ -218,12 +215,7 @@ def cells(name: str, figures: dict[str, dict[str, float]]) -> list[str]:
     ]
 
 
-def write(told: Told, docs: Path) -> None:
-    """docs/telemetry.json, and its table in docs/telemetry.md."""
-    (docs / "telemetry.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
-    page = docs / "telemetry.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + table(told) + rest.partition(END)[2])
+SECTION: Final = Section("telemetry", table)
 
 
 if __name__ == "__main__":
@@ -231,4 +223,4 @@ if __name__ == "__main__":
     told = anyio.run(main, *((6_400, 2) if "--quick" in arguments else (16_000, 25)))
     print(table(told))
     if "--write" in arguments:
-        write(told, Path(__file__).parents[1] / "docs")
+        SECTION.keep(told)

@@ -1,7 +1,8 @@
 """`python -m benchmarks.peers [--only a,b] [--quick]`: rsmq beside its peers, in one run.
 
 Each system lives in a virtual environment of its own under .bench/, made from PyPI when first needed. A system that
-cannot be installed or run here is reported with the reason. A full run writes docs/benchmarks.md and its picture.
+cannot be installed or run here is reported with the reason. A full run writes its report into
+benchmarks/results, and a section of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -33,13 +34,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, help="how often each system is measured")
     parser.add_argument("--scale", type=float, help="share of the messages, such as 0.5")
     parser.add_argument("--limit", type=float, help="seconds after which a recovery is not waited for")
-    parser.add_argument(
-        "--output", type=Path, help="the page, with .json and .svg beside it (docs/benchmarks.md for a full run)"
-    )
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page again from its .json")
+    parser.add_argument("--output", type=Path, help="the report, with .json and .svg beside it")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write report and section again")
     options = parser.parse_args(arguments)
     whole = not (options.only or options.quick)
-    output = options.output or ROOT / ("docs/benchmarks.md" if whole or options.page else ".bench/benchmarks.md")
+    output = options.output or (report.KEPT if whole or options.page else ROOT / ".bench" / "benchmarks.md")
     if not options.page:
         plan = QUICK if options.quick else FULL
         changes = {

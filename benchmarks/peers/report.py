@@ -1,4 +1,4 @@
-"""The page, made from the results and nothing else, and the same tables for the terminal."""
+"""The report and the section of the page, made from the results and nothing else, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import gateway_page
 from benchmarks.peers import picture
 from benchmarks.peers.environment import Unavailable
-from benchmarks.peers.results import Measured, Result, read
+from benchmarks.peers.results import Measured, Result, load, read
 from benchmarks.prose import wrapped
+from benchmarks.section import PAGE as BENCHMARKS
+from benchmarks.section import RESULTS, Section, rewrite
 
-PAGE = Path(__file__).with_name("page.md")
+PAGE = Path(__file__).with_name("report.template")
 PAYLOAD_BYTES = 200
 Row = tuple[str, ...]
 
@@ -24,21 +25,35 @@ PUBLISH = (
     "", "fast path: CPU µs", "messages/s", "one await each: CPU µs", "messages/s", "64 at once: CPU µs", "messages/s",
 )  # fmt: skip
 RECOVERY = ("", "p50 ms", "p99 ms", "all done after, defaults", "tuned", "how it was tuned")
+SHORT = ("", "worker CPU µs", "× bare", "messages/s", "p50 ms", "p99 ms", "of a killed worker, all done after")
 SYSTEMS = ("", "version", "Python", "messages", "set up")
 
 
+KEPT = RESULTS / "peers.md"
+"""The report of a full run, which makes the section of the page, too."""
+
+
 def write(output: Path) -> None:
-    """The page and its picture, from the JSON beside them."""
-    about, systems = read(output)
+    """The report and its picture, from the JSON beside them; and of a full run the section of the page."""
+    found = load(output)
+    _, systems = read(found)
     measured = [each for each in systems if each.rounds]
     if not measured:
         raise Unavailable("nothing could be measured. " + " ".join(missing(systems)).replace("**", ""))
-    plan, drawing = about["plan"], output.with_suffix(".svg")
-    picture.draw(drawing, [(each.entry.title, each.cpu or 0.0, each.entry.environment) for each in measured])
+    bars = [(each.entry.title, each.cpu or 0.0, each.entry.environment) for each in measured]
+    picture.draw(output.with_suffix(".svg"), bars)
+    output.write_text(wrapped(full(found, output.with_suffix(".svg").name)))
+    if output == KEPT:
+        rewrite(BENCHMARKS, SECTION.name, short(found))
+
+
+def full(found: Result, drawing: str = "peers.svg") -> str:
+    """All figures."""
+    about, systems = read(found)
+    measured, plan = [each for each in systems if each.rounds], about["plan"]
     rounds = f"the median of {plan['rounds']} rounds, with minimum … maximum" if plan["rounds"] > 1 else "of one round"
-    remarks = [*about.get("remarks", ()), *missing(systems)]  # the first are written into the JSON by hand
-    text = PAGE.read_text().format(
-        picture=drawing.name,
+    return PAGE.read_text().format(
+        picture=drawing,
         payload=PAYLOAD_BYTES,
         cores=about["machine"]["cores"],
         rounds=rounds,
@@ -47,17 +62,33 @@ def write(output: Path) -> None:
         consume=markdown(CONSUME, consume_rows(measured)),
         publish=markdown(PUBLISH, publish_rows(measured)),
         recovery=markdown(RECOVERY, recovery_rows(measured), text=(5,)),
-        gateway=gateway_page.section(),
         systems=markdown(SYSTEMS, system_rows(systems), text=(1, 2, 4)),
-        missing="".join(f"- {line}\n" for line in remarks) or "- nothing\n",
+        missing="".join(f"- {line}\n" for line in missing(systems)) or "- nothing\n",
         machine=conditions(about),
     )
-    output.write_text(wrapped(text))
+
+
+def short(found: Result) -> str:
+    """The section of the page: one worker, its latency, and how soon the messages of a dead one are done."""
+    about, systems = read(found)
+    rows = [
+        (
+            each.entry.title, number(each.median("one", "consume", "cpu_us")), number(each.ratio),
+            number(each.median("one", "consume", "rate")), number(each.latency("p50_ms")),
+            number(each.latency("p99_ms")), each.recovery("default"),
+        )
+        for each in systems if each.rounds
+    ]  # fmt: skip
+    said = conditions(about).replace(": ", " on ", 1).rstrip(".")
+    return f"{markdown(SHORT, rows)}\n\n`python -m benchmarks.peers`, {said} ({SECTION.link}).\n"
+
+
+SECTION = Section("peers", short, full)
 
 
 def show(output: Path, console: Console) -> None:
     """The tables in the terminal, and where the page is."""
-    _, systems = read(output)
+    _, systems = read(load(output))
     measured = [each for each in systems if each.rounds]
     for titles, rows in ((CONSUME, consume_rows), (PUBLISH, publish_rows), (RECOVERY[:-1], recovery_rows)):
         table = Table()

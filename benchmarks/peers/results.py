@@ -19,10 +19,8 @@ Result = dict[str, Any]
 
 
 def save(output: Path, systems: dict[str, Result], plan: dict[str, Any], server: str, seconds: float) -> None:
-    """Write the JSON that the page is made from. Remarks, which are written into it by hand, stay."""
+    """Write the JSON that the report is made from."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    path = output.with_suffix(".json")
-    before = json.loads(path.read_text()) if path.exists() else {}
     about = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": machine(),
@@ -30,10 +28,9 @@ def save(output: Path, systems: dict[str, Result], plan: dict[str, Any], server:
         "plan": plan,
         "minutes": round(seconds / 60, 1),
         "load": round(os.getloadavg()[0], 1),
-        "remarks": before.get("remarks", []),
         "systems": rounded(systems),
     }
-    path.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    output.with_suffix(".json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
 def machine() -> Result:
@@ -59,12 +56,17 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def read(output: Path) -> tuple[Result, list[Measured]]:
-    """The JSON beside the page, and its systems: the cheapest worker first, those without figures last."""
+def load(output: Path) -> Result:
+    """The JSON beside the report."""
     path = output.with_suffix(".json")
     if not path.exists():
-        raise Unavailable(f"there is no {path} to make a page from: run python -m benchmarks.peers first")
+        raise Unavailable(f"there is no {path} to make a report from: run python -m benchmarks.peers first")
     about: Result = json.loads(path.read_text())
+    return about
+
+
+def read(about: Result) -> tuple[Result, list[Measured]]:
+    """What a run has kept, and its systems: the cheapest worker first, those without figures last."""
     found = about["systems"]
     systems = [Measured(entry, found[entry.name], found["bare"]) for entry in CATALOGUE if entry.name in found]
     return about, sorted(systems, key=lambda each: each.cpu or float("inf"))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pipeline [--count N] [--only WORD] [--json] [--docs FOLDER]`: measure, show, write the page."""
+"""`python -m benchmarks.pipeline [--count N] [--only WORD] [--json]`: measure, show, write the section of the page."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.pipeline.figure import WARM, Figure, keep, measure, show, write_page
+from benchmarks.pipeline.figure import SECTION, WARM, Figure, measure, show, told
 from benchmarks.pipeline.work import Work
 from benchmarks.server import server
 from rsmq.pipeline.spark.session import open_session
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
 PLAIN: Final = "read: pyarrow without Spark → Parquet"
 PIPED: Final = "write: redis-py pipeline"
 
@@ -67,17 +66,12 @@ def run(url: str, folder: Path, count: int, only: str) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print the table, write the page."""
+    """Measure, print the table, write the section of the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=500_000, help="messages, a multiple of 1000")
     parser.add_argument("--only", default="", metavar="WORD", help="only lines with this word; writes no page")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="where the page and its JSON go")
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page of the JSON again")
     options = parser.parse_args()
-    if options.page:
-        write_page(options.docs)
-        return
     folder = Path(tempfile.mkdtemp(prefix="rsmq-bench-"))
     try:
         with server() as url:
@@ -89,7 +83,7 @@ def main() -> None:
     else:
         show(figures, options.count)
     if not options.only:
-        keep(figures, options.count, options.docs)
+        SECTION.keep(told(figures, options.count))
 
 
 if __name__ == "__main__":

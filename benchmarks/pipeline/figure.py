@@ -1,8 +1,7 @@
-"""The figures of a run: measures them, compares them with their base, and writes table, page and JSON."""
+"""The figures of a run: measures them, compares them with their base, and makes tables of them."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -10,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.pipeline.meter import Meter
+from benchmarks.section import Section
+from benchmarks.table import table
 
 PARTITIONS: Final = 8
 PIPELINE: Final = 100
@@ -87,16 +87,16 @@ def verdict(figure: Figure) -> str:
 
 def show(figures: Sequence[Figure], count: int) -> None:
     """The table on the terminal."""
-    table = Table(title=f"{count:,} messages of 176 bytes, {PARTITIONS} partitions, AOF everysec, {machine()}")
+    shown = Table(title=f"{count:,} messages of 176 bytes, {PARTITIONS} partitions, AOF everysec, {machine()}")
     for title in COLUMNS:
-        table.add_column(title, justify="right" if title else "left")
+        shown.add_column(title, justify="right" if title else "left")
     for row in rows(figures):
-        table.add_row(*row)
-    Console(width=120).print(table)
+        shown.add_row(*row)
+    Console(width=120).print(shown)
 
 
-def keep(figures: Sequence[Figure], count: int, folder: Path) -> None:
-    """Write the JSON, and the page from it."""
+def told(figures: Sequence[Figure], count: int) -> dict[str, Any]:
+    """What is kept of a run."""
     conditions: dict[str, Any] = {
         "day": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": machine(),
@@ -107,21 +107,28 @@ def keep(figures: Sequence[Figure], count: int, folder: Path) -> None:
         "partitions": PARTITIONS,
         "pipeline": PIPELINE,
     }
-    record = {"facts": conditions, "figures": [asdict(figure) for figure in figures]}
-    (folder / "pipeline-benchmarks.json").write_text(json.dumps(record, indent=1) + "\n")
-    write_page(folder)
+    return {"facts": conditions, "figures": [asdict(figure) for figure in figures]}
 
 
-def write_page(folder: Path) -> None:
-    """Write the page from the JSON beside it."""
-    record = json.loads((folder / "pipeline-benchmarks.json").read_text())
+def full(record: dict[str, Any]) -> str:
+    """All figures."""
     figures = [Figure(**each) for each in record["figures"]]
-    lines = [COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)), *rows(figures)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     plain, piped = (next((f.base for f in figures if f.title.startswith(kind) and f.base), "") for kind in ("r", "w"))
-    (folder / "pipeline-benchmarks.md").write_text(
-        PAGE.format(**record["facts"], table=table, plain=plain, piped=piped)
-    )
+    return PAGE.format(**record["facts"], table="\n".join(table(COLUMNS, rows(figures))), plain=plain, piped=piped)
+
+
+def short(record: dict[str, Any]) -> str:
+    """The section of the page: by CPU."""
+    facts, figures = record["facts"], [Figure(**each) for each in record["figures"]]
+    cells = [(row[0], row[2], row[4], row[5]) for row in rows(figures)]
+    return f"""{chr(10).join(table(("", "messages for a second of CPU", "× base", "goal"), cells))}
+
+`python -m benchmarks.pipeline`, {facts["day"]}: {facts["machine"]}, Python {facts["python"]}, pyspark
+{facts["pyspark"]}; {facts["messages"]:,} messages of 176 bytes in {facts["partitions"]} partitions ({SECTION.link}).
+"""
+
+
+SECTION: Final = Section("pipeline", short, full)
 
 
 def machine() -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from benchmarks.prose import wrapped
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGE = """# A title
 
 Lines of a paragraph
@@ -42,10 +39,4 @@ as it is
 ```
 """
     )
-    assert wrapped(page) == page
-
-
-def test_page_on_scale_is_filled() -> None:
-    """A page whose prose was put together from pieces reads as one that was written by hand."""
-    page = (DOCS / "scale.md").read_text()
     assert wrapped(page) == page

@@ -18,7 +18,7 @@ from rsmq.cli import make_app
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *(path for folder in ("docs", "tests") for path in sorted((ROOT / folder).rglob("*.md"))),
+    *(path for folder in ("docs", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.md"))),
 ]
 WIDEST = 120
 LINK = re.compile(r"\]\(([^)\s]+)|^\[[^]]+\]: (\S+)", re.MULTILINE)

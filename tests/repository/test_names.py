@@ -34,7 +34,7 @@ SOURCES = [
 ]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *(path for folder in ("docs", "tests") for path in sorted((ROOT / folder).rglob("*.md"))),
+    *(path for folder in ("docs", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.md"))),
 ]
 
 
