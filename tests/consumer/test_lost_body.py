@@ -12,7 +12,7 @@ import pytest
 from rsmq import Broker, BrokerUnavailable, Retry, Settings
 from rsmq.consumer.reading import reclaimer
 from rsmq.consumer.settling.settler import Settler
-from rsmq.redis.scripts import CLAIM_PENDING, START_MESSAGE, UNPARK_MESSAGES
+from rsmq.redis.scripts import ADOPT_PENDING, CLAIM_PENDING, START_MESSAGE, UNPARK_MESSAGES
 from tests.contract.witness import ask, settled
 from tests.patience import until
 
@@ -46,8 +46,9 @@ async def test_deleted_entries_in_a_claim_whose_reply_is_lost_become_dead_letter
     settings: Settings, monkeypatch: pytest.MonkeyPatch, distribution: Any
 ) -> None:
     """The claim takes them off the pending list, so only the claim itself can write them down."""
-    broker, claim = Broker(settings.model_copy(update=SHORT)), LosesFirst(CLAIM_PENDING)
-    monkeypatch.setattr(reclaimer, "CLAIM_PENDING", claim)
+    name, script = ("CLAIM_PENDING", CLAIM_PENDING) if distribution == "hash" else ("ADOPT_PENDING", ADOPT_PENDING)
+    broker, claim = Broker(settings.model_copy(update=SHORT)), LosesFirst(script)
+    monkeypatch.setattr(reclaimer, name, claim)
     ids = await left_by_a_dead_member(broker, 8)
     async with broker:
         await ask(broker, "XDEL", broker.keys.stream("t", 0), *ids[:6])

@@ -11,7 +11,7 @@ import pytest
 from rsmq import Broker, BrokerUnavailable, Message, Settings
 from rsmq.consumer.reading import reclaimer
 from rsmq.consumer.reading.retry_poller import RetryPoller
-from rsmq.redis.scripts import CLAIM_PENDING
+from rsmq.redis.scripts import ADOPT_PENDING, CLAIM_PENDING
 from rsmq.testing.proxy import Proxy
 from tests.contract.witness import ask, settled
 from tests.patience import until
@@ -104,14 +104,14 @@ async def test_messages_of_a_lost_adoption_keep_their_attempts(
     broker = Broker(settings.model_copy(update=short))
     seen, is_lost, is_over = list[tuple[int, int]](), anyio.Event(), anyio.Event()
 
-    async def claim(client: Any, names: Any, args: Any) -> Any:
-        reply = await CLAIM_PENDING(client, names, args)
-        if args[5] and reply[3:] and not is_lost.is_set():
+    async def adopt(*args: Any) -> Any:
+        reply = await ADOPT_PENDING(*args)
+        if reply[3:] and not is_lost.is_set():
             is_lost.set()
             raise BrokerUnavailable("the reply is lost")
         return reply
 
-    monkeypatch.setattr(reclaimer, "CLAIM_PENDING", claim)
+    monkeypatch.setattr(reclaimer, "ADOPT_PENDING", adopt)
 
     @broker.handler("t", group="g", distribution="shared", ordering="none", concurrency=4)
     async def handle(order: dict[str, int], message: Message) -> None:

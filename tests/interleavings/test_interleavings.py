@@ -18,7 +18,7 @@ QUICK = {
     "start_message does not charge the attempt",
     "start_message of a batch does not charge the attempt",
     "settle_messages acknowledges what another member has",
-    "claim_pending takes over what is not its own",
+    "adopt_pending takes over what is not its own",
 }
 """Found within a thousand states or so."""
 

@@ -353,9 +353,9 @@ EXHIBITS: Final = (
     bug(
         "a slow member's messages are taken",
         "shared distribution: a member waits for its own lease, not for the longer one of the member that has them",
-        "redis/lua/consumer/claim_pending.lua",
-        "row[3] >= (patience[row[2]] or tonumber(ARGV[6]))",
-        "row[3] >= tonumber(ARGV[6])",
+        "redis/lua/consumer/adopt_pending.lua",
+        "row[3] >= (patience[row[2]] or min_idle)",
+        "row[3] >= min_idle",
         needs=lambda plan: plan.distribution == "shared" and len(plan.leases) > 1,
     ),
     bug(

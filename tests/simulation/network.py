@@ -212,6 +212,8 @@ class Network:
         connection.chunks += 1
         if traps := self._traps.get(connection.owner):
             names = {name_of(command) for command in parsed(data)}
+            if "adopt_pending" in names:  # the take-over of shared distribution
+                names.add("claim_pending")
             for trap in [trap for trap in traps if trap.command in names]:
                 traps.remove(trap)
                 if trap.skips:

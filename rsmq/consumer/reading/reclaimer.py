@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from rsmq.consumer.reading.cancellations import Cancellations
 from rsmq.consumer.running.runner import Runner
@@ -18,12 +18,17 @@ from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import Message
 from rsmq.model.reason import lost_body
 from rsmq.model.words import count
-from rsmq.redis.scripts import CLAIM_PENDING, CLOCK, STALE_EPOCH, UNPARK_MESSAGES
+from rsmq.redis.scripts import ADOPT_PENDING, CLAIM_PENDING, CLOCK, OK, STALE_EPOCH, UNPARK_MESSAGES, Script, Value
 
 log = logging.getLogger("rsmq.reclaim")
 
 ClaimedEntry = tuple[bytes, int, int, list[bytes], int]
 """Id, attempts charged, ms until its retry, fields, and whether the server had it as delivered to this member."""
+
+
+def next_cursor(reply: list[Any]) -> bytes | None:
+    """Where the next page begins; None after the last one."""
+    return None if reply[1] == START else bytes(reply[1])
 
 
 class Reclaimer:
@@ -45,9 +50,11 @@ class Reclaimer:
         `lane.cursor` is None after the last page.
         """
         assert lane.cursor is not None
-        source = "" if lane.epoch else self._member
         recoveries = lane.recoveries
-        cursor = await self._claim(lane, lane.cursor, room, idle_ms=0, source=source, reader=reader)
+        if lane.epoch:
+            cursor = await self._claim(lane, lane.cursor, reader, room)
+        else:
+            cursor = await self._adopt(lane, lane.cursor, room, source=self._member)
         if lane.recoveries == recoveries:
             lane.cursor = cursor
         if lane.cursor is None and lane.newest_held is None:
@@ -59,17 +66,17 @@ class Reclaimer:
         `leases`: the lease in ms of each member whose lease is longer than this one's. True when it was the last page.
         After a step of the server's clock the search waits for a lease, in which live members touch what they have.
         """
-        start = START if source else lane.idle_cursor
-        idle_ms = to_ms(self._settings.lease_ttl)
         if not source and monotonic() < lane.search_at:
             return False
         try:
-            cursor = await self._claim(lane, start, room, idle_ms=idle_ms, source=source, reader="", leases=leases)
+            if source:
+                cursor = await self._adopt(lane, START, room, source=source)
+            else:
+                cursor = await self._search(lane, room, leases)
+                lane.idle_cursor = cursor or START
         except BrokerError:
             lane.restart_recovery()  # the claim may have succeeded, of messages that others had started
             raise
-        if not source:
-            lane.idle_cursor = cursor or START
         return cursor is None
 
     def give_up(self, lane: Lane, taken: Collection[bytes], lost: Collection[bytes]) -> None:
@@ -83,58 +90,69 @@ class Reclaimer:
             self._runner.cancel_lane(lane, "lost", gone)
             lane.in_flight -= gone
 
-    async def _claim(
-        self,
-        lane: Lane,
-        cursor: bytes,
-        room: int,
-        *,
-        idle_ms: int,
-        source: str,
-        reader: str,
-        leases: Mapping[str, int] = MappingProxyType({}),
-    ) -> bytes | None:
-        """One page; returns the next cursor, None after the last page."""
-        count = min(self._settings.recovery_batch, room)
-        budget = int(self._settings.prefetch_bytes) // 4
-        in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
-        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
-        asked = monotonic()
-        expected = "0" if lane.ahead is None else str(round(1000 * (asked + lane.ahead)))  # the server's time
-        reader_or_time = expected if idle_ms and not source else reader
-        args = (self._member, lane.epoch, lane.group, cursor, count, idle_ms, source, budget, reader_or_time)
-        lost = (self._settings.dlq_length, *lost_body(lane.group, self._member))
+    async def _claim(self, lane: Lane, cursor: bytes, reader: str, room: int) -> bytes | None:
+        """Of a leased lane: one page of all that is pending. Returns the next cursor, None after the last page."""
+        args = (self._member, lane.epoch, lane.group, cursor, *self._bounds(room), reader, *self._lost_body(lane))
+        reply = await self._take(lane, CLAIM_PENDING, args)
+        if reply[0] == STALE_EPOCH:
+            lane.lease.lose()
+            return cursor
+        return next_cursor(reply)
+
+    async def _adopt(self, lane: Lane, cursor: bytes, room: int, *, source: str) -> bytes | None:
+        """Shared distribution: one page of what a member has, this one or a dead one."""
+        args = (self._member, lane.group, cursor, *self._bounds(room), source, 0, 0, *self._lost_body(lane))
+        return next_cursor(await self._take(lane, ADOPT_PENDING, args))
+
+    async def _search(self, lane: Lane, room: int, leases: Mapping[str, int]) -> bytes | None:
+        """Shared distribution: one page of what nobody has touched for a lease."""
+        cursor, idle_ms = lane.idle_cursor, to_ms(self._settings.lease_ttl)
         others = [part for pair in leases.items() for part in pair]
-        lane.claims += 1
-        try:
-            reply = await CLAIM_PENDING(self._client, keys, (*args, *lost, *others))
-            if reply[0] == STALE_EPOCH:
-                lane.lease.lose()
-                return cursor
-            if reply[0] == CLOCK:
-                is_first, lane.ahead = lane.ahead is None, reply[1] / 1000 - asked
-                if is_first:
-                    return await self._claim(
-                        lane, cursor, room, idle_ms=idle_ms, source=source, reader=reader, leases=leases
-                    )
+        while True:
+            asked, is_first = monotonic(), lane.ahead is None
+            expected = 0 if lane.ahead is None else round(1000 * (asked + lane.ahead))  # the server's time
+            args = (self._member, lane.group, cursor, *self._bounds(room), "", idle_ms, expected)
+            reply = await self._take(lane, ADOPT_PENDING, (*args, *self._lost_body(lane), *others))
+            if reply[0] != CLOCK:
+                return next_cursor(reply)
+            lane.ahead = reply[1] / 1000 - asked
+            if not is_first:
                 lane.search_at = monotonic() + max((idle_ms, *leases.values())) / 1000
                 log.info("the server's clock was set: %s is searched for abandoned messages after a lease", lane.stream)
                 return cursor
-            self._settler.report_lost(lane, reply[2])
+
+    def _bounds(self, room: int) -> tuple[int, int]:
+        """How many messages a page may have, and how many bytes."""
+        return min(self._settings.recovery_batch, room), int(self._settings.prefetch_bytes) // 4
+
+    def _lost_body(self, lane: Lane) -> tuple[str | int, ...]:
+        """How many dead letters are kept, and what is in that of a deleted entry."""
+        return (self._settings.dlq_length, *lost_body(lane.group, self._member))
+
+    async def _take(self, lane: Lane, script: Script, args: Sequence[Value]) -> list[Any]:
+        """The reply of a script that claims a page. What it has claimed is queued."""
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
+        in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
+        lane.claims += 1
+        try:
+            reply: list[Any] = await script(self._client, keys, args)
+            if reply[0] == OK:
+                self._settler.report_lost(lane, reply[2])
         finally:
             lane.claims -= 1
-        await self._enqueue(lane, [entry for entry in reply[3:] if entry[0] not in in_flight])
-        return None if reply[1] == START else bytes(reply[1])
+        if reply[0] == OK:
+            await self._enqueue(lane, [entry for entry in reply[3:] if entry[0] not in in_flight])
+        return reply
 
     async def unpark(self, lane: Lane, room: int) -> None:
         """Without key order: deliver parked messages that are due, and note when the next one is."""
         limit = min(self._settings.recovery_batch, room)
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
-        args = (self._member, lane.epoch, lane.group, limit, self._settings.dlq_length)
+        args = (self._member, lane.epoch, lane.group, limit, *self._lost_body(lane))
         lane.retry_at = float("inf")  # a message parked during this call may set an earlier time
         lane.claims += 1
         try:
-            reply = await self._settler.ask(UNPARK_MESSAGES, keys, (*args, *lost_body(lane.group, self._member)))
+            reply = await self._settler.ask(UNPARK_MESSAGES, keys, args)
             self._settler.report_lost(lane, [entry_id for entry_id, _, fields, _ in reply[2:] if not fields])
         except BrokerError:
             lane.is_unsure_of_retries = True

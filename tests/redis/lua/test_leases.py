@@ -72,7 +72,7 @@ async def release(client: Client, lease: str, owner: str, epoch: bytes, late_rea
 
 async def claim(client: Client, lease: str, owner: str, epoch: bytes, reader: str) -> bytes:
     """The status of one call of claim_pending."""
-    given = (owner, epoch, "billing", "0-0", 10, 0, "", 1000, reader)
+    given = (owner, epoch, "billing", "0-0", 10, 1000, reader)
     return (await CLAIM_PENDING(client, (stream_of(lease), lease, f"{lease}:retry"), given))[0]
 
 

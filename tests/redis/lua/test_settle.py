@@ -11,8 +11,10 @@ from rsmq.model.failed_attempt import PAST, failed_attempts
 from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.model.reason import lost_body
+from rsmq.model.stream_id import parse_stream_id
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import (
+    ADOPT_PENDING,
     BURY_MESSAGE,
     CLAIM_PENDING,
     HAND_BACK,
@@ -142,9 +144,15 @@ class Partition:
         self, cursor: bytes = b"0-0", count: int = 100, *, idle_ms: int = 0, source: str = "", budget: int = BIG,
         epoch: str = EPOCH, leases: Sequence[str | int] = (),
     ) -> Any:  # fmt: skip
+        """A page of all in a leased partition; with a source of what that one has; without a lease of what is idle."""
         keys = [self.stream, self.lease, self.retry, self.dlq]
-        arguments = [ME, epoch, GROUP, cursor, count, idle_ms, source, budget, "12 127.0.0.1:5000" if epoch else ""]
-        return await CLAIM_PENDING(self.client, keys, [*arguments, *LOST, *leases])
+        if epoch and not source:
+            arguments = [ME, epoch, GROUP, cursor, count, budget, "12 127.0.0.1:5000"]
+            return await CLAIM_PENDING(self.client, keys, [*arguments, *LOST])
+        seconds, micros = await self.call("TIME")
+        now = int(seconds) * 1000 + int(micros) // 1000
+        arguments = [ME, GROUP, cursor, count, budget, source, idle_ms, now]
+        return await ADOPT_PENDING(self.client, keys, [*arguments, *LOST, *leases])
 
 
 LOST = (1000, *lost_body(GROUP, ME))
@@ -621,6 +629,43 @@ async def test_claim_in_pages_returns_each_message_once(
     assert seen == ids
     assert count >= 2
     assert await partition.pending() == dict.fromkeys(ids, (ME, 1))
+
+
+@pytest.mark.parametrize(("count", "budget"), [(1, BIG), (3, BIG), (7, 25), (100, 0), (100, 40), (100, BIG)])
+async def test_claim_page_is_that_of_xpending_with_the_deleted_ids(
+    partition: Partition, count: int, budget: int
+) -> None:
+    """Deleted entries count like the others, and the next page begins with the first id that has no body yet."""
+    ids = await partition.deliver(40, OTHER)
+    settled, deleted = ids[5:9] + ids[20:30:3], ids[:2] + ids[11:14] + ids[-1:]
+    await partition.call("XACK", partition.stream, GROUP, *settled)
+    await partition.call("XDEL", partition.stream, *deleted)
+    cursor, held, gone = b"0-0", list[bytes](), list[bytes]()
+    while cursor != b"0-0" or not held:
+        rows = await partition.call("XPENDING", partition.stream, GROUP, cursor, "+", count)
+        _, cursor, lost, *found = await partition.claim(cursor, count, budget=budget)
+        page = sorted([*lost, *[row[0] for row in found]], key=parse_stream_id)
+        assert page == [row[0] for row in rows[: len(page)]]
+        assert len(page) == min(count, len(rows)) or budget < BIG
+        assert len(page) > 0
+        left = await partition.call("XPENDING", partition.stream, GROUP, "-", "+", 100, OTHER)
+        assert cursor == (left[0][0] if left else b"0-0"), "nothing is claimed behind the cursor"
+        held += [row[0] for row in found]
+        gone += lost
+    assert (gone, await partition.lost()) == (deleted, deleted)
+    assert held == [each for each in ids if each not in {*settled, *deleted}]
+    assert await partition.pending() == dict.fromkeys(held, (ME, 1))
+
+
+async def test_claim_page_does_not_load_far_more_than_its_budget(partition: Partition) -> None:
+    """Portions of large bodies are small: the script must not fill the server's memory with what it does not return."""
+    await partition.deliver(60, OTHER, "data", "x" * 100_000)
+    await partition.call("CONFIG", "RESETSTAT")
+    _, _, _, *found = await partition.claim(budget=250_000)
+    assert len(found) == 3
+    stats = await partition.call("INFO", "commandstats")
+    calls = int(stats.decode().split("cmdstat_xrange:calls=")[1].split(",")[0])
+    assert calls <= len(found)
 
 
 async def test_claim_shared_cut_by_bytes_leaves_the_rest_claimable(partition: Partition) -> None:
