@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Final
@@ -62,7 +63,8 @@ LONGEST_EXPIRY: Final = timedelta(seconds=2**32 - 1)
 RETRY: Final = 0.1
 """Seconds until it is tried again whether a full inbox has room."""
 GIVEN_UP: Final = 60.0
-"""Seconds in which a full inbox is not waited for again, after its client has taken nothing for too long."""
+"""Seconds in which a full inbox is not waited for again, after its client has taken nothing for too long. They end when
+it takes a letter."""
 
 
 class DeviceQueue:
@@ -100,16 +102,33 @@ class DeviceQueue:
         return batch
 
 
+@dataclass(frozen=True, slots=True)
+class WaitForRoom:
+    """What a batch knows of the full inbox that it waits for: at `since` its client had taken `taken` letters.
+
+    `taken` is a count of the server. Only its growth says something, and not even that a letter came at all.
+    """
+
+    since: float
+    taken: int
+
+    def after(self, now: float, stored: int, taken: int) -> WaitForRoom:
+        """After another try, which has stored so many letters: it starts anew if the client takes letters.
+
+        Both are looked at. Others may have filled the room at once, and an expired letter makes room, too.
+        """
+        return WaitForRoom(now, taken) if stored or taken > self.taken else self
+
+
 class LetterBatch:
     """Letters of one queue that are sent together."""
 
-    __slots__ = ("after", "letters", "oldest", "others", "queue", "receipt", "size", "waits_since")
+    __slots__ = ("after", "letters", "others", "queue", "receipt", "size", "wait")
 
     def __init__(self, queue: DeviceQueue) -> None:
         self.queue = queue
         self.after: LetterBatch | None = None
-        self.oldest, self.waits_since = b"", 0.0
-        """The oldest letter of its inbox, when that was full, and since when it is that one."""
+        self.wait: WaitForRoom | None = None
         self.letters: list[bytes] = []
         self.size = 0
         self.receipt: Receipt | None = None
@@ -163,14 +182,14 @@ class AddLettersCall(Call):
                 batch.ended(error)
                 self.writer.batch_ended(batch.queue, error)
 
-    def _full(self, number: bytes, dropped: bytes, stored: bytes, oldest: bytes) -> LetterBatch | None:
+    def _full(self, number: bytes, dropped: bytes, stored: bytes, taken: bytes) -> LetterBatch | None:
         """An inbox was full. Returns its batch if the rest of that waits for room."""
         batch = self.batches[int(number) - 1]
         if int(dropped):
             self.writer.on_dropped(batch.queue.device, int(dropped))
         if int(stored) < 0:
             return None
-        self.writer.wait(batch, int(stored), oldest)
+        self.writer.wait(batch, int(stored), int(taken))
         return batch
 
 
@@ -196,7 +215,7 @@ class InboxWriter:
         self._ready: list[DeviceQueue] = []
         self.patience = 0.0
         self.on_dropped: Callable[[str, int], None] = lambda _device, _count: None
-        self._given_up: dict[str, float] = {}
+        self._given_up: dict[str, WaitForRoom] = {}
         self._throttled = ThrottledLog(log)
 
     # -- from this process ----------------------------------------------------------------------------------------
@@ -302,33 +321,42 @@ class InboxWriter:
             self.submit(batches)
 
     def submit(self, batches: list[LetterBatch]) -> None:
-        """Send batches in one call. Those whose inbox is not waited for go in one of their own."""
-        if self._given_up:
-            now = asyncio.get_running_loop().time()
-            hopeless = [each for each in batches if self._given_up.get(each.queue.device, 0.0) > now]
-            if hopeless:
-                self._batcher.add(AddLettersCall(self, hopeless, self._options, waits=False))
-                batches = [each for each in batches if each not in hopeless]
-        if batches:
-            self._batcher.add(AddLettersCall(self, batches, self._options, waits=self.patience > 0))
+        """Send batches in one call."""
+        self._batcher.add(AddLettersCall(self, batches, self._options, waits=self.patience > 0))
 
-    def wait(self, batch: LetterBatch, stored: int, oldest: bytes) -> None:
-        """Try the rest of a batch again when its inbox may have room. Its client takes letters if `oldest` changes."""
+    def wait(self, batch: LetterBatch, stored: int, taken: int) -> None:
+        """Try the rest of a batch again when its inbox may have room, unless its client takes no letters.
+
+        `stored`: how many of the batch had room. `taken`: how many letters the client has taken so far.
+        """
         loop, device = asyncio.get_running_loop(), batch.queue.device
         now = loop.time()
         del batch.letters[:stored]
-        if oldest != batch.oldest:
-            batch.oldest, batch.waits_since = oldest, now
-        if now - batch.waits_since < self.patience:
-            self._throttled.warn("publishers wait", f"the inbox of {device!r} is full")
-            loop.call_later(RETRY, self.submit, [batch])
-            return
-        self._given_up = {each: until for each, until in self._given_up.items() if until > now}
-        self._given_up[device] = now + GIVEN_UP
+        batch.wait = WaitForRoom(now, taken) if batch.wait is None else batch.wait.after(now, stored, taken)
+        if not self._is_given_up(device, now, stored, taken):
+            if now - batch.wait.since < self.patience:
+                self._throttled.warn("publishers wait", f"the inbox of {device!r} is full")
+                loop.call_later(RETRY, self.submit, [batch])
+                return
+            self._give_up(device, WaitForRoom(now, taken))
+        self._batcher.add(AddLettersCall(self, [batch], self._options, waits=False))
+
+    def _is_given_up(self, device: str, now: float, stored: int, taken: int) -> bool:
+        before = self._given_up.get(device)
+        if before is None:
+            return False
+        if now < before.since + GIVEN_UP and before.after(now, stored, taken) is before:
+            return True
+        del self._given_up[device]
+        return False
+
+    def _give_up(self, device: str, wait: WaitForRoom) -> None:
+        """Wait for this inbox no more, until its client takes letters or some time has passed."""
+        self._given_up = {each: its for each, its in self._given_up.items() if its.since + GIVEN_UP > wait.since}
+        self._given_up[device] = wait
         self._throttled.warn(
             "letters are dropped", f"the inbox of {device!r} is full, and it has taken none for {self.patience:g} s"
         )
-        self.submit([batch])
 
     def batch_ended(self, queue: DeviceQueue, error: Exception | None) -> None:
         """A batch of a queue has ended: make the next one ready, or drop the empty queue."""

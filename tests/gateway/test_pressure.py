@@ -85,6 +85,24 @@ async def test_a_slow_subscriber_slows_its_publishers_and_loses_nothing(gateway:
         assert await acknowledged(sender, count) == got
 
 
+async def test_a_reader_that_acknowledges_at_once_gets_every_burst_whole(gateway: GatewayProcess, name: str) -> None:
+    """Bursts of several publishers, larger than its inbox, which they find empty at each try."""
+    reader = await RawClient(gateway.port).connect(name)
+    senders = [await RawClient(gateway.port).connect(f"{name}-{number}") for number in range(5)]
+    await reader.subscribe((f"{name}/+", 1))
+    for _ in range(4):
+        for number, each in enumerate(senders):
+            await publish_all(each, f"{name}/{number}")
+        got: dict[str, list[int]] = {}
+        for _ in range(COUNT * len(senders)):
+            letter = await reader.message()
+            got.setdefault(letter.topic, []).append(int(letter.payload))
+        assert got == {f"{name}/{number}": list(range(1, COUNT + 1)) for number in range(len(senders))}
+        for each in senders:
+            await acknowledged(each)
+    assert f"letters are dropped: the inbox of '{name}'" not in gateway.log()
+
+
 async def test_a_subscriber_that_takes_nothing_loses_its_oldest_letters_and_no_other_does(
     impatient: GatewayProcess, redis_client: Client, fleet_prefix: str, name: str
 ) -> None:

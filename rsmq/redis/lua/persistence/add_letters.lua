@@ -3,7 +3,7 @@
 -- ARGV     1 inbox_ttl_ms:int  2 limit:int  3 mark_ttl_ms:int  4 one array of MessagePack, per device: field of the
 --          source's mark, n:int, then n times: position, start of its stamp ('' = now), ttl_ms, envelope  5 wait:0|1
 -- RETURNS  {'OK', stored:int, dropped:int, expired:int, late:int}, of all devices together, then for each MQTT session
---          whose inbox is full: number:dropped:letters before the first that has no room (or -1):oldest seq
+--          whose inbox is full: number:dropped:letters before the first that has no room (or -1):taken by the client
 -- WHY      A letter that is not above the mark of its source was stored before: a batch may be sent again. Seqs are
 --          assigned here. A session hash that is new, or was lost, is known to no session: its first letter rings. With
 --          `wait`, what has no room at a connected client is not stored. A since_ms ahead of a set-back clock is void.
@@ -66,7 +66,7 @@ local function add(inbox, session, expiry, source, from, to, number)
     local dropped, expired = make_room(inbox, session, expiry, size - limit, now)
     count_in(total, session, 'dropped', dropped)
     count_in(total, session, 'expired', expired)
-    if is_mqtt and dropped > 0 then full[#full + 1] = number .. ':' .. dropped .. ':-1:' end
+    if is_mqtt and dropped > 0 then full[#full + 1] = number .. ':' .. dropped .. ':-1:0' end
   end
   if is_idle or top > 0 and not known then call('SPUBLISH', inbox:sub(1, -9) .. 'wake', '') end
 end

@@ -1,5 +1,6 @@
 -- the end of those letters, from..to, that an inbox has room for without dropping others; expired ones make room first.
--- Those at or below the mark are stored already, and take none. Notes the first one without room, and the oldest seq
+-- Those at or below the mark are stored already, and take none. Notes the first one without room, and how many letters
+-- have left the inbox by its client: of all that were stored, those that are neither there, nor dropped, nor expired
 local function fit_letters(letters, from, to, mark, inbox, session, expiry, limit, now, full, number)
   local room = limit - redis.call('ZCARD', inbox)
   if room >= (to - from + 1) / 4 then return to end
@@ -9,7 +10,9 @@ local function fit_letters(letters, from, to, mark, inbox, session, expiry, limi
   for i = from, to, 4 do
     if letters[i] > mark then room = room - 1 end
     if room < 0 then
-      full[#full + 1] = string.format('%d:0:%d:%s', number, (i - from) / 4, redis.call('ZRANGE', inbox, 0, 0)[1] or '')
+      local said = redis.call('HMGET', session, 'seq', 'dropped', 'expired')
+      local left = (said[1] or 0) - (said[2] or 0) - (said[3] or 0) - redis.call('ZCARD', inbox)
+      full[#full + 1] = string.format('%d:0:%d:%d', number, (i - from) / 4, left)
       return i - 1
     end
   end
