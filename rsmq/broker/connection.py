@@ -80,6 +80,7 @@ async def connection(
             inboxes = persistence.Inboxes(client, keys, settings, new_member_id())
             async with own_tasks() as tasks:
                 await tasks.start(producer.run)
+                await producer.learn_time()
                 await tasks.start(inboxes.run)
                 tasks.start_soon(connector.watch)
                 yield Connection(connector, client, topics, producer, inboxes, asyncio.get_running_loop())

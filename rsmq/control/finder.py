@@ -25,6 +25,8 @@ PAGE: Final = 5000
 WINDOWS: Final = ((250, 1_000), (2_000, 5_000), (60_000, 120_000), (900_000, 900_000))
 """Ms before and after the time of an id where its entry is looked for, in turn: clocks differ, and a publisher waits
 for a server that is away."""
+OTHER_ZONE: Final = (15 * 3_600_000, 15 * 3_600_000)
+"""As far as the clock of a publisher may be off whose machine has the wrong time zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,11 @@ def candidates(message_id: str, topic: Topic, key: str | None) -> Iterator[Seque
         yield [number for number in range(topic.partitions) if number != first]
 
 
-def ranges(times: Sequence[int]) -> Iterator[tuple[str, str]]:
+def ranges(times: Sequence[int], windows: Sequence[tuple[int, int]] = WINDOWS) -> Iterator[tuple[str, str]]:
     """Ranges of stream ids to look at, in turn; none twice."""
     for time in dict.fromkeys(times):
         done: tuple[int, int] | None = None
-        for before, after in WINDOWS:
+        for before, after in windows:
             start, end = max(0, time - before), time + after
             if done is None:
                 yield str(start), f"{end}"
@@ -104,8 +106,14 @@ class Finder:
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client, self._keys = client, keys
 
-    async def find(self, message_id: str, topic: Topic, key: str | None = None) -> Found | None:
-        """The message, or None. An id that is no UUIDv7 is found as long as the server remembers it (dedup window)."""
+    async def find(
+        self, message_id: str, topic: Topic, key: str | None = None, *, is_thorough: bool = False
+    ) -> Found | None:
+        """The message, or None. An id that is no UUIDv7 is found as long as the server remembers it (dedup window).
+
+        `is_thorough`: look also where a publisher in another language may have stored it, whose clock shows the hour of
+        another time zone. If the message is not there, that reads a day of messages.
+        """
         if isinstance(message_id, MessageRef) and message_id.topic != topic.name:
             raise ConfigError(f"{message_id} was published to {message_id.topic!r}, not to {topic.name!r}")
         places = [place for group in candidates(message_id, topic, key) for place in group if place < topic.partitions]
@@ -126,7 +134,8 @@ class Finder:
             if found is not None:
                 return found
         # from the first range on: what was delayed may be there by now
-        for spans in zip_longest(*[ranges(clue.times) for clue in clues.values()]):
+        windows = (*WINDOWS, OTHER_ZONE) if is_thorough else WINDOWS
+        for spans in zip_longest(*[ranges(clue.times, windows) for clue in clues.values()]):
             for partition, span in zip(clues, spans, strict=True):
                 found = None if span is None else await self._search(message_id, topic, partition, *span)
                 if found is not None:

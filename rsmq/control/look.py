@@ -37,7 +37,7 @@ class Look:
 
     async def at(self, message_id: str, topic: Topic, key: str | None = None) -> MessageStatus:
         """The status of one message of a topic."""
-        found = await self._finder.find(message_id, topic, key)
+        found = await self._finder.find(message_id, topic, key, is_thorough=True)
         if found is None:
             return await self._not_found(message_id, topic, key)
         about = (found.message.id, topic.name)

@@ -121,8 +121,11 @@ class MessageStatus:
             case "archived":
                 return f"removed by retention; in the archive as {self.stream_id} of {where}, in {self.archive}"
             case "removed":
-                return "not there: older than all that retention has kept, so it was removed, or never stored"
-        return "not found"
+                return (
+                    "not there: the time in its id is before all that retention has kept, so it was removed, or never "
+                    "stored, or its publisher's clock is wrong by more than 15 hours"
+                )
+        return "not found: it was never stored, or the clock of its publisher is wrong by more than 15 hours"
 
 
 class Report(NamedTuple):

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from rsmq.errors import ConfigError
-from rsmq.model.clock import epoch_ms, now_ms, to_ms
+from rsmq.model.clock import epoch_ms, to_ms
 from rsmq.model.duration import Duration, checked_duration
 
 OnExpiry = Literal["drop", "dead"]
@@ -18,11 +18,13 @@ FIELDS: Final = frozenset({EXPIRES, ON_EXPIRY})
 LONGEST: Final = timedelta(days=3650)
 
 
-def expiry_fields(expires: Duration | datetime | None, on_expiry: OnExpiry | None, due: str = "") -> tuple[str, ...]:
+def expiry_fields(
+    expires: Duration | datetime | None, on_expiry: OnExpiry | None, due: str = "", server_ms: int = 0
+) -> tuple[str, ...]:
     """The fields of an entry for `expires` and `on_expiry` of a publish, or ConfigError. `due`: see `due_time`.
 
     A duration counts from the moment when the server stores the message, by its clock. A delayed message is stored when
-    it is due, so its duration becomes a moment here, by the clock of this machine.
+    it is due, so its duration becomes a moment here: `server_ms` is what the server's clock shows now.
     """
     if expires is None:
         raise ConfigError(f"on_expiry={on_expiry!r} needs expires, such as expires='1h'")
@@ -36,8 +38,8 @@ def expiry_fields(expires: Duration | datetime | None, on_expiry: OnExpiry | Non
             raise ConfigError(
                 f"expires={expires!r} is not possible: use a duration above 0 and up to {LONGEST.days} days"
             )
-        at = now_ms() + to_ms(left)
-    if due and at <= (now_ms() + int(due) if due.startswith("+") else int(due)):
+        at = server_ms + to_ms(left)
+    if due and at <= (server_ms + int(due) if due.startswith("+") else int(due)):
         raise ConfigError(
             f"expires={expires!r} is not after the moment when the message is due: it would never be handled"
         )

@@ -346,8 +346,13 @@ def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:
 
 
 def new_message_id() -> str:
-    """A UUIDv7: unique, and sorted by time."""
+    """A UUIDv7: unique, and sorted by time, which is that of this machine."""
     return str(uuid_utils.uuid7())
+
+
+def message_id_at(ms: int) -> str:
+    """The same with another time, in milliseconds since 1970."""
+    return str(uuid_utils.uuid7(nanoseconds=1_000_000 * ms))
 
 
 def new_message_ids(count: int) -> list[str]:

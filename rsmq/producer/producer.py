@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar, Unpack
@@ -14,12 +14,12 @@ import anyio
 import anyio.abc
 
 from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
-from rsmq.model.clock import to_ms
+from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.headers import require_text
 from rsmq.model.keys import Keys
-from rsmq.model.message import encode_payload, entry_fields, new_message_id
+from rsmq.model.message import encode_payload, entry_fields, message_id_at, new_message_id
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import not_unicode, partition_for
 from rsmq.model.settings import Settings
@@ -39,6 +39,10 @@ LARGE: Final = 4096
 """Larger messages join a batch one by one, so that it does not become much larger than it may."""
 MOST_PER_ROUND: Final = 1000
 """More in one write only fills socket buffers: 1 000 messages cost 2.6 us each, 4 000 cost 4."""
+CLOCKS_DIFFER_MS: Final = 1000
+"""From here on ids carry the server's time instead of this machine's."""
+TIME_LASTS: Final = 60.0
+"""Seconds for which a known time is good enough for an expiry: the server's clock may be set meanwhile."""
 NOT_OPEN: Final = "the broker is not open: publish inside `async with broker:`"
 
 T = TypeVar("T")
@@ -63,6 +67,8 @@ class Producer:
         self.keys, self.window_ms = keys, to_ms(settings.dedup_window)
         self.outputs = Counter[str]()
         """Outputs of handlers that the server has stored, by topic."""
+        self._clock, self._time_known_until = ServerClock(), 0.0
+        self._new_id = new_message_id
         self.prepare: Preparation | None = None
         """Completes or refuses each message before it is encoded: see `Broker.before_publish`."""
 
@@ -77,6 +83,29 @@ class Producer:
             self._tasks = self._loop = None
             self._queues.clear()
             self._senders.clear()
+
+    async def learn_time(self) -> None:
+        """Ask for the server's time. Raises BrokerUnavailable.
+
+        A message is looked for around the time in its id. Where this machine's clock is wrong, ids carry the server's.
+        """
+        asked = monotonic()
+        seconds, micros = await self._client.execute_command("TIME")
+        self._clock.saw(asked, int(seconds) + int(micros) / 1e6)
+        self._time_known_until = asked + TIME_LASTS
+        is_wrong = abs(self._clock.now_ms() - now_ms()) > CLOCKS_DIFFER_MS
+        self._new_id = self._new_id_by_server if is_wrong else new_message_id
+
+    def _new_id_by_server(self) -> str:
+        return message_id_at(self._clock.now_ms())
+
+    async def _expiry(
+        self, expires: Duration | datetime | None, on_expiry: OnExpiry | None, due: str
+    ) -> tuple[str, ...]:
+        """The fields for `expires` and `on_expiry`. Of a delayed message they are a moment of the server's clock."""
+        if due and isinstance(expires, str | timedelta) and monotonic() > self._time_known_until:
+            await self.learn_time()
+        return expiry_fields(expires, on_expiry, due, self._clock.now_ms())
 
     async def publish(
         self,
@@ -107,7 +136,7 @@ class Producer:
         is_delayed = delay is not None or at is not None
         kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
         due = due_time(delay, at) if is_delayed else ""
-        extra = () if expires is None and on_expiry is None else expiry_fields(expires, on_expiry, due)
+        extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra)
         partition = partition_for(identity if key is None else key, target.partitions)
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
@@ -150,7 +179,7 @@ class Producer:
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
         due = "" if delay is None and at is None else due_time(delay, at)
-        extra = expiry_fields(expiry.get("expires"), expiry.get("on_expiry"), due) if any(expiry.values()) else ()
+        extra = await self._expiry(expiry.get("expires"), expiry.get("on_expiry"), due) if any(expiry.values()) else ()
         identity, fields, size = self._encode(Claims.encode, payload, key, headers, message_id, extra)
         partition = partition_for(key, target.partitions)
         batch = self._queue(wait_replicas).batch(Claims, target, partition, self._stream(target, partition))
@@ -182,7 +211,7 @@ class Producer:
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
         due = "" if delay is None and at is None else due_time(delay, at)
-        extra = () if expires is None and on_expiry is None else expiry_fields(expires, on_expiry, due)
+        extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
         partition = partition_for(identity if key is None else key, target.partitions)
         return Output(target, partition, identity, fields, size, due, message_id is not None)
@@ -332,7 +361,7 @@ class Producer:
     ) -> tuple[str, Any, int]:
         """The id, the entry and the size of a message. Raises for a key or headers that are not text."""
         data, content_type = encode_payload(payload)
-        identity = new_message_id() if message_id is None else check_message_id(message_id)
+        identity = self._new_id() if message_id is None else check_message_id(message_id)
         size = len(data)
         if key is not None:
             if type(key) is not str:
