@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def main() -> None:
     args = options.parse_args()
     settings = Settings()
     with embedded() if settings.url is None else nullcontext(settings.url) as address:
-        settings = settings.model_copy(update={"url": address})
+        settings = replace(settings, url=address)
         spark = open_session()
         register(spark)
         begun = time.perf_counter()

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from rsmq import control
-from rsmq.dlq.selection import read_fields
+from rsmq import control, dlq
 from rsmq.errors import ConfigError
 from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
@@ -73,7 +72,7 @@ class Commands(ABC):
 
         There is no index: it costs about two seconds for 100 000 messages. Narrow it by `key`, `since` and `until`.
         """
-        wanted = control.Criteria(key, read_fields(where), dict(headers or {}), since, until)
+        wanted = control.Criteria(key, dlq.read_fields(where), dict(headers or {}), since, until)
         search = control.Search(self.client, self.keys, await self.topics.existing(topic), state, group)
         return await search.run(wanted, most=most, scan=scan, progress=progress)
 

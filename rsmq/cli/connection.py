@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from rsmq.redis.wire.url import database_of
 PATIENCE = timedelta(seconds=3)
 """A person is waiting: an unreachable server is reported sooner than a worker would."""
 
-DEFAULT_PREFIX = Settings.model_fields["prefix"].default
+DEFAULT_PREFIX = Settings.prefix
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class CommandConnection:
 def settings_for(url: str | None) -> Settings:
     """The settings of the environment, with the address of the command line and the timeout of a command."""
     settings = Settings() if url is None else Settings(url=url)
-    return settings.model_copy(update={"unavailable_timeout": min(PATIENCE, settings.unavailable_timeout)})
+    return replace(settings, unavailable_timeout=min(PATIENCE, settings.unavailable_timeout))
 
 
 def asked(text: str, settings: Settings | str | None) -> str:

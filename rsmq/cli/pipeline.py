@@ -17,12 +17,13 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize
 
 from rsmq.cli.output import print_json, print_line, printable
 from rsmq.cli.parameters import Json, Url, noun, parse_duration, parse_time
 from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
+from rsmq.model import size
 from rsmq.model.keys import NAME
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
@@ -39,8 +40,8 @@ app = noun("Spark: archive, compact, replay, send, report.")
 def parse_size(text: str) -> int:
     """`256MiB` as bytes."""
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
+        return size.as_size(text)
+    except ValueError:
         raise typer.BadParameter(f"{text!r} is not a valid size: write 64MiB or 1GiB") from None
 
 

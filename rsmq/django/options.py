@@ -11,7 +11,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.retry import RetryPolicy
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import check_name
-from rsmq.model.settings import Settings, did_you_mean
+from rsmq.model.settings import NAMES, Settings, did_you_mean
 
 CONCURRENCY = 8
 BANDS = ("high", "normal", "low")
@@ -45,9 +45,9 @@ def read_options(given: Mapping[str, Any], queues: Iterable[str]) -> Options:
     """The options of a backend. Raises ConfigError for a wrong one, and for a queue that cannot be a topic."""
     own = {name: value for name, value in given.items() if name in OWN}
     rest = {name: value for name, value in given.items() if name not in OWN}
-    known = [*OWN, *Settings.model_fields]
+    known = [*OWN, *NAMES]
     for name in rest:
-        if name not in Settings.model_fields:
+        if name not in NAMES:
             raise ConfigError(f"unknown option {name!r} in OPTIONS.{did_you_mean(name, known)}")
     if "result_ttl" in own:
         own["result_ttl"] = checked_duration("result_ttl", own["result_ttl"])

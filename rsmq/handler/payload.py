@@ -7,19 +7,15 @@ deep nesting, endless numbers, NaN and broken UTF-8. Error texts name fields, ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, get_args, get_origin
+from importlib import import_module
+from typing import Any, TypeVar, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from rsmq.errors import ConfigError, Malformed
-from rsmq.model.interrupt import is_from_signal
+from rsmq.errors import Malformed
 from rsmq.model.json import decode_json
 
 Decoder = Callable[[bytes], Any]
-
-MOST_ERRORS: Final = 3
-LONGEST_PART: Final = 60
 
 
 def decoder_for(annotation: Any) -> Decoder:
@@ -40,7 +36,8 @@ def decoder_for(annotation: Any) -> Decoder:
             return decode_list
         if get_args(annotation)[:1] in ((), (str,)):
             return decode_dict
-    return _validated(annotation)
+    validated: Callable[[Any], Decoder] = import_module("rsmq.handler.validated").decoder_for
+    return validated(annotation)
 
 
 def decode_nothing(_data: bytes) -> None:
@@ -77,42 +74,3 @@ def decode_list(data: bytes) -> list[Any]:
     if type(value) is not list:
         raise Malformed(f"the payload is a JSON {type(value).__name__}, not an array")
     return value
-
-
-def _validated(annotation: Any) -> Decoder:
-    """A decoder through pydantic. An incomplete model is refused here, not at its first message."""
-    try:
-        validate = TypeAdapter(annotation).validator.validate_json
-    except Exception as error:  # pydantic raises its own errors, NameError, TypeError and ValueError here
-        first_line = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"a payload cannot become {annotation!r} ({first_line}): annotate it with a pydantic model, a dataclass, "
-            f"a TypedDict, dict, str or bytes, defined before the handler"
-        ) from None
-
-    def decode(data: bytes) -> Any:
-        try:
-            try:
-                return validate(data)
-            except ValidationError as error:
-                raise Malformed(explain(error)) from None
-        except Malformed:
-            raise
-        except BaseException as error:  # a validator of the user raised: this message fails, not the worker
-            if is_from_signal(error):
-                raise
-            raise Malformed(f"{type(error).__name__} in a validator") from error
-
-    return decode
-
-
-def explain(error: ValidationError) -> str:
-    """A validation error as one line: fields and what they must be, without their values."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    shown = []
-    for detail in details[:MOST_ERRORS]:
-        where = ".".join(str(part)[:LONGEST_PART] for part in detail["loc"])
-        text = " ".join(detail["msg"].split())[: 2 * LONGEST_PART]
-        shown.append(f"{where}: {text}" if where else text)
-    more = f" (and {len(details) - MOST_ERRORS} more)" if len(details) > MOST_ERRORS else ""
-    return f"the payload does not fit {error.title}: {'; '.join(shown)}{more}"

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import anyio
-from pydantic import BaseModel
+from pydantic_core import to_json
 
 from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
@@ -50,7 +50,8 @@ DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(ScheduleOptions.__annotations
 }  # fmt: skip
 
 
-class ScheduleRule(BaseModel):
+@dataclass(frozen=True, slots=True)
+class ScheduleRule:
     """The trigger of a schedule as it is stored on the server, for the inspector."""
 
     every_ms: int | None = None
@@ -71,8 +72,10 @@ class ScheduleRule(BaseModel):
 def rule_json(trigger: Trigger) -> str:
     """The rule of a trigger, as it is stored."""
     if isinstance(trigger, Interval):
-        return ScheduleRule(every_ms=trigger.span_ms).model_dump_json(exclude_none=True)
-    return ScheduleRule(cron=trigger.expression, timezone=str(trigger.zone)).model_dump_json(exclude_none=True)
+        rule = ScheduleRule(every_ms=trigger.span_ms)
+    else:
+        rule = ScheduleRule(cron=trigger.expression, timezone=str(trigger.zone))
+    return to_json(rule, exclude_none=True).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from rsmq.handler.schedule import ScheduleRule
 from rsmq.model.clock import from_epoch_ms
@@ -14,6 +15,8 @@ from rsmq.model.keys import Keys, check_name
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import as_dict, ask_all
 from rsmq.redis.topics import Topics
+
+RULES: Final = TypeAdapter(ScheduleRule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def _state(topic: str, name: str, partition: int, fields: Mapping[str, str], now
     asked = _number(fields.get(f"run|{name}"))
     last, until = _number(fields.get(f"last|{name}")), _number(fields.get(f"until|{name}"))
     try:
-        rule = ScheduleRule.model_validate_json(fields.get(f"rule|{name}", "{}"))
+        rule = RULES.validate_json(fields.get(f"rule|{name}", "{}"))
     except ValidationError:  # of a newer version
         rule = ScheduleRule()
     trigger, is_led = rule.trigger, until is not None and until > now_ms

@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator, ValidationError, core_schema
 
 from rsmq.errors import ConfigError
 
@@ -19,7 +19,7 @@ WITH_UNITS: Final = re.compile(
 )
 """Each unit at most once, the largest first."""
 UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
-ISO: Final = TypeAdapter(timedelta)
+ISO: Final = SchemaValidator(core_schema.timedelta_schema())
 FORMS: Final = "5s, 2h, 1d, 500ms or PT5S (ISO 8601)"
 
 
@@ -34,7 +34,8 @@ def parse_duration(text: str) -> timedelta:
             numbers = zip(UNITS, found.groups(), strict=True)
             return timedelta(**{unit: float(number) for unit, number in numbers if number is not None})
         if text.upper().lstrip("+-").startswith("P"):
-            return ISO.validate_python(text.upper())
+            span: timedelta = ISO.validate_python(text.upper())
+            return span
     except (ValidationError, OverflowError):
         pass
     raise ValueError(f"a duration is text with a unit, such as {FORMS}")

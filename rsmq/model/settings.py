@@ -1,4 +1,8 @@
-"""All settings with defaults, units and reasons. In the environment: `RSMQ_` + the name in capitals."""
+"""All settings with defaults, units and reasons. In the environment: `RSMQ_` + the name in capitals.
+
+The values are validated by pydantic's core, with a schema that is written here: pydantic itself, which would make the
+schema from annotations, takes a third of the time in which `Broker()` is imported and made.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,15 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from rsmq.errors import ConfigError
 from rsmq.model.duration import Duration, as_duration
+from rsmq.model.size import as_size
 from rsmq.model.words import duration
 
 
@@ -74,128 +79,154 @@ def refuse_nonsense(span: timedelta) -> timedelta:
     return span
 
 
-Span = Annotated[timedelta, BeforeValidator(as_duration), AfterValidator(refuse_nonsense)]
+def span(*, ge: timedelta | None = None, gt: timedelta | None = None) -> CoreSchema:
+    """The schema of a duration."""
+    value = core_schema.timedelta_schema(ge=ge, gt=gt)
+    checked = core_schema.no_info_after_validator_function(refuse_nonsense, value)
+    return core_schema.no_info_before_validator_function(as_duration, checked)
 
 
-class Settings(BaseSettings):
-    """Durations are text with a unit (`6s`, `PT6S`) or a `timedelta`; sizes take units, too (`256KiB`)."""
+def size(*, le: int | None = None) -> CoreSchema:
+    """The schema of a number of bytes."""
+    return core_schema.no_info_before_validator_function(as_size, core_schema.int_schema(ge=0, le=le))
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    url: str | None = Field(None, repr=False, description="The server. Unset: the embedded server of this project.")
-    allow_insecure: bool = Field(
+def number(ge: int, le: int | None = None) -> CoreSchema:
+    """The schema of a number of things."""
+    return core_schema.int_schema(ge=ge, le=le)
+
+
+def setting(default: Any, schema: CoreSchema, description: str, *, is_secret: bool = False) -> Any:
+    """A field of `Settings`. A default of None allows None. A secret is not in the `repr`."""
+    if default is None:
+        schema = core_schema.nullable_schema(schema)
+    return field(default=default, repr=not is_secret, metadata={"schema": schema, "description": description})
+
+
+@dataclass(frozen=True, init=False)
+class Settings:
+    """Durations are text with a unit (`6s`, `PT6S`) or a `timedelta`; sizes take units, too (`256KiB`).
+
+    Settings do not change. `dataclasses.replace(settings, partitions=4)` makes others.
+    """
+
+    url: str | None = setting(
+        None, core_schema.str_schema(), "The server. Unset: the embedded server of this project.", is_secret=True
+    )
+    allow_insecure: bool = setting(
         False,
-        description="Allow to send the password of RSMQ_URL unencrypted to another machine (in a trusted network).",
+        core_schema.bool_schema(),
+        "Allow to send the password of RSMQ_URL unencrypted to another machine (in a trusted network).",
     )
-    prefix: str = Field("rsmq", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Prefix of every key.")
-    partitions: int = Field(8, ge=1, le=1024, description="Partitions of a topic that is created on first use.")
+    prefix: str = setting("rsmq", core_schema.str_schema(pattern="^[A-Za-z0-9_.-]{1,64}$"), "Prefix of every key.")
+    partitions: int = setting(8, number(1, 1024), "Partitions of a topic that is created on first use.")
 
-    connect_timeout: Span = Field(
-        timedelta(seconds=5), gt=timedelta(0), description="Time limit for opening a connection."
+    connect_timeout: timedelta = setting(
+        timedelta(seconds=5), span(gt=timedelta(0)), "Time limit for opening a connection."
     )
-    command_timeout: Span = Field(
-        timedelta(seconds=5), gt=timedelta(0), description="Time limit for a command that does not block."
+    command_timeout: timedelta = setting(
+        timedelta(seconds=5), span(gt=timedelta(0)), "Time limit for a command that does not block."
     )
-    unavailable_timeout: Span = Field(
-        timedelta(seconds=30), description="How long publish and start-up retry while the server is unavailable."
+    unavailable_timeout: timedelta = setting(
+        timedelta(seconds=30), span(), "How long publish and start-up retry while the server is unavailable."
     )
-    block: Span | None = Field(
+    block: timedelta | None = setting(
         None,
-        gt=timedelta(0),
-        description="Longest blocking read, so a half-open connection lasts no longer. "
+        span(gt=timedelta(0)),
+        "Longest blocking read, so a half-open connection lasts no longer. "
         "Default: a third of the lease, at most 2 s. With shared distribution never more than a third of the lease.",
     )
 
-    lease_ttl: Span = Field(
+    lease_ttl: timedelta = setting(
         timedelta(seconds=6),
-        ge=timedelta(seconds=1),
-        description="A member that is paused or cut off is replaced after this time.",
+        span(ge=timedelta(seconds=1)),
+        "A member that is paused or cut off is replaced after this time.",
     )
-    heartbeat: Span | None = Field(
-        None, gt=timedelta(0), description="Interval between two lease renewals. Default: a quarter of the lease."
+    heartbeat: timedelta | None = setting(
+        None, span(gt=timedelta(0)), "Interval between two lease renewals. Default: a quarter of the lease."
     )
-    presence_grace: Span = Field(
+    presence_grace: timedelta = setting(
         timedelta(seconds=1),
-        description="A member whose presence connection is closed for this long is replaced. 0s turns this off.",
+        span(),
+        "A member whose presence connection is closed for this long is replaced. 0s turns this off.",
     )
-    presence_interval: Span = Field(
-        timedelta(milliseconds=250),
-        gt=timedelta(0),
-        description="How often members check each other's presence connections.",
+    presence_interval: timedelta = setting(
+        timedelta(milliseconds=250), span(gt=timedelta(0)), "How often members check each other's presence connections."
     )
-    stop_grace: Span = Field(
-        timedelta(seconds=25),
-        description="Time that running handlers have after SIGTERM (Kubernetes kills after 30 s).",
+    stop_grace: timedelta = setting(
+        timedelta(seconds=25), span(), "Time that running handlers have after SIGTERM (Kubernetes kills after 30 s)."
     )
 
-    prefetch: int = Field(2000, ge=1, le=10_000, description="Maximum number of messages of one handler in memory.")
-    prefetch_bytes: ByteSize = Field(
-        ByteSize(32 << 20), description="Target for the payload bytes of one handler in memory."
+    prefetch: int = setting(2000, number(1, 10_000), "Maximum number of messages of one handler in memory.")
+    prefetch_bytes: int = setting(32 << 20, size(), "Target for the payload bytes of one handler in memory.")
+    payload_limit: int = setting(
+        256 << 10, size(le=1 << 20), "Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
     )
-    payload_limit: ByteSize = Field(
-        ByteSize(256 << 10), le=1 << 20, description="Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
+    dedup_window: timedelta = setting(
+        timedelta(minutes=10), span(gt=timedelta(0)), "How long a message_id given by the publisher is remembered."
     )
-    dedup_window: Span = Field(
-        timedelta(minutes=10),
-        gt=timedelta(0),
-        description="How long a message_id given by the publisher is remembered.",
-    )
-    delay_resolution: Span = Field(
+    delay_resolution: timedelta = setting(
         timedelta(milliseconds=100),
-        gt=timedelta(0),
-        description="Polling interval for delayed messages and retries: they may be late by this much.",
+        span(gt=timedelta(0)),
+        "Polling interval for delayed messages and retries: they may be late by this much.",
     )
-    recovery_batch: int = Field(200, ge=1, le=1000, description="Pending messages claimed with one call.")
+    recovery_batch: int = setting(200, number(1, 1000), "Pending messages claimed with one call.")
 
-    retention_age: Span = Field(timedelta(days=1), description="Settled messages are kept for replay this long ...")
-    retention_length: int = Field(100_000, ge=0, description="... or until the partition has this many newer ones.")
-    retention_interval: Span = Field(
-        timedelta(seconds=10), gt=timedelta(0), description="How often streams are trimmed."
+    retention_age: timedelta = setting(timedelta(days=1), span(), "Settled messages are kept for replay this long ...")
+    retention_length: int = setting(100_000, number(0), "... or until the partition has this many newer ones.")
+    retention_interval: timedelta = setting(
+        timedelta(seconds=10), span(gt=timedelta(0)), "How often streams are trimmed."
     )
-    max_length: int = Field(
-        0, ge=0, description="Maximum number of unsettled messages in a partition of a new topic. 0: no limit."
+    max_length: int = setting(
+        0, number(0), "Maximum number of unsettled messages in a partition of a new topic. 0: no limit."
     )
-    on_full: Literal["reject", "trim"] = Field(
-        "reject", description="What happens when a message is published to a full topic."
+    on_full: Literal["reject", "trim"] = setting(
+        "reject",
+        core_schema.literal_schema(["reject", "trim"]),
+        "What happens when a message is published to a full topic.",
     )
-    dlq_length: int = Field(100_000, ge=1, description="Maximum number of dead letters kept per partition and group.")
+    dlq_length: int = setting(100_000, number(1), "Maximum number of dead letters kept per partition and group.")
 
-    inbox_ttl: Span = Field(
+    inbox_ttl: timedelta = setting(
         timedelta(days=7),
-        ge=timedelta(seconds=1),
-        description="A device without activity for this long is deleted; no letter is kept longer.",
+        span(ge=timedelta(seconds=1)),
+        "A device without activity for this long is deleted; no letter is kept longer.",
     )
-    inbox_limit: int = Field(
-        10_000,
-        ge=1,
-        le=65_000,
-        description="Maximum number of letters of a device; packet ids allow no more than 65 000.",
+    inbox_limit: int = setting(
+        10_000, number(1, 65_000), "Maximum number of letters of a device; packet ids allow no more than 65 000."
     )
-    inbox_poll: Span = Field(
+    inbox_poll: timedelta = setting(
         timedelta(seconds=30),
-        gt=timedelta(0),
-        description="How often an idle session polls its inbox, in case a wake-up was lost.",
+        span(gt=timedelta(0)),
+        "How often an idle session polls its inbox, in case a wake-up was lost.",
     )
 
-    metrics: str | None = Field(
-        None, description="Address on which a worker serves /metrics, /livez and /readyz, such as 127.0.0.1:9100."
+    metrics: str | None = setting(
+        None,
+        core_schema.str_schema(),
+        "Address on which a worker serves /metrics, /livez and /readyz, such as 127.0.0.1:9100.",
     )
-    stall_limit: Span = Field(
+    stall_limit: timedelta = setting(
         timedelta(minutes=1),
-        gt=timedelta(0),
-        description="An event loop that is blocked for longer fails /livez, so that the worker is restarted.",
+        span(gt=timedelta(0)),
+        "An event loop that is blocked for longer fails /livez, so that the worker is restarted.",
     )
 
-    preflight: Literal["refuse", "warn"] = Field(
-        "refuse", description="What to do when the server's configuration could lose messages."
+    preflight: Literal["refuse", "warn"] = setting(
+        "refuse",
+        core_schema.literal_schema(["refuse", "warn"]),
+        "What to do when the server's configuration could lose messages.",
     )
 
     def __init__(self, **values: Unpack[Overrides]) -> None:
         meant: dict[str, Any] = from_environment(os.environ)
         try:
-            super().__init__(**{**meant, **values})
+            checked = VALIDATOR.validate_python({**meant, **values})
         except ValidationError as error:
             raise ConfigError(explain(error)) from None
+        for each in fields(self):
+            object.__setattr__(self, each.name, checked.get(each.name, each.default))
+        self._refuse_contradictions()
 
     @property
     def heartbeat_interval(self) -> timedelta:
@@ -212,22 +243,34 @@ class Settings(BaseSettings):
         """How long before the server's deadline a member gives up its lease."""
         return self.lease_ttl / 6
 
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the defaults: `Settings(**settings.changed())` are the same ones."""
+        return {name: value for name, value in vars(self).items() if value != getattr(Settings, name)}
+
+    def _refuse_contradictions(self) -> None:
+        """Raise ConfigError for settings that do not fit together."""
         if self.heartbeat_interval * 3 > self.lease_ttl:
-            raise ValueError(
+            raise ConfigError(
                 f"heartbeat ({duration(self.heartbeat_interval)}) must be at most a third of lease_ttl "
                 f"({duration(self.lease_ttl)}): one lost renewal must not cost the lease"
             )
         if self.longest_read >= self.lease_ttl:
-            raise ValueError(
+            raise ConfigError(
                 f"block ({duration(self.longest_read)}) must be shorter than lease_ttl ({duration(self.lease_ttl)})"
             )
         if timedelta(0) < self.presence_grace < 2 * self.presence_interval:
-            raise ValueError(
+            raise ConfigError(
                 f"presence_grace ({duration(self.presence_grace)}) must be 0 or at least twice presence_interval"
             )
-        return self
+
+
+NAMES: Final = [each.name for each in fields(Settings)]
+VALIDATOR: Final = SchemaValidator(
+    core_schema.typed_dict_schema(
+        {each.name: core_schema.typed_dict_field(each.metadata["schema"], required=False) for each in fields(Settings)},
+        extra_behavior="forbid",
+    )
+)
 
 
 def chosen_settings(given: Settings | str | None, overrides: Overrides) -> Settings:
@@ -252,13 +295,13 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     made from a file the line end. Raises ConfigError for a setting that is set and empty, which is neither a value nor
     the default, and for a name that looks like a mistyped setting. Logs a name that is no setting once.
     """
-    known = {PREFIX + name.upper(): name for name in Settings.model_fields}
+    known = {PREFIX + name.upper(): name for name in NAMES}
     found = {}
     for name, text in environment.items():
         capitals = name.upper()
         if not capitals.startswith(PREFIX) or SERVICE_LINK.fullmatch(capitals):
             continue
-        if (field := known.get(capitals)) is None:
+        if (setting_name := known.get(capitals)) is None:
             refuse_typo(name, text, list(known))
             continue
         value = text.strip()
@@ -266,7 +309,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
             value = value[1:-1].strip()
         if not value:
             raise ConfigError(f"{name} is set, but empty: give it a value, or unset it to use the default")
-        found[field] = value
+        found[setting_name] = value
     return found
 
 
@@ -301,7 +344,7 @@ def explain(error: ValidationError) -> str:
     for item in error.errors(include_url=False):
         name = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            lines.append(f"unknown setting {name!r}.{did_you_mean(name, list(Settings.model_fields))}")
+            lines.append(f"unknown setting {name!r}.{did_you_mean(name, NAMES)}")
         else:
             value = item["input"]
             given = f" (given: {str(value) if isinstance(value, timedelta) else repr(value)})" if name else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.resources import files
+from pkgutil import get_data
 from typing import Any, Final, Protocol
 
 from redis.exceptions import NoScriptError
@@ -37,7 +37,10 @@ USES: Final = re.compile(r"^-- USES +(.+)\n", re.MULTILINE)
 
 def read(name: str) -> str:
     """A Lua file as it is."""
-    return (files("rsmq.redis") / "lua" / f"{name}.lua").read_text()
+    found = get_data("rsmq.redis", f"lua/{name}.lua")
+    if found is None:
+        raise FileNotFoundError(f"the installation of rsmq has no {name}.lua")
+    return found.decode()
 
 
 def source_of(name: str) -> str:

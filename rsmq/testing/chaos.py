@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
+from pydantic_core import to_jsonable_python
 
 from rsmq.broker import Broker
 from rsmq.errors import BrokerError, ConfigError, PublishUnknown
@@ -58,7 +59,7 @@ class Chaos:
             self.ledger, self._log = Ledger(directory / "ledger", Event), directory / "log"
             stack.enter_context(self.server)
             await stack.enter_async_context(self.proxy)
-            settings = Settings(url=self.proxy.url, **self._settings).model_dump(mode="json", exclude_unset=True)
+            settings = to_jsonable_python(Settings(url=self.proxy.url, **self._settings).changed())
             self._job = Job(self._target, str(self.ledger.path), settings)
             self._groups = groups_of(self._job.broker())
             self.broker = Broker(Settings(url=self.server.url, **self._settings))

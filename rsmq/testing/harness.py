@@ -136,7 +136,7 @@ class Harness:
         self, broker: Broker | SyncBroker, *, url: str, prefix: str, patience: Duration = "30s", **overrides: Any
     ) -> None:
         self.broker = broker = broker.asynchronous if isinstance(broker, SyncBroker) else broker
-        chosen = {"delay_resolution": QUICK, "preflight": "warn", **broker.settings.model_dump(exclude_unset=True)}
+        chosen = {"delay_resolution": QUICK, "preflight": "warn", **broker.settings.changed()}
         self.settings = Settings(**{**chosen, **overrides, "url": url, "prefix": prefix})
         self._patience = checked_duration("patience", patience).total_seconds()
         self._runs: list[Run] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -35,7 +36,7 @@ def stamp(publication: Publication) -> None:
 @pytest.fixture
 def bare(settings: Settings) -> Broker:
     """Without headers and functions."""
-    return Broker(settings.model_copy(update={"preflight": "warn"}))
+    return Broker(replace(settings, preflight="warn"))
 
 
 @pytest.fixture

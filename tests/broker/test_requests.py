@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Quote(BaseModel):
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """On the shared server."""
-    return Broker(settings.model_copy(update={"preflight": "warn"}))
+    return Broker(replace(settings, preflight="warn"))
 
 
 async def left(broker: Broker) -> list[bytes]:

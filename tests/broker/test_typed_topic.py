@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ class Row(TypedDict):
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """On the shared server."""
-    return Broker(settings.model_copy(update={"preflight": "warn"}))
+    return Broker(replace(settings, preflight="warn"))
 
 
 async def test_payloads_reach_the_handlers_as_their_type(broker: Broker) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rsmq import Broker, Message, Settings
 from rsmq.control import run_schedule
 from rsmq.handler.schedule import Cron, Interval, ScheduleRule, rule_json
-from rsmq.inspector.schedules import ScheduleState, look_up
+from rsmq.inspector.schedules import RULES, ScheduleState, look_up
 from rsmq.model.clock import epoch_ms
 from tests.cli.conftest import Cli
 from tests.contract.witness import PATIENCE, ask
@@ -112,7 +112,7 @@ async def test_schedule_without_readable_rule_is_listed(server_url: str, prefix:
 @pytest.mark.parametrize("times", [Interval(1500), Cron("*/5 * * * *", UTC)])
 def test_rule_gives_its_times(times: Interval | Cron) -> None:
     """The stored rule gives the same ticks."""
-    again = ScheduleRule.model_validate_json(rule_json(times)).trigger
+    again = RULES.validate_json(rule_json(times)).trigger
     assert again is not None
     assert again.after(1700000000000) == times.after(1700000000000)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -41,7 +42,7 @@ class Scene:
             "lease_ttl": timedelta(seconds=20),
             "heartbeat": timedelta(seconds=0.1),
         }
-        self.broker = Broker(settings.model_copy(update=quick))
+        self.broker = Broker(replace(settings, **quick))
         self.error, self.go, self.attempts = error, asyncio.Event(), list[int]()
         retry = RetryPolicy(max_attempts=3, wait=wait_fixed(0.1))
         handle = self.handle_batch if options.get("batch") else self.handle

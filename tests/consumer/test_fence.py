@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_task_left")
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker with a prefix of its own."""
-    return Broker(settings.model_copy(update={"preflight": "warn"}))
+    return Broker(replace(settings, preflight="warn"))
 
 
 def note(broker: Broker, seen: list[Message], **options: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +33,7 @@ async def test_lease_is_released_after_the_connection_broke(
     monkeypatch.setattr(Leases, "release", broken)
 
     def member() -> Broker:
-        broker = Broker(settings.model_copy(update={"lease_ttl": timedelta(minutes=2), "preflight": "warn"}))
+        broker = Broker(replace(settings, lease_ttl=timedelta(minutes=2), preflight="warn"))
 
         @broker.handler("t", group="g")
         async def handle(_order: dict[str, int]) -> None:
@@ -60,7 +61,7 @@ async def deliver_to_the_dead(broker: Broker) -> str:
 
 async def test_cancelled_handover_keeps_the_attempts_that_another_member_started(settings: Settings) -> None:
     """Messages that were taken over and handed back are delivered to this member, but they are not unseen."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
     seen, is_over = list[tuple[int, int]](), anyio.Event()
 
     @broker.handler("t", group="g", concurrency=1)
@@ -85,7 +86,7 @@ async def test_cancelled_handover_keeps_the_attempts_that_another_member_started
 
 async def test_messages_taken_over_survive_a_deleted_consumer(settings: Settings) -> None:
     """Another client deletes our consumer while messages of a dead member wait for their turn: they are handled."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
     seen, is_over = list[tuple[int, int]](), anyio.Event()
 
     @broker.handler("t", group="g", concurrency=1)
@@ -110,7 +111,7 @@ async def test_message_that_fails_during_a_handover_does_not_start_again_here(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its retry belongs to the next owner. Here the end of the handover would cancel it, with others of its batch."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
     is_begun, may_fail, is_emptied = anyio.Event(), anyio.Event(), anyio.Event()
 
     @broker.handler("t", group="g", retry=RetryPolicy(wait=wait_fixed(3600)))
@@ -148,7 +149,7 @@ async def test_handover_waits_for_a_retry_that_is_on_its_way(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without key order a retry comes from the server: after the handover it would start in a lane that is given up."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
     is_due, may_arrive, is_emptied = anyio.Event(), anyio.Event(), anyio.Event()
 
     @broker.handler("t", group="g", ordering="none", retry=RetryPolicy(wait=wait_fixed(0.05)))

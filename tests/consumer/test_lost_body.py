@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -47,7 +48,7 @@ async def test_deleted_entries_in_a_claim_whose_reply_is_lost_become_dead_letter
 ) -> None:
     """The claim takes them off the pending list, so only the claim itself can write them down."""
     name, script = ("CLAIM_PENDING", CLAIM_PENDING) if distribution == "hash" else ("ADOPT_PENDING", ADOPT_PENDING)
-    broker, claim = Broker(settings.model_copy(update=SHORT)), LosesFirst(script)
+    broker, claim = Broker(replace(settings, **SHORT)), LosesFirst(script)
     monkeypatch.setattr(reclaimer, name, claim)
     ids = await left_by_a_dead_member(broker, 8)
     async with broker:
@@ -83,7 +84,7 @@ async def test_deleted_entry_in_an_unparking_whose_reply_is_lost_becomes_a_dead_
     settings: Settings, monkeypatch: pytest.MonkeyPatch, distribution: Any
 ) -> None:
     """A message without order waits for its retry outside the pending list: the script drops it from the retry set."""
-    broker, call = Broker(settings.model_copy(update=SHORT)), Settler.ask
+    broker, call = Broker(replace(settings, **SHORT)), Settler.ask
     unpark = LosesFirst(call)
 
     async def ask_script(settler: Settler, script: Any, *command: Any) -> Any:
@@ -110,7 +111,7 @@ async def test_deleted_entry_that_unparking_and_its_timer_find_at_once_has_one_d
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With key order a timer starts the message when it is due; the retry poller sees it, too."""
-    broker, is_unparked, is_asked = Broker(settings.model_copy(update=SHORT)), anyio.Event(), anyio.Event()
+    broker, is_unparked, is_asked = Broker(replace(settings, **SHORT)), anyio.Event(), anyio.Event()
 
     @broker.handler("t", group="g")
     async def handle(order: dict[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -101,7 +102,7 @@ async def test_messages_of_a_lost_adoption_keep_their_attempts(
 ) -> None:
     """The reply to the adoption is lost, then the reading connection: the dead member may have started them."""
     short = {"partitions": 1, "prefetch": 4, "lease_ttl": timedelta(seconds=2), "preflight": "warn"}
-    broker = Broker(settings.model_copy(update=short))
+    broker = Broker(replace(settings, **short))
     seen, is_lost, is_over = list[tuple[int, int]](), anyio.Event(), anyio.Event()
 
     async def adopt(*args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,7 +21,7 @@ PARTITIONS = 48
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker whose topic has many partitions."""
-    return Broker(settings.model_copy(update={"partitions": PARTITIONS, "prefetch": 512, "preflight": "warn"}))
+    return Broker(replace(settings, partitions=PARTITIONS, prefetch=512, preflight="warn"))
 
 
 @pytest.fixture

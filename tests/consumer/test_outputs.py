@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ SOON = RetryPolicy(max_attempts=3, wait=wait_fixed(0.01))
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker with a prefix of its own."""
-    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 2}))
+    return Broker(replace(settings, preflight="warn", partitions=2))
 
 
 async def stored(broker: Broker, topic: str = "out") -> list[dict[bytes, bytes]]:
@@ -272,7 +273,7 @@ async def test_worker_that_stops_while_a_target_is_full_hands_its_messages_back(
     seen = list[tuple[str, int]]()
 
     def make() -> Broker:
-        broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+        broker = Broker(replace(settings, preflight="warn", partitions=1))
 
         @broker.handler("in", group="g")
         async def handle(message: Message) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -43,7 +44,7 @@ class Slow:
 @pytest.fixture
 def make(settings: Settings) -> Callable[[], Broker]:
     """Members of one group, whose leases would outlive the test by far."""
-    patient = settings.model_copy(update={"lease_ttl": timedelta(hours=1), "preflight": "warn"})
+    patient = replace(settings, lease_ttl=timedelta(hours=1), preflight="warn")
 
     def member() -> Broker:
         broker = Broker(patient)
@@ -139,7 +140,7 @@ async def test_member_that_is_absent_reads_no_partition(
         return looks[-1]
 
     monkeypatch.setattr(Heartbeat, "is_absent", property(is_absent))
-    broker = Broker(settings.model_copy(update={"preflight": "warn"}))
+    broker = Broker(replace(settings, preflight="warn"))
 
     @broker.handler("t", group="g", distribution=distribution)
     async def handle(order: dict[str, int]) -> None: ...

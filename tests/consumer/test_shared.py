@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.patience import until
 def member_settings(settings: Settings, lease: float, **more: Any) -> Settings:
     """One partition, no presence: only idle times decide."""
     short = {"partitions": 1, "preflight": "warn", "lease_ttl": timedelta(seconds=lease), **more}
-    return settings.model_copy(update=short | {"presence_grace": timedelta(0)})
+    return replace(settings, **(short | {"presence_grace": timedelta(0)}))
 
 
 async def test_slow_messages_of_a_member_with_a_longer_lease_stay_with_it(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ async def outcomes(batch: list[Message]) -> list[Exception | None]:
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker on the shared server."""
-    return Broker(settings.model_copy(update={"preflight": "warn"}))
+    return Broker(replace(settings, preflight="warn"))
 
 
 async def buried(broker: Broker, topic: str = "t", count: int = 1) -> list[DeadLetter]:

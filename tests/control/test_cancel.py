@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,7 +30,7 @@ styles = pytest.mark.parametrize("options", STYLES, ids=["key", "none", "shared"
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker with a prefix of its own."""
-    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    return Broker(replace(settings, preflight="warn", partitions=1))
 
 
 class Work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -32,7 +33,7 @@ HOUR = timedelta(hours=1)
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker with a prefix of its own."""
-    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 3}))
+    return Broker(replace(settings, preflight="warn", partitions=3))
 
 
 @pytest.mark.parametrize("ordering", ["key", "none"])

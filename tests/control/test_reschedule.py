@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,7 +33,7 @@ AT = datetime(2100, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker with a prefix of its own."""
-    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    return Broker(replace(settings, preflight="warn", partitions=1))
 
 
 class Recovering(Work):
@@ -172,9 +173,7 @@ async def test_lost_reply_to_the_owner_leaves_the_timer_stopped_until_it_knows(
 
 async def test_owner_that_does_not_answer_moves_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a lease the mark is taken back, so that the message does not move later either."""
-    broker = Broker(
-        settings.model_copy(update={"preflight": "warn", "partitions": 1, "lease_ttl": timedelta(seconds=1)})
-    )
+    broker = Broker(replace(settings, preflight="warn", partitions=1, lease_ttl=timedelta(seconds=1)))
     work = Recovering()
     work.register(broker, {})
     async with broker.running():

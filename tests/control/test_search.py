@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_task_left")
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker with a prefix of its own."""
-    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 2}))
+    return Broker(replace(settings, preflight="warn", partitions=2))
 
 
 async def found(broker: Broker, **options: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 
 import httpx
@@ -24,7 +25,7 @@ VISITORS = {
 @pytest.fixture
 async def web(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """The dashboard with two topics that each have a group; the header says who asks."""
-    broker = Broker(settings.model_copy(update={"preflight": "off"}))
+    broker = Broker(replace(settings, preflight="warn"))
     for topic in ("orders", "secret"):
 
         @broker.handler(topic, group="billing", partitions=1)
@@ -71,7 +72,7 @@ async def test_role_of_a_topic_says_what_is_seen_and_done(web: httpx.AsyncClient
 
 async def test_message_is_rescheduled_by_act_and_cancelled_by_admin(web: httpx.AsyncClient, settings: Settings) -> None:
     """The page has the buttons of the visitor's role, and the actions of another role are refused."""
-    async with Broker(settings.model_copy(update={"preflight": "off"})) as broker:
+    async with Broker(replace(settings, preflight="warn")) as broker:
         ref = await broker.publish("orders", {"n": 2}, delay="1h")
         form = {"topic": "orders", "message": str(ref), "when": "at", "at": "2099-01-01T00:00", "confirmed": "yes"}
         seen = {}
@@ -101,7 +102,7 @@ async def test_audit_names_the_visitor_and_hides_other_topics(web: httpx.AsyncCl
 
 async def test_history_survives_a_restart_and_is_stored_once(settings: Settings) -> None:
     """A second dashboard reads what the first has stored; of two samples of a minute the server keeps one."""
-    async with Broker(settings.model_copy(update={"preflight": "off"})) as broker:
+    async with Broker(replace(settings, preflight="warn")) as broker:
         await broker.publish("orders", {"n": 1})
         keys = Keys(settings.prefix)
         first, second = (History(broker.client, keys, Inspector(broker.client, keys, settings)) for _ in range(2))

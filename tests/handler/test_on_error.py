@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -19,7 +20,7 @@ Seen = list[tuple[Any, int, str]]
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """On the shared server."""
-    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    return Broker(replace(settings, preflight="warn", partitions=1))
 
 
 def recorder(seen: Seen) -> Callable[[Message, BaseException], None]:

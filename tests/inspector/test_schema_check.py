@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -42,7 +43,7 @@ HOLD, PARK, BURY = {"n": 1, "do": "hold"}, {"n": 1, "do": "park"}, {"n": 1, "do"
 
 async def test_every_kind_of_message_is_decoded(settings: Settings) -> None:
     """Of each kind one that fits and one that does not; nothing is changed by it."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
     held = anyio.Event()
 
     @broker.handler("orders", group="billing", ordering="none", retry=RetryPolicy(3, wait_fixed(3600)), timeout="1h")
@@ -79,7 +80,7 @@ async def test_every_kind_of_message_is_decoded(settings: Settings) -> None:
 
 async def test_a_new_group_gets_what_its_start_says(settings: Settings) -> None:
     """All of the stream, or nothing; and a replayed dead letter of another group is not its own."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn"}))
+    broker = Broker(replace(settings, preflight="warn"))
     async with broker:
         await broker.publish_many("orders", [{"n": 1}, OLD, OLD])
         stream = broker.keys.stream("orders", 0)
@@ -107,7 +108,7 @@ async def handle(payload: str) -> None:
 
 async def test_a_sample_has_the_oldest_and_the_newest(settings: Settings) -> None:
     """Of a long backlog; different errors are counted up to a limit."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    broker = Broker(replace(settings, preflight="warn", partitions=1))
     async with broker:
         await broker.publish_many("orders", [OLD, *({"n": n} for n in range(50)), {"n": "x"}])
         found = (await check(broker, new_code(settings), 4))["backlog"]

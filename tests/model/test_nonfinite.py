@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import inf, nan
 from typing import Any
@@ -127,7 +127,7 @@ def test_payload_is_refused_exactly_if_json_refuses_it(payload: Any) -> None:
 @pytest.fixture
 async def broker(settings: Settings) -> AsyncIterator[Broker]:
     """A connected broker."""
-    async with Broker(settings.model_copy(update={"preflight": "warn"})) as broker:
+    async with Broker(replace(settings, preflight="warn")) as broker:
         yield broker
 
 

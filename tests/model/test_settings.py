@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, fields, replace
 from datetime import timedelta
-from typing import Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from rsmq.errors import ConfigError
-from rsmq.model.settings import SERVICE_LINK, Overrides, Settings
+from rsmq.model.settings import NAMES, SERVICE_LINK, Overrides, Settings
 
 
 def test_defaults_fit_together() -> None:
@@ -78,7 +79,7 @@ def test_variables_of_services_are_not_taken_for_settings(
 
 def test_no_setting_has_the_form_of_a_service_link() -> None:
     """Otherwise a Service could set it."""
-    assert not [name for name in Settings.model_fields if SERVICE_LINK.fullmatch(f"RSMQ_{name.upper()}")]
+    assert not [name for name in NAMES if SERVICE_LINK.fullmatch(f"RSMQ_{name.upper()}")]
 
 
 def test_argument_goes_before_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,16 +196,50 @@ def test_repr_keeps_the_password() -> None:
 
 def test_a_type_checker_knows_every_setting() -> None:
     """The names and types that `Settings(...)` and `Broker(...)` are typed with are those of the fields."""
-    other = {
-        "Span": timedelta | str,
-        "Span | None": timedelta | str | None,
-        "ByteSize": int | str,
-        "int": int,
-        "str": str,
-    }
-    fields = {name: Settings.__annotations__[name] for name in Settings.model_fields}
-    typed = get_type_hints(Overrides)
-    assert list(typed) == list(fields)
-    for name, annotation in fields.items():
-        expected = other[annotation] if annotation in other else eval(annotation, {"Literal": Literal})
-        assert typed[name] == expected, name
+    wider: dict[Any, Any] = {timedelta: timedelta | str, timedelta | None: timedelta | str | None}
+    sizes = {"prefetch_bytes", "payload_limit"}
+    typed, made = get_type_hints(Overrides), get_type_hints(Settings)
+    assert list(typed) == list(made) == [each.name for each in fields(Settings)]
+    for name, annotation in made.items():
+        assert typed[name] == (int | str if name in sizes else wider.get(annotation, annotation)), name
+
+
+def test_words_of_a_setting_are_those_of_its_type() -> None:
+    """What a type checker allows is what the validation accepts."""
+    for name, annotation in get_type_hints(Settings).items():
+        if get_origin(annotation) is Literal:
+            for word in get_args(annotation):
+                assert getattr(replace(Settings(), **{name: word}), name) == word
+
+
+def test_replace_makes_other_settings_and_checks_them() -> None:
+    """The standard library's `replace` copies settings with changes, under the same rules."""
+    settings = Settings(partitions=4, lease_ttl="8s")
+    changed = replace(settings, partitions=2)
+    assert (changed.partitions, changed.lease_ttl) == (2, timedelta(seconds=8))
+    assert settings.partitions == 4
+    assert replace(changed, partitions=4) == settings
+    assert hash(replace(changed, partitions=4)) == hash(settings)
+    assert Settings(**changed.changed()) == changed
+    assert changed.changed() == {"partitions": 2, "lease_ttl": timedelta(seconds=8)}
+    with pytest.raises(ConfigError, match="RSMQ_PARTITIONS: must be greater than or equal to 1"):
+        replace(settings, partitions=0)
+    with pytest.raises(FrozenInstanceError):
+        settings.partitions = 8  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [(1000, 1000), ("1000", 1000), ("512KiB", 524_288), ("1.5 MB", 1_500_000), ("2kb", 2000), ("1 GiB", 1 << 30),
+     ("1k", 1000), ("1Ki", 1024), ("10 B", 10)],
+)  # fmt: skip
+def test_a_size_takes_units(value: int | str, size: int) -> None:
+    """Powers of 1000 or of 1024, in any case."""
+    assert Settings(prefetch_bytes=value).prefetch_bytes == size
+
+
+@pytest.mark.parametrize("value", ["", "KiB", "1 XB", "-1", "1e3", "1,5MB", "i", "5ib", "٣", True, 1.5, None])
+def test_what_is_no_size_is_shown_the_form(value: Any) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ConfigError, match="RSMQ_PREFETCH_BYTES: a size is a number of bytes"):
+        Settings(prefetch_bytes=value)

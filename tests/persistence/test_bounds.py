@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -24,7 +25,7 @@ from tests.servers import Server
 @pytest.fixture
 def patient(settings: Settings) -> Settings:
     """Settings on the shared server whose sessions practically never poll."""
-    return settings.model_copy(update={"preflight": "warn", "inbox_poll": timedelta(hours=1)})
+    return replace(settings, preflight="warn", inbox_poll=timedelta(hours=1))
 
 
 async def test_nearly_all_packet_ids_in_use_oldest_letters_make_room(client: Client, inbox: Inbox) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import anyio
@@ -87,7 +88,7 @@ async def test_doorbell_rings_for_the_first_letters_of_new_devices_in_one_call(
         doorbell.listen(keys.wake(device), ear)
         await listens(client, keys.wake(device))
         await ear.hears(1)
-    async with Broker(settings.model_copy(update={"preflight": "warn"})) as broker:
+    async with Broker(replace(settings, preflight="warn")) as broker:
         await broker.send_many([(device, "first") for device in ears])
     for ear in ears.values():
         await ear.hears(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from rsmq.persistence.session import poll_seconds
 @pytest.fixture
 async def broker(settings: Settings, no_task_left: None) -> AsyncIterator[Broker]:
     """A connected broker."""
-    async with Broker(settings.model_copy(update={"preflight": "warn"})) as connected:
+    async with Broker(replace(settings, preflight="warn")) as connected:
         yield connected
 
 
@@ -85,7 +86,7 @@ async def test_send_many_with_a_bad_id_stores_what_came_before(broker: Broker) -
 
 async def test_devices_need_a_connected_broker(settings: Settings) -> None:
     """Before and after `async with broker` the error shows it."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn"}))
+    broker = Broker(replace(settings, preflight="warn"))
     for _ in range(2):
         with pytest.raises(ConfigError, match="async with broker"):
             await broker.send("phone", 1)

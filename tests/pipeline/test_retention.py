@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from rsmq.broker import Broker
@@ -14,7 +15,7 @@ from tests.pipeline.vault import Vault
 
 async def test_a_running_worker_trims_behind_the_archive(vault: Vault, settings: Settings) -> None:
     """Everything is settled and nothing goes, until the archive has committed; then the worker trims it by itself."""
-    eager = settings.model_copy(update={"retention_interval": timedelta(milliseconds=50)})
+    eager = replace(settings, retention_interval=timedelta(milliseconds=50))
     async with Broker(eager) as broker:
         handled: list[int] = []
 

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -316,7 +317,7 @@ async def test_a_delayed_message_waits(producer: Producer, client: Client, keys:
 
 async def test_too_few_replicas_is_an_error_that_says_so(client: Client, keys: Keys, settings: Settings) -> None:
     """The message is stored, the caller knows that it has no copy, and other calls do not wait for it."""
-    impatient = settings.model_copy(update={"command_timeout": timedelta(seconds=2)})
+    impatient = replace(settings, command_timeout=timedelta(seconds=2))
     async with publishing(client, keys, impatient) as producer:
         with pytest.raises(BrokerError, match="is stored, but only 0 of 1 replicas"):
             await producer.publish("orders", 1, wait_replicas=1)
@@ -633,7 +634,7 @@ async def test_an_absent_server_is_waited_for_and_then_reported(keys: Keys) -> N
     """Nothing was sent, so the error is BrokerUnavailable; when the server returns in time, no call fails."""
     with Server(tcp=True, aof=True) as server:
         settings = Settings(url=server.url, unavailable_timeout=timedelta(milliseconds=400))
-        patient = settings.model_copy(update={"unavailable_timeout": timedelta(seconds=30)})
+        patient = replace(settings, unavailable_timeout=timedelta(seconds=30))
         async with (
             Connector(server.url, settings).connected() as client,
             publishing(client, keys, settings) as producer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,7 +37,7 @@ STYLES: list[dict[str, Any]] = [{}, {"ordering": "none"}, {"distribution": "shar
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker with a prefix of its own."""
-    return Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1}))
+    return Broker(replace(settings, preflight="warn", partitions=1))
 
 
 async def edit(broker: Broker, payload: Any = "x", **options: Any) -> MessageRef:
@@ -241,7 +242,7 @@ async def test_unique_message_with_an_id_is_stored_once(broker: Broker) -> None:
 
 async def test_unique_message_meets_a_full_topic(settings: Settings) -> None:
     """It is refused, and what holds the name stays."""
-    broker = Broker(settings.model_copy(update={"preflight": "warn", "partitions": 1, "max_length": 1}))
+    broker = Broker(replace(settings, preflight="warn", partitions=1, max_length=1))
     async with broker:
         first = await edit(broker)
         await ask(broker, "XGROUP", "CREATE", broker.keys.stream("in", 0), "g", "0")

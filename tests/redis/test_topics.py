@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -43,7 +44,7 @@ async def test_creating_at_the_same_time_gives_one_topic(client: Client, keys: K
     found: list[Topic] = []
 
     async def create(number: int) -> None:
-        mine = Topics(client, keys, settings.model_copy(update={"partitions": number, "max_length": number}))
+        mine = Topics(client, keys, replace(settings, partitions=number, max_length=number))
         found.append(await mine.ensure("orders"))
 
     async with anyio.create_task_group() as tasks:
@@ -156,7 +157,7 @@ async def test_lookups_return_in_the_order_of_the_calls(topics: Topics) -> None:
 async def test_many_publishers_of_a_new_topic_share_their_writes(settings: Settings) -> None:
     """A publisher that comes back does not wait again behind those that were never served."""
     with Server() as own:
-        async with Broker(settings.model_copy(update={"url": own.url})) as broker:
+        async with Broker(replace(settings, url=own.url)) as broker:
 
             async def publish() -> None:
                 for number in range(20):
@@ -172,7 +173,7 @@ async def test_many_publishers_of_a_new_topic_share_their_writes(settings: Setti
 
 async def test_an_unavailable_server_is_waited_for_together(settings: Settings) -> None:
     """Each caller gives up when its own time is over, not when all before it have given up one after the other."""
-    nowhere = settings.model_copy(update={"url": "redis://127.0.0.1:1", "unavailable_timeout": timedelta(seconds=0.5)})
+    nowhere = replace(settings, url="redis://127.0.0.1:1", unavailable_timeout=timedelta(seconds=0.5))
     client = Connector("redis://127.0.0.1:1", nowhere).client()
     topics, waited = Topics(client, Keys("t"), nowhere), list[float]()
 

@@ -22,6 +22,8 @@ UNNEEDED = (
 OF_WORKERS = "worker.worker consumer heartbeat inspector dlq.dead_letters persistence.session telemetry"
 """What a process that only publishes does not need."""
 FOREIGN = ("typer", "rich", "click", "pandas", "matplotlib", "uvicorn")
+HEAVY = ("pydantic", "pydantic_settings", "annotated_types", "dotenv", "argparse", "rsmq.dlq", "rsmq.handler.validated")
+"""What takes long to import, and only some processes need."""
 
 
 def loaded_by(line: str) -> set[str]:
@@ -84,6 +86,17 @@ def test_a_producer_loads_no_part_of_a_worker() -> None:
     assert all(find_spec(module) for module in unneeded), "a module that has moved"
     assert {name for name in loaded if name.startswith(unneeded)} == set()
     assert {name for name in loaded if name.split(".")[0] in FOREIGN} == set()
+    assert set(HEAVY) & loaded == {"rsmq.dlq"}, "the package alone: its names load late"
+    assert "rsmq.dlq.selection" not in loaded
+
+
+def test_a_typed_payload_loads_pydantic() -> None:
+    """A handler of plain JSON does not need it."""
+    register = (
+        "from rsmq import Broker; handle = Broker().handler('orders', group='bill')\nasync def bill(order: {}): ..."
+    )
+    assert "pydantic" not in loaded_by(register.format("dict") + "\nhandle(bill)")
+    assert "pydantic" in loaded_by(register.format("tuple[int, str]") + "\nhandle(bill)")
 
 
 def test_a_command_loads_no_other_command() -> None:

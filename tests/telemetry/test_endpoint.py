@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -145,7 +146,7 @@ def test_json_log_names_the_message(serve: Callable[..., Running], cli: Cli) -> 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_endpoint_serves_handlers_that_are_registered_after_it(settings: Settings, is_first: bool) -> None:
     """It may be made before or after the handlers: every message is handled, and its call is counted."""
-    broker, seen = Broker(settings.model_copy(update={"preflight": "warn"})), list[int]()
+    broker, seen = Broker(replace(settings, preflight="warn")), list[int]()
 
     def register() -> None:
         @broker.handler("orders", group="billing", retry=RetryPolicy(max_attempts=1))

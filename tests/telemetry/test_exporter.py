@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -33,9 +34,7 @@ async def look(client: Client, keys: Keys, settings: Settings) -> dict[str, floa
 async def test_group_metrics_follow_the_work(client: Client, keys: Keys, settings: Settings) -> None:
     """Lag, pending, oldest, dead letters, members and owners, before, during and after the work."""
     go, started = asyncio.Event(), asyncio.Event()
-    broker = Broker(
-        settings.model_copy(update={"preflight": "warn", "partitions": 2, "lease_ttl": timedelta(seconds=10)})
-    )
+    broker = Broker(replace(settings, preflight="warn", partitions=2, lease_ttl=timedelta(seconds=10)))
 
     @broker.handler("orders", group="billing", ordering="none")
     async def bill(order: dict[str, Any]) -> None:

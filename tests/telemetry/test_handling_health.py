@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from urllib.error import HTTPError
@@ -39,7 +40,7 @@ async def ask(endpoint: Endpoint, path: str) -> tuple[int, list[str]]:
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
     """A broker whose stalls count after a second."""
-    return Broker(settings.model_copy(update={"stall_limit": timedelta(seconds=1)}))
+    return Broker(replace(settings, stall_limit=timedelta(seconds=1)))
 
 
 async def test_live_probe_fails_when_the_worker_has_ended_with_an_error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -73,7 +74,7 @@ class Scene:
 def scene(settings: Settings, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> Scene:
     """The worker's own auditor sleeps; the test calls its own."""
     monkeypatch.setattr(auditor, "POLL_INTERVAL", 3600.0)
-    return Scene(settings.model_copy(update={"lease_ttl": timedelta(seconds=30)}), keys)
+    return Scene(replace(settings, lease_ttl=timedelta(seconds=30)), keys)
 
 
 async def test_messages_of_a_deleted_consumer_become_pending_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from datetime import timedelta
 
 import anyio
@@ -54,7 +55,7 @@ async def test_many_due_messages_move_in_bounded_calls(client: Client, keys: Key
     """A thousand due messages move in calls of 200 without a pause, each message once."""
     for number in range(1000):
         await delay(client, keys, 1, number, str(number))
-    slow = settings.model_copy(update={"delay_resolution": timedelta(hours=1)})
+    slow = replace(settings, delay_resolution=timedelta(hours=1))
     poller = DelayedPoller(client, keys, slow, lambda: PARTITIONS)
     assert await poller.release(PARTITIONS) == [0, MOST_AT_ONCE]
     async with anyio.create_task_group() as tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ class ServedOrders(Orders):
         self.consumers: list[Any] = []
 
     def retention(self, lease_ttl: timedelta | None = None) -> Retention:
-        settings = self.settings.model_copy(update={"lease_ttl": lease_ttl} if lease_ttl else {})
+        settings = replace(self.settings, **({"lease_ttl": lease_ttl} if lease_ttl else {}))
         return Retention(self.client, self.keys, settings, self.topics, self.consumers)
 
 

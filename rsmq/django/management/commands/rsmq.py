@@ -45,8 +45,9 @@ class Command(BaseCommand):
         command = [str(each) for each in args]
         if command[0] == "worker":
             command.insert(1, f"rsmq.django.worker:brokers.{alias}")
-        for name in options.settings.model_fields_set & {"url", "prefix"}:
-            os.environ[f"RSMQ_{name.upper()}"] = str(getattr(options.settings, name))
+        os.environ["RSMQ_PREFIX"] = options.settings.prefix
+        if options.settings.url is not None:
+            os.environ["RSMQ_URL"] = options.settings.url
         path = [str(sys.path[0]), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(path)  # the project, from whichever directory manage.py is run
         sys.stdout.flush()
