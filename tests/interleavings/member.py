@@ -7,9 +7,10 @@ is one step (`answered`), and so is what never comes back (`unanswered`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from rsmq.handler.retry import Bury, Park, decide, decide_redelivery
+from rsmq.handler.retry import Bury, Park, RetryPolicy, decide, decide_redelivery
 from rsmq.redis.scripts import NOT_PENDING, STALE_EPOCH
 from tests.interleavings.commands import POLICY, number_of
 from tests.interleavings.world import (
@@ -39,6 +40,7 @@ class Rules(NamedTuple):
     `ends_late`: a member that connects again first ends its last connection, so nothing comes late on it.
     `has_outputs`: each handler publishes one message. `batch`: a call gets so many messages at most (0: one, and not as
     a batch). `is_shared`: shared distribution.
+    `attempts`: how many a message has.
     """
 
     keys: tuple[str, ...]
@@ -47,6 +49,12 @@ class Rules(NamedTuple):
     has_outputs: bool = False
     batch: int = 0
     is_shared: bool = False
+    attempts: int = 2
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """When it is tried again."""
+        return replace(POLICY, max_attempts=self.attempts)
 
     def blocks(self, number: int) -> bool:
         """Whether a message holds back later ones while it waits for its retry."""
@@ -301,9 +309,9 @@ def restarted(member: Member, *, is_ours: bool = False) -> Lane:
     return member.lane._replace(cursor=0, newest=newest, is_restarted=is_claiming)
 
 
-def ended(lane: Lane, item: Item, error: Exception | None) -> Lane:
+def ended(lane: Lane, item: Item, error: Exception | None, rules: Rules) -> Lane:
     """A handler has ended."""
-    decision = decide(error, item.attempt, POLICY)
+    decision = decide(error, item.attempt, rules.policy)
     if isinstance(decision, Park):
         return _with(lane, item._replace(phase=PARKING))
     if isinstance(decision, Bury):
@@ -318,8 +326,8 @@ def batch_ended(lane: Lane, failed: Item | None, rules: Rules) -> tuple[Lane, se
     """
     batch, handled = [item for item in lane.items if item.phase == RUNNING], set[int]()
     if failed is not None:
-        lane = ended(lane, failed, ValueError())
-    is_parked = failed is not None and isinstance(decide(ValueError(), failed.attempt, POLICY), Park)
+        lane = ended(lane, failed, ValueError(), rules)
+    is_parked = failed is not None and isinstance(decide(ValueError(), failed.attempt, rules.policy), Park)
     for item in batch:
         if item == failed:
             continue
@@ -350,7 +358,7 @@ def _enqueued(
         is_first = not is_retry and attempts == 1 and is_ours and lane.newest is not None and number > lane.newest
         if is_first:
             lane, attempts = lane._replace(newest=number), 0
-        condemned = None if is_retry else decide_redelivery(attempts, POLICY)
+        condemned = None if is_retry else decide_redelivery(attempts, rules.policy)
         if condemned is not None:
             item = Item(number, attempts, BURYING, reason=str(condemned.reason))
         elif waits and rules.blocks(number) and not _is_blocked(number, lane.items, rules):

@@ -67,6 +67,7 @@ class Moves:
                 yield from self._arrival(world, command, place)
         for command in sorted(world.late, key=str):
             yield from self._arrival(world, command)
+        yield from self._losses(world)
         yield from self._time(world)
 
     # -- what a member does by itself -----------------------------------------------------------------------------
@@ -98,11 +99,11 @@ class Moves:
             if item.phase == RUNNING and not self._rules.batch:
                 number = item.number
                 after = world._replace(truth=world.truth._replace(handled=world.truth.handled | {number}))
-                done = member._replace(lane=ended(lane, item, None))
+                done = member._replace(lane=ended(lane, item, None, self._rules))
                 yield self._changed(f"{name} has handled {number}", after, place, done)
                 if left.failures:
                     after = world._replace(left=left._replace(failures=left.failures - 1))
-                    failed = member._replace(lane=ended(lane, item, ValueError()))
+                    failed = member._replace(lane=ended(lane, item, ValueError(), self._rules))
                     text = f"the handler of {number} fails in {name}"
                     yield self._changed(text, after, place, failed, is_fault=True)
             elif item.phase == PARKED:
@@ -200,6 +201,9 @@ class Moves:
         broken = broken or self._taken(world, command, server)
         settled = world.truth.settled.union(self._settled(world, command, reply, server))
         after = world._replace(server=server, truth=world.truth._replace(settled=settled))
+        if world.left.losses and command.kind == "park" and reply[0] == OK:
+            retried = after.truth.retried | {command.args[:2]}
+            after = after._replace(truth=after.truth._replace(retried=retried))
         if place is None:
             after = after._replace(late=world.late - {command})
             if command.kind == "take" and reply[0] == OK:
@@ -229,6 +233,17 @@ class Moves:
             return ""
         word = reply[0][0] if command.kind == "settle" else reply[0] if isinstance(reply, list) else reply
         return "" if word == STALE_EPOCH else f"the {ACTS[command.kind]} was accepted, but another grant has the lease"
+
+    # -- a failover -----------------------------------------------------------------------------------------------
+
+    def _losses(self, world: World) -> Iterator[Move]:
+        """The server forgets the last start of a message, which was not a retry and after which nothing came."""
+        parked = {number for number, *_ in world.server.parked}
+        for number, _, attempts, _ in world.server.pending if world.left.losses else ():
+            if attempts > 1 and number not in parked and (number, attempts - 1) not in world.truth.retried:
+                server = self._store.lose_charge(world.server, number)
+                after = world._replace(server=server, left=world.left._replace(losses=world.left.losses - 1))
+                yield self._checked(f"a failover loses the last start of {number}", after, is_fault=True)
 
     # -- time -----------------------------------------------------------------------------------------------------
 

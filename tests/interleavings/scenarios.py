@@ -23,6 +23,7 @@ SHARED_TWO: Final = Rules(("", ""), is_shared=True)
 SHARED_BATCH: Final = SHARED._replace(batch=3)
 ONE_KEY: Final = Rules(("a", "a"))
 NO_KEYS: Final = Rules(("", ""))
+CHARGES: Final = Rules(("a",), attempts=3)
 OUTPUTS: Final = ONE_KEY._replace(has_outputs=True)
 TWO_AT_A_TIME: Final = NO_KEYS._replace(concurrency=2)
 
@@ -52,6 +53,9 @@ SCENARIOS: Final = (
     Scenario("2 of one key, 1 pause, 2 failures", ONE_KEY, Left(pauses=1, failures=2)),
     Scenario("2 of one key, 1 stop, 1 pause", ONE_KEY, Left(stops=1, pauses=1), is_short=True),
     Scenario("2 of one key, 1 handover, 1 crash", ONE_KEY, Left(handovers=1, crashes=1), is_short=True),
+    Scenario(
+        "1 of a key, 2 pauses, 1 failure, 1 lost charge", CHARGES, Left(pauses=2, failures=1, losses=1), is_short=True
+    ),
     Scenario("2 without keys, 2 at a time, 2 failures", TWO_AT_A_TIME, Left(failures=2), is_short=True),
     Scenario("2 without keys, 1 failure, 1 lost reply", NO_KEYS, Left(failures=1, lost=1), is_short=True),
     Scenario("2 without keys, 1 failure, 2 lost replies", NO_KEYS, Left(failures=1, lost=2)),
@@ -78,6 +82,7 @@ PAUSE: Final = Scenario("1 pause, 1 failure", ONE_KEY, Left(pauses=1, failures=1
 BURIAL: Final = Scenario("1 pause, 2 failures", ONE_KEY, Left(pauses=1, failures=2))
 RENEWAL: Final = Scenario("1 pause, 1 renewal", ONE_KEY, Left(pauses=1, renewals=1))
 LOST: Final = Scenario("1 failure, 1 lost reply", ONE_KEY, Left(failures=1, lost=1))
+CHARGE: Final = Scenario("2 pauses, 1 failure, 1 lost charge", CHARGES, Left(pauses=2, failures=1, losses=1))
 CRASH: Final = Scenario("1 crash, 1 lost reply", ONE_KEY, Left(crashes=1, lost=1))
 TWO_LEASES: Final = Scenario("1 crash, 2 pauses", ONE_KEY, Left(crashes=1, pauses=2))
 STOP: Final = Scenario("1 stop, 1 pause", ONE_KEY, Left(stops=1, pauses=1))
@@ -177,6 +182,7 @@ WEAKENINGS: Final = (
     Weakening("start_message", "leaves the message parked", LOST, "redis.call('ZREM', ", "local _ = tostring("),
     Weakening("park_message", "stores no due time", RETRY, "redis.call('ZADD', KEYS[3], due,", "local _ = tostring("),
     Weakening("park_message", "gives up the place of a key", LOST, "if ARGV[7] == '0' then", "if true then"),
+    Weakening("park_message", "leaves a count that differs", CHARGE, "if not row or row[4] ~= charged", "if not row"),
     Weakening("park_message", "parks what has started since", LATE_KEY, "if row and row[4] > tonumber(ARGV[5]) then"),
     Weakening("bury_message", "does not acknowledge", TWICE, "redis.call('XACK', ", "local _ = tostring("),
     Weakening("bury_message", "writes a second dead letter", TWICE, "or ARGV[7] == '1'", ""),

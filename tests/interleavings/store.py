@@ -92,6 +92,12 @@ class Store:
         place = next(place for place, each in enumerate(server.parked) if not each[2])
         return self._pass(server, "retry", [self._due(place, *server.parked[place][:2])])
 
+    def lose_charge(self, server: Server, number: int) -> Server:
+        """A failover has lost the last start of a message: its charge, and that it is parked no more."""
+        owner, attempts = next(row[1:3] for row in server.pending if row[0] == number)
+        claim = ("XCLAIM", STREAM, GROUP, owner, 0, stream_id(number), "RETRYCOUNT", attempts - 1, "JUSTID")
+        return self._pass(server, f"loss of {number}", [claim])
+
     def pass_idle(self, server: Server, numbers: frozenset[int]) -> Server:
         """These messages were not touched for a lease, and every retry is due."""
         dues = [self._due(place, *each[:2]) for place, each in enumerate(server.parked)]

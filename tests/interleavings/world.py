@@ -131,15 +131,20 @@ class Left(NamedTuple):
     handovers: int = 0
     renewals: int = 0
     stops: int = 0
+    losses: int = 0
 
 
 class Truth(NamedTuple):
-    """What no member knows: who really has the lease, by which grant; which messages were handled and acknowledged."""
+    """What no member knows: who really has the lease, by which grant; which messages were handled and acknowledged.
+
+    `retried`: each message that was parked, and after how many attempts.
+    """
 
     grants: int = 0
     holder: tuple[str, int] = ("", 0)
     handled: frozenset[int] = frozenset()
     settled: frozenset[int] = frozenset()
+    retried: frozenset[tuple[int, int]] = frozenset()
 
 
 class World(NamedTuple):

@@ -394,6 +394,22 @@ async def test_park_that_does_not_count_takes_the_attempt_back(partition: Partit
 
 
 @pytest.mark.parametrize("keep", [False, True])
+async def test_park_of_a_message_whose_charge_was_lost_writes_the_count(partition: Partition, keep: bool) -> None:
+    """A failover has lost the start of the second attempt. The next start must find the parked message, or it comes
+    again after it was settled."""
+    (entry_id,) = await partition.deliver(1)
+    assert (await partition.park(entry_id, 2, -1000, keep=keep))[0] == b"OK"
+    if keep:
+        assert await partition.pending() == {entry_id: (ME, 2)}
+        assert (await partition.claim())[3][:2] == [entry_id, 2]
+    else:
+        assert (await partition.unpark())[2][:2] == [entry_id, 2]
+    await partition.start(entry_id, 2)
+    await partition.settle([entry_id])
+    assert (await partition.unpark())[2:] == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
 async def test_park_of_a_message_no_longer_pending_retries_it_once(partition: Partition, keep: bool) -> None:
     """The consumer was deleted, and the failed message is retried anyway."""
     (entry_id,) = await partition.deliver(1)
