@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 GENERATED: Final = "reference/#"
-"""Where the sections are that are made from the code."""
+"""Where the sections of the reference are, which is made from the code."""
 BEFORE: Final = "In the Python reference, which is made from the code: "
 ORDER: Final = {"Learn": 0, "Do": 1, "Rely": 2, "Know": 3}
 
@@ -32,7 +32,7 @@ def guides_first(index: dict[str, Any]) -> dict[str, Any]:
     reference move from the titles into the texts.
     """
     for item in index["items"]:
-        if item["location"].startswith(GENERATED) and "." in item["location"]:
+        if item["location"].startswith(GENERATED):
             name = re.sub(r"<[^>]+>", "", item["title"])
             item |= {"title": "Python reference", "path": ["Know"], "text": f"<p>{BEFORE}{name}</p>{item['text']}"}
     index["items"].sort(key=lambda item: ORDER.get(item["path"][0], 0) if item["path"] else 0)

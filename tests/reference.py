@@ -1,0 +1,278 @@
+"""`python -m tests.reference` writes docs/reference.md: what is public, with signatures and docstrings, as text.
+
+It is read from the source, nothing is imported: a signature stands there as it was written. `tests/repository`
+compares the page with what would be written now.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import griffe
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "reference.md"
+WIDTH: Final = 100
+
+TOP: Final = """# Python reference
+
+The names on this page, the [settings](settings.md) and the commands are public. Everything else may change without
+notice. Written by `python -m tests.reference` from the code: not edited by hand.
+"""
+
+SECTIONS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("Broker", "", ("rsmq.Broker",)),
+    (
+        "Without an event loop",
+        "The methods of a `SyncBroker` are those of `Broker`, and `broker.topics`, `broker.devices`, "
+        "`broker.dead_letters` and `broker.connect` give objects whose methods block, too. They are documented where "
+        "they are coroutines.",
+        ("rsmq.SyncBroker",),
+    ),
+    (
+        "Handlers",
+        "",
+        ("rsmq.Router", "rsmq.RetryPolicy", "rsmq.Retry", "rsmq.Reject", "rsmq.Rate", "rsmq.Burial"),
+    ),
+    (
+        "Messages",
+        "",
+        (
+            "rsmq.Message", "rsmq.MessageRef", "rsmq.TypedTopic", "rsmq.Publication", "rsmq.Letter", "rsmq.Session",
+            "rsmq.Cancelled", "rsmq.Running", "rsmq.Settled", "rsmq.Unknown",
+        ),
+    ),
+    (
+        "Settings",
+        "Each setting has its row in [Settings](settings.md).",
+        ("rsmq.Settings", "rsmq.tune_garbage_collector"),
+    ),
+    (
+        "Topics, dead letters, devices",
+        "What `broker.topics`, `broker.dead_letters` and `broker.devices` are.",
+        (
+            "rsmq.redis.topics.Topics", "rsmq.dlq.DeadLetters", "rsmq.dlq.DeadLetter", "rsmq.dlq.Selection",
+            "rsmq.persistence.Devices", "rsmq.persistence.Device",
+        ),
+    ),
+    (
+        "Errors",
+        "Of `rsmq.errors`.",
+        tuple(
+            f"rsmq.errors.{name}"
+            for name in (
+                "RsmqError", "ConfigError", "BrokerError", "BrokerUnavailable", "TopicFull", "PublishUnknown",
+                "TooLarge", "NotJson", "RequestTimeout", "RequestFailed", "Malformed", "HandlerTimeout", "SessionLost",
+                "SessionTaken",
+            )
+        ),
+    ),
+    ("Effects and outbox", "Of `rsmq.sql`: [Effects](database.md).", ("rsmq.sql",)),
+    ("Testing", "Of `rsmq.testing`: [Testing](testing.md).", ("rsmq.testing",)),
+    (
+        "Web applications",
+        "Of `rsmq.asgi`: [In your application](application.md).",
+        ("rsmq.asgi.lifespan", "rsmq.asgi.connected", "rsmq.asgi.relay", "rsmq.asgi.letter_as_json"),
+    ),
+    ("Dashboard", "Of `rsmq.dashboard`: [Dashboard](dashboard.md).", ("rsmq.dashboard",)),
+    ("CloudEvents", "Of `rsmq.cloudevents`.", ("rsmq.cloudevents.CloudEvent", "rsmq.cloudevents.as_cloudevents")),
+    ("Django", "Of `rsmq.django`: [Django](django.md).", ("rsmq.django",)),
+    ("MQTT gateway", "Of `rsmq.gateway`: [MQTT](mqtt.md).", ("rsmq.gateway",)),
+    ("Pipeline", "Of `rsmq.pipeline`: [Pipeline](pipeline.md).", ("rsmq.pipeline",)),
+    (
+        "Telemetry",
+        "Of `rsmq.telemetry`: [Telemetry](telemetry.md).",
+        ("rsmq.telemetry", "rsmq.telemetry.tracing.trace"),
+    ),
+    ("Inspector", "Of `rsmq.inspector`.", ("rsmq.inspector.Inspector",)),
+)  # fmt: skip
+"""Title, introduction, and what is shown: objects, or modules with all that they name in `__all__` or define."""
+
+HIDDEN: Final = frozenset(
+    [
+        "Broker.partitions_of",
+        "Broker.pointed_at",
+        "Broker.producer",
+        "Router.partitions_of",
+        "RetryPolicy.retries",
+        "RetryPolicy.is_free",
+        "RetryPolicy.delay",
+        "Rate.share",
+        "Message.entry",
+        "Message.check_size",
+        "Message.becomes_dead",
+        "Message.lifetime",
+        "Message.fence",
+        "Message.run",
+        "Message.has_outputs",
+        "Message.stored_ms",
+        "Settings.heartbeat_interval",
+        "Settings.longest_read",
+        "Settings.lease_margin",
+        "Topics.cached",
+        "Topics.lookup",
+        "DeadLetter.read",
+        "Effects.commits",
+        "Effects.has_committed",
+        "Effects.refusals",
+        "Effects.has_committed_plain",
+        "Outbox.steps",
+        "Outbox.rows",
+        "Outbox.row",
+        "Outbox.figures",
+        "Gateway.timings",
+        "Gateway.route",
+        "Gateway.authenticate",
+        "Gateway.authorize",
+        "Gateway.now_ms",
+        "TypedTopic.checked",
+        "Session.refused",
+    ]
+)
+"""Members that other rooms of the package use, and users do not: each goes from here when it gets a private name."""
+
+FRAMEWORKS: Final = {"RsmqSource", "RsmqBackend", "MessageFilter"}
+"""Classes whose methods are those of a framework, which calls them."""
+
+WITHOUT_FIELDS: Final = {"rsmq.Settings"}
+"""Classes whose fields have a page of their own."""
+
+
+def load() -> griffe.Module:
+    """The package, read and not imported."""
+    extensions = griffe.load_extensions("unpack_typeddict")
+    loaded = griffe.load("rsmq", search_paths=[ROOT], resolve_aliases=True, extensions=extensions)
+    assert isinstance(loaded, griffe.Module)
+    return loaded
+
+
+def page() -> str:
+    """The text of the page."""
+    package, parts = load(), [TOP]
+    for title, about, paths in SECTIONS:
+        parts.append(f"## {title}\n")
+        if about:
+            parts.append(textwrap.fill(about, 120, break_on_hyphens=False, break_long_words=False) + "\n")
+        for path in paths:
+            found = package[path.removeprefix("rsmq.")]
+            for each in public(found) if found.is_module else [found]:
+                parts += shown(each, path)
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def public(module: griffe.Object | griffe.Alias) -> Iterator[griffe.Object | griffe.Alias]:
+    """What a module names in `__all__`; without one, the classes and functions that it defines."""
+    named = module.exports
+    for name, member in module.members.items():
+        if named is None:
+            is_public = not member.is_alias and (member.is_class or member.is_function) and not name.startswith("_")
+        else:
+            is_public = name in named
+        if is_public and documented(member):
+            yield member
+
+
+def target(member: griffe.Object | griffe.Alias) -> griffe.Object:
+    """What an imported name stands for."""
+    return member.final_target if isinstance(member, griffe.Alias) else member
+
+
+def documented(member: griffe.Object | griffe.Alias) -> bool:
+    """Whether it has a docstring."""
+    return target(member).docstring is not None
+
+
+def shown(member: griffe.Object | griffe.Alias, path: str) -> Iterator[str]:
+    """A class with its members, a function or a constant."""
+    each = target(member)
+    yield f"### {member.name}\n"
+    if isinstance(each, griffe.Class):
+        yield code(constructor(each, member.name))
+        yield prose(each)
+        for name, inner in members(each):
+            if f"{member.name}.{name}" in HIDDEN or member.name in FRAMEWORKS:
+                continue
+            if path not in WITHOUT_FIELDS or not inner.is_attribute or "property" in inner.labels:
+                yield f"#### {member.name}.{name}\n"
+                yield from signature(inner)
+                yield prose(inner)
+    else:
+        yield from signature(each)
+        yield prose(each)
+
+
+def members(each: griffe.Class) -> Iterator[tuple[str, griffe.Object]]:
+    """Public and documented, those of its bases first."""
+    for name, member in each.all_members.items():
+        if not name.startswith("_") and documented(member):
+            inner = target(member)
+            if not (inner.is_class or inner.is_module):
+                yield name, inner
+
+
+def constructor(each: griffe.Class, name: str) -> list[str]:
+    """How it is made, or only its name where it has no constructor of its own."""
+    made = each.all_members.get("__init__")
+    found = target(made) if made is not None else None
+    bases = ", ".join(str(base) for base in each.bases if str(base) not in ("object", "Generic[T]"))
+    if isinstance(found, griffe.Function) and found.path.startswith("rsmq."):
+        return call(f"class {name}", found, returns=False)
+    return [f"class {name}({bases})" if bases else f"class {name}"]
+
+
+def signature(each: griffe.Object) -> Iterator[str]:
+    """The code block of a function, a property or an attribute."""
+    if isinstance(each, griffe.Function):
+        word = "async def " if "async" in each.labels else "def "
+        lines = []
+        for one in each.overloads or [each]:
+            lines += call(word + each.name, one)
+        yield code(lines)
+    elif isinstance(each, griffe.Attribute):
+        annotation = f": {each.annotation}" if each.annotation is not None else ""
+        yield code([f"{each.name}{annotation}"])
+
+
+def call(start: str, function: griffe.Function, *, returns: bool = True) -> list[str]:
+    """A signature on one line, or with each parameter on its own where that is too long."""
+    parts = list(parameters(function))
+    end = f") -> {function.returns}" if returns and function.returns is not None else ")"
+    line = f"{start}({', '.join(parts)}{end}"
+    return [line] if len(line) <= WIDTH else [f"{start}(", *(f"    {part}," for part in parts), end]
+
+
+def parameters(function: griffe.Function) -> Iterator[str]:
+    """As they are written, without `self`."""
+    starred, kinds = False, griffe.ParameterKind
+    given = [each for each in function.parameters if each.name not in ("self", "cls")]
+    for at, each in enumerate(given):
+        mark = {kinds.var_positional: "*", kinds.var_keyword: "**"}.get(each.kind, "") if each.kind else ""
+        if each.kind is kinds.var_positional:
+            starred = True
+        elif each.kind is kinds.keyword_only and not starred:
+            starred = True
+            yield "*"
+        annotation = f": {each.annotation}" if each.annotation is not None else ""
+        default = f" = {each.default}" if each.default is not None and not mark else ""
+        yield f"{mark}{each.name}{annotation}{default}"
+        if each.kind is kinds.positional_only and (at + 1 == len(given) or given[at + 1].kind is not each.kind):
+            yield "/"
+
+
+def code(lines: list[str]) -> str:
+    """A block that is no part of a program: the tests of the pages do not run it."""
+    return "\n".join(["```py", *lines, "```", ""])
+
+
+def prose(each: griffe.Object) -> str:
+    """Its docstring, as Markdown."""
+    text = each.docstring.value if each.docstring is not None else ""
+    return re.sub(r"``([^`\n]+)``", r"`\1`", text) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,63 @@
+"""The Python reference is what the code says, and complete."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+import rsmq
+
+griffe = pytest.importorskip("griffe", reason="the extra `docs` is not installed")
+
+from tests import reference  # noqa: E402
+
+PAGE = reference.PAGE.read_text(encoding="utf-8")
+HEADINGS = re.findall(r"^####? (.+)$", PAGE, re.MULTILINE)
+
+
+@cache
+def written() -> str:
+    """What the command would write now."""
+    return reference.page()
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    """A signature or a docstring that changes is written into the page by the command."""
+    assert written() == PAGE, "run `python -m tests.reference`, and commit docs/reference.md"
+
+
+def test_each_public_name_has_an_entry() -> None:
+    """Whatever is imported from `rsmq`, with its signature."""
+    named = set(HEADINGS) | set(re.findall(r"^class (\w+)", PAGE, re.MULTILINE))
+    assert set(rsmq.__all__) - named == set(), "write it into SECTIONS of tests/reference.py"
+
+
+def test_members_are_shown_with_their_signature() -> None:
+    """Those of a class and those of its bases; options that are spelled once are expanded."""
+    assert {"Broker.handler", "Broker.publish", "Router.every", "Topics.change", "Harness.advance"} <= set(HEADINGS)
+    publish = PAGE.partition("#### Broker.publish\n")[2].partition("####")[0]
+    assert "async def publish(\n    topic: str,\n    payload: Any,\n    *,\n    key: str | None = None,\n" in publish
+    assert "    expires: " in publish
+    assert ") -> MessageRef\n" in publish
+
+
+def test_what_is_hidden_exists_and_is_hidden() -> None:
+    """A member that has got a private name leaves the list."""
+    classes = {each.name: each for each in every_class(reference.load())}
+    for name in reference.HIDDEN:
+        owner, _, member = name.partition(".")
+        assert member in classes[owner].all_members, f"take {name} out of HIDDEN in tests/reference.py"
+        assert name not in HEADINGS
+
+
+def every_class(module: griffe.Module) -> list[griffe.Class]:
+    """All classes of a package that the page shows; each has its name once on it."""
+    found = []
+    for _, _, paths in reference.SECTIONS:
+        for path in paths:
+            each = reference.target(module[path.removeprefix("rsmq.")])
+            inner = [reference.target(one) for one in reference.public(each)] if each.is_module else [each]
+            found += [one for one in inner if isinstance(one, griffe.Class)]
+    return found
