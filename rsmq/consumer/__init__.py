@@ -5,7 +5,7 @@ A message's way: the `rebalancer` (or `shared` distribution) decides which parti
 `fetchers`) reads new messages into the `queue`, which decides by key, suspicion and `limits` what may start (a
 `group_rate` takes blocks of starts from the server; an `allowance` is what it has of one name). The `runner` (for
 batches `batch_runner`; `execution` chooses) takes it from there with a `pool` of tasks and calls the handler; while
-calls end in their first step (`handler.first_step`), `raw_calls` makes no messages. The `settler` acknowledges, parks
+calls end in their first step (`handler.first_step`), `task_slot` makes no messages. The `settler` acknowledges, parks
 or buries it; the `retry_poller` brings parked messages back. `consumer` starts and stops these roles, which share one
 `context`.
 """

@@ -19,7 +19,8 @@ from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.reading.reclaimer import Reclaimer
 from rsmq.consumer.reading.retry_poller import RetryPoller
 from rsmq.consumer.running.execution import build_runner
-from rsmq.consumer.running.pool import Pool, TaskSlot
+from rsmq.consumer.running.pool import Pool
+from rsmq.consumer.running.task_slot import TaskSlot
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.group_rate import GroupRate
@@ -56,15 +57,14 @@ class Consumer:
         self.lanes, self.stats = context.lanes, context.stats
         client, keys, settings, handler = context.client, context.keys, context.settings, context.handler
         self._leases = Leases(client, keys, settings, self.member)
-        self.membership = Membership(client, keys, settings, self.member, self.topic.name, handler.group, ask)
-        self.membership.clock = context.clock
+        self.membership = Membership(
+            client, keys, settings, self.member, self.topic.name, handler.group, ask, context.clock
+        )
         self.queue = Queue(is_ordered=handler.ordering != "none", is_serial=handler.ordering == "partition")
         self.settler = Settler(context, self._drop)
         self._runner = build_runner(handler, middlewares, self.queue, self.settler, self.stats)
         self._group_rate: GroupRate | None = None
         self._use(handler.rates)
-        if handler.group_concurrency is not None:
-            self.queue.group_limit = ConcurrencyLimit(lambda: self.max_calls)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
@@ -74,16 +74,19 @@ class Consumer:
 
     def _use(self, rates: Sequence[Rate]) -> None:
         """Limit the queue."""
-        wake, by_key = self._runner.wake_soon, None
+        wake, by_key, whole, calls = self._runner.wake_soon, None, None, None
         for rate in rates:
             if rate.by == "key":
                 by_key = KeyRate(rate, self._context.clock, self._let_go)
             elif rate.by is not None:
                 self._group_rate = GroupRate(rate, self._context, self.settler.ask, self.queue, wake)
             else:
-                self.queue.rate_limit = RateLimit(rate, lambda: len(self.membership.live), wake)
+                whole = RateLimit(rate, lambda: len(self.membership.live), wake)
         by_name = self._group_rate
-        self.queue.message_rate = BothRates(by_key, by_name) if by_key and by_name else by_key or by_name
+        if self.handler.group_concurrency is not None:
+            calls = ConcurrencyLimit(lambda: self.max_calls)
+        by_message = BothRates(by_key, by_name) if by_key and by_name else by_key or by_name
+        self.queue.limit(rate=whole, message_rate=by_message, group=calls)
 
     def _limited(self) -> dict[str, object]:
         """For the vitals: how many messages only wait for a rate, and whose they are. Called from another thread."""
@@ -218,7 +221,7 @@ class Consumer:
 
     async def _end_fetching(self) -> None:
         for lane in self.lanes.values():
-            lane.is_quiet = True
+            lane.quiet()
         with anyio.move_on_after(self._settings.longest_read.total_seconds() + 1):
             try:
                 await self.fetchers.exclude()
@@ -229,7 +232,7 @@ class Consumer:
         """Hand back what has not started, wait for what runs, settle, release."""
         lanes = list(self.lanes.values())
         await self.lifecycle.hand_back_unstarted(lanes)
-        while any(lane.running for lane in lanes):
+        while any(self._runner.running_of(lane) for lane in lanes):
             if monotonic() >= self._deadline:
                 for lane in lanes:
                     self._runner.cancel_lane(lane, "stop")
@@ -254,7 +257,7 @@ class Consumer:
                 await self.settler.flush(lanes)
             await self.lifecycle.hand_back_unstarted(lanes)
             for lane in lanes:
-                lane.running = 0
+                self._runner.forget_running(lane)
             with suppress(BrokerError):
                 await self.lifecycle.release(lanes)
 

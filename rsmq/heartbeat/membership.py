@@ -76,8 +76,10 @@ class Membership:
         topic: str,
         group: str,
         ask: Ask | None = None,
+        clock: ServerClock | None = None,
     ) -> None:
-        """`ask` sends the script calls of many groups in one write; by default each group makes its own call."""
+        """`ask` sends the script calls of many groups in one write; by default each group makes its own call. What is
+        seen of the server's time is noted in `clock`."""
         self._ask = ask or (lambda script, keys, args: script(client, keys, args))
         self._client, self._keys, self._member, self._topic, self._group = client, keys, member, topic, group
         self._interval = settings.heartbeat_interval.total_seconds()
@@ -94,7 +96,7 @@ class Membership:
         self.live: tuple[str, ...] = (member,)
         self.absent: frozenset[str] = frozenset()
         self.paused = False
-        self.clock = ServerClock()
+        self.clock = clock or ServerClock()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Check the group until cancelled."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
-from rsmq.consumer.running.pool import TaskSlot
+from rsmq.consumer.running.task_slot import TaskSlot
 from rsmq.handler.failure import describe as describe_error
 from rsmq.model.clock import awake, monotonic
 from rsmq.model.settings import Settings

@@ -121,7 +121,7 @@ def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, er
 def outputs_of(message: Message) -> tuple[Output, ...]:
     """What was published with a message so far."""
     lane = message.origin
-    entry = lane.outputs.get(message.entry_id) if isinstance(lane, Lane) else None
+    entry = lane.outgoing.kept.get(message.entry_id) if isinstance(lane, Lane) else None
     return () if entry is None else tuple(entry.outputs)
 
 

@@ -95,7 +95,7 @@ async def bring_forward(client: Client, keys: Keys, consumers: Sequence[Consumer
     for key in {key for consumer in consumers for key in _due_keys(keys, consumer)}:
         await _shift(client, key, to_ms(span))
     for consumer, lane in lanes:
-        lane.retry_at = 0.0
+        lane.recovery.look_for_retries(0)
         await consumer.lifecycle.resume(lane)
 
 

@@ -112,7 +112,7 @@ class Auditor:
             missing = await self._not_pending_of(lane, lane.undecided() - restored, restore=False)
             audit.suspects = missing & lane.undecided()
             if restored:
-                consumer.stats["restored"] += len(restored)
+                consumer.stats.update(restored=len(restored))
                 log.error(
                     "%s in flight of %s no longer pending: consumer %s of group %s was deleted, or "
                     "another client acknowledged it. Pending again now",
@@ -124,13 +124,13 @@ class Auditor:
 
         Not while the lane is being handed over or taken over: then its messages may have been handed back unsettled.
         """
-        if not lane.is_quiet and lane.cursor is None:
+        if not lane.is_quiet and lane.recovery.is_over:
             consumer.settler.add_done(lane, audit.restored - lane.in_flight)
             audit.restored &= lane.in_flight
 
     async def _not_pending_of(self, lane: Lane, ids: Iterable[bytes], *, restore: bool) -> set[bytes]:
         """The ids that are not pending in the server; with `restore`, those made pending again."""
-        charged = {message.entry_id: message.attempt for message in lane.parked.values()}
+        charged = {message.entry_id: message.attempt for message in lane.flows.parked.values()}
         pairs: list[tuple[Value, Value]] = [(each, charged.get(each, 1)) for each in ids]
         found = set[bytes]()
         for at in range(0, len(pairs), PAGE):
@@ -145,16 +145,16 @@ class Auditor:
 
     async def _count(self, consumer: Consumer, lane: Lane, audit: LaneAudit) -> None:
         keys = (lane.stream, counts := self._keys.removed(lane.topic, lane.partition))
-        is_settled = lane.cursor is None
+        is_settled = lane.recovery.is_over
         args = (lane.group, lane.lease.owner)
         removed, delivered, first, deleted, foreign, ever = await COUNT_REMOVED(self._client, keys, args)
-        if foreign and is_settled and lane.cursor is None and not lane.is_quiet:
+        if foreign and is_settled and lane.recovery.is_over and not lane.is_quiet:
             log.warning("%s of %s read by another consumer: taken over", count(foreign, "message"), lane.stream)
-            lane.restart_recovery()
+            lane.recovery.restart()
         before, audit.delivered = audit.delivered, delivered
         topic = await self._topics.find(lane.topic) if removed else None
         if topic is not None and not (topic.max_length > 0 and topic.on_full == "trim"):  # else it trims itself
-            consumer.stats["deleted"] += removed
+            consumer.stats.update(deleted=removed)
             is_harmless = (
                 before is not None
                 and parse_stream_id(first) <= parse_stream_id(before)

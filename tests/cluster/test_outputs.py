@@ -142,7 +142,7 @@ async def test_full_target_and_full_out_stream_delay_settlements(
         for number in range(10):
             await broker.publish("in", number, key="k")
         lanes = broker.worker.consumers[0].lanes.values()  # type: ignore[union-attr]
-        await until(lambda: any(lane.is_full for lane in lanes), "the out-stream is full")
+        await until(lambda: any(lane.outgoing.is_full for lane in lanes), "the out-stream is full")
         assert await stored(broker) == {"k": [0, 1]}
         assert 0 < await waiting(broker) <= 3
         topic = await broker.topics.existing("in")

@@ -12,8 +12,8 @@ from tenacity import wait_none
 from rsmq import Broker, Message, Retry, RetryPolicy, Settings
 from rsmq.consumer.reading import reclaimer
 from rsmq.consumer.settling.settler import Settler
-from rsmq.consumer.waiting.lane import START
 from rsmq.consumer.waiting.queue import Queue
+from rsmq.consumer.waiting.recovery import START
 from rsmq.redis.scripts import CLAIM_PENDING, PARK_MESSAGE, RESTORE_PENDING, UNPARK_MESSAGES
 from tests.contract.witness import ask, settled
 from tests.patience import until
@@ -32,7 +32,7 @@ async def test_parked_message_that_is_due_before_the_reply_to_its_parking_is_han
 
         result = await run(settler, script, lane, *args)
         if script is PARK_MESSAGE:
-            lane.retry_at = 0.0
+            lane.recovery.retry_at = 0.0
             await until(is_restored, "the retry poller brings it")
         return result
 
@@ -73,7 +73,7 @@ async def test_retry_poller_leaves_a_message_that_blocks_its_key_to_its_timer(
         return reply
 
     async def start_late(settler: Settler, message: Message, lane: Any) -> bool:
-        lane.retry_at = 0.0
+        lane.recovery.retry_at = 0.0
         with anyio.fail_after(30):
             while await ask(broker, "ZCARD", lane.retry_key):
                 await anyio.sleep(0.01)
@@ -153,7 +153,7 @@ async def test_message_that_is_settled_during_a_claim_runs_once(
         await until(lambda: attempts, "it runs")
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
-        consumer.lanes[0].cursor = START
+        consumer.lanes[0].recovery.cursor = START
         await consumer.fetchers.interrupt()
         await until(is_heard.is_set, "the claim has its answer")
         await broker.publish("orders", {}, key="one")

@@ -142,7 +142,7 @@ async def test_message_that_fails_during_a_handover_does_not_start_again_here(
             tasks.start_soon(fail)
             assert await consumer.lifecycle.quiesce(lane, 60)
         assert await ask(broker, "ZCARD", broker.keys.retry("t", 0, "g")) == 1
-        assert not lane.parked
+        assert not lane.flows.parked
 
 
 async def test_handover_waits_for_a_retry_that_is_on_its_way(
@@ -180,7 +180,7 @@ async def test_handover_waits_for_a_retry_that_is_on_its_way(
             return withdraw(*args)
 
         async def waits(*args: Any) -> None:
-            on_their_way.append(lane.claims)
+            on_their_way.append(lane.recovery.claims)
             await wait_until_settled(*args)
 
         async def let_it_arrive() -> None:
@@ -192,5 +192,5 @@ async def test_handover_waits_for_a_retry_that_is_on_its_way(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(let_it_arrive)
             assert await consumer.lifecycle.quiesce(lane, 60)
-        assert (on_their_way, lane.running, list(consumer.queue.ready)) == ([0], 0, [])
+        assert (on_their_way, consumer.pool.running_of(lane), list(consumer.queue.ready)) == ([0], 0, [])
         monkeypatch.undo()

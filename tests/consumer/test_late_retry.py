@@ -35,12 +35,14 @@ async def test_retries_that_a_late_call_has_made_pending_are_handled() -> None:
                 await until(lambda: lanes(worker), "it has its partition")
                 assert worker.worker is not None
                 (lane,) = worker.worker.consumers[0].lanes.values()
-                await until(lambda: lane.is_readable and lane.retry_at > 0, "it has asked for retries once")
+                await until(lambda: lane.is_readable and lane.recovery.retry_at > 0, "it has asked for retries once")
                 proxy.hold(lambda data: UNPARK_MESSAGES.sha.encode() in data)
                 await observer.publish("t", {})
                 await until(lambda: proxy.is_holding, "the call for due retries is on its way")
-                recoveries = lane.recoveries
-                await until(lambda: lane.recoveries > recoveries and lane.is_readable, "it has recovered without it")
+                recoveries = lane.recovery.number
+                await until(
+                    lambda: lane.recovery.number > recoveries and lane.is_readable, "it has recovered without it"
+                )
                 proxy.release()
                 await settled(observer, "t")
     assert attempts == [1, 2]

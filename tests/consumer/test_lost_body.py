@@ -101,7 +101,7 @@ async def test_deleted_entry_in_an_unparking_whose_reply_is_lost_becomes_a_dead_
         assert broker.worker is not None
         (lane,) = broker.worker.consumers[0].lanes.values()
         await ask(broker, "ZADD", retry, 1, entry_id + b"|1")
-        lane.retry_at = 0.0
+        lane.recovery.retry_at = 0.0
         await until(lambda: unpark.is_lost, "the reply is lost")
         await settled(broker, "t")
         assert await lost_bodies(broker) == {entry_id: 1}
@@ -136,10 +136,10 @@ async def test_deleted_entry_that_unparking_and_its_timer_find_at_once_has_one_d
         monkeypatch.setattr(consumer.settler._batcher, "ask", start_after_unparking)
         await broker.publish("t", {}, key="k")
         (lane,) = consumer.lanes.values()
-        await until(lambda: lane.parked, "it waits for its retry")
+        await until(lambda: lane.flows.parked, "it waits for its retry")
         ((entry_id, _),) = await ask(broker, "XRANGE", lane.stream, "-", "+")
         await ask(broker, "XDEL", lane.stream, entry_id)
-        lane.retry_at = 0.0
+        lane.recovery.retry_at = 0.0
         await until(is_asked.is_set, "both have found it")
         await settled(broker, "t")
         await until(lambda: not lane.in_flight, "the timer has let go of it")

@@ -173,7 +173,7 @@ async def test_lost_message_that_waits_for_its_retry_holds_its_partition_for_one
             gate.set()
         await each.saves()
         await each.handles("lost", partition=0)
-        await until(lambda: each.consumer.lanes[0].parked, "it waits for its retry")
+        await until(lambda: each.consumer.lanes[0].flows.parked, "it waits for its retry")
         await each.goes_back()
         await until(lambda: "new" in each.seen, "the new message is handled")
         await settled(each.broker, "t")

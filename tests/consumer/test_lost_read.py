@@ -145,7 +145,7 @@ async def test_recovery_that_is_restarted_during_a_claim_begins_again(
         reply = await CLAIM_PENDING(*args)
         if not pages:
             (lane,) = broker.worker.consumers[0].lanes.values()
-            lane.restart_recovery()
+            lane.recovery.restart()
         pages.append(reply)
         return reply
 

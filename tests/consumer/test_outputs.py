@@ -259,7 +259,7 @@ async def test_full_target_delays_the_settlement_and_the_handler_does_not_run_ag
             await broker.publish("in", str(number), key="k")
         await until(lambda: len(runs) == 5, "all are handled")
         lanes = broker.worker.consumers[0].lanes.values()  # type: ignore[union-attr]
-        await until(lambda: any(lane.is_full for lane in lanes), "the target is full")
+        await until(lambda: any(lane.outgoing.is_full for lane in lanes), "the target is full")
         assert await payloads(broker) == [b"0", b"1"]
         assert not all(lane.is_readable for lane in lanes)
         await broker.topics.change("out", max_length=0)
@@ -292,7 +292,7 @@ async def test_worker_that_stops_while_a_target_is_full_hands_its_messages_back(
                 await first.publish("in", str(number), key="k")
             await until(lambda: len(seen) == 2, "both are handled")
             lanes = list(first.worker.consumers[0].lanes.values())  # type: ignore[union-attr]
-            await until(lambda: lanes[0].is_full, "the target is full")
+            await until(lambda: lanes[0].outgoing.is_full, "the target is full")
         await ask(first, "XTRIM", first.keys.stream("out", 0), "MAXLEN", "=", 0)
         async with second.running():
             await settled(second, "in")

@@ -138,10 +138,12 @@ class History:
 
     def check(self) -> None:
         """What is counted is what is there."""
-        behind = {key: len(messages) for key, messages in self.lane.waiting.items()}
-        blocked = sum(count for key, count in behind.items() if key in self.lane.parked) + len(self.lane.parked)
-        held = sum(count for key, count in behind.items() if key in self.lane.held) + len(self.lane.held)
-        waiting = sum(behind.values()) - (blocked - len(self.lane.parked)) - (held - len(self.lane.held))
+        behind = {key: len(messages) for key, messages in self.lane.flows.waiting.items()}
+        blocked = sum(count for key, count in behind.items() if key in self.lane.flows.parked) + len(
+            self.lane.flows.parked
+        )
+        held = sum(count for key, count in behind.items() if key in self.lane.flows.held) + len(self.lane.flows.held)
+        waiting = sum(behind.values()) - (blocked - len(self.lane.flows.parked)) - (held - len(self.lane.flows.held))
         assert self.queue.held == self.queue.limited == held
         assert self.queue.blocked == blocked + held
         suspects = len(self.queue._suspects)
@@ -168,7 +170,7 @@ def test_queue_keeps_order_and_counts_in_any_history(steps: list[tuple[str, int,
         history.finish(0)
         history.check()
     assert history.queue.in_flight == history.queue.blocked == 0
-    assert not history.lane.waiting
+    assert not history.lane.flows.waiting
     assert not any(history.offered.values()), "something never ran"
 
 

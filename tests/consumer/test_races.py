@@ -99,11 +99,11 @@ async def test_message_does_not_start_when_its_lease_is_lost_during_the_charge(b
         runner.queue.offer(lane, [again(lane, 1, 1)])
         await runner.wake()
         await until(lambda: settler.asked == ["charge"], "it asks to start")
-        assert lane.running == 1
+        assert runner.running_of(lane) == 1
         lane.lease.lose()
         settler.open.set()
         await turns()
-        assert (started, lane.running, runner.queue.in_flight) == ([], 0, 0)
+        assert (started, runner.running_of(lane), runner.queue.in_flight) == ([], 0, 0)
 
 
 async def test_failed_message_counts_as_running_until_it_is_parked() -> None:
@@ -117,10 +117,10 @@ async def test_failed_message_counts_as_running_until_it_is_parked() -> None:
         runner.queue.offer(lane, [make_message(lane, 1, 1)])
         await runner.wake()
         await turns()
-        assert (settler.asked, lane.running) == (["park"], 1)
+        assert (settler.asked, runner.running_of(lane)) == (["park"], 1)
         settler.open.set()
         await turns()
-        assert lane.running == 0
+        assert runner.running_of(lane) == 0
 
 
 @pytest.mark.parametrize("batch", [None, 1])
@@ -277,7 +277,7 @@ async def test_retry_that_a_failover_brought_back_is_removed(server: Server, pre
         await settled(broker, "t")
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
-        await until(lambda: consumer.lanes[0].retry_at == float("inf"), "no retry is expected any more")
+        await until(lambda: consumer.lanes[0].recovery.retry_at == float("inf"), "no retry is expected any more")
         ((entry_id, _),) = await broker.client.execute_command("XRANGE", broker.keys.stream("t", 0), "-", "+")
         with server.client() as operator:
             operator.zadd(retry, {entry_id + b"|1": 1})  # what was lost with the master

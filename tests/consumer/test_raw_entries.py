@@ -154,7 +154,9 @@ async def test_raw_batches_keep_order_and_settle_every_message_once(seed: int, o
     done = [entry_id for lane in bench.lanes for entry_id in lane.done] + bench.books.buried
     assert sorted(done) == sorted(entry_id for _, rows in chunks for entry_id, _ in rows)
     assert all(numbers == sorted(numbers) for numbers in seen.values())
-    assert [(lane.running, lane.raw_entries, lane.waiting) for lane in bench.lanes] == [(0, 0, {})] * 3
+    assert [(bench.runner.running_of(lane), lane.flows.raw_entries, lane.flows.waiting) for lane in bench.lanes] == [
+        (0, 0, {})
+    ] * 3
     assert (bench.queue.in_flight, bench.queue.blocked, list(bench.queue.ready)) == (0, 0, [])
 
 
@@ -217,7 +219,9 @@ async def test_single_calls_of_raw_entries_keep_order_and_settle_every_message_o
     assert set(bench.books.buried) == rejected
     assert sorted(done + bench.books.buried) == sorted(entry_id for _, rows in chunks for entry_id, _ in rows)
     assert all(numbers == sorted(numbers) for numbers in seen.values())
-    assert [(lane.running, lane.raw_entries, lane.waiting) for lane in bench.lanes] == [(0, 0, {})] * 3
+    assert [(bench.runner.running_of(lane), lane.flows.raw_entries, lane.flows.waiting) for lane in bench.lanes] == [
+        (0, 0, {})
+    ] * 3
     assert (bench.queue.in_flight, bench.queue.blocked, list(bench.queue.ready)) == (0, 0, [])
 
 
@@ -285,7 +289,7 @@ async def test_raw_entries_of_a_key_whose_rate_is_used_up_wait_behind_it(
             await asyncio.sleep(0)
         tasks.cancel_scope.cancel()
     assert dict(seen) == {0: list(range(0, 30, 3)), 1: [1, 4, 7], 2: [2, 5, 8]}
-    assert (queue.held, queue.blocked, queue.limited, lane.raw_entries) == (14, 14, 14, 0)
+    assert (queue.held, queue.blocked, queue.limited, lane.flows.raw_entries) == (14, 14, 14, 0)
     held = [int(message.entry_id.split(b"-")[0]) for message in queue.withdraw(lane)]
     assert [[n for n in held if n % 3 == key] for key in (1, 2)] == [list(range(10, 30, 3)), list(range(11, 30, 3))]
 
@@ -309,7 +313,7 @@ async def test_raw_entries_beyond_a_rate_stay_raw_and_are_counted_as_limited() -
             rows = [plain(number, None) for number in range(start, start + 4)]
             if not bench.queue.offer_raw(lane, rows, {}):
                 bench.queue.offer(lane, [Message(lane, *row) for row in rows])
-        while len(seen) < 6 or lane.running:
+        while len(seen) < 6 or bench.runner.running_of(lane):
             await bench.runner.wake()
             await asyncio.sleep(0)
         await bench.runner.wake()
@@ -381,7 +385,7 @@ async def test_withdrawing_a_lane_takes_its_raw_entries() -> None:
     assert bench.queue.offer_raw(mine, [plain(1, 1), plain(2, 1), plain(3, None)], {})
     assert bench.queue.offer_raw(other, [plain(4, 1)], {})
     assert [message.entry_id for message in bench.queue.withdraw(mine)] == [b"1-0", b"3-0", b"2-0"]
-    assert (bench.queue.in_flight, mine.raw_entries, mine.waiting, other.raw_entries) == (1, 0, {}, 1)
+    assert (bench.queue.in_flight, mine.flows.raw_entries, mine.flows.waiting, other.flows.raw_entries) == (1, 0, {}, 1)
 
 
 async def test_raw_entries_linger_until_they_fill_a_batch() -> None:

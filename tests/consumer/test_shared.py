@@ -90,8 +90,8 @@ async def test_messages_of_a_live_member_stay_with_it_when_the_servers_clock_is_
                 lanes = quick.worker.consumers[0].lanes
                 await until(lambda: lanes, "the quick one looks for abandoned messages")
                 (lane,) = lanes.values()
-                await until(lambda: lane.claims, "it has begun")
-                await until(lambda: not lane.claims, "it knows the clock")
+                await until(lambda: lane.recovery.claims, "it has begun")
+                await until(lambda: not lane.recovery.claims, "it knows the clock")
                 for hours in range(1, 7):  # one of them comes before a search, and that before a touch
                     await until(is_due, "the slow one is about to touch them")
                     await until(is_touched, "its next touch is as far away as it can be")

@@ -205,7 +205,9 @@ async def test_batch_whose_task_is_cancelled_while_it_gathers_is_handled(
         await broker.publish("t", {"n": 3})
         assert broker.worker is not None
         (consumer,) = broker.worker.consumers
-        await until(lambda: any(lane.running for lane in consumer.lanes.values()), "the third is gathered")
+        await until(
+            lambda: any(consumer.pool.running_of(lane) for lane in consumer.lanes.values()), "the third is gathered"
+        )
         tasks[-1].cancel()
         await witness.sees([3])
         await settled(broker, "t")

@@ -16,7 +16,8 @@ from rsmq.consumer.reading.reclaimer import Reclaimer
 from rsmq.consumer.settling.outputs import Outputs
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.lane import Lane, MessageOutputs
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.outgoing import MessageOutputs
 from rsmq.handler.retry import Bury, Park, RetryPolicy
 from rsmq.heartbeat.heartbeat import Heartbeat, InFlightMessages
 from rsmq.heartbeat.lease import Lease, Leases
@@ -137,13 +138,13 @@ def _release(command: Command, late_reader: str) -> Wire:
 
 def _claim(command: Command, cursor: int, reader: str) -> Wire:
     lane = _lane(command)
-    lane.cursor = stream_id(cursor)
+    lane.recovery.cursor = stream_id(cursor)
     return sent(_reclaimer(command).claim_page(lane, reader, SETTINGS.prefetch))
 
 
 def _adopt(command: Command, source: str) -> Wire:
     lane = _lane(command)
-    lane.ahead = time.time() - monotonic()  # it knows the server's clock
+    lane.recovery.clock_offset = time.time() - monotonic()  # it knows the server's clock
     return sent(_reclaimer(command).adopt(lane, SETTINGS.prefetch, source=source, leases={}))
 
 

@@ -266,3 +266,57 @@ def test_unpack_in_a_script_is_the_last_argument(script: Path) -> None:
                 if depth == 0:
                     assert not tail[at + 1 :].lstrip().startswith(","), f"{script.name}: {line.strip()}"
                     break
+
+
+def attributes_of(tree: ast.AST) -> set[str]:
+    """What the classes of a module have: their slots, their fields, and what they assign to themselves."""
+    found = set[str]()
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ClassDef):
+            found |= {
+                node.target.id
+                for node in each.body
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            }
+            found |= {target.attr for target in written(each) if is_own(target)}
+    return found
+
+
+def written(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Every attribute that is assigned, changed or deleted, or of which an item is."""
+    for node in ast.walk(tree):
+        targets = list[ast.expr]()
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = list(node.targets)
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For | ast.NamedExpr):
+            targets = [node.target]
+        while targets:
+            target = targets.pop()
+            if isinstance(target, ast.Tuple | ast.List):
+                targets += target.elts
+            elif isinstance(target, ast.Subscript | ast.Starred):
+                targets.append(target.value)
+            elif isinstance(target, ast.Attribute):
+                yield target
+
+
+def is_own(target: ast.Attribute) -> bool:
+    """Whether an attribute is of `self`."""
+    return isinstance(target.value, ast.Name) and target.value.id == "self"
+
+
+def test_nobody_writes_the_attributes_of_an_object_of_the_consumer() -> None:
+    """What a lane, the queue and all others of that room know changes in their own module only, by their methods."""
+    owners: dict[str, set[str]] = {}
+    for module, tree in TREES.items():
+        if module.startswith("rsmq.consumer."):
+            for name in attributes_of(tree):
+                owners.setdefault(name, set()).add(module)
+    found = [
+        f"{module}:{target.lineno}: {ast.unparse(target)}"
+        for module, tree in TREES.items()
+        if any(each.startswith("rsmq.consumer") for each in own_imports(module))
+        for target in written(tree)
+        if not is_own(target) and target.attr in owners and module not in owners[target.attr]
+    ]
+    assert not found, "give the object a method that says what happens:\n" + "\n".join(found)

@@ -45,7 +45,8 @@ class Edit:
 
 
 RECLAIMER: Final = "rsmq/consumer/reading/reclaimer.py"
-UNSURE: Final = Edit(RECLAIMER, "if lane.is_unsure_of_retries:", "if False:")
+RECOVERY: Final = "rsmq/consumer/waiting/recovery.py"
+UNSURE: Final = Edit(RECOVERY, "if self._is_unsure_of_retries:", "if False:")
 """Since a late call for retries is followed by another recovery, some other bugs do not show any more without this."""
 
 
@@ -126,23 +127,23 @@ EXHIBITS: Final = (
     bug(
         "outputs of a failed attempt",
         "what an attempt has published is stored although it failed, if a later one succeeds",
-        "consumer/runner.py",
-        "            if outcome is not None:\n                lane.outputs.pop(message.entry_id, None)\n",
+        "consumer/running/runner.py",
+        "        if outcome is not None:\n            lane.outgoing.forget(message.entry_id)\n",
         "",
         needs=lambda plan: plan.has_outputs,
     ),
     bug(
         "a cancelled worker repeats the settlement of outputs",
         "the call before it comes late and stores the outputs again, although the message is not pending any more",
-        "consumer/outputs.py",
-        "            if any(entry.is_sent for entry in lane.outgoing.values()):\n                continue\n",
+        "consumer/settling/outputs.py",
+        "            if any(entry.is_sent for entry in lane.outgoing.waiting.values()):\n                continue\n",
         "",
         needs=lambda plan: plan.has_outputs and plan.aim == "late call",
     ),
     bug(
         "no look at the clock before a start",
         "a worker that wakes from a pause starts handlers of partitions that it has lost",
-        "consumer/runner.py",
+        "consumer/running/runner.py",
         "                        now >= lane.lease.deadline\n                        or (message",
         "                        (message",
     ),
@@ -173,7 +174,7 @@ EXHIBITS: Final = (
     bug(
         "an absent member takes partitions",
         "a member whose presence is interrupted takes partitions on its other connections",
-        "consumer/rebalancer.py",
+        "consumer/owning/rebalancer.py",
         "        if self._heartbeat.is_absent:\n            return False\n",
     ),
     bug(
@@ -241,14 +242,14 @@ EXHIBITS: Final = (
     bug(
         "settlements are lost with their connection",
         "what was done is not settled again after the connection has broken",
-        "consumer/fetcher.py",
+        "consumer/reading/fetcher.py",
         "            self._settler.put_back(batches)\n            raise",
         "            raise",
     ),
     bug(
         "a new lane gets the old lane's read",
         "messages of a read that began under an earlier lease overtake what is pending",
-        "consumer/fetcher.py",
+        "consumer/reading/fetcher.py",
         "lane for lane in lanes if self._lanes.get(lane.partition) is lane}",
         "self._lanes[lane.partition] for lane in lanes if lane.partition in self._lanes}",
         needs=aims_at("lapse"),
@@ -256,7 +257,7 @@ EXHIBITS: Final = (
     bug(
         "settled during a claim",
         "a message that is settled while a claim is on its way starts again",
-        "consumer/reclaimer.py",
+        "consumer/reading/reclaimer.py",
         "[entry for entry in reply[3:] if entry[0] not in in_flight]",
         "list(reply[3:])",
         needs=aims_at("late claim"),
@@ -264,13 +265,13 @@ EXHIBITS: Final = (
     Exhibit(
         "the reply to a retry is lost",
         "messages that were brought back in a lost reply stay pending",
-        [UNSURE, Edit(RECLAIMER, "0.0\n            lane.restart_recovery()", "0.0")],
+        [UNSURE, Edit(RECOVERY, "self.retry_at = 0.0\n        self.restart()", "self.retry_at = 0.0")],
         aims_at("lost retry"),
     ),
     bug(
         "a retry before the reply to its parking",
         "a parked message that is due before the reply to its parking stays pending",
-        "consumer/reclaimer.py",
+        "consumer/reading/reclaimer.py",
         "while lane.lease.is_held() and any(",
         "while False and any(",
     ),
@@ -291,10 +292,10 @@ EXHIBITS: Final = (
     bug(
         "a handover does not wait",
         "a partition is given away while its handlers run",
-        "consumer/lane_lifecycle.py",
-        "        while (lane.running or lane.claims) and monotonic() < deadline:\n"
+        "consumer/owning/lane_lifecycle.py",
+        "        while (is_busy := self._runner.running_of(lane) or lane.recovery.claims) and monotonic() < deadline:\n"
         "            await asyncio.sleep(0.01)\n"
-        "        if lane.running or lane.claims:\n            return False\n",
+        "        if is_busy:\n            return False\n",
     ),
     bug(
         "an outage looks like the death of all",
@@ -338,14 +339,14 @@ EXHIBITS: Final = (
     bug(
         "a retry beside its timer",
         "after a take-over the retry poller brings a parked message back that its owner's timer brings back, too",
-        "consumer/reclaimer.py",
+        "consumer/reading/reclaimer.py",
         "if entry_id in lane.in_flight or (is_retry and is_ours and self._has_timer(lane, entry_id, fields)):",
         "if entry_id in lane.in_flight and not is_retry:",
     ),
     bug(
         "the audit restores what is being settled",
         "messages whose settlement is on its way are made pending again",
-        "consumer/lane.py",
+        "consumer/waiting/lane.py",
         "self.in_flight.difference(self.done, self.asking, *self.settling)",
         "self.in_flight.difference(self.done)",
         needs=aims_at("late audit"),
@@ -361,7 +362,7 @@ EXHIBITS: Final = (
     bug(
         "a read without a look at the marks",
         "a message that is cancelled before it is delivered is handled",
-        "consumer/fetcher.py",
+        "consumer/reading/fetcher.py",
         "        if marks:\n",
         "        if False:\n",
         needs=lambda plan: bool(plan.cancels),
@@ -369,9 +370,9 @@ EXHIBITS: Final = (
     bug(
         "a message that is rescheduled keeps its old timer",
         "a parked message that was moved to a later time starts at the old one",
-        "consumer/moves.py",
-        "lane.parked[key] = waiting[-1]  #",
-        "lane.parked[key] = message  #",
+        "consumer/waiting/flows.py",
+        "self.parked[key] = stopped[-1]",
+        "self.parked[key] = message",
         needs=lambda plan: bool(plan.moves),
     ),
     bug(
@@ -393,7 +394,7 @@ EXHIBITS: Final = (
     bug(
         "a settlement without its script",
         "a settlement is lost when the server has forgotten the script and is away when it is sent again",
-        "consumer/settler.py",
+        "consumer/settling/settler.py",
         "            reply = await self._send_again(batch)\n        if isinstance(reply, BrokerUnavailable):",
         "            reply = await self._send_again(batch)\n        elif isinstance(reply, BrokerUnavailable):",
         needs=aims_at("no script"),
@@ -401,7 +402,7 @@ EXHIBITS: Final = (
     bug(
         "a stop during a grant",
         "a worker that ends while it takes a lease leaves it until it expires",
-        "consumer/rebalancer.py",
+        "consumer/owning/rebalancer.py",
         "            with anyio.move_on_after(self._settings.command_timeout.total_seconds(), shield=True):\n"
         "                try:\n",
         "            with anyio.move_on_after(self._settings.command_timeout.total_seconds()):\n                try:\n",
@@ -425,7 +426,7 @@ EXHIBITS: Final = (
     Exhibit(
         "a claim under an old recovery",
         "the reply to a page that was asked for before the connection broke moves the cursor past what was lost",
-        [UNSURE, Edit(RECLAIMER, "if lane.recoveries == recoveries:", "if True:")],
+        [UNSURE, Edit(RECOVERY, "if number == self._restarts:", "if True:")],
         aims_at("lost retry"),
     ),
     bug(
@@ -438,7 +439,7 @@ EXHIBITS: Final = (
     bug(
         "no look at the expiry",
         "messages are handled when they have expired",
-        "consumer/runner.py",
+        "consumer/running/runner.py",
         "if left is None or left > 0:",
         "if True:",
         needs=lambda plan: bool(plan.expires),
@@ -446,7 +447,7 @@ EXHIBITS: Final = (
     bug(
         "an expired message is handled all the same",
         "a message that is dropped because it has expired is handled, too",
-        "consumer/runner.py",
+        "consumer/running/runner.py",
         "            await self._settle(message, lane)\n        return True\n",
         "            return False\n        return True\n",
         needs=lambda plan: bool(plan.expires),
@@ -462,7 +463,7 @@ EXHIBITS: Final = (
     bug(
         "outputs of an on_dead that failed",
         "what a failed on_dead has published is stored",
-        "consumer/runner.py",
+        "consumer/running/runner.py",
         "if is_done and message.entry_id",
         "if message.entry_id",
         needs=lambda plan: plan.has_hook,
@@ -478,7 +479,7 @@ EXHIBITS: Final = (
     bug(
         "a batch starts after a burial",
         "a batch starts although its lease ended while one of its messages became a dead letter",
-        "consumer/batch_runner.py",
+        "consumer/running/batch_runner.py",
         "            batch = self._still_ours(kept)\n",
         "            batch = kept\n",
         needs=lambda plan: bool(plan.batch and plan.poison),
@@ -486,7 +487,7 @@ EXHIBITS: Final = (
     bug(
         "a handover forgets the rate",
         "the next owner of a key does not know when its messages have started",
-        "consumer/lane_lifecycle.py",
+        "consumer/owning/lane_lifecycle.py",
         "(self._member, lane.epoch, limit.pack(lane))",
         "(self._member, lane.epoch, '')",
         needs=lambda plan: bool(plan.rate[0]),
@@ -494,7 +495,7 @@ EXHIBITS: Final = (
     bug(
         "a dropped message keeps its start",
         "a redelivered message whose lease is over before its charge holds a part of its rate for good",
-        "consumer/runner.py",
+        "consumer/running/runner.py",
         "            self.queue.message_rate.forget(message)\n        self.queue.finish",
         "            pass\n        self.queue.finish",
         needs=lambda plan: bool(plan.rate[0]),
@@ -502,7 +503,7 @@ EXHIBITS: Final = (
     bug(
         "a handover is early by the time of a reply",
         "a member whose look at the clock was slow hands over starts that seem older than they are",
-        "consumer/limits.py",
+        "consumer/waiting/limits.py",
         "self._clock.now_ms() + round(1000 * self._clock.behind)",
         "self._clock.now_ms()",
         needs=lambda plan: bool(plan.rate[0]),
@@ -510,7 +511,7 @@ EXHIBITS: Final = (
     bug(
         "a late start does not count for the rate",
         "a message of a key that waits for its charge counts from before, so the next one starts too soon",
-        "consumer/runner.py",
+        "consumer/running/runner.py",
         "            await rate.starts_late(message, lane)\n",
         "            pass\n",
         needs=lambda plan: bool(plan.rate[0]),
@@ -518,14 +519,14 @@ EXHIBITS: Final = (
     bug(
         "a failed message that the server has lost lets its key go on",
         "after a failover with a loss a message fails that comes again, and the next one of its key starts before that",
-        "consumer/settler.py",
+        "consumer/settling/settler.py",
         "                if script in (START_MESSAGE, PARK_MESSAGE, BURY_MESSAGE):",
         "                if False:",
     ),
     bug(
         "messages in flight are read again",
         "a group that is reset under shared distribution gives a running message to a second handler: both settle it",
-        "consumer/lane.py",
+        "consumer/waiting/lane.py",
         "if len(self.in_flight) - known < len(entry_ids):",
         "if False:",
         needs=lambda plan: plan.distribution == "shared",
@@ -533,7 +534,7 @@ EXHIBITS: Final = (
     bug(
         "an answer that comes late",
         "shared distribution: a member handles what it read longer ago than a lease, which another has handled since",
-        "consumer/fetcher.py",
+        "consumer/reading/fetcher.py",
         'if context.handler.distribution == "shared":',
         "if False:",
         needs=lambda plan: plan.distribution == "shared",
@@ -556,7 +557,7 @@ EXHIBITS: Final = (
     bug(
         "uses that are not reported",
         "a start counts only until the next call of its member",
-        "consumer/group_rate.py",
+        "consumer/waiting/group_rate.py",
         "            *ages(question.used, now, step),\n",
         "",
         needs=lambda plan: bool(plan.group_rate[0]),
@@ -564,7 +565,7 @@ EXHIBITS: Final = (
     bug(
         "a late start counts from before its charge",
         "a message that waits for its charge counts from before, so another one starts too soon",
-        "consumer/group_rate.py",
+        "consumer/waiting/group_rate.py",
         "        if message.is_redelivered:\n",
         "        if False:\n",
         needs=lambda plan: bool(plan.group_rate[0]),

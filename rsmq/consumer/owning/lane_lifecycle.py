@@ -56,7 +56,7 @@ class LaneLifecycle:
     def begin(self, lane: Lane) -> None:
         """Use a lane. Outputs that its last owner has left in the out-stream are relayed."""
         self._lanes[lane.partition] = lane
-        lane.collect, lane.max_attempts = self._runner.collect, self._runner.handler.retry.max_attempts
+        lane.serve(self._runner.collect, self._runner.handler.retry.max_attempts)
         self._settler.outputs.relay.wake(lane)
 
     async def restore_rate(self, lane: Lane) -> None:
@@ -81,8 +81,7 @@ class LaneLifecycle:
 
     async def resume(self, lane: Lane) -> None:
         """Cancel a handover: what was handed back is taken over again."""
-        lane.restart_recovery()
-        lane.is_quiet = False
+        lane.wake()
         await self._fetchers.interrupt()
 
     # -- letting go -----------------------------------------------------------------------------------------------
@@ -94,28 +93,29 @@ class LaneLifecycle:
         if self._lanes.get(lane.partition) is lane:
             del self._lanes[lane.partition]
             self._stats["released" if was_held else "lost"] += 1
-        lane.done.clear()
+        lane.drop_done()
         self._queue.withdraw(lane)
-        if lane.running:
-            log.warning("lost %r: cancelling its %d running handlers", lane, lane.running)
+        if running := self._runner.running_of(lane):
+            log.warning("lost %r: cancelling its %d running handlers", lane, running)
             self._runner.cancel_lane(lane, "lost")
+        self._runner.forget_idle()
         self._runner.space.set()
 
     async def quiesce(self, lane: Lane, seconds: float) -> bool:
         """Stop reading a lane, hand back what has not started, wait for the rest. False: a handler still runs, or its
         outputs wait for room."""
-        lane.is_quiet = True
+        lane.quiet()
         await self._fetchers.exclude(lane.partition)
         await self._settler.hand_back(lane, self._queue.withdraw(lane))
         deadline = monotonic() + seconds
-        while (lane.running or lane.claims) and monotonic() < deadline:
+        while (is_busy := self._runner.running_of(lane) or lane.recovery.claims) and monotonic() < deadline:
             await asyncio.sleep(0.01)
-        if lane.running or lane.claims:
+        if is_busy:
             return False
         # retries that have come meanwhile, or have a timer here, must not start in a lane that is given back
         await self._settler.hand_back(lane, self._queue.withdraw(lane))
         await self._settler.wait_until_settled([lane])
-        return not lane.outgoing
+        return not lane.outgoing.waiting
 
     async def hand_back_unstarted(self, lanes: Iterable[Lane]) -> None:
         """Hand back at once what has not started. Without the server it is redelivered when the lease ends."""
@@ -128,9 +128,7 @@ class LaneLifecycle:
         A call that is on its way may settle one of them: then it is not handed back.
         """
         for lane in lanes:
-            held = [entry.message for entry in lane.outgoing.values()]
-            lane.outgoing.clear()
-            await self._hand_back(lane, held)
+            await self._hand_back(lane, lane.outgoing.take_all())
 
     async def _hand_back(self, lane: Lane, messages: list[Message]) -> None:
         if messages and lane.lease.is_held():
@@ -148,7 +146,7 @@ class LaneLifecycle:
         """
         await self._fetchers.end_late_reads()
         for lane in lanes:
-            if not lane.running:
+            if not self._runner.running_of(lane):
                 self.drop(lane)
                 self._heartbeat.forget(lane.lease)
                 if lane.epoch:

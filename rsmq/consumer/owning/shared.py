@@ -52,7 +52,7 @@ class SharedDistribution:
         adopt_at, adopted = 0.0, frozenset[str]()
         while True:
             self._open_lanes()
-            if any(lane.cursor is not None for lane in self._lanes.values()):
+            if any(not lane.recovery.is_over for lane in self._lanes.values()):
                 await self._fetchers.interrupt()
             try:
                 adopted &= self._membership.absent

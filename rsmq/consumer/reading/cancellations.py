@@ -57,7 +57,7 @@ class Cancellations:
                 found.append((lane, marked))
             kept.append([stream, [entry for entry in entries if entry[0] not in marked]])
         for lane, marked in found:
-            lane.in_flight |= marked
+            lane.in_flight.update(marked)
             await self.settle(lane, marked)
         return [each for each in kept if each[1]]
 
@@ -96,8 +96,8 @@ class Cancellations:
         for lane, reply in zip(lanes, replies, strict=True):
             if isinstance(reply, Exception):
                 raise reply
-            lane.cancels &= lane.in_flight
-            if reply or lane.untimed:
+            lane.note_cancels(())
+            if reply or lane.flows.untimed:
                 await self._look_at(lane)
                 await self._moves.look_at(lane)
 
@@ -109,7 +109,7 @@ class Cancellations:
             return
         gone = self._runner.queue.cancel(lane, marks.keys() & lane.undecided())
         running = (marks.keys() & lane.undecided()) - gone
-        lane.cancels |= running
+        lane.note_cancels(running)
         interrupted = {entry_id for entry_id in running if marks[entry_id] == b"interrupt"}
         if interrupted:
             self._runner.cancel_lane(lane, "cancelled", interrupted)

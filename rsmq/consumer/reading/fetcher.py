@@ -47,7 +47,7 @@ class Fetcher:
     """Owns a blocking connection, and alone moves the read position of its lanes: all of them, or one `partition`.
 
     After a broken connection every lane takes over its own pending messages again: a reply may have been lost, with
-    entries that the server believes to have delivered. `reader_count` fetchers share the prefetch bound.
+    entries that the server believes to have delivered. All fetchers share the prefetch bound.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class Fetcher:
         self._read_by, self._read_of = "", list[Lane]()  # the read that is not answered yet: connection and lanes
         self._blocked = False
         self._is_cycling, self._cycle_done = False, asyncio.Event()  # no read begins while it is connecting
-        self.reader_count, self.is_paused = 1, False
+        self._reader_count = 1
+        self._is_paused = False
         lease, self._longest_read, self._latest = self._settings.lease_ttl, self._settings.longest_read, inf
         if context.handler.distribution == "shared":  # what was read long ago may be another member's by now
             self._longest_read, self._latest = min(self._longest_read, lease / 3), lease.total_seconds() / 2
@@ -167,11 +168,11 @@ class Fetcher:
             if isinstance(reply, BrokerUnavailable):
                 raise reply
             if not isinstance(reply, Exception):
-                lane.undelivered |= undelivered_of(lane, reply)
+                lane.recovery.lose_writes(undelivered_of(lane, reply))
             if lane.is_ahead:
                 log.warning(
                     "the server has lost writes: it does not know as delivered what is in flight, %s of %s",
-                    count(len(lane.undelivered), "message"), lane.stream,
+                    count(len(lane.recovery.undelivered), "message"), lane.stream,
                 )  # fmt: skip
                 patience = self._settings.lease_ttl.total_seconds()
                 asyncio.get_running_loop().call_later(patience, self._give_up_undelivered, lane)
@@ -192,8 +193,8 @@ class Fetcher:
             self.connected.clear()
             await self._connection.close()
         for lane in self._own_lanes():
-            lane.restart_recovery(is_ours=True)
-            lane.retry_at = 0.0  # a lost master may have confirmed what its replica never received
+            lane.recovery.restart(is_ours=True)
+            lane.recovery.look_for_retries(0)  # a lost master may have confirmed what its replica never received
         self._runner.retries.set()
         self._finish_cycle()
 
@@ -204,7 +205,7 @@ class Fetcher:
         self._changed.clear()
         room = self._settings.prefetch - self._queue.in_flight
         own = self._own_lanes()
-        if self.is_paused or not own:
+        if self._is_paused or not own:
             await self._wait_for_change(0.25)
         elif room <= self._settings.prefetch // 4 and self._queue.in_flight > 0:
             self._full.clear()
@@ -258,7 +259,7 @@ class Fetcher:
 
     async def _read(self, lanes: list[Lane], aim: int) -> None:
         lanes = self._in_turn(lanes, aim)
-        share = max(1, aim // (len(lanes) * self.reader_count))
+        share = max(1, aim // (len(lanes) * self._reader_count))
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
         commands = [self._settler.packed(batch) for batch in batches]
         commands += (self._read_command(lanes, share), self._reclaimer.cancellations.question(lanes))
@@ -322,7 +323,7 @@ class Fetcher:
             if not lane.receive([entry_id for entry_id, _ in entries]):
                 log.warning("messages of %s that are in flight were read again: its group was reset", lane.stream)
                 continue
-            if self._queue.takes_raw and not lane.waiting and self._offer_raw(lane, entries):
+            if self._queue.takes_raw and not lane.flows.waiting and self._offer_raw(lane, entries):
                 continue
             messages, size = [], 0
             for entry_id, fields in entries:
@@ -357,6 +358,14 @@ class Fetcher:
 
     def _note_size(self, size: int, count: int) -> None:
         self._mean_size += 0.2 * (size / max(1, count) + 64 - self._mean_size)
+
+    def share(self, reader_count: int) -> None:
+        """So many fetchers share the prefetch bound."""
+        self._reader_count = reader_count
+
+    def pause(self, is_paused: bool) -> None:
+        """Read nothing new, or read again, from the next cycle on."""
+        self._is_paused = is_paused
 
     # -- for roles that change the lanes --------------------------------------------------------------------------
 

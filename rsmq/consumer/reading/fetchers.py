@@ -71,7 +71,7 @@ class Fetchers:
         if fetcher is None:
             assert self._tasks is not None, "a fetcher is needed before `run`"
             fetcher = Fetcher(self._context, self._runner, self._settler, self._reclaimer, key)
-            fetcher.is_paused = self.is_paused
+            fetcher.pause(self.is_paused)
             self._fetchers[key] = fetcher
             self._share_room()
             self._scopes[key] = scope = anyio.CancelScope()
@@ -80,7 +80,7 @@ class Fetchers:
 
     def _share_room(self) -> None:
         for fetcher in self._fetchers.values():
-            fetcher.reader_count = len(self._fetchers)
+            fetcher.share(len(self._fetchers))
 
     async def _serve(self, fetcher: Fetcher, scope: anyio.CancelScope) -> None:
         with scope:
@@ -114,7 +114,7 @@ class Fetchers:
         """Read nothing new, or read again."""
         self.is_paused = is_paused
         for fetcher in self.active:
-            fetcher.is_paused = is_paused
+            fetcher.pause(is_paused)
         await self.interrupt()
 
     async def interrupt(self) -> None:

@@ -8,13 +8,13 @@ So a message that was moved does not start at the old time, and one that starts 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from datetime import timedelta
 
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.model.message import Message
 from rsmq.model.words import pause
 from rsmq.redis.scripts import MOVE_PARKED, STALE_EPOCH
 
@@ -37,19 +37,13 @@ class Moves:
         marks = [entry_id + MARK for entry_id in ids]
         values = await self._client.execute_command("HMGET", lane.cancels_key, *marks) if ids else []
         wanted = {entry_id for entry_id, value in zip(ids, values, strict=True) if value is not None}
-        lane.untimed |= wanted
-        await self._move(lane)
-        late = wanted - {message.entry_id for message in lane.parked.values()} - lane.asking
+        await self._move(lane, wanted)
+        late = wanted - {message.entry_id for message in lane.flows.parked.values()} - lane.asking
         if late:  # they start now: the caller finds that out by the next question
             await self._client.execute_command("HDEL", lane.cancels_key, *[entry_id + MARK for entry_id in late])
 
-    async def _move(self, lane: Lane) -> None:
-        waiting = list[Message]()
-        for key, message in lane.parked.items():
-            if message.entry_id in lane.untimed:
-                waiting.append(message.again())
-                lane.parked[key] = waiting[-1]  # the timer of the other one does nothing any more
-        lane.untimed = {message.entry_id for message in waiting}
+    async def _move(self, lane: Lane, wanted: Collection[bytes]) -> None:
+        waiting = lane.flows.stop_timers(wanted)
         if not waiting or not lane.lease.is_held():
             return
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.cancels_key, lane.errors_key)
@@ -59,7 +53,7 @@ class Moves:
             lane.lease.lose()
             return
         for message, (attempts, wait_ms) in zip(waiting, times, strict=True):
-            lane.untimed.discard(message.entry_id)
+            lane.flows.timed(message.entry_id)
             if attempts >= 0:
                 message.attempt = attempts
             self._runner.resume_later(message, lane, wait_ms / 1000)

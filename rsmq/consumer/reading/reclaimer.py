@@ -11,7 +11,8 @@ from rsmq.consumer.reading.cancellations import Cancellations
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.lane import START, Lane
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.recovery import START
 from rsmq.errors import BrokerError, Malformed
 from rsmq.handler.retry import decide_redelivery, is_suspect
 from rsmq.model.clock import monotonic, to_ms
@@ -47,18 +48,16 @@ class Reclaimer:
     async def claim_page(self, lane: Lane, reader: str, room: int) -> None:
         """Take over one page: of everything pending in a leased lane, of our own under shared distribution.
 
-        `lane.cursor` is None after the last page.
+        The recovery is over after the last page.
         """
-        assert lane.cursor is not None
-        recoveries = lane.recoveries
+        recovery = lane.recovery
+        cursor, number = recovery.cursor, recovery.number
+        assert cursor is not None
         if lane.epoch:
-            cursor = await self._claim(lane, lane.cursor, reader, room)
+            cursor = await self._claim(lane, cursor, reader, room)
         else:
-            cursor = await self._adopt(lane, lane.cursor, room, source=self._member)
-        if lane.recoveries == recoveries:
-            lane.cursor = cursor
-        if lane.cursor is None and lane.newest_held is None:
-            lane.newest_held = START
+            cursor = await self._adopt(lane, cursor, room, source=self._member)
+        recovery.advance(cursor, number)
 
     async def adopt(self, lane: Lane, room: int, *, source: str = "", leases: Mapping[str, int]) -> bool:
         """Shared distribution: claim a page of what was not touched for a lease, or of what a dead member left.
@@ -66,16 +65,16 @@ class Reclaimer:
         `leases`: the lease in ms of each member whose lease is longer than this one's. True when it was the last page.
         After a step of the server's clock the search waits for a lease, in which live members touch what they have.
         """
-        if not source and monotonic() < lane.search_at:
+        if not source and monotonic() < lane.recovery.search_at:
             return False
         try:
             if source:
                 cursor = await self._adopt(lane, START, room, source=source)
             else:
                 cursor = await self._search(lane, room, leases)
-                lane.idle_cursor = cursor or START
+                lane.recovery.searched(cursor)
         except BrokerError:
-            lane.restart_recovery()  # the claim may have succeeded, of messages that others had started
+            lane.recovery.restart()  # the claim may have succeeded, of messages that others had started
             raise
         return cursor is None
 
@@ -88,7 +87,7 @@ class Reclaimer:
             log.warning("%s of %s in flight taken over by other members", count(len(gone), "message"), lane.stream)
             self._queue.cancel(lane, gone)
             self._runner.cancel_lane(lane, "lost", gone)
-            lane.in_flight -= gone
+            lane.forget(gone)
 
     async def _claim(self, lane: Lane, cursor: bytes, reader: str, room: int) -> bytes | None:
         """Of a leased lane: one page of all that is pending. Returns the next cursor, None after the last page."""
@@ -106,18 +105,17 @@ class Reclaimer:
 
     async def _search(self, lane: Lane, room: int, leases: Mapping[str, int]) -> bytes | None:
         """Shared distribution: one page of what nobody has touched for a lease."""
-        cursor, idle_ms = lane.idle_cursor, to_ms(self._settings.lease_ttl)
+        cursor, idle_ms = lane.recovery.idle_cursor, to_ms(self._settings.lease_ttl)
         others = [part for pair in leases.items() for part in pair]
         while True:
-            asked, is_first = monotonic(), lane.ahead is None
-            expected = 0 if lane.ahead is None else round(1000 * (asked + lane.ahead))  # the server's time
+            asked, offset = monotonic(), lane.recovery.clock_offset
+            expected = 0 if offset is None else round(1000 * (asked + offset))  # the server's time
             args = (self._member, lane.group, cursor, *self._bounds(room), "", idle_ms, expected)
             reply = await self._take(lane, ADOPT_PENDING, (*args, *self._lost_body(lane), *others))
             if reply[0] != CLOCK:
                 return next_cursor(reply)
-            lane.ahead = reply[1] / 1000 - asked
-            if not is_first:
-                lane.search_at = monotonic() + max((idle_ms, *leases.values())) / 1000
+            if not lane.recovery.set_clock(reply[1] / 1000 - asked):
+                lane.recovery.rest(max((idle_ms, *leases.values())) / 1000)
                 log.info("the server's clock was set: %s is searched for abandoned messages after a lease", lane.stream)
                 return cursor
 
@@ -133,13 +131,10 @@ class Reclaimer:
         """The reply of a script that claims a page. What it has claimed is queued."""
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
         in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
-        lane.claims += 1
-        try:
+        with lane.recovery.claiming():
             reply: list[Any] = await script(self._client, keys, args)
             if reply[0] == OK:
                 self._settler.report_lost(lane, reply[2])
-        finally:
-            lane.claims -= 1
         if reply[0] == OK:
             await self._enqueue(lane, [entry for entry in reply[3:] if entry[0] not in in_flight])
         return reply
@@ -149,27 +144,21 @@ class Reclaimer:
         limit = min(self._settings.recovery_batch, room)
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
         args = (self._member, lane.epoch, lane.group, limit, *self._lost_body(lane))
-        lane.retry_at = float("inf")  # a message parked during this call may set an earlier time
-        lane.claims += 1
-        try:
-            reply = await self._settler.ask(UNPARK_MESSAGES, keys, args)
+        lane.recovery.ask_for_retries()
+        with lane.recovery.claiming():
+            try:
+                reply = await self._settler.ask(UNPARK_MESSAGES, keys, args)
+            except BrokerError:
+                lane.recovery.retries_unanswered()
+                raise
             self._settler.report_lost(lane, [entry_id for entry_id, _, fields, _ in reply[2:] if not fields])
-        except BrokerError:
-            lane.is_unsure_of_retries = True
-            lane.retry_at = 0.0
-            lane.restart_recovery()  # a lost reply may have delivered some to us: out of order, and after an attempt
-            raise
-        finally:
-            lane.claims -= 1
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return
-        if lane.is_unsure_of_retries:  # the lost call may have come after that recovery; now it cannot come any more
-            lane.is_unsure_of_retries = False
-            lane.restart_recovery()
+        lane.recovery.retries_answered()
         due = reply[2:]
         if reply[1] >= 0:
-            lane.look_for_retries(reply[1] / 1000)
+            lane.recovery.look_for_retries(reply[1] / 1000)
         while lane.lease.is_held() and any(entry_id in lane.asking for entry_id, *_ in due):
             await asyncio.sleep(0.002)  # it came back before the reply to its parking
         entries = [(entry_id, attempts, 0, fields, is_ours) for entry_id, attempts, fields, is_ours in due if fields]
@@ -178,13 +167,13 @@ class Reclaimer:
     def look_for_retries(self) -> None:
         """Parked messages may be due earlier than expected: `broker.reschedule` has woken the group."""
         for lane in self._lanes.values():
-            if lane.retry_at < float("inf"):
-                lane.look_for_retries(0)
+            if lane.recovery.retry_at < float("inf"):
+                lane.recovery.look_for_retries(0)
         self._runner.retries.set()
 
     async def _enqueue(self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False) -> None:
         """Queue claimed entries, in order. What starts without another call must not be cancelled."""
-        unseen = [] if is_retry else [entry_id for entry_id, *_ in entries if lane.is_unseen(entry_id)]
+        unseen = [] if is_retry else [entry_id for entry_id, *_ in entries if lane.recovery.is_unseen(entry_id)]
         marked = await self.cancellations.marked(lane, unseen)
         for entry_id, attempts, wait_ms, fields, is_ours in entries:
             if entry_id in lane.in_flight or (is_retry and is_ours and self._has_timer(lane, entry_id, fields)):
@@ -193,9 +182,10 @@ class Reclaimer:
             if entry_id in marked:
                 await self.cancellations.settle(lane, marked & {entry_id})
                 continue
-            is_first = not is_retry and attempts == 1 and bool(is_ours) and lane.is_unseen(entry_id)
+            is_first = not is_retry and attempts == 1 and bool(is_ours) and lane.recovery.is_unseen(entry_id)
             if is_first:
-                lane.newest_held, attempts = entry_id, 0
+                lane.recovery.find_unseen(entry_id)
+                attempts = 0
             message = await self._parse(lane, entry_id, attempts, fields, is_retry=is_retry)
             if message is None:
                 continue

@@ -38,7 +38,7 @@ class RetryPoller:
         tick = self._settings.delay_resolution.total_seconds()
         while True:
             self._runner.retries.clear()
-            if not any(lane.retry_at < float("inf") for lane in self._lanes.values()):
+            if not any(lane.recovery.retry_at < float("inf") for lane in self._lanes.values()):
                 with anyio.move_on_after(IDLE_SECONDS):
                     await self._runner.retries.wait()
             await anyio.sleep(tick)
@@ -52,10 +52,10 @@ class RetryPoller:
         now = monotonic()
         for lane in list(self._lanes.values()):
             room = self._settings.prefetch - self._queue.in_flight
-            if lane.retry_at <= now and lane.is_readable and lane.lease.is_held() and room > 0:
+            if lane.recovery.retry_at <= now and lane.is_readable and lane.lease.is_held() and room > 0:
                 await self._reclaimer.unpark(lane, room)
                 if not lane.epoch:
-                    lane.look_for_retries(SHARED_SECONDS)
+                    lane.recovery.look_for_retries(SHARED_SECONDS)
         await self._runner.wake()
 
     def __repr__(self) -> str:

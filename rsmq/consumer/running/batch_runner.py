@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import anyio
 
-from rsmq.consumer.running.pool import TURN, TaskSlot
-from rsmq.consumer.running.runner import Abandoned, Runner
+from rsmq.consumer.running.conclusion import Abandoned, HandBack
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.running.task_slot import TURN, TaskSlot
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import Malformed
@@ -66,7 +67,7 @@ class BatchRunner(Runner):
         if not is_cancelled and self._is_plain(picked):
             await self._handle(task_slot, picked, heads)
         else:
-            task_slot.rest = partial(self._handle_started, task_slot, picked, heads)
+            task_slot.follow(partial(self._handle_started, task_slot, picked, heads))
 
     # -- payloads only --------------------------------------------------------------------------------------------
 
@@ -82,9 +83,9 @@ class BatchRunner(Runner):
     async def _handle_raw(self, task_slot: TaskSlot, raw: list[RawEntries]) -> None:
         payloads = self._payloads(raw)
         if payloads is None:
-            task_slot.rest = partial(self._handle_started, task_slot, *self._make_messages(raw))
+            task_slot.follow(partial(self._handle_started, task_slot, *self._make_messages(raw)))
             return
-        task_slot.started = monotonic()
+        task_slot.start(monotonic())
         assert self._payload_call is not None
         call = first_step(self._payload_call, payloads)
         if call is not None:
@@ -92,7 +93,7 @@ class BatchRunner(Runner):
             return
         for each in raw:
             self._settler.add_done(each.origin, [entry_id for entry_id, _ in each.entries])
-            self.queue.in_flight -= len(each.entries)
+            self.queue.leave_raw(len(each.entries))
         self._go_on(task_slot)
 
     def _payloads(self, raw: list[RawEntries]) -> list[Any] | None:
@@ -113,11 +114,11 @@ class BatchRunner(Runner):
         batch, heads = list[Message](), list[Message]()
         for each in raw:
             messages = each.messages()
-            each.origin.running += len(messages)
+            self._running[each.origin] += len(messages)
             batch += messages
             heads += self.queue.take_keys(each.origin, messages)
         for each in raw:
-            if each.origin.raw_entries:
+            if each.origin.flows.raw_entries:
                 self.queue.unpack(each.origin)
         return batch, heads
 
@@ -151,12 +152,12 @@ class BatchRunner(Runner):
             lane: Lane = message.origin
             batch.append(message)
             heads.append(message)
-            lane.running += 1
+            self._running[lane] += 1
             if is_ordered and message.routing_key is not None:
-                behind = lane.waiting.get(message.routing_key)
+                behind = lane.flows.waiting.get(message.routing_key)
                 while behind and len(batch) < limit and not behind[0].is_suspect:
                     batch.append(behind.popleft())
-                    lane.running += 1
+                    self._running[lane] += 1
 
     async def _handle_started(self, task_slot: TaskSlot, picked: list[Message], heads: list[Message]) -> None:
         """Handle what may start of it, in a task that no handler has seen: a cancellation would lose the others."""
@@ -231,11 +232,11 @@ class BatchRunner(Runner):
         """Call the handler, or await a `call` that has begun, and settle each message by its outcome."""
         outcomes, is_rolled_back = await self._run(task_slot, batch, call) if batch else (None, False)
         if outcomes is not None and is_rolled_back:
-            task_slot.rest = partial(self._handle_others, task_slot, batch, heads, outcomes)
+            task_slot.follow(partial(self._handle_others, task_slot, batch, heads, outcomes))
             return
         if outcomes is not None or any(head.is_suspect for head in heads):
-            conclusion = partial(self._conclude, batch, outcomes or [None] * len(batch), heads)
-            task_slot.rest = partial(self._after, task_slot, conclusion)
+            conclusion = partial(self._end_batch, batch, outcomes or [None] * len(batch), heads)
+            task_slot.follow(partial(self._after, task_slot, conclusion))
             return
         self._all_done(batch, heads)
         self._go_on(task_slot)
@@ -245,7 +246,8 @@ class BatchRunner(Runner):
     ) -> tuple[list[Outcome] | None, bool]:
         """Call the handler. Returns an outcome for each message, or None if all are done. True: the transaction of the
         batch was rolled back, so those without an error are not done."""
-        task_slot.messages, task_slot.started = messages, monotonic()
+        task_slot.start(monotonic())
+        task_slot.run(messages)
         try:
             result = await (self._call(messages) if call is None else call)
         except BaseException as error:
@@ -269,9 +271,9 @@ class BatchRunner(Runner):
         found = iter(ended or [None] * len(others))
         outcomes = [next(found) if outcome is None else outcome for outcome in outcomes]
         if is_rolled_back:
-            task_slot.rest = partial(self._handle_others, task_slot, batch, heads, outcomes)
+            task_slot.follow(partial(self._handle_others, task_slot, batch, heads, outcomes))
         else:
-            task_slot.rest = partial(self._after, task_slot, partial(self._conclude, batch, outcomes, heads))
+            task_slot.follow(partial(self._after, task_slot, partial(self._end_batch, batch, outcomes, heads)))
 
     def _leave_out(self, batch: list[Message], outcomes: list[Outcome]) -> None:
         """Give an outcome to messages that cannot be handled now: behind an error of their key, or without a lease."""
@@ -289,29 +291,29 @@ class BatchRunner(Runner):
         if self.is_starved:
             self._made_space()
         if task_slot.task is not None and task_slot.task.cancelling():
-            task_slot.rest = partial(self._work, task_slot)
+            task_slot.follow(partial(self._work, task_slot))
 
     def _all_done(self, batch: list[Message], heads: list[Message]) -> None:
         """The normal case, without another look at each message."""
         for lane, run in groupby(batch, ORIGIN):
             ids = [message.entry_id for message in run]
-            lane.running -= len(ids)
+            self._running[lane] -= len(ids)
             self._settler.add_done(lane, ids)
-        self.queue.in_flight -= len(batch)
+        self.queue.leave_raw(len(batch))
         if self.queue.is_ordered:
             for message in heads:
                 if message.routing_key is not None:
                     self.queue.release(message.origin, message.routing_key)  # type: ignore[arg-type]
 
-    async def _conclude(self, batch: list[Message], outcomes: list[Outcome], heads: list[Message]) -> None:
+    async def _end_batch(self, batch: list[Message], outcomes: list[Outcome], heads: list[Message]) -> None:
         """Settle each message: with key order together with those of its key, otherwise by itself."""
         by_key: dict[tuple[int, bytes], list[tuple[Message, Outcome]]] = {}
         for message, outcome in zip(batch, outcomes, strict=True):
             if self.queue.is_ordered and message.routing_key is not None:
                 by_key.setdefault((message.partition, message.routing_key), []).append((message, outcome))
             else:
-                await self._conclude_key([(message, outcome)])
-        waiting = {key for key, ended in by_key.items() if await self._conclude_key(ended)}
+                await self._end_key([(message, outcome)])
+        waiting = {key for key, ended in by_key.items() if await self._end_key(ended)}
         if self.queue.is_ordered:
             for head in heads:
                 if head.routing_key is not None and (head.partition, head.routing_key) not in waiting:
@@ -319,42 +321,29 @@ class BatchRunner(Runner):
         self._made_space()
         self.wake_soon()
 
-    async def _conclude_key(self, ended: list[tuple[Message, Outcome]]) -> bool:
+    async def _end_key(self, ended: list[tuple[Message, Outcome]]) -> bool:
         """The messages of one key, in order. True: its key waits for a retry, or has been released already.
 
         What comes after a message that will be retried waits behind it again.
         """
         lane: Lane = ended[0][0].origin  # type: ignore[assignment]
         for at, (message, outcome) in enumerate(ended):
-            if outcome is not None:
-                lane.outputs.pop(message.entry_id, None)
-            if self._is_cancelled(message, lane, outcome):
-                await self._settler.settle_cancelled(lane, message.entry_id)
-                self._leave(message, lane)
-                continue
-            if isinstance(outcome, Abandoned) and outcome.reason != "stop" and lane.lease.is_held():
+            conclusion = self._conclude(message, lane, outcome)
+            if isinstance(conclusion, HandBack) and not conclusion.is_stop and lane.lease.is_held():
                 self._restart([each for each, _ in ended[at:]], lane)
                 return True
-            if isinstance(outcome, Abandoned):
-                self._leave(message, lane)
-                await self._hand_back(message, lane, outcome.reason)
-                continue
-            decision = self._decide(message, outcome)
-            if isinstance(decision, Park) and outcome is not None:
-                lane.running -= len(ended) - at
+            if isinstance(conclusion, Park) and outcome is not None:
+                self._running[lane] -= len(ended) - at
                 self._put_back(lane, [later for later, _ in ended[at + 1 :]])
-                await self._park(message, lane, decision, outcome)
+                await self._park(message, lane, conclusion, outcome)
                 return True
-            if isinstance(decision, Bury):
-                await self._bury(message, lane, decision)
-            else:
-                await self._settle(message, lane)
+            await self._carry_out(message, lane, conclusion)
             self._leave(message, lane)
         return False
 
     def _restart(self, messages: list[Message], lane: Lane) -> None:
         """The batch was cancelled because another lane in it was lost. These messages are of a lane that is held."""
-        lane.running -= len(messages)
+        self._running[lane] -= len(messages)
         for message in messages:
             message.is_redelivered = True
         head, *later = messages
@@ -364,12 +353,12 @@ class BatchRunner(Runner):
     def _put_back(self, lane: Lane, later: list[Message]) -> None:
         """These will be handled again, so nothing that they have published counts."""
         for message in later:
-            lane.outputs.pop(message.entry_id, None)
+            lane.outgoing.forget(message.entry_id)
         self.queue.put_back(lane, [message.again() for message in later])
 
     def _leave(self, message: Message, lane: Lane) -> None:
         """It is not in the batch any more; its key is released with the others, at the end."""
-        lane.running -= 1
+        self._running[lane] -= 1
         if monotonic() >= lane.lease.deadline:
             lane.lease.lose()
         self.queue.leave(message)

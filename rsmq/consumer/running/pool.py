@@ -7,57 +7,21 @@ import gc
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections import defaultdict
 from collections.abc import Set as AbstractSet
 from contextvars import Context, copy_context
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
+from rsmq.consumer.running.task_slot import Rest, TaskSlot
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.queue import Queue
-from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 
 log = logging.getLogger("rsmq.handler")
-
-TURN: Final = 0.01
-"""Seconds after which a task that never suspended lets the event loop run others."""
-Rest = Callable[[], Coroutine[Any, Any, None]]
-"""What the next task of a slot begins with."""
-
-
-class TaskSlot:
-    """One of the tasks of the pool: what it runs, since when, and why that was cancelled (`timeout`, `lost`, `stop`,
-    `cancelled`).
-
-    `task` is the one that it has now. It gets another one when a handler may have left something behind in it: that one
-    begins with `rest`, if there is something to do first.
-    """
-
-    __slots__ = ("_cancelled", "_reason", "messages", "rest", "started", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.rest: Rest | None = None
-        self.messages: tuple[Message, ...] | list[Message] | RawEntries = ()
-        self.started = 0.0
-        self._reason: str | None = None
-        self._cancelled: tuple[Message, ...] | list[Message] | RawEntries = ()
-
-    def cancel(self, reason: str) -> None:
-        """Cancel the handler that runs in it. A handler may swallow a cancellation, so it can be called again."""
-        self._reason, self._cancelled = reason, self.messages
-        if self.task is not None:
-            self.task.cancel()
-
-    def end(self) -> str | None:
-        """Forget what it ran. Returns why the pool cancelled that, if it did."""
-        reason = self._reason if self._cancelled is self.messages else None  # an earlier call may have swallowed it
-        self._reason, self._cancelled, self.messages = None, (), ()
-        return reason
 
 
 class Pool(ABC):
@@ -78,6 +42,7 @@ class Pool(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
         self._context: Context = copy_context()
         self._failure: asyncio.Future[None] | None = None  # while the pool runs
+        self._running = defaultdict[Lane, int](int)
         self._turn = 0.0  # since when no task has let the event loop run others
 
     @abstractmethod
@@ -129,6 +94,19 @@ class Pool(ABC):
         except IndexError:
             return None
 
+    def running_of(self, lane: Lane) -> int:
+        """How many messages of a lane have started and are not concluded: a handover waits for them."""
+        return self._running.get(lane, 0)
+
+    def forget_running(self, lane: Lane) -> None:
+        """The pool has ended: what ran there is not waited for."""
+        self._running.pop(lane, None)
+
+    def forget_idle(self) -> None:
+        """Keep nothing of lanes in which nothing runs: some of them are over."""
+        for lane in [lane for lane, count in self._running.items() if not count]:
+            del self._running[lane]
+
     def runs(self, message: Message) -> bool:
         """Whether a handler runs with this very message now."""
         return any(message in task_slot.messages for task_slot in self._task_slots)
@@ -168,7 +146,7 @@ class Pool(ABC):
     def _start(self, task_slot: TaskSlot) -> None:
         """Give a slot a new task, with the context variables of the pool and not those of a handler."""
         loop, context = asyncio.get_running_loop(), self._context.copy()
-        task_slot.task = task = loop.create_task(self._live(task_slot), context=context)
+        task = task_slot.renew(loop.create_task(self._live(task_slot), context=context))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -182,7 +160,7 @@ class Pool(ABC):
     async def _live(self, task_slot: TaskSlot) -> None:
         """One task of a slot, to its end."""
         self._turn = monotonic()
-        rest, task_slot.rest = task_slot.rest, None
+        rest = task_slot.take_rest()
         try:
             await (self._work(task_slot) if rest is None else rest())
         except asyncio.CancelledError:

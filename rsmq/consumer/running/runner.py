@@ -9,13 +9,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from rsmq.consumer.running.pool import TURN, Pool, TaskSlot, is_running_in
-from rsmq.consumer.running.raw_calls import RawCalls
+from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, Settle, conclude
+from rsmq.consumer.running.pool import Pool, is_running_in
+from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.queue import Queue
@@ -26,7 +26,7 @@ from rsmq.handler.error_hook import ErrorHook, report
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
-from rsmq.handler.retry import Bury, Decision, Outcome, Park, decide
+from rsmq.handler.retry import Bury, Outcome, Park
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
@@ -35,14 +35,6 @@ from rsmq.model.reason import Reason
 from rsmq.model.words import pause
 
 log = logging.getLogger("rsmq.handler")
-
-
-class Abandoned(Exception):
-    """The call was cancelled because the lease is lost or the worker stops: no attempt, no outcome."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Runner(Pool):
@@ -66,11 +58,12 @@ class Runner(Pool):
         self._error_hooks, self._name = error_hooks, f"{handler.topic}/{handler.group}"
         self.handler, self._settler, self._stats = handler, settler, stats
         self._call, self._payload_call = call, payload_call
-        queue.takes_raw = payload_call is not None
         self._raw_calls = payload_call and RawCalls(queue, handler.decode, payload_call, call)
+        if payload_call is not None:
+            queue.serve_raw()
         self.is_starved = False
         self.space = asyncio.Event()
-        self.retries = asyncio.Event()  # set when a lane may have a new `retry_at`
+        self.retries = asyncio.Event()  # set when a lane may have to look for due retries earlier
         self._low = 0
         self._dying = set[Message]()  # those with which `on_dead` runs: ids of two partitions may be the same
 
@@ -105,6 +98,7 @@ class Runner(Pool):
         queue, ready, settler = self.queue, self.queue.ready, self._settler
         take = queue.taker()
         decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
+        start, run, running = task_slot.start, task_slot.run, self._running
         while True:
             while ready:
                 message, rest = take(), None
@@ -113,15 +107,15 @@ class Runner(Pool):
                 if type(message) is RawEntries:
                     message, rest = self._run_raw(task_slot, message)
                     if cancelling() and message is None:
-                        task_slot.rest = partial(self._work, task_slot)
+                        task_slot.follow(partial(self._work, task_slot))
                         return
                     if message is None:
                         if monotonic() - self._turn > TURN:
                             await self._let_others_run()
                         continue
                 lane: Lane = message.origin
-                task_slot.started = now = monotonic()
-                lane.running += 1  # until it is settled: a handover waits for that
+                start(now := monotonic())
+                running[lane] += 1  # until it is settled: a handover waits for that
                 try:
                     if rest is None and (
                         now >= lane.lease.deadline
@@ -132,10 +126,10 @@ class Runner(Pool):
                             and await self._expires(message, lane)
                         )
                     ):
-                        lane.running -= 1
+                        running[lane] -= 1
                         self._drop(message, lane)
                         continue
-                    task_slot.messages = (message,)
+                    run((message,))
                     if rest is None:
                         message.payload = decode(message.data)
                         rest = call(message)
@@ -146,7 +140,7 @@ class Runner(Pool):
                 if cancelling():  # it was cancelled, and returned all the same
                     self._leave_to_next(task_slot, message, lane, None)
                     return
-                task_slot.messages = ()
+                run(())
                 if message.is_suspect:
                     self._leave_to_next(task_slot, message, lane, None)
                     return
@@ -155,7 +149,7 @@ class Runner(Pool):
                 else:
                     settler.add_done(lane, (message.entry_id,))
                 queue.finish(message, lane)
-                lane.running -= 1
+                running[lane] -= 1
                 if self.is_starved:
                     self._made_space()
                 if now - self._turn > TURN:
@@ -170,10 +164,10 @@ class Runner(Pool):
         """
         assert self._raw_calls is not None
         queue, lane, done = self.queue, raw.origin, raw.done
-        lane.raw_entries -= 1
+        lane.flows.count_raw(-1)
         rest, is_held = self._raw_calls.run(task_slot, raw)
         self._settler.add_done(lane, done)
-        queue.in_flight -= len(done)
+        queue.leave_raw(len(done))
         if self.is_starved:
             self._made_space()
         if rest is not None or (task_slot.started >= lane.lease.deadline and len(done) < len(raw.entries)):
@@ -192,7 +186,7 @@ class Runner(Pool):
             raise
         if rate is not None:
             await rate.starts_late(message, lane)
-        task_slot.started = monotonic()
+        task_slot.start(monotonic())
         return is_ours and task_slot.started < lane.lease.deadline
 
     async def _expires(self, message: Message, lane: Lane) -> bool:
@@ -231,47 +225,42 @@ class Runner(Pool):
     def _leave_to_next(self, task_slot: TaskSlot, message: Message, lane: Lane, outcome: Outcome) -> None:
         """The next task of the slot settles this message."""
         task_slot.end()
-        task_slot.rest = partial(self._after, task_slot, partial(self._end_call, message, lane, outcome))
+        task_slot.follow(partial(self._after, task_slot, partial(self._end_call, message, lane, outcome)))
 
     async def _end_call(self, message: Message, lane: Lane, outcome: Outcome) -> None:
         """Carry out what follows from the end of a call for its message."""
         try:
-            if outcome is not None:
-                lane.outputs.pop(message.entry_id, None)
-            if self._is_cancelled(message, lane, outcome):
-                await self._settler.settle_cancelled(lane, message.entry_id)
-                self.queue.finish(message, lane)
-                return
-            if isinstance(outcome, Abandoned):
-                await self._hand_back(message, lane, outcome.reason)
-                self.queue.finish(message, lane)
-                return
-            decision = self._decide(message, outcome)
-            if isinstance(decision, Park) and outcome is not None:
-                await self._park(message, lane, decision, outcome)
-                return
-            if isinstance(decision, Bury):
-                await self._bury(message, lane, decision)
+            conclusion = self._conclude(message, lane, outcome)
+            if isinstance(conclusion, Park) and outcome is not None:
+                await self._park(message, lane, conclusion, outcome)
             else:
-                await self._settle(message, lane)
-            self.queue.finish(message, lane)
+                await self._carry_out(message, lane, conclusion)
+                self.queue.finish(message, lane)
         finally:
-            lane.running -= 1
+            self._running[lane] -= 1
             self._made_space()
 
-    def _decide(self, message: Message, outcome: Outcome) -> Decision:
+    def _conclude(self, message: Message, lane: Lane, outcome: Outcome) -> Conclusion:
+        """What becomes of a message now. What a failed attempt has published does not count."""
+        if outcome is not None:
+            lane.outgoing.forget(message.entry_id)
         now = self._settler.clock.now_ms()
-        age = timedelta(milliseconds=now - message.stored_ms)
-        decision = decide(outcome, message.attempt, self.handler.retry, age)
-        left = message.lifetime(now)
-        if left is None or not isinstance(decision, Park):
-            return decision
-        return replace(decision, delay=min(decision.delay, timedelta(milliseconds=max(0, left))))
+        age, left = timedelta(milliseconds=now - message.stored_ms), message.lifetime(now)
+        lifetime = None if left is None else timedelta(milliseconds=left)
+        is_marked = message.entry_id in lane.cancels
+        return conclude(outcome, message.attempt, self.handler.retry, age, lifetime, is_marked=is_marked)
 
-    def _is_cancelled(self, message: Message, lane: Lane, outcome: Outcome) -> bool:
-        """Whether a message was cancelled while it ran, and its attempt did not succeed."""
-        is_over = isinstance(outcome, Abandoned) and outcome.reason != "cancelled"  # lost, or stopped: the next owner
-        return outcome is not None and not is_over and message.entry_id in lane.cancels
+    async def _carry_out(self, message: Message, lane: Lane, conclusion: Conclusion) -> None:
+        """All but a retry."""
+        match conclusion:
+            case Settle(is_cancelled=True):
+                await self._settler.settle_cancelled(lane, message.entry_id)
+            case Settle():
+                await self._settle(message, lane)
+            case Bury():
+                await self._bury(message, lane, conclusion)
+            case HandBack(is_stop=True):
+                await self._hand_back(message, lane)
 
     def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
         """What an exception out of a handler's call means. Raises it again if it ends more than this call.
@@ -292,13 +281,12 @@ class Runner(Pool):
                 raise error
         return error
 
-    async def _hand_back(self, message: Message, lane: Lane, reason: str) -> None:
-        """At a planned stop give the message back. After a lost lease the new owner takes it over."""
-        if reason == "stop":
-            try:
-                await self._settler.hand_back(lane, [message])
-            except BrokerError as error:
-                log.warning("cannot hand back %s, it is redelivered when the lease ends: %s", message, error)
+    async def _hand_back(self, message: Message, lane: Lane) -> None:
+        """At a planned stop give the message back."""
+        try:
+            await self._settler.hand_back(lane, [message])
+        except BrokerError as error:
+            log.warning("cannot hand back %s, it is redelivered when the lease ends: %s", message, error)
 
     async def _bury(self, message: Message, lane: Lane, decision: Bury) -> None:
         if decision.cause is not None:
@@ -321,10 +309,10 @@ class Runner(Pool):
             is_done = await call_hook(hook, message, Burial(str(decision.reason), decision.error, attempts))
         finally:
             self._dying.discard(message)
-        if is_done and message.entry_id in lane.outputs:
+        if is_done and message.entry_id in lane.outgoing.kept:
             await self._settler.bury_with_outputs(lane, message, attempts, decision)
         else:
-            lane.outputs.pop(message.entry_id, None)
+            lane.outgoing.forget(message.entry_id)
             await self._settler.bury(lane, message.entry_id, attempts, decision)
 
     async def _park(self, message: Message, lane: Lane, decision: Park, error: BaseException) -> None:
@@ -348,7 +336,7 @@ class Runner(Pool):
             self.queue.park(message, lane)
             self.resume_later(message, lane, seconds, int(decision.is_counted))
         else:
-            lane.look_for_retries(seconds)
+            lane.recovery.look_for_retries(seconds)
             self.retries.set()
             self.queue.finish(message, lane)
 

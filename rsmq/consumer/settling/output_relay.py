@@ -79,18 +79,22 @@ class OutputRelay:
         self._topics = Topics(context.client, context.keys, context.settings)
         self._throttled = ThrottledLog(log)
         self._busy: dict[Lane, asyncio.Event] = {}  # set when there may be more
-        self.tasks: anyio.abc.TaskGroup | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    def use(self, tasks: anyio.abc.TaskGroup | None) -> None:
+        """The tasks of the settler, while it runs."""
+        self._tasks = tasks
 
     def wake(self, lane: Lane) -> None:
         """There may be something in the out-stream of a lane: it was opened, or has settled messages with outputs."""
-        if not self._client.is_cluster or self.tasks is None:
+        if not self._client.is_cluster or self._tasks is None:
             return
         more = self._busy.get(lane)
         if more is not None:
             more.set()
             return
         self._busy[lane] = more = asyncio.Event()
-        self.tasks.start_soon(self._serve, lane, more)
+        self._tasks.start_soon(self._serve, lane, more)
 
     async def _serve(self, lane: Lane, more: asyncio.Event) -> None:
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)

@@ -11,7 +11,8 @@ import anyio.abc
 
 from rsmq.consumer.settling.output_relay import OutputRelay
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.lane import Lane, MessageOutputs
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.consumer.waiting.outgoing import MessageOutputs
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, TooLarge, TopicFull
 from rsmq.handler.options import refuse_unknown
 from rsmq.model.backoff import Backoff
@@ -51,7 +52,12 @@ class Outputs:
         self._ask, self._on_stale = ask, on_stale
         self._throttled = ThrottledLog(log)
         self.relay = OutputRelay(context)
-        self.tasks: anyio.abc.TaskGroup | None = None  # while the settler runs
+        self._tasks: anyio.abc.TaskGroup | None = None  # while the settler runs
+
+    def use(self, tasks: anyio.abc.TaskGroup | None) -> None:
+        """The tasks of the settler, while it runs."""
+        self._tasks = tasks
+        self.relay.use(tasks)
 
     # -- while the handler runs -----------------------------------------------------------------------------------
 
@@ -71,10 +77,9 @@ class Outputs:
         refuse_unknown("message.publish", options, OutputOptions.__annotations__)
         output = await self._producer.output(topic, payload, **options)
         check()  # the lookup of a topic takes a moment
-        entry = lane.outputs.get(message.entry_id) or MessageOutputs(message)
+        entry = lane.outgoing.of(message)
         self._check_bounds(entry, output)
-        entry.outputs.append(output)
-        lane.outputs[message.entry_id] = entry
+        lane.outgoing.keep(entry, output)
         return output.ref
 
     def letter(self, message: Message, key: str, notes: Sequence[Value]) -> Output:
@@ -109,28 +114,20 @@ class Outputs:
 
     def divert(self, lane: Lane) -> None:
         """Take the messages with outputs out of those that are done: they leave by calls of their own."""
-        ready = [entry_id for entry_id in lane.done if entry_id in lane.outputs]
-        if not ready:
-            return
-        lane.done = [entry_id for entry_id in lane.done if entry_id not in lane.outputs]
-        lane.asking.update(ready)
-        for entry_id in ready:
-            lane.outgoing[entry_id] = lane.outputs.pop(entry_id)
-        if self.tasks is not None and not lane.is_publishing:
-            lane.is_publishing = True
-            self.tasks.start_soon(self._serve, lane)
+        if lane.divert_done() and self._tasks is not None and lane.outgoing.serve():
+            self._tasks.start_soon(self._serve, lane)
 
     async def _serve(self, lane: Lane) -> None:
         """Settle what goes out of a lane, until nothing is left or the lease is over."""
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         try:
-            while lane.outgoing and lane.lease.is_held():
+            while lane.outgoing.waiting and lane.lease.is_held():
                 if await self._settle_page(lane):
                     backoff.reset()
                 else:
                     await asyncio.sleep(backoff.next())
         finally:
-            lane.is_publishing = lane.is_full = False
+            lane.outgoing.rest()
 
     async def flush(self, lanes: Sequence[Lane]) -> None:
         """One attempt for each lane, after `run`.
@@ -139,15 +136,15 @@ class Outputs:
         outputs of messages that are not pending. The next owner handles these messages again if it did not come.
         """
         for lane in lanes:
-            if any(entry.is_sent for entry in lane.outgoing.values()):
+            if any(entry.is_sent for entry in lane.outgoing.waiting.values()):
                 continue
             self.divert(lane)
-            while lane.outgoing and lane.lease.is_held() and await self._settle_page(lane, most=1):
+            while lane.outgoing.waiting and lane.lease.is_held() and await self._settle_page(lane, most=1):
                 pass
 
     async def wait(self, lane: Lane, entry_id: bytes) -> None:
         """Until a message with outputs is settled, or its lease is over."""
-        while entry_id in lane.outgoing and lane.lease.is_held():
+        while entry_id in lane.outgoing.waiting and lane.lease.is_held():
             await asyncio.sleep(0.005)
 
     async def _settle_page(self, lane: Lane, most: int | None = None) -> bool:
@@ -157,8 +154,7 @@ class Outputs:
         while lane.lease.is_held() and attempts != most:
             attempts += 1
             arguments, args = self._command(lane, page)
-            for _, entry in page:
-                entry.is_sent = True  # also if this is cancelled
+            lane.outgoing.send([entry for _, entry in page])  # also if this is cancelled
             try:
                 reply = await self._ask(SETTLE_OUTPUTS, arguments.keys, args)
             except BrokerUnavailable as error:
@@ -187,7 +183,7 @@ class Outputs:
 
     def _page(self, lane: Lane) -> list[tuple[bytes, MessageOutputs]]:
         page, count, size = list[tuple[bytes, MessageOutputs]](), 0, 0
-        for entry_id, entry in lane.outgoing.items():
+        for entry_id, entry in lane.outgoing.waiting.items():
             count += len(entry.outputs)
             size += sum(output.size for output in entry.outputs)
             if page and (count > PAGE_OUTPUTS or size > PAGE_BYTES):
@@ -204,21 +200,18 @@ class Outputs:
             self._on_stale(lane)
             return True
         _, done, acknowledged, full = reply
+        lane.outgoing.stored([entry_id for entry_id, _ in page[:done]], [entry for _, entry in page[done:]])
         for entry_id, entry in page[:done]:
-            lane.outgoing.pop(entry_id, None)
             lane.asking.discard(entry_id)
             lane.in_flight.discard(entry_id)
-            for output in entry.outputs:
-                self._producer.outputs[output.topic] += 1
+            self._producer.outputs.update(output.topic for output in entry.outputs)
         letters = sum(1 for _, entry in page[:done] if entry.letter is not None)
         self._stats["settled"] += max(0, acknowledged - letters)
         self._stats["not_pending"] += done - acknowledged
-        for _, entry in page[done:]:
-            entry.is_sent = False
         if done:
             self.relay.wake(lane)
         if not full:
-            lane.is_full = False
+            lane.outgoing.note_full(False)
             return True
         return await self._make_room(lane, page[done][1], keys[full - 1]) or done > 0
 
@@ -241,9 +234,9 @@ class Outputs:
         return removed > 0
 
     def _note_full(self, lane: Lane, key: str, remedy: str) -> None:
-        if not lane.is_full:
+        if not lane.outgoing.is_full:
             log.warning(
                 "%s is full: %s waits with the outputs of handled messages, and reads nothing new. Let %s", key,
                 lane.stream, remedy,
             )  # fmt: skip
-        lane.is_full = True
+        lane.outgoing.note_full(True)

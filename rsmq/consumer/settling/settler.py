@@ -79,7 +79,7 @@ class Settler:
         """Acknowledge these with the next batch."""
         if entry_ids and not lane.done:
             self.schedule(lane)
-        lane.done += entry_ids
+        lane.done.extend(entry_ids)
 
     # -- in batches -----------------------------------------------------------------------------------------------
 
@@ -91,13 +91,11 @@ class Settler:
                 left.append(lane)
                 continue
             if lane.lease.is_lost:  # a new grant may have the same epoch, if the server has lost the last one
-                lane.done = []
-            elif lane.outputs:
+                lane.drop_done()
+            elif lane.outgoing.kept:
                 self.outputs.divert(lane)
             if lane.done:
-                taken.append((lane, lane.done))
-                lane.settling.append(lane.done)
-                lane.done = []
+                taken.append((lane, lane.take_done()))
         self._dirty = left
         return [[each] for each in taken] if self._client.is_cluster else [taken] if taken else []
 
@@ -137,12 +135,12 @@ class Settler:
             return error
 
     def _confirm(self, lane: Lane, ids: list[bytes], answer: Any) -> None:
-        lane.settling.remove(ids)
+        lane.confirmed(ids)
         if isinstance(answer, BrokerError) or answer[0] == STALE_EPOCH:
             self._stats["refused"] += len(ids)
             self._on_stale(lane)
             return
-        lane.in_flight.difference_update(ids)
+        lane.forget(ids)
         self._stats["settled"] += answer[1]
         if answer[1] < len(ids):
             self._stats["not_pending"] += len(ids) - answer[1]
@@ -151,15 +149,14 @@ class Settler:
         """The connection broke: settle these again later. To acknowledge twice is harmless."""
         for batch in batches:
             for lane, ids in batch:
-                lane.done[:0] = ids
-                lane.settling.remove(ids)
+                lane.put_back_done(ids)
                 self.schedule(lane)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Settle on a second connection what no read took along, and run the batcher, which has a third."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._batcher.run)
-            self.outputs.tasks = self.outputs.relay.tasks = tasks
+            self.outputs.use(tasks)
             task_status.started()
             connection = ShardedConnection(self._client)
             try:
@@ -170,7 +167,7 @@ class Settler:
                     if await self._flush(connection) and not self._dirty:
                         self._idle.set()
             finally:
-                self.outputs.tasks = self.outputs.relay.tasks = None
+                self.outputs.use(None)
                 await connection.close()
 
     async def _flush(self, connection: ShardedConnection) -> bool:
@@ -199,7 +196,7 @@ class Settler:
         Outputs for which a target has no room are not waited for.
         """
         while any(
-            lane.done or lane.settling or (lane.outgoing and not lane.is_full)
+            lane.done or lane.settling or (lane.outgoing.waiting and not lane.outgoing.is_full)
             for lane in lanes if lane.lease.is_held()
         ):  # fmt: skip
             self._idle.clear()
@@ -235,7 +232,7 @@ class Settler:
     async def settle(self, message: Message, lane: Lane) -> None:
         """Acknowledge one message now, and return when the server has confirmed it."""
         entry_id = message.entry_id
-        if entry_id in lane.outputs:
+        if entry_id in lane.outgoing.kept:
             self.add_done(lane, [entry_id])
             self.outputs.divert(lane)
             await self.outputs.wait(lane, entry_id)
@@ -298,12 +295,12 @@ class Settler:
         """Move a message to the dead letters and store what was published with it, in one step or not at all."""
         self._stats["buried"] += 1
         notes = await self._notes(lane, message.entry_id, attempts, decision)
-        lane.outputs[message.entry_id].letter = self.outputs.letter(message, lane.dlq_key, notes)
+        lane.outgoing.add_letter(message.entry_id, self.outputs.letter(message, lane.dlq_key, notes))
         await self.settle(message, lane)
 
     async def _bury_lost(self, lane: Lane, entry_id: bytes, attempts: int, *, is_pending: bool) -> None:
         """The entry is deleted. A claim on its way may be writing its dead letter, which its reply reports then."""
-        while lane.claims and lane.lease.is_held():
+        while lane.recovery.claims and lane.lease.is_held():
             await asyncio.sleep(0.002)
         if entry_id in lane.in_flight:
             await self.bury(lane, entry_id, attempts, LOST, was_pending=is_pending)
@@ -317,7 +314,7 @@ class Settler:
         """Return messages that did not run to the end: a planned stop is no attempt."""
         charged = [(message.entry_id, message.attempt - 1) for message in messages]
         # also if the call below fails: the next to take the lane over, perhaps this member, must find them again
-        lane.in_flight.difference_update(entry_id for entry_id, _ in charged)
+        lane.forget([entry_id for entry_id, _ in charged])
         for at in range(0, len(charged), 500):
             args = [value for pair in charged[at : at + 500] for value in pair]
             keys, fenced = (lane.stream, lane.lease_key, lane.dlq_key), (self._member, lane.epoch, self._group)
@@ -359,7 +356,7 @@ class Settler:
         deleted by another client becomes a dead letter.
         """
         while lane.lease.is_held() and entry_id in lane.in_flight:
-            if entry_id in lane.undelivered:  # it comes again, and so do those after it
+            if entry_id in lane.recovery.undelivered:  # it comes again, and so do those after it
                 lane.in_flight.discard(entry_id)
                 if script in (START_MESSAGE, PARK_MESSAGE, BURY_MESSAGE):  # it is not done, so no later one may start
                     lane.lease.lose()

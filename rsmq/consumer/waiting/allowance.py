@@ -79,6 +79,17 @@ class Allowance:
             now, number = begin, others + number
         self._blocks.insert(0, (now, number))
 
+    def hold_pending(self) -> int:
+        """One that was taken waits for the charge of its attempt. Returns the number of losses, for `end_pending`."""
+        self.pending += 1
+        return self.losses
+
+    def end_pending(self, losses: int) -> bool:
+        """It waits no longer. False: the server has lost what was granted since."""
+        if losses == self.losses:
+            self.pending -= 1
+        return losses == self.losses
+
     def note(self, now: float, number: int = 1) -> None:
         """What was taken is used now. Uses within a 1024th of a second count together, at its end."""
         at = ceil(1024 * now) / 1024

@@ -89,8 +89,7 @@ class GroupRate:
         if share.waiting and not allowance.held:
             self._call_soon(share)
         if message.is_redelivered:
-            allowance.pending += 1
-            self._pending[message] = share, allowance.losses
+            self._pending[message] = share, allowance.hold_pending()
         else:
             allowance.note(now)
         return True
@@ -140,11 +139,9 @@ class GroupRate:
         if share is None:
             return
         allowance, now = share.allowance, monotonic()
-        if losses == allowance.losses:
-            allowance.pending -= 1
-            if now < allowance.end:
-                allowance.note(now)
-                return
+        if allowance.end_pending(losses) and now < allowance.end:
+            allowance.note(now)
+            return
         share = self._shares.setdefault(share.name, share)  # it may have been idle, and removed
         share.late += 1
         try:
@@ -158,8 +155,8 @@ class GroupRate:
     def forget(self, message: Message) -> None:
         """A message that was counted does not start."""
         share, losses = self._pending.pop(message, (None, 0))
-        if share is not None and losses == share.allowance.losses:
-            share.allowance.pending -= 1
+        if share is not None:
+            share.allowance.end_pending(losses)
 
     def waiting(self, _lanes: Iterable[Lane]) -> Counter[str]:
         """How many messages wait for which name, with those behind their keys. May be called from any thread."""

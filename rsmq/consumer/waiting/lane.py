@@ -2,77 +2,46 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
 
+from rsmq.consumer.waiting.flows import Flows
 from rsmq.consumer.waiting.key_windows import KeyWindows
+from rsmq.consumer.waiting.outgoing import Outgoing
+from rsmq.consumer.waiting.recovery import Recovery
 from rsmq.errors import ConfigError
 from rsmq.heartbeat.lease import Lease
-from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.stream_id import parse_stream_id
-from rsmq.producer.output import Output
 
 Collect = Callable[..., Coroutine[Any, Any, MessageRef]]
 """Takes message, lane, topic, payload and options."""
-START: Final = b"0-0"
-MOST_OUTGOING: Final = 2000
-"""Messages whose outputs wait for the server, before nothing new is read."""
-LONGEST_LOOK: Final = 10.0
-"""Seconds between two looks at parked messages: so late is it seen that the server's clock was set back."""
-
-
-@dataclass(slots=True)
-class MessageOutputs:
-    """The outputs of one message, in the order in which its handler has published them.
-
-    `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes,
-    which is stored like an output.
-    """
-
-    message: Message
-    outputs: list[Output] = field(default_factory=list)
-    is_sent: bool = False
-    letter: Output | None = None
-
-    @property
-    def stored(self) -> list[Output]:
-        """All that the settlement stores."""
-        return self.outputs if self.letter is None else [self.letter, *self.outputs]
 
 
 class Lane:
     """The state of one partition in this member.
 
-    Messages: `in_flight` are the ids that were fetched and whose settlement is not confirmed; `done` those that were
-    handled but not sent yet; `settling` are the batches of them that wait for a reply. `waiting` has an entry for each
-    key that is taken, with the messages behind it; a key in `parked` waits for its retry, one in `held` for its rate.
-    `raw_entries` counts the lane's `RawEntries` in the queue; there are some only while no key is taken. `undelivered`
-    are those in flight that the server does not know as delivered: it has lost writes, and may use their ids again.
+    `in_flight` are the ids that were fetched and whose settlement is not confirmed; `done` those that were handled but
+    not sent yet; `settling` are the batches of them that wait for a reply; a script about a message in `asking` is on
+    its way. `cancels` are those that are to be cancelled and run.
 
-    Recovery: while `cursor` is not None, pending messages are taken over and nothing new is read. `recoveries` counts
-    how often that began. `newest_held` is the newest entry that this member has received; None until everything that
-    may have been delivered before is taken over.
-
-    Outputs: `outputs` has those of messages that run or are done. In `outgoing` they wait for the answer of the script
-    that settles their message, in order. `is_full`: a target has no room for the first of them. `collect` takes an
-    output of a message that runs here.
+    Its parts: `lease` says how long it is ours, `recovery` how far it has taken over what was delivered before, `flows`
+    what waits and for what, `outgoing` what its handlers have published. `windows` are the starts of its keys, if these
+    have a rate.
     """
 
     __slots__ = (
-        "ahead", "asking", "cancelled_key", "cancels", "cancels_key", "claims", "collect", "cursor", "dlq_key",
-        "done", "errors_key", "group", "held", "idle_cursor", "in_flight", "is_full", "is_publishing", "is_quiet",
-        "is_unsure_of_retries", "lease", "lease_key", "max_attempts", "newest_held", "outgoing", "outputs", "parked",
-        "partition", "raw_entries", "recoveries", "retry_at", "retry_key", "running", "search_at", "settling", "stream",
-        "topic", "undelivered", "untimed", "waiting", "windows",
+        "_collect", "asking", "cancelled_key", "cancels", "cancels_key", "dlq_key", "done", "errors_key", "flows",
+        "group", "in_flight", "is_quiet", "lease", "lease_key", "max_attempts", "outgoing", "partition", "recovery",
+        "retry_key", "settling", "stream", "topic", "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
-        self.topic, self.partition, self.group, self.lease = topic, partition, group, lease
+        self.topic = topic
+        self.partition = partition
+        self.group = group
+        self.lease = lease
         self.stream = keys.stream(topic, partition)
         self.lease_key = keys.lease(topic, partition, group)
         self.retry_key = keys.retry(topic, partition, group)
@@ -81,33 +50,19 @@ class Lane:
         self.cancels_key = keys.cancels(topic, partition, group)
         self.cancelled_key = keys.cancelled(topic, partition, group)
         self.in_flight: set[bytes] = set()
-        self.undelivered: set[bytes] = set()
         self.done: list[bytes] = []
-        self.waiting: dict[bytes, deque[Message]] = {}
-        self.parked: dict[bytes, Message] = {}
-        self.held: dict[bytes | str, Message] = {}
-        self.windows: KeyWindows | None = None
+        self.settling: list[list[bytes]] = []
         self.asking: set[bytes] = set()
         self.cancels: set[bytes] = set()
-        self.untimed: set[bytes] = set()  # parked, and their timers wait for the server
-        self.claims = 0  # claims and unparkings on their way
-        self.running = 0
-        self.settling: list[list[bytes]] = []
-        self.raw_entries = 0
-        self.cursor: bytes | None = START
-        self.recoveries = 0
-        self.newest_held: bytes | None = None
-        self.idle_cursor = START  # shared distribution: where the search for abandoned messages goes on,
-        self.search_at = 0.0  # when (monotonic), if the server's clock was set,
-        self.ahead: float | None = None  # and by how many seconds that clock is ahead of the monotonic one
         self.is_quiet = False
-        self.is_unsure_of_retries = False  # a call for due retries has no reply: it may still come to the server
-        self.outputs: dict[bytes, MessageOutputs] = {}
-        self.outgoing: dict[bytes, MessageOutputs] = {}
-        self.is_publishing = self.is_full = False
-        self.collect: Collect | None = None
-        self.max_attempts = 0  # of the handler's policy
-        self.retry_at = 0.0  # monotonic: when to look for due retries (without key order)
+        self.recovery = Recovery()
+        self.flows = Flows()
+        self.outgoing = Outgoing()
+        self.windows: KeyWindows | None = None
+        self.max_attempts = 0
+        self._collect: Collect | None = None
+
+    # -- what it is -----------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> str:
@@ -127,26 +82,51 @@ class Lane:
     @property
     def is_readable(self) -> bool:
         """Whether new messages may be read from it now."""
-        return self.cursor is None and not self.is_quiet and not self.is_full and len(self.outgoing) < MOST_OUTGOING
+        return self.recovery.is_over and not self.is_quiet and self.outgoing.has_room
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether pending messages are to be taken over now."""
+        return not self.recovery.is_over and not self.is_quiet and not self.is_ahead
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether messages are in flight that the server does not know as delivered."""
+        undelivered = self.recovery.undelivered
+        undelivered &= self.in_flight
+        return bool(undelivered)
+
+    # -- its life -------------------------------------------------------------------------------------------------
+
+    def serve(self, collect: Collect, max_attempts: int) -> None:
+        """A handler with so many attempts serves it; `collect` takes an output of a message that runs here."""
+        self._collect = collect
+        self.max_attempts = max_attempts
+
+    def quiet(self) -> None:
+        """Read and start nothing new."""
+        self.is_quiet = True
+
+    def wake(self) -> None:
+        """Read on: what was handed back is taken over again."""
+        self.recovery.restart()
+        self.is_quiet = False
 
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
     ) -> Coroutine[Any, Any, MessageRef]:
         """Keep an output of a message until the message is settled."""
-        if self.collect is None:
+        if self._collect is None:
             raise ConfigError("message.publish works while a worker runs the handler of the message")
-        return self.collect(message, self, topic, payload, options)
+        return self._collect(message, self, topic, payload, options)
 
-    @property
-    def is_recovering(self) -> bool:
-        """Whether pending messages are to be taken over now."""
-        return self.cursor is not None and not self.is_quiet and not self.is_ahead
+    def windows_of(self, limit: int, seconds: float) -> KeyWindows:
+        """The starts of its keys, under a rate by key."""
+        if self.windows is None:
+            self.windows = KeyWindows(limit, seconds)
+        return self.windows
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether messages are in flight that the server does not know as delivered."""
-        self.undelivered &= self.in_flight
-        return bool(self.undelivered)
+    # -- messages -------------------------------------------------------------------------------------------------
 
     def receive(self, entry_ids: list[bytes]) -> bool:
         """Note what was read. False: some of it is in flight, because the group was reset or made again.
@@ -159,37 +139,54 @@ class Lane:
         if len(self.in_flight) - known < len(entry_ids):
             self.lease.lose()
             return False
-        if self.newest_held is not None:  # otherwise others' messages may have been ours in a reply that was lost
-            self.newest_held = entry_ids[-1]
+        self.recovery.receive(entry_ids[-1])
         return True
 
     def undecided(self) -> set[bytes]:
         """The ids that must be pending in the server: fetched, and not being settled, as far as we know."""
         return self.in_flight.difference(self.done, self.asking, *self.settling)
 
-    def look_for_retries(self, seconds: float) -> None:
-        """Look for retries after so many seconds, or earlier."""
-        self.retry_at = min(self.retry_at, monotonic() + min(seconds, LONGEST_LOOK))
+    def forget(self, ids: Collection[bytes]) -> None:
+        """These are settled, or another member's."""
+        self.in_flight.difference_update(ids)
 
-    def restart_recovery(self, *, is_ours: bool = False) -> None:
-        """Take over everything pending from the start, even if a page of a recovery is on its way.
+    def note_cancels(self, ids: Collection[bytes]) -> None:
+        """These run, and are to be cancelled."""
+        self.cancels &= self.in_flight
+        self.cancels.update(ids)
 
-        `is_ours`: all of it was delivered to this member. Otherwise other members may have started some of it, so none
-        of it counts as unseen.
-        """
-        self.cursor = START
-        self.recoveries += 1  # the reply that is on its way belongs to an older recovery: it must not move the cursor
-        if not is_ours:
-            self.newest_held = None
+    # -- what is done ---------------------------------------------------------------------------------------------
 
-    def is_unseen(self, entry_id: bytes) -> bool:
-        """Whether an entry was delivered to this member in a reply that got lost.
+    def take_done(self) -> list[bytes]:
+        """What is done leaves with a batch; `confirmed` or `put_back_done` must follow."""
+        taken = self.done
+        self.settling.append(taken)
+        self.done = []
+        return taken
 
-        Reads come in order, so such an entry is newer than all that arrived.
-        """
-        return self.newest_held is not None and parse_stream_id(entry_id) > parse_stream_id(self.newest_held)
+    def divert_done(self) -> list[bytes]:
+        """Messages with outputs leave by calls of their own. Returns these."""
+        ready = self.outgoing.release(self.done)
+        if ready:
+            self.asking.update(ready)
+            taken = set(ready)
+            self.done = [entry_id for entry_id in self.done if entry_id not in taken]
+        return ready
+
+    def drop_done(self) -> None:
+        """The lease is lost: the next owner handles them again."""
+        self.done = []
+
+    def put_back_done(self, ids: list[bytes]) -> None:
+        """A batch has no reply: it is settled again."""
+        self.done[:0] = ids
+        self.settling.remove(ids)
+
+    def confirmed(self, ids: list[bytes]) -> None:
+        """A batch has its reply."""
+        self.settling.remove(ids)
 
     def __repr__(self) -> str:
-        state = "quiet" if self.is_quiet else "recovering" if self.cursor is not None else "reading"
-        counts = f"in_flight={len(self.in_flight)} parked={len(self.parked)}"
+        state = "quiet" if self.is_quiet else "reading" if self.recovery.is_over else "recovering"
+        counts = f"in_flight={len(self.in_flight)} parked={len(self.flows.parked)}"
         return f"<Lane {self.topic}.{self.partition}/{self.group} {state} {counts}>"

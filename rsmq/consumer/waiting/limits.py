@@ -115,9 +115,7 @@ class KeyRate:
         self.lag = lag_of(rate)
 
     def _windows(self, lane: Lane) -> KeyWindows:
-        if lane.windows is None:
-            lane.windows = KeyWindows(self._limit, self._seconds)
-        return lane.windows
+        return lane.windows_of(self._limit, self._seconds)
 
     def starts(self, message: Message, lane: Lane) -> bool:
         """Whether a message may start now, which counts it. If not, `on_open` is called when it may be tried again."""
@@ -155,9 +153,9 @@ class KeyRate:
         """How many messages of which key wait for it. May be called from any thread."""
         held, now = Counter[str](), monotonic()
         for lane in lanes:
-            for key in list(lane.held):  # for another rate than this one, if its key is not full
+            for key in list(lane.flows.held):  # for another rate than this one, if its key is not full
                 if type(key) is bytes and lane.windows is not None and lane.windows.is_full(key, now):
-                    held[key.decode(errors="backslashreplace")] += 1 + len(lane.waiting.get(key, ()))
+                    held[key.decode(errors="backslashreplace")] += 1 + lane.flows.behind(key)
         return held
 
     def take_back(self, message: Message, lane: Lane) -> None:

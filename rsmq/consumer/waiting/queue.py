@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
+from rsmq.consumer.waiting.flows import NONE
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.model.message import Message, RawEntry
 
-NONE: Final = deque[Message](maxlen=0)
-"""What waits behind most keys: a deque for each of them would cost more than all else here."""
 WHOLE: Final = b""
 """The one key of all messages of a partition, with order per partition."""
 
@@ -46,12 +45,13 @@ class Queue:
 
     def offer(self, lane: Lane, messages: Sequence[Message]) -> None:
         """Take fetched messages of one lane, in stream order."""
-        if lane.raw_entries:
+        if lane.flows.raw_entries:
             self.unpack(lane)
         self._add(lane, messages, self.ready)
 
     def _add(self, lane: Lane, messages: Sequence[Message], ready: deque[Any]) -> None:
-        waiting, is_ordered, is_serial = lane.waiting, self.is_ordered, self._is_serial
+        flows, is_ordered, is_serial = lane.flows, self.is_ordered, self._is_serial
+        waiting = flows.waiting
         self.in_flight += len(messages)
         for message in messages:
             if is_serial:
@@ -63,9 +63,9 @@ class Queue:
                     if behind is NONE:
                         behind = waiting[key] = deque()
                     behind.append(message)
-                    if key in lane.parked:
+                    if key in flows.parked:
                         self._block(1)
-                    elif key in lane.held:
+                    elif key in flows.held:
                         self._hold(1)
                     continue
                 waiting[key] = NONE
@@ -77,21 +77,21 @@ class Queue:
     def offer_raw(self, lane: Lane, entries: list[RawEntry], made: dict[int, Message]) -> bool:
         """Take fetched entries, and messages only of those that are not plain. False: a key of the lane is taken, so
         a message is needed for each."""
-        if lane.waiting:
+        if lane.flows.waiting:
             return False
         self.ready.append(RawEntries(lane, entries, made))
         self.in_flight += len(entries)
-        lane.raw_entries += 1
+        lane.flows.count_raw(1)
         return True
 
     def wait_for_retry(self, message: Message, lane: Lane) -> bool:
         """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
-        if lane.raw_entries:
+        if lane.flows.raw_entries:
             self.unpack(lane)
         if self._is_serial:
             message.routing_key = WHOLE
         key = message.routing_key
-        if key is None or key in lane.waiting:
+        if key is None or key in lane.flows.waiting:
             self.offer(lane, (message,))
             return False
         self.in_flight += 1
@@ -99,6 +99,22 @@ class Queue:
         return True
 
     # -- to the runner --------------------------------------------------------------------------------------------
+
+    def serve_raw(self) -> None:
+        """The runner takes RawEntries."""
+        self.takes_raw = True
+
+    def limit(
+        self,
+        *,
+        rate: RateLimit | None = None,
+        message_rate: MessageRate | None = None,
+        group: ConcurrencyLimit | None = None,
+    ) -> None:
+        """Limits to ask before a message starts: before the runner runs."""
+        self.rate_limit = rate
+        self.message_rate = message_rate
+        self.group_limit = group
 
     @property
     def is_limited(self) -> bool:
@@ -146,7 +162,7 @@ class Queue:
     def hold(self, message: Message, lane: Lane) -> None:
         """The rate of a ready message is used up: it and what is behind its key wait for `let_go`."""
         self._next_suspect(message)
-        lane.held[self._held_as(message)] = message
+        lane.flows.hold(self._held_as(message), message)
         self._hold(1 + self.behind(message, lane))
 
     def _held_as(self, message: Message) -> bytes | str:
@@ -156,16 +172,16 @@ class Queue:
 
     def behind(self, message: Message, lane: Lane) -> int:
         """How many messages wait behind the key of a message."""
-        return 0 if message.routing_key is None else len(lane.waiting.get(message.routing_key, NONE))
+        return lane.flows.behind(message.routing_key)
 
     def holds(self, message: Message, lane: Lane) -> bool:
         """Whether a message still waits for its rate: its lane was not dropped meanwhile, and it is not cancelled."""
-        return lane.held.get(self._held_as(message)) is message
+        return lane.flows.held.get(self._held_as(message)) is message
 
     def let_go(self, message: Message, lane: Lane) -> None:
         """Its rate has room again. It is the next one to start, so no other message can use that up."""
         if self.holds(message, lane):
-            del lane.held[self._held_as(message)]
+            lane.flows.let_go(self._held_as(message))
             self._hold(-1 - self.behind(message, lane))
             self._admit(message, is_first=True)
 
@@ -187,7 +203,7 @@ class Queue:
                 ready[0] = raw.part(limit)
                 break
             taken.append(ready.popleft())
-            raw.origin.raw_entries -= 1
+            raw.origin.flows.count_raw(-1)
             limit -= len(raw.entries)
         if taken and self.group_limit is not None:
             self.group_limit.enter()
@@ -198,7 +214,7 @@ class Queue:
         lane's become messages, which can be held by their keys."""
         if len(raw.done) < len(raw.entries):
             self.ready.appendleft(raw.part(len(raw.done)))
-            raw.origin.raw_entries += 1
+            raw.origin.flows.count_raw(1)
             if is_held:
                 self.unpack(raw.origin)
 
@@ -210,9 +226,13 @@ class Queue:
         self.in_flight -= len(later)
         self._add(lane, later, first)
         self.ready.extendleft(reversed(first))
-        if lane.raw_entries:
+        if lane.flows.raw_entries:
             self.unpack(lane)
         return message
+
+    def leave_raw(self, count: int) -> None:
+        """So many raw entries were handled."""
+        self.in_flight -= count
 
     def take_keys(self, lane: Lane, messages: Iterable[Message]) -> list[Message]:
         """Take the keys of running messages that were raw. Returns the first of each key, and those without a key."""
@@ -221,11 +241,8 @@ class Queue:
             if self._is_serial:
                 message.routing_key = WHOLE
             key = message.routing_key
-            if self.is_ordered and key is not None:
-                if key in lane.waiting:
-                    continue
-                lane.waiting[key] = NONE
-            heads.append(message)
+            if not self.is_ordered or key is None or lane.flows.take(key):
+                heads.append(message)
         return heads
 
     def unpack(self, lane: Lane) -> None:
@@ -238,7 +255,7 @@ class Queue:
                 self._add(lane, each.messages(), self.ready)
             else:
                 self.ready.append(each)
-        lane.raw_entries = 0
+        lane.flows.unpacked()
 
     # -- after a handler ------------------------------------------------------------------------------------------
 
@@ -249,8 +266,9 @@ class Queue:
             self._next_suspect(message)
         key = message.routing_key
         if key is not None and self.is_ordered:
-            if lane.waiting.get(key) is NONE:
-                del lane.waiting[key]
+            waiting = lane.flows.waiting
+            if waiting.get(key) is NONE:
+                del waiting[key]  # nearly always: without the call
             else:
                 self.release(lane, key)
 
@@ -261,11 +279,9 @@ class Queue:
 
     def release(self, lane: Lane, key: bytes) -> None:
         """Let the next message of a key start."""
-        behind = lane.waiting.get(key)
-        if behind:
-            self._admit(behind.popleft())
-        elif behind is not None:
-            del lane.waiting[key]
+        following = lane.flows.next(key)
+        if following is not None:
+            self._admit(following)
 
     def blocks_its_key(self, message: Message) -> bool:
         """Whether a parked message stays pending, with the later messages of its key waiting behind it."""
@@ -282,31 +298,29 @@ class Queue:
         if later:
             key = later[0].routing_key
             assert key is not None, "only messages with a key wait"
-            lane.waiting[key] = deque((*later, *lane.waiting.get(key, ())))
+            lane.flows.put_first(key, later)
 
     def park(self, message: Message, lane: Lane) -> None:
         """Keep a failed message and its key out of the way until `resume`."""
         key = message.routing_key
         assert key is not None, "a message without a key blocks nothing"
         self._next_suspect(message)
-        lane.parked[key] = message
-        self._block(1 + len(lane.waiting.setdefault(key, NONE)))
+        self._block(lane.flows.park(key, message))
 
     def resume(self, message: Message, lane: Lane, following: Message) -> None:
         """A parked message is due, for its `following` attempt."""
-        key = message.routing_key
-        if key is None or lane.parked.get(key) is not message:
-            return  # the lane was dropped meanwhile
-        del lane.parked[key]
-        self._block(-1 - len(lane.waiting[key]))
-        self._admit(following)
+        waited = lane.flows.unpark(message.routing_key, message)
+        if waited:  # otherwise the lane was dropped meanwhile
+            self._block(-waited)
+            self._admit(following)
 
     def withdraw(self, lane: Lane) -> list[Message]:
         """Remove and return the lane's messages that have not started, and forget its parked ones.
 
         Running messages stay, and finish or are cancelled. The server knows when a parked message is due.
         """
-        if lane.raw_entries:
+        flows = lane.flows
+        if flows.raw_entries:
             self.unpack(lane)
         heads = [message for message in (*self.ready, *self._suspects) if message.origin is lane]
         for waiting in (self.ready, self._suspects):
@@ -316,55 +330,48 @@ class Queue:
         if self._suspect in heads:
             self._next_suspect(self._suspect)
         self.in_flight -= len(heads)
-        withdrawn = [*heads, *lane.held.values()]
-        for key, behind in lane.waiting.items():
+        withdrawn = [*heads, *flows.held.values()]
+        for key, behind in flows.waiting.items():
             self._forget_behind(lane, key, len(behind))
             withdrawn.extend(behind)
-            behind.clear()
-        self.blocked -= len(lane.parked) + len(lane.held)
-        self.held -= len(lane.held)
-        taken = {each.routing_key for each in (*heads, *lane.held.values()) if each.routing_key is not None}
-        for free in taken | lane.parked.keys():
-            lane.waiting.pop(free, None)  # the keys that are left belong to running messages
-        lane.in_flight.difference_update(message.entry_id for message in lane.parked.values())
-        lane.parked.clear()
-        lane.held.clear()
+        self.blocked -= len(flows.parked) + len(flows.held)
+        self.held -= len(flows.held)
+        lane.forget([message.entry_id for message in flows.parked.values()])
+        flows.clear(heads)
         return withdrawn
 
     def cancel(self, lane: Lane, ids: Collection[bytes]) -> set[bytes]:
         """Remove messages that have not started, wherever they wait: also parked and held ones. Returns their ids."""
-        gone = set[bytes]()
+        gone, flows = set[bytes](), lane.flows
         if not ids:
             return gone
-        if lane.raw_entries:
+        if flows.raw_entries:
             self.unpack(lane)
-        for key, behind in lane.waiting.items():
-            kept = [message for message in behind if message.entry_id not in ids]
-            if len(kept) < len(behind):
-                gone |= {message.entry_id for message in behind} - {message.entry_id for message in kept}
-                self._forget_behind(lane, key, len(behind) - len(kept))
-                behind.clear()
-                behind.extend(kept)
+        for key in flows.waiting:
+            removed = flows.remove_behind(key, ids)
+            self._forget_behind(lane, key, len(removed))
+            gone |= removed
         for waiting in (self.ready, self._suspects):
             for message in [each for each in waiting if each.origin is lane and each.entry_id in ids]:
                 waiting.remove(message)
                 gone.add(message.entry_id)
                 self.finish(message, lane)
-        stuck: list[tuple[dict[Any, Message], Callable[[int], None]]]
-        stuck = [(lane.parked, self._block), (lane.held, self._hold)]
-        for messages, count in stuck:
-            for name, message in [pair for pair in messages.items() if pair[1].entry_id in ids]:
-                del messages[name]
-                count(-1 - self.behind(message, lane))
-                gone.add(message.entry_id)
-                self.finish(message, lane)
+        for message in [each for each in flows.parked.values() if each.entry_id in ids]:
+            self._block(-flows.unpark(message.routing_key, message))
+            gone.add(message.entry_id)
+            self.finish(message, lane)
+        for name, message in [pair for pair in flows.held.items() if pair[1].entry_id in ids]:
+            flows.let_go(name)
+            self._hold(-1 - self.behind(message, lane))
+            gone.add(message.entry_id)
+            self.finish(message, lane)
         return gone
 
     def _forget_behind(self, lane: Lane, key: bytes, count: int) -> None:
         """So many messages that waited behind a key are gone."""
-        if key in lane.parked:
+        if key in lane.flows.parked:
             self.blocked -= count
-        elif key in lane.held:
+        elif key in lane.flows.held:
             self.blocked -= count
             self.held -= count
         else:

@@ -1,20 +1,80 @@
-"""Calling a handler with one raw entry after the other, as long as its calls end in their first step."""
+"""A slot of the pool, and its fast way: a handler that is called with one raw entry after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
-from rsmq.consumer.running.pool import TURN, TaskSlot
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import Malformed
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.middleware import Call
 from rsmq.model.clock import monotonic
+from rsmq.model.message import Message
 
 MOST_ADMITTED: Final = 1024
 """Entries for which a rate of keys or names is asked at once."""
+
+
+TURN: Final = 0.01
+"""Seconds after which a task that never suspended lets the event loop run others."""
+Rest = Callable[[], Coroutine[Any, Any, None]]
+"""What the next task of a slot begins with."""
+
+
+class TaskSlot:
+    """One of the tasks of the pool: what it runs, since when, and why that was cancelled (`timeout`, `lost`, `stop`,
+    `cancelled`).
+
+    `task` is the one that it has now. It gets another one when a handler may have left something behind in it: that one
+    begins with `rest`, if there is something to do first.
+    """
+
+    __slots__ = ("_cancelled", "_reason", "messages", "rest", "started", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.rest: Rest | None = None
+        self.messages: tuple[Message, ...] | list[Message] | RawEntries = ()
+        self.started = 0.0
+        self._reason: str | None = None
+        self._cancelled: tuple[Message, ...] | list[Message] | RawEntries = ()
+
+    def renew(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        """It has another task now."""
+        self.task = task
+        return task
+
+    def follow(self, rest: Rest) -> None:
+        """Its next task begins with `rest`, and this one ends."""
+        self.rest = rest
+
+    def take_rest(self) -> Rest | None:
+        """What its new task begins with."""
+        rest, self.rest = self.rest, None
+        return rest
+
+    def start(self, now: float) -> None:
+        """It begins a message now, which may still have to wait for the server."""
+        self.started = now
+
+    def run(self, messages: tuple[Message, ...] | list[Message]) -> None:
+        """Its handler runs with these, or with none."""
+        self.messages = messages
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the handler that runs in it. A handler may swallow a cancellation, so it can be called again."""
+        self._reason, self._cancelled = reason, self.messages
+        if self.task is not None:
+            self.task.cancel()
+
+    def end(self) -> str | None:
+        """Forget what it ran. Returns why the pool cancelled that, if it did."""
+        reason = self._reason if self._cancelled is self.messages else None  # an earlier call may have swallowed it
+        self._reason, self._cancelled, self.messages = None, (), ()
+        return reason
 
 
 class RawCalls:

@@ -1,0 +1,110 @@
+"""What the handlers of one partition have published by their messages, until it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rsmq.model.message import Message
+from rsmq.producer.output import Output
+
+MOST_OUTGOING: Final = 2000
+"""Messages whose outputs wait for the server, before nothing new is read."""
+
+
+@dataclass(slots=True)
+class MessageOutputs:
+    """The outputs of one message, in the order in which its handler has published them.
+
+    `is_sent`: a call that settles them may have been executed. `letter`: the dead letter that the message becomes,
+    which is stored like an output.
+    """
+
+    message: Message
+    outputs: list[Output] = field(default_factory=list)
+    is_sent: bool = False
+    letter: Output | None = None
+
+    @property
+    def stored(self) -> list[Output]:
+        """All that the settlement stores."""
+        return self.outputs if self.letter is None else [self.letter, *self.outputs]
+
+
+class Outgoing:
+    """The outputs of one lane. `kept` has those of messages that run or are done. In `waiting` they wait for the answer
+    of the script that settles their message, in order. `is_full`: a target has no room for the first of them.
+    """
+
+    __slots__ = ("is_full", "is_served", "kept", "waiting")
+
+    def __init__(self) -> None:
+        self.kept: dict[bytes, MessageOutputs] = {}
+        self.waiting: dict[bytes, MessageOutputs] = {}
+        self.is_served = False
+        self.is_full = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more messages may be handled."""
+        return not self.is_full and len(self.waiting) < MOST_OUTGOING
+
+    def of(self, message: Message) -> MessageOutputs:
+        """The outputs of a message, perhaps none so far."""
+        return self.kept.get(message.entry_id) or MessageOutputs(message)
+
+    def keep(self, entry: MessageOutputs, output: Output) -> None:
+        """One more output of a message that runs."""
+        entry.outputs.append(output)
+        self.kept[entry.message.entry_id] = entry
+
+    def forget(self, entry_id: bytes) -> None:
+        """The attempt counts no more, nor does what it has published."""
+        self.kept.pop(entry_id, None)
+
+    def add_letter(self, entry_id: bytes, letter: Output) -> None:
+        """A message with outputs becomes a dead letter."""
+        self.kept[entry_id].letter = letter
+
+    def release(self, done: Sequence[bytes]) -> list[bytes]:
+        """Messages are done: those with outputs wait for the server now. Returns these."""
+        ready = [entry_id for entry_id in done if entry_id in self.kept]
+        for entry_id in ready:
+            self.waiting[entry_id] = self.kept.pop(entry_id)
+        return ready
+
+    def serve(self) -> bool:
+        """Whether a task must be started for what waits. It says `rest` at its end."""
+        was_served, self.is_served = self.is_served, True
+        return not was_served
+
+    def rest(self) -> None:
+        """No task serves it any more."""
+        self.is_served = False
+        self.is_full = False
+
+    def send(self, entries: Iterable[MessageOutputs]) -> None:
+        """A call with these leaves: it may be executed, also if nobody waits for its answer."""
+        for entry in entries:
+            entry.is_sent = True
+
+    def stored(self, ids: Iterable[bytes], unsent: Iterable[MessageOutputs]) -> None:
+        """The server has answered: these are stored, and the call did nothing for the others."""
+        for entry_id in ids:
+            self.waiting.pop(entry_id, None)
+        for entry in unsent:
+            entry.is_sent = False
+
+    def note_full(self, is_full: bool) -> None:
+        """Whether the target of the first of them has no room."""
+        self.is_full = is_full
+
+    def take_all(self) -> list[Message]:
+        """Give up what waits. Returns the messages."""
+        messages = [entry.message for entry in self.waiting.values()]
+        self.waiting.clear()
+        return messages
+
+    def __repr__(self) -> str:
+        return f"<Outgoing kept={len(self.kept)} waiting={len(self.waiting)}{' full' if self.is_full else ''}>"
