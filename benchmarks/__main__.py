@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks import inbox
 from benchmarks.server import server
-from rsmq.cli.bench.load import Load
+from rsmq.cli.bench.load import BenchLoad
 from rsmq.cli.bench.meter import Cost
 from rsmq.cli.bench.run import BY_NAME, TRIALS, run
 from rsmq.model.settings import Settings
@@ -48,7 +48,7 @@ async def measure(url: str, count: int, rounds: int) -> dict[str, list[Cost]]:
         def step(meaning: str) -> None:
             progress.update(task, description=meaning, advance=1)
 
-        taken = await run(client, Load(url, "", count), rounds=rounds, step=step)
+        taken = await run(client, BenchLoad(url, "", count), rounds=rounds, step=step)
     await client.aclose()
     return taken
 

@@ -32,8 +32,8 @@ from benchmarks.section import Section
 from benchmarks.server import server
 from benchmarks.table import table
 from rsmq.cli.bench import bare
-from rsmq.cli.bench.load import Load
-from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Mark, Meter
+from rsmq.cli.bench.load import BenchLoad
+from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, CpuReading, Meter
 from rsmq.cli.bench.run import TRIALS
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
@@ -94,7 +94,7 @@ ROWS: Final = (
     Row(KEYS, "keys", base="", side="server"),
     Row("`send`, each to a device of its own", "send", base=KEYS, side="server"),
 )
-WORK: Final[dict[str, Callable[[Load, Meter], Awaitable[Cost]]]] = {trial.name: trial.run for trial in TRIALS}
+WORK: Final[dict[str, Callable[[BenchLoad, Meter], Awaitable[Cost]]]] = {trial.name: trial.run for trial in TRIALS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,13 @@ class CollectorMeter(Meter):
         await super().start()
         self._seconds = 0.0
 
-    async def cost(self, start: Mark, end: Mark) -> Cost:
+    async def cost(self, start: CpuReading, end: CpuReading) -> Cost:
         """The cost per message between two marks."""
         seconds, count = self._seconds, max(1, end.done - start.done)
         return Taken(**asdict(await super().cost(start, end)), collector_us=seconds / count * 1e6)
 
 
-async def measure(row: Row, load: Load) -> Cost:
+async def measure(row: Row, load: BenchLoad) -> Cost:
     """One measurement, in this process."""
     client = Connector(load.url, Settings(url=load.url)).client()
     if row.side == "server":
@@ -143,7 +143,7 @@ async def measure(row: Row, load: Load) -> Cost:
         await client.aclose()
 
 
-def in_web_application(row: Row, load: Load) -> Cost:
+def in_web_application(row: Row, load: BenchLoad) -> Cost:
     """The same inside a FastAPI application that uvicorn serves."""
     import fastapi
     import uvicorn
@@ -168,7 +168,7 @@ def in_web_application(row: Row, load: Load) -> Cost:
     return found[0]
 
 
-def measure_here(row: Row, load: Load) -> Cost:
+def measure_here(row: Row, load: BenchLoad) -> Cost:
     """One measurement in this process, which does nothing else."""
     if row.place == "web":
         return in_web_application(row, load)
@@ -177,7 +177,7 @@ def measure_here(row: Row, load: Load) -> Cost:
     return asyncio.run(measure(row, load))
 
 
-def measure_apart(row: Row, load: Load) -> Taken:
+def measure_apart(row: Row, load: BenchLoad) -> Taken:
     """One measurement in a process of its own."""
     words = [sys.executable, "-m", "benchmarks.everyday", "--one", row.name, "--load", json.dumps(asdict(load))]
     ended = subprocess.run(words, stdout=subprocess.PIPE, check=True)
@@ -188,11 +188,11 @@ def run(rows: Sequence[Row], count: int, rounds: int) -> dict[str, list[Taken]]:
     """All rows in turn, in another order each round."""
     taken: dict[str, list[Taken]] = {row.name: [] for row in rows}
     with server() as url, Progress(transient=True) as progress:
-        loads, task = dict[tuple[str, int, bool], Load](), progress.add_task("filling", total=rounds * len(rows))
+        loads, task = dict[tuple[str, int, bool], BenchLoad](), progress.add_task("filling", total=rounds * len(rows))
         for row in rows:
             if row.data not in loads:
                 size, prefix = 2 * count if row.is_long else count, f"{row.layout}{row.partitions}-{row.is_long}"
-                loads[row.data] = load = Load(url, prefix, size, partitions=row.partitions, layout=row.layout)
+                loads[row.data] = load = BenchLoad(url, prefix, size, partitions=row.partitions, layout=row.layout)
                 asyncio.run(bare.fill(load))
         for number in range(rounds):
             for row in random.Random(number).sample(rows, len(rows)):
@@ -303,7 +303,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         row = next(row for row in ROWS if row.name == options.one)
-        print(json.dumps(asdict(measure_here(row, Load(**json.loads(options.load))))))
+        print(json.dumps(asdict(measure_here(row, BenchLoad(**json.loads(options.load))))))
         return
     if options.quick:
         options.count, options.rounds = 20_000, 1

@@ -25,8 +25,8 @@ from benchmarks.section import RESULTS
 from benchmarks.server import server
 from rsmq.broker import Broker
 from rsmq.cli.bench import work
-from rsmq.cli.bench.load import TOPIC, Load, key_of
-from rsmq.cli.bench.meter import Cost, Mark, Meter, best
+from rsmq.cli.bench.load import TOPIC, BenchLoad, key_of
+from rsmq.cli.bench.meter import Cost, CpuReading, Meter, best
 from rsmq.cli.bench.run import scratch
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
@@ -48,10 +48,10 @@ class Bench:
     count: int
 
     @asynccontextmanager
-    async def load(self, **changes: Any) -> AsyncIterator[tuple[Load, Meter]]:
+    async def load(self, **changes: Any) -> AsyncIterator[tuple[BenchLoad, Meter]]:
         """A load under a prefix of its own, and the meter."""
         async with scratch(self.client) as prefix:
-            yield Load(self.url, prefix, **{"count": self.count} | changes), Meter(self.client)
+            yield BenchLoad(self.url, prefix, **{"count": self.count} | changes), Meter(self.client)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ async def fixed(bench: Bench, value: int) -> Costs:
         work.register(broker, work.single, count, "growth", load)
         await meter.start()
         count.release()
-        start = Mark()
+        start = CpuReading()
         async with broker.running():
             await count.finished.wait()
-        return {"start, one message of each partition, stop": await meter.cost(start, Mark(1))}
+        return {"start, one message of each partition, stop": await meter.cost(start, CpuReading(1))}
 
 
 async def members(bench: Bench, value: int) -> Costs:
@@ -116,10 +116,10 @@ async def members(bench: Bench, value: int) -> Costs:
                 await anyio.sleep(0.1)
         await meter.start()
         count.release()
-        start = Mark()
+        start = CpuReading()
         await brokers[0].publish_many(TOPIC, load.payloads(load.count), key=key_of)
         await count.finished.wait()
-        return {"publish + consume": await meter.cost(start, Mark(load.count))}
+        return {"publish + consume": await meter.cost(start, CpuReading(load.count))}
 
 
 def owned(broker: Broker) -> int:
@@ -133,7 +133,7 @@ async def backlog(bench: Bench, value: int) -> Costs:
     async with bench.load(size=100) as (load, meter):
         async with Broker(work.settings_of(load)) as broker:
             await broker.publish_many(TOPIC, load.payloads(value), key=key_of)
-        few = Load(load.url, load.prefix, count=min(load.count, value), size=100)
+        few = BenchLoad(load.url, load.prefix, count=min(load.count, value), size=100)
         return {
             "publish_many": await work.publish_many(few, meter),
             "consume": await work.consume(few, meter, work.single),
@@ -170,7 +170,7 @@ async def pending(bench: Bench, value: int) -> Costs:
             await bench.client.execute_command(
                 "XREADGROUP", "GROUP", group, "gone", "COUNT", value, "STREAMS", stream, ">"
             )
-        whole = Load(load.url, load.prefix, count=value)
+        whole = BenchLoad(load.url, load.prefix, count=value)
         return {"take over": await work.consume(whole, meter, work.single, group=group)}
 
 

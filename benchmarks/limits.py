@@ -32,7 +32,7 @@ from benchmarks.server import server
 from benchmarks.table import table
 from rsmq.broker import Broker
 from rsmq.cli.bench import bare, work
-from rsmq.cli.bench.load import Load
+from rsmq.cli.bench.load import BenchLoad
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.message import Message
 
@@ -97,7 +97,7 @@ ROWS: Final = (
 )
 
 
-async def run_group(row: Row, load: Load, costs: list[tuple[float, float]]) -> None:
+async def run_group(row: Row, load: BenchLoad, costs: list[tuple[float, float]]) -> None:
     """One new group over the topic; adds its pairs of CPU µs for a message, with the limit and without."""
     counter, broker = Counter(), Broker(work.settings_of(load))
     batch = {"batch": work.BATCH} if row.handler == "batch" else {}
@@ -123,7 +123,7 @@ async def run_group(row: Row, load: Load, costs: list[tuple[float, float]]) -> N
                 costs.append((last[True], last[False]))
 
 
-async def blocks(row: Row, load: Load, pairs: int) -> list[tuple[float, float]]:
+async def blocks(row: Row, load: BenchLoad, pairs: int) -> list[tuple[float, float]]:
     """Pairs of neighbours of as many groups as it takes."""
     costs = list[tuple[float, float]]()
     while len(costs) < pairs:
@@ -139,7 +139,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[max(0, rank - 1)], ordered[-max(1, rank)]
 
 
-def apart(row: Row, load: Load, pairs: int) -> list[tuple[float, float]]:
+def apart(row: Row, load: BenchLoad, pairs: int) -> list[tuple[float, float]]:
     """The blocks of one row, in a process of their own."""
     command = [sys.executable, "-m", "benchmarks.limits", "--one", row.name, "--pairs", str(pairs)]
     ended = subprocess.run([*command, "--load", json.dumps(asdict(load))], stdout=subprocess.PIPE, check=True)
@@ -150,7 +150,7 @@ def run(rows: Sequence[Row], count: int, pairs: int) -> dict[str, Any]:
     """All rows."""
     found = []
     with server() as url, Progress(transient=True) as progress:
-        load, task = Load(url, "limits", count), progress.add_task("filling", total=len(rows))
+        load, task = BenchLoad(url, "limits", count), progress.add_task("filling", total=len(rows))
         asyncio.run(bare.fill(load))
         for row in rows:
             progress.update(task, description=row.name)
@@ -243,7 +243,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         row = next(row for row in ROWS if row.name == options.one)
-        print(json.dumps(asyncio.run(blocks(row, Load(**json.loads(options.load)), options.pairs))))
+        print(json.dumps(asyncio.run(blocks(row, BenchLoad(**json.loads(options.load)), options.pairs))))
         return
     rows = [row for row in ROWS if options.only in row.name]
     if not rows:

@@ -98,7 +98,7 @@ async def relay(
     code, reason = 1000, ""
     try:
         async with session:
-            await Relay(session, websocket, encode).run()
+            await WebSocketRelay(session, websocket, encode).run()
     except SessionTaken as error:
         code, reason = TAKEN, str(error)
     except SessionLost as error:
@@ -116,7 +116,7 @@ class NoAcknowledgement(ValueError):
     """The device has sent something else."""
 
 
-class Relay:
+class WebSocketRelay:
     """One open session and one accepted WebSocket. It ends with the first of its two directions."""
 
     def __init__(self, session: Session, websocket: WebSocket, encode: Callable[[Letter], str | bytes]) -> None:

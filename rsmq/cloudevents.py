@@ -28,7 +28,7 @@ PLAIN: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%"
 """Characters that a value keeps. The others are written as in HTTP: UTF-8 in percent signs."""
 
 
-class Options(TypedDict, total=False):
+class EventOptions(TypedDict, total=False):
     """What an event gives to `publish` besides its data."""
 
     headers: dict[str, str]
@@ -85,7 +85,7 @@ class CloudEvent:
         return headers
 
     @property
-    def options(self) -> Options:
+    def options(self) -> EventOptions:
         """What `publish` takes besides the data: the headers, and the key if there is a `partitionkey`."""
         return {"headers": self.headers, "key": self.extensions.get("partitionkey")}
 

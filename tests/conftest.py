@@ -11,9 +11,8 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
 
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
@@ -24,8 +23,10 @@ from tests.servers import Server
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 # how long an example takes says more about the machine than about the code
-hypothesis_settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-hypothesis_settings.load_profile("any machine")
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 LONGEST_FIRST = (
     "tests/contract/test_simulation.py", "tests/pipeline/", "tests/cli/test_nouns.py", "tests/dashboard/test_pages.py",

@@ -41,7 +41,7 @@ class Connection:
     """The event loop that it was opened in. A call from another one would wait for ever."""
 
 
-class Connected(ABC):
+class BrokerPart(ABC):
     """A part of a broker that uses its open connection."""
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, Required, TypedDict, TypeVar, Unpack, o
 
 import anyio
 
-from rsmq.broker.connection import Connected
+from rsmq.broker.connection import BrokerPart
 from rsmq.errors import BrokerUnavailable, ConfigError, RequestFailed, RequestTimeout
 from rsmq.handler.error_hook import ErrorHook
 from rsmq.handler.failure import describe
@@ -51,7 +51,7 @@ class RequestOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
-class Requesting(Connected):
+class Requesting(BrokerPart):
     """The part of a broker that sends requests."""
 
     keys: Keys

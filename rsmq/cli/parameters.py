@@ -16,8 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rsmq.cli.completion import complete_group, complete_topic
-from rsmq.model.duration import FORMS
-from rsmq.model.duration import parse_duration as read_duration
+from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.stream_id import STREAM_ID
 from rsmq.model.words import duration
 from rsmq.redis.streams import EARLIEST, LATEST
@@ -45,10 +44,10 @@ def noun(help_text: str) -> typer.Typer:
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
-def parse_duration(text: str) -> timedelta:
+def duration_argument(text: str) -> timedelta:
     """`5s` or `PT5S` as a duration, never negative. A bare number is not accepted."""
     try:
-        span = read_duration(text)
+        span = parse_duration(text)
     except ValueError:
         span = timedelta(-1)
     if span < timedelta(0):
@@ -58,7 +57,7 @@ def parse_duration(text: str) -> timedelta:
 
 def duration_option(help_text: str, *names: str) -> Any:
     """An option whose value is a duration."""
-    return typer.Option(*names, parser=parse_duration, metavar="DURATION", help=help_text)
+    return typer.Option(*names, parser=duration_argument, metavar="DURATION", help=help_text)
 
 
 def options_of(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

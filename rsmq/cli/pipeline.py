@@ -20,7 +20,7 @@ import typer
 from pydantic import ByteSize
 
 from rsmq.cli.output import print_json, print_line, printable
-from rsmq.cli.parameters import Json, Url, noun, parse_duration, parse_time
+from rsmq.cli.parameters import Json, Url, duration_argument, noun, parse_time
 from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
 from rsmq.model import size
@@ -91,7 +91,9 @@ def archive(
     to: Annotated[str, typer.Option(metavar="PATH", help="The archive: a directory, hdfs:// or s3a://.")],
     every: Annotated[
         timedelta | None,
-        typer.Option(parser=parse_duration, metavar="DURATION", help="Run until stopped, one batch in each interval."),
+        typer.Option(
+            parser=duration_argument, metavar="DURATION", help="Run until stopped, one batch in each interval."
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="Tells archives of one topic apart; retention waits for each.")] = "archive",
     batch: Annotated[int, typer.Option(min=1, help="Most messages in a batch.")] = 1_000_000,
@@ -221,7 +223,7 @@ def send(
     ] = None,
     expiry: Annotated[
         timedelta | None,
-        typer.Option(parser=parse_duration, metavar="DURATION", help="How long letters live, as 1h."),
+        typer.Option(parser=duration_argument, metavar="DURATION", help="How long letters live, as 1h."),
     ] = None,
     where: Where = None,
     job: Job = None,

@@ -30,7 +30,7 @@ SLACK: Final = 15.0
 """Seconds beyond grace and lease that an orderly end may take (replies, goodbyes)."""
 
 
-class Service:
+class ServedProcess:
     """Handles the signals of one process. Before a broker is served a signal ends the process at once.
 
     Invariant: after a stop signal the process ends within the grace and a lease, even if a handler blocks the loop or

@@ -43,7 +43,7 @@ def tail(
     async def act() -> None:
         async with connected(url) as connection:
             found = await connection.topic(topic)
-            view = View(connection, topic, found.partitions)
+            view = TailReader(connection, topic, found.partitions)
             entries = await view.newest(most) if group is None else await view.next_of(group, most)
             show(topic, entries, as_json)
             if not entries and most and not as_json:
@@ -61,7 +61,7 @@ def empty(topic: str, group: str | None, follow: bool) -> str:
     return f"{what}{' yet; waiting for new ones' if follow else ''}"
 
 
-class View:
+class TailReader:
     """Reads a topic's partitions as one stream. `seen` has the last id that was read of each partition."""
 
     def __init__(self, connection: CommandConnection, topic: str, partitions: int) -> None:

@@ -20,7 +20,7 @@ from rsmq.cli.output import print_json, printable
 from rsmq.cli.parameters import AnyTopic, Json, Url, duration_option
 from rsmq.cli.tables import PIPED_WIDTH
 from rsmq.cli.top_screen import draw
-from rsmq.cli.top_view import View, picture, press, room_of, settled
+from rsmq.cli.top_view import TopView, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, compare
 from rsmq.redis.client.connector import redact
 
@@ -51,7 +51,7 @@ def top(
         async with connected(url) as connection:
             title = f"rsmq top  {printable(redact(connection.client.url))}  prefix {connection.keys.prefix}"
             if not (as_json or once) and sys.stdin.isatty() and sys.stdout.isatty():
-                await Screen(title).run(boards(connection, topic, every))
+                await TopScreen(title).run(boards(connection, topic, every))
                 return
             with printer(as_json=as_json) as show:
                 async for board in boards(connection, topic, every):
@@ -86,11 +86,11 @@ def printer(*, as_json: bool) -> Iterator[Show]:
     yield lambda board, title: console.print(draw(board, title, with_partitions=has_room(board)))
 
 
-class Screen:
+class TopScreen:
     """The whole terminal, with keys. It is drawn again for each board and after each key."""
 
     def __init__(self, title: str) -> None:
-        self._title, self._view = title, View()
+        self._title, self._view = title, TopView()
         self._board = Board(None, (), ())
         self._console = Console(highlight=False)
 

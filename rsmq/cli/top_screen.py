@@ -15,8 +15,7 @@ from rsmq.cli.tables import NOTHING
 from rsmq.inspector import text
 from rsmq.inspector.state import GroupPartition, MemberState
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
-from rsmq.model.words import duration
-from rsmq.model.words import number as as_number
+from rsmq.model.words import duration, number
 
 LATE = timedelta(seconds=0.5)
 """An event loop with more lag than this is marked: its handlers wait for each other."""
@@ -40,8 +39,8 @@ def topics_of(rows: Sequence[TopicTrend]) -> Table:
     """The topics."""
     table = columns("topic", "#partitions", "#messages", "#delayed", "#in/s", "#groups")
     for row in rows:
-        table.add_row(name(row.name), *map(number, (row.partitions, row.messages, row.delayed)), rate(row.rate_in),
-                      number(row.groups))  # fmt: skip
+        table.add_row(name(row.name), *map(amount, (row.partitions, row.messages, row.delayed)), rate(row.rate_in),
+                      amount(row.groups))  # fmt: skip
     return table
 
 
@@ -50,8 +49,8 @@ def groups_of(rows: Sequence[GroupTrend]) -> Table:
     table = columns("group", "state", "#out/s", "#lag", "trend", "#oldest", "#in flight", "#parked", "#dead", "owned")
     for row in rows:
         table.add_row(
-            name(f"{row.topic}/{row.name}"), state(row), rate(row.rate_out), number(row.lag), trend(row),
-            age(row.oldest), number(row.in_flight), number(row.parked), dead(row),
+            name(f"{row.topic}/{row.name}"), state(row), rate(row.rate_out), amount(row.lag), trend(row),
+            age(row.oldest), amount(row.in_flight), amount(row.parked), dead(row),
             Text(f"{row.owned}/{len(row.shares)}"),
         )  # fmt: skip
     return table
@@ -63,8 +62,8 @@ def partitions_of(group: GroupTrend) -> Table:
     table = columns(head, "owner", "#epoch", "#lag", "#oldest", "#in flight", "#parked", "#dead")
     for row in group.shares:
         lag = row.lag if row.is_lag_exact else None
-        table.add_row(Text(str(row.partition)), owner(row), *map(number, (row.epoch, lag)), age(row.oldest),
-                      *map(number, (row.pending, row.parked, row.dead_letters)))  # fmt: skip
+        table.add_row(Text(str(row.partition)), owner(row), *map(amount, (row.epoch, lag)), age(row.oldest),
+                      *map(amount, (row.pending, row.parked, row.dead_letters)))  # fmt: skip
     return table
 
 
@@ -92,9 +91,9 @@ def name(word: str) -> Text:
     return Text(printable(word) or NOTHING)
 
 
-def number(value: int | None) -> Text:
+def amount(value: int | None) -> Text:
     """A number; 0 is dim."""
-    return Text(as_number(value), style="dim" if value == 0 else "")
+    return Text(number(value), style="dim" if value == 0 else "")
 
 
 def rate(value: float | None) -> Text:
@@ -120,7 +119,7 @@ def trend(row: GroupTrend) -> Text:
 
 def dead(row: GroupTrend) -> Text:
     """Dead letters, new ones in red."""
-    count = number(row.dead_letters)
+    count = amount(row.dead_letters)
     return count.append(f" +{row.new_dead_letters}", style="red") if row.new_dead_letters else count
 
 

@@ -23,7 +23,7 @@ STATES: Final = {"paused": "yellow", "unserved": "red", "running": "green"}
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TopView:
     """What the user has chosen. `opened` is topic and name of a group; `cursor` a line of the list, or of the page."""
 
     sort: int = 0
@@ -56,7 +56,7 @@ SORTS: Final[tuple[tuple[str, Callable[[GroupTrend], object]], ...]] = (
 )  # fmt: skip
 
 
-def chosen(board: Board, view: View) -> tuple[list[GroupTrend], int]:
+def chosen(board: Board, view: TopView) -> tuple[list[GroupTrend], int]:
     """The groups that are listed, in order, and how many idle ones are folded away."""
     wanted = view.wanted.casefold()
     found = [group for group in board.groups if wanted in f"{group.topic}/{group.name}".casefold()]
@@ -66,7 +66,7 @@ def chosen(board: Board, view: View) -> tuple[list[GroupTrend], int]:
     return shown, len(found) - len(shown)
 
 
-def press(view: View, key: str, board: Board, room: int) -> View:
+def press(view: TopView, key: str, board: Board, room: int) -> TopView:
     """The view after a key. `room` is how many lines the list has."""
     if key == "ctrl-c":
         return replace(view, is_done=True)
@@ -95,7 +95,7 @@ def press(view: View, key: str, board: Board, room: int) -> View:
     return view
 
 
-def typed(view: View, key: str) -> View:
+def typed(view: TopView, key: str) -> TopView:
     """A key while the filter is written."""
     if key == "enter":
         return replace(view, is_typing=False)
@@ -106,13 +106,13 @@ def typed(view: View, key: str) -> View:
     return replace(view, wanted=view.wanted + key) if len(key) == 1 and key.isprintable() else view
 
 
-def settled(view: View, board: Board, room: int) -> View:
+def settled(view: TopView, board: Board, room: int) -> TopView:
     """The same with a cursor that is on a line: groups come and go."""
     lines = len(chosen(board, view)[0]) - 1 if view.opened is None else len(page_of(board, view.opened)) - room
     return replace(view, cursor=min(max(view.cursor, 0), max(lines, 0)))
 
 
-def picture(board: Board, view: View, title: str, width: int, height: int) -> list[Text]:
+def picture(board: Board, view: TopView, title: str, width: int, height: int) -> list[Text]:
     """The lines of the window: never more, and none wider, than it has room for."""
     lines = [Text(title, style="bold"), totals(board)]
     room = max(height - 5, 1)
@@ -154,7 +154,7 @@ def totals(board: Board) -> Text:
     return Text(" · ".join(parts), style="dim")
 
 
-def folded(groups: Sequence[GroupTrend], idle: int, view: View) -> Text:
+def folded(groups: Sequence[GroupTrend], idle: int, view: TopView) -> Text:
     """What is not listed, and how the rest is sorted."""
     parts = [f"{SORTS[view.sort][0]}" if groups else "no group matches" if view.wanted else "nothing to show"]
     if idle:

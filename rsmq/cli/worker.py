@@ -18,7 +18,7 @@ from rsmq.broker import Broker
 from rsmq.cli.load_broker import load_broker
 from rsmq.cli.output import Level, exit_code, log_to_stderr
 from rsmq.cli.parameters import Url, duration_option
-from rsmq.cli.serve import Service, has_stuck_threads, leave
+from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.telemetry import Endpoint, note_messages
 from rsmq.telemetry.listener import Address
@@ -73,7 +73,7 @@ def serve(
     target: str, grace: timedelta | None, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool
 ) -> None:
     """Run one broker in this process until it has stopped."""
-    service = Service(grace)
+    service = ServedProcess(grace)
     with signals(service.obey):
         try:
             run(service, target, metrics, slot, is_child=is_child, notes_messages=notes_messages)
@@ -87,7 +87,9 @@ def serve(
         leave(0)
 
 
-def run(service: Service, target: str, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool) -> None:
+def run(
+    service: ServedProcess, target: str, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool
+) -> None:
     """Load the broker and serve it."""
     broker = load_broker(target)
     if not (broker.handlers or broker.schedules or broker.services):

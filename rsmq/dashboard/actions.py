@@ -11,8 +11,8 @@ from starlette.datastructures import FormData
 
 from rsmq.control import Cancel, Reschedule, run_schedule
 from rsmq.dashboard.audit import State
-from rsmq.dashboard.page import Context, time_given
-from rsmq.dashboard.queries import MOST_LETTERS, NotFound, Refused
+from rsmq.dashboard.page import Visit, time_given
+from rsmq.dashboard.queries import MOST_LETTERS, PageNotFound, PageRefused
 from rsmq.dashboard.roles import Role
 from rsmq.dlq import Selection, read_fields
 from rsmq.errors import ConfigError
@@ -39,10 +39,10 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ActionForm:
     """The form of an action."""
 
-    context: Context
+    visit: Visit
     inspector: Inspector
     form: FormData
     topic: str
@@ -74,10 +74,10 @@ class Wanted:
     async def state(self) -> State:
         """What the audit notes before and after: the state of the group, topic or device."""
         if name := self.value("client"):
-            client = await self.context.queries.mqtt.find(name)
+            client = await self.visit.queries.mqtt.find(name)
             return {"client": name, "gateway": None if client is None else client.gateway}
         if device := self.value("device"):
-            found = await self.context.queries.device(device)
+            found = await self.visit.queries.device(device)
             return {"device": device, "letters": 0 if found is None else found.backlog}
         if self.value("message"):
             return await message_state(self)
@@ -95,12 +95,12 @@ class Wanted:
         return {} if topic is None else {"messages": topic.length, "delayed": topic.delayed}
 
 
-Prepare = Callable[[Wanted], Awaitable[Action]]
+Prepare = Callable[[ActionForm], Awaitable[Action]]
 
 
-async def replay(wanted: Wanted) -> Action:
+async def replay(wanted: ActionForm) -> Action:
     """Replay the rows that were chosen, or all that are shown."""
-    ids, queries = wanted.chosen(), wanted.context.queries
+    ids, queries = wanted.chosen(), wanted.visit.queries
     topic, every = await queries.topic(wanted.topic), every_of(wanted.value("rate"))
 
     async def act() -> str:
@@ -111,9 +111,9 @@ async def replay(wanted: Wanted) -> Action:
     return Action(question, "replay", act, is_long=bool(every))
 
 
-async def replay_matching(wanted: Wanted) -> Action:
+async def replay_matching(wanted: ActionForm) -> Action:
     """Replay all that match the filters, also those that are not shown."""
-    queries, selection = wanted.context.queries, selection_of(wanted.value)
+    queries, selection = wanted.visit.queries, selection_of(wanted.value)
     topic, every = await queries.topic(wanted.topic), every_of(wanted.value("rate"))
     number = await queries.count_dead_letters(wanted.topic, wanted.group, selection)
 
@@ -126,9 +126,9 @@ async def replay_matching(wanted: Wanted) -> Action:
     return Action(question, "replay", act, is_long=bool(every))
 
 
-async def purge(wanted: Wanted) -> Action:
+async def purge(wanted: ActionForm) -> Action:
     """Delete all dead letters of a group."""
-    queries, topic = wanted.context.queries, await wanted.context.queries.topic(wanted.topic)
+    queries, topic = wanted.visit.queries, await wanted.visit.queries.topic(wanted.topic)
     number = await queries.count_dead_letters(wanted.topic, wanted.group, Selection())
 
     async def act() -> str:
@@ -138,19 +138,19 @@ async def purge(wanted: Wanted) -> Action:
     return Action(question, "delete", act, is_danger=True)
 
 
-async def pause(wanted: Wanted) -> Action:
+async def pause(wanted: ActionForm) -> Action:
     """Deliver nothing new to a group."""
     return switch(wanted, "Pause", "Its members finish what they have, and get nothing new.", is_paused=True)
 
 
-async def resume(wanted: Wanted) -> Action:
+async def resume(wanted: ActionForm) -> Action:
     """Deliver to a group again."""
     return switch(wanted, "Resume", "Its members get messages again.", is_paused=False)
 
 
-def switch(wanted: Wanted, word: str, text: str, *, is_paused: bool) -> Action:
+def switch(wanted: ActionForm, word: str, text: str, *, is_paused: bool) -> Action:
     """Pause or resume."""
-    queries = wanted.context.queries
+    queries = wanted.visit.queries
 
     async def act() -> str:
         await set_paused(queries.client, queries.keys, wanted.topic, wanted.group, paused=is_paused)
@@ -159,15 +159,15 @@ def switch(wanted: Wanted, word: str, text: str, *, is_paused: bool) -> Action:
     return Action(f"{word} {wanted.place}? {text}", word.lower(), act)
 
 
-async def reset(wanted: Wanted) -> Action:
+async def reset(wanted: ActionForm) -> Action:
     """Let a group handle its topic again from a start."""
-    queries, text = wanted.context.queries, wanted.value("to")
+    queries, text = wanted.visit.queries, wanted.value("to")
     start: str | datetime = text or "earliest"
     if wanted.value("at"):
         start = time_given(wanted.value("at")) or start
     state, topic = await wanted.inspector.group(wanted.topic, wanted.group), await queries.topic(wanted.topic)
     if state is None:
-        raise NotFound(f"topic {wanted.topic!r} has no group {wanted.group!r}")
+        raise PageNotFound(f"topic {wanted.topic!r} has no group {wanted.group!r}")
 
     async def act() -> str:
         await reset_group(queries.client, queries.keys, topic, wanted.group, start)
@@ -177,10 +177,10 @@ async def reset(wanted: Wanted) -> Action:
     return Action(f"Reset {wanted.place} to {start}? This drops {dropped}.", "reset", act, is_danger=True)
 
 
-async def move_waiting(wanted: Wanted) -> Action:
+async def move_waiting(wanted: ActionForm) -> Action:
     """Make delayed messages, or parked ones of a group, due now or at another time."""
-    refs, waiting = wanted.chosen(), wanted.context.room.waiting
-    topic, (due, when) = await wanted.context.queries.topic(wanted.topic), due_of(wanted)
+    refs, waiting = wanted.chosen(), wanted.visit.room.waiting
+    topic, (due, when) = await wanted.visit.queries.topic(wanted.topic), due_of(wanted)
     what, place = waiting_at(wanted)
 
     async def act() -> str:
@@ -194,10 +194,10 @@ async def move_waiting(wanted: Wanted) -> Action:
     return Action(question, "run now" if due is None else "move", act)
 
 
-async def cancel_waiting(wanted: Wanted) -> Action:
+async def cancel_waiting(wanted: ActionForm) -> Action:
     """Cancel the delayed messages that were chosen, or the parked ones of a group."""
-    refs, waiting = wanted.chosen(), wanted.context.room.waiting
-    topic, (what, place) = await wanted.context.queries.topic(wanted.topic), waiting_at(wanted)
+    refs, waiting = wanted.chosen(), wanted.visit.room.waiting
+    topic, (what, place) = await wanted.visit.queries.topic(wanted.topic), waiting_at(wanted)
 
     async def act() -> str:
         if wanted.group:
@@ -210,14 +210,14 @@ async def cancel_waiting(wanted: Wanted) -> Action:
     return Action(f"Cancel {count(len(refs), what)} of {place} for good, for {whose}?", "cancel", act, is_danger=True)
 
 
-def waiting_at(wanted: Wanted) -> tuple[str, str]:
+def waiting_at(wanted: ActionForm) -> tuple[str, str]:
     """What waits, and where."""
     return ("parked message", wanted.place) if wanted.group else ("delayed message", wanted.topic)
 
 
-async def cancel(wanted: Wanted) -> Action:
+async def cancel(wanted: ActionForm) -> Action:
     """Cancel one message for all groups that have not settled it."""
-    queries, message_id, key = wanted.context.queries, wanted.value("message"), wanted.key
+    queries, message_id, key = wanted.visit.queries, wanted.value("message"), wanted.key
     topic, status = await queries.topic(wanted.topic), await queries.status(wanted.topic, message_id, key)
     is_running = wanted.value("running") == "yes"
 
@@ -232,9 +232,9 @@ async def cancel(wanted: Wanted) -> Action:
     return Action(question, "cancel", act, is_danger=True)
 
 
-async def reschedule_message(wanted: Wanted) -> Action:
+async def reschedule_message(wanted: ActionForm) -> Action:
     """Give one delayed or parked message another due time."""
-    queries, message_id, key = wanted.context.queries, wanted.value("message"), wanted.key
+    queries, message_id, key = wanted.visit.queries, wanted.value("message"), wanted.key
     topic, status = await queries.topic(wanted.topic), await queries.status(wanted.topic, message_id, key)
     due_ms, when = due_of(wanted)
     places = [f" It is {each.text} for {each.group}." for each in status.groups if each.state == "parked"]
@@ -248,13 +248,13 @@ async def reschedule_message(wanted: Wanted) -> Action:
     return Action(question, "run now" if due_ms is None else "reschedule", act)
 
 
-async def run_now(wanted: Wanted) -> Action:
+async def run_now(wanted: ActionForm) -> Action:
     """Publish a schedule once, beside its ticks."""
-    queries, name = wanted.context.queries, wanted.value("schedule")
+    queries, name = wanted.visit.queries, wanted.value("schedule")
     topic = await queries.topic(wanted.topic)
     states = {each.name: each for each in await look_up(queries.client, queries.keys, queries.topics, topic.name)}
     if name not in states:
-        raise NotFound(f"topic {topic.name!r} has no schedule {name!r}")
+        raise PageNotFound(f"topic {topic.name!r} has no schedule {name!r}")
 
     async def act() -> str:
         await run_schedule(queries.client, queries.keys, topic, name)
@@ -264,18 +264,18 @@ async def run_now(wanted: Wanted) -> Action:
     return Action(f"Publish schedule {name} of {topic.name} once now, beside its ticks?", "run now", act)
 
 
-async def message_state(wanted: Wanted) -> State:
+async def message_state(wanted: ActionForm) -> State:
     """What the audit notes of a message: the same as its page."""
     try:
-        found = await wanted.context.queries.status(wanted.topic, wanted.value("message"), wanted.key)
-    except NotFound as error:
+        found = await wanted.visit.queries.status(wanted.topic, wanted.value("message"), wanted.key)
+    except PageNotFound as error:
         return {"message": wanted.value("message"), "state": str(error)}
     return {"message": found.id, "state": found.text, "groups": {each.group: each.text for each in found.groups}}
 
 
-async def schedule_state(wanted: Wanted) -> State:
+async def schedule_state(wanted: ActionForm) -> State:
     """What the audit notes of a schedule."""
-    queries = wanted.context.queries
+    queries = wanted.visit.queries
     found = {each.name: each for each in await look_up(queries.client, queries.keys, queries.topics, wanted.topic)}
     state = found.get(wanted.value("schedule"))
     if state is None:
@@ -283,12 +283,12 @@ async def schedule_state(wanted: Wanted) -> State:
     return {"schedule": state.name, "last": timestamp(state.last), "asked": timestamp(state.run_asked)}
 
 
-async def purge_device(wanted: Wanted) -> Action:
+async def purge_device(wanted: ActionForm) -> Action:
     """Delete the letters of a device."""
-    name, queries = wanted.value("device"), wanted.context.queries
+    name, queries = wanted.value("device"), wanted.visit.queries
     device = await queries.device(name)
     if device is None:
-        raise NotFound(f"there is no device {name!r}")
+        raise PageNotFound(f"there is no device {name!r}")
 
     async def act() -> str:
         return f"deleted {count(await queries.all_devices.purge(name), 'letter')}"
@@ -297,12 +297,12 @@ async def purge_device(wanted: Wanted) -> Action:
     return Action(question, "delete", act, is_danger=True)
 
 
-async def kick_client(wanted: Wanted) -> Action:
+async def kick_client(wanted: ActionForm) -> Action:
     """End the connection of an MQTT client."""
-    name, queries = wanted.value("client"), wanted.context.queries
+    name, queries = wanted.value("client"), wanted.visit.queries
     client = await queries.mqtt.find(name)
     if client is None or not client.gateway:
-        raise NotFound(f"MQTT client {name!r} is not connected")
+        raise PageNotFound(f"MQTT client {name!r} is not connected")
 
     async def act() -> str:
         try:
@@ -337,19 +337,19 @@ ACTIONS: Final[Mapping[str, tuple[Role, Prepare]]] = {
 WITHOUT_TOPIC: Final = ("purge-device", "kick-client")
 
 
-async def prepare(name: str, context: Context, inspector: Inspector, form: FormData) -> tuple[Action, Wanted]:
-    """The action that a form asks for. Raises NotFound, Refused or ConfigError."""
+async def prepare(name: str, visit: Visit, inspector: Inspector, form: FormData) -> tuple[Action, ActionForm]:
+    """The action that a form asks for. Raises PageNotFound, PageRefused or ConfigError."""
     if name not in ACTIONS:
-        raise NotFound(f"there is no action {name!r}")
+        raise PageNotFound(f"there is no action {name!r}")
     role, made = ACTIONS[name]
-    wanted = Wanted(context, inspector, form, str(form.get("topic") or ""), str(form.get("group") or ""))
+    wanted = ActionForm(visit, inspector, form, str(form.get("topic") or ""), str(form.get("group") or ""))
     topic = None if name in WITHOUT_TOPIC else wanted.topic
     if topic is not None:
-        context.check(topic)
-    if not context.visitor.may(role, topic):
-        raise Refused(f"your role may not do this: it takes the role {role.name.lower()}")
+        visit.check(topic)
+    if not visit.visitor.may(role, topic):
+        raise PageRefused(f"your role may not do this: it takes the role {role.name.lower()}")
     if wanted.group:
-        await context.queries.group(wanted.topic, wanted.group)
+        await visit.queries.group(wanted.topic, wanted.group)
     return await made(wanted), wanted
 
 
@@ -365,7 +365,7 @@ def selection_of(value: Callable[[str], str]) -> Selection:
     )
 
 
-def due_of(wanted: Wanted) -> tuple[int | None, str]:
+def due_of(wanted: ActionForm) -> tuple[int | None, str]:
     """The new due time in ms, None for now, and as text."""
     if wanted.value("when") != "at":
         return None, "now"

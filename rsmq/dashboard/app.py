@@ -24,12 +24,12 @@ from starlette.staticfiles import StaticFiles
 
 from rsmq.dashboard import connection, dead_letter, device, message, overview
 from rsmq.dashboard.access import AccessControl, Rules
-from rsmq.dashboard.actions import Action, Wanted, prepare
+from rsmq.dashboard.actions import Action, ActionForm, prepare
 from rsmq.dashboard.audit import Audit
-from rsmq.dashboard.history import History
+from rsmq.dashboard.history import HistorySampler
 from rsmq.dashboard.html import Html, Live, button, hidden, tag
-from rsmq.dashboard.page import Context, Page, Room, failure, frame
-from rsmq.dashboard.queries import EVERY, NotFound, Queries, Refused
+from rsmq.dashboard.page import Page, Room, Visit, failure, frame
+from rsmq.dashboard.queries import EVERY, PageNotFound, PageRefused, Queries
 from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.errors import BrokerError, ConfigError, RsmqError
 from rsmq.inspector.inspector import Inspector
@@ -85,7 +85,7 @@ class Dashboard:
         async with server_for(settings.url) as url, Connector(url, settings).connected() as client:
             keys = Keys(settings.prefix, database_of(settings.url))
             self._inspector = Inspector(client, keys, settings)
-            queries, history = Queries(client, keys, settings), History(client, keys, self._inspector)
+            queries, history = Queries(client, keys, settings), HistorySampler(client, keys, self._inspector)
             async with own_tasks() as self._tasks:
                 await self._tasks.start(queries.poller.run)
                 await self._tasks.start(history.run)
@@ -105,55 +105,55 @@ class Dashboard:
     # -- answers --------------------------------------------------------------------------------------------------
 
     def _page(self, build: Build) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(context: Context) -> Response:
-            page = await build(context, **context.request.path_params)
-            made = frame(context, page, self._notes.get(context.given("note"), ""))
-            if "live" in context.request.query_params and page.is_live:
-                return StreamingResponse(self._changes(context, build), media_type="text/event-stream",
+        async def answer(visit: Visit) -> Response:
+            page = await build(visit, **visit.request.path_params)
+            made = frame(visit, page, self._notes.get(visit.given("note"), ""))
+            if "live" in visit.request.query_params and page.is_live:
+                return StreamingResponse(self._changes(visit, build), media_type="text/event-stream",
                                          headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})  # fmt: skip
             return HTMLResponse(made)
 
         return self._answering(answer)
 
-    async def _changes(self, context: Context, build: Build) -> AsyncIterator[str]:
+    async def _changes(self, visit: Visit, build: Build) -> AsyncIterator[str]:
         """What has changed on a page, each second, until its browser leaves. The first event is all of it."""
         before = Live()
         while True:
-            context.live = Live()
+            visit.live = Live()
             try:
-                frame(context, await build(context, **context.request.path_params))
+                frame(visit, await build(visit, **visit.request.path_params))
             except RsmqError as error:
-                context.live.part("trouble", str(error), role="alert", class_="trouble")
-            after = context.live
+                visit.live.part("trouble", str(error), role="alert", class_="trouble")
+            after = visit.live
             changed = after.changes(before)
             yield f"data: {json.dumps(changed)}\n\n" if changed else ": nothing\n\n"
             before = after
             await anyio.sleep(EVERY)
 
-    async def _nothing(self, context: Context) -> Response:
-        raise NotFound(f"there is no page {context.path}")
+    async def _nothing(self, visit: Visit) -> Response:
+        raise PageNotFound(f"there is no page {visit.path}")
 
-    def _answering(self, answer: Callable[[Context], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _answering(self, answer: Callable[[Visit], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """Errors as pages with their status."""
 
         async def respond(request: Request) -> Response:
-            context: Context | None = None
+            visit: Visit | None = None
             try:
-                context = await self._context(request)
-                return await answer(context)
-            except NotFound as error:
-                return HTMLResponse(failure(context, "Not found", str(error)), 404)
-            except Refused as error:
-                return HTMLResponse(failure(context, "Not allowed", str(error)), 403)
+                visit = await self._visit(request)
+                return await answer(visit)
+            except PageNotFound as error:
+                return HTMLResponse(failure(visit, "Not found", str(error)), 404)
+            except PageRefused as error:
+                return HTMLResponse(failure(visit, "Not allowed", str(error)), 403)
             except BrokerError as error:
-                return HTMLResponse(failure(context, "The server does not answer", str(error)), 503)
+                return HTMLResponse(failure(visit, "The server does not answer", str(error)), 503)
             except (ConfigError, RsmqError) as error:
-                return HTMLResponse(failure(context, "That does not work", str(error)), 400)
+                return HTMLResponse(failure(visit, "That does not work", str(error)), 400)
 
         return respond
 
-    async def _context(self, request: Request) -> Context:
-        """Who asks. Raises Refused and ConfigError."""
+    async def _visit(self, request: Request) -> Visit:
+        """Who asks. Raises PageRefused and ConfigError."""
         if self._room is None:
             raise ConfigError(
                 "the dashboard is not running: it starts with the lifespan of the application it is mounted into"
@@ -161,27 +161,27 @@ class Dashboard:
         found: Any = self._rules.authorize(request)
         visitor = await found if isawaitable(found) else found
         if visitor is None:
-            raise Refused("you may not see this dashboard")
+            raise PageRefused("you may not see this dashboard")
         prefix = request.headers.get("X-Forwarded-Prefix", "").rstrip("/") + request.scope.get("root_path", "")
-        return Context(request, self._room, visitor, prefix if prefix.startswith("/") else "")
+        return Visit(request, self._room, visitor, prefix if prefix.startswith("/") else "")
 
     # -- actions --------------------------------------------------------------------------------------------------
 
-    async def _act(self, context: Context) -> Response:
+    async def _act(self, visit: Visit) -> Response:
         """Ask first; with the answer, do it and go back to the page."""
         assert self._inspector is not None
-        form = await read_form(context.request)
-        name = str(context.request.path_params["action"])
+        form = await read_form(visit.request)
+        name = str(visit.request.path_params["action"])
         back = str(form.get("back") or "")
-        if not back.startswith(f"{context.prefix}/") or back.startswith("//") or "\\" in back:
-            back = context.url()
-        action, wanted = await prepare(name, context, self._inspector, form)
+        if not back.startswith(f"{visit.prefix}/") or back.startswith("//") or "\\" in back:
+            back = visit.url()
+        action, wanted = await prepare(name, visit, self._inspector, form)
         if form.get("confirmed") != "yes":
-            return HTMLResponse(frame(context, question(context, action, wanted, name, back)))
+            return HTMLResponse(frame(visit, question(visit, action, wanted, name, back)))
 
         async def do() -> str:
             place = (wanted.topic or wanted.value("device") or wanted.value("client"), wanted.group)
-            return await context.room.audit.record(context.visitor.name, name, place, wanted.state, action.act)
+            return await visit.room.audit.record(visit.visitor.name, name, place, wanted.state, action.act)
 
         note = await self._later(do) if action.is_long else await do()
         token = uuid4().hex
@@ -218,12 +218,12 @@ async def read_form(request: Request) -> FormData:
     return FormData([(name, value) for name, value in values])
 
 
-def question(context: Context, action: Action, wanted: Wanted, name: str, back: str) -> Page:
+def question(visit: Visit, action: Action, wanted: ActionForm, name: str, back: str) -> Page:
     """The page that asks before something is changed. It sends the same form again."""
     values = [(key, value) for key, value in wanted.form.multi_items() if isinstance(value, str) and key != "confirmed"]
     fields = hidden([*values, ("confirmed", "yes")])
     made: list[Html] = [fields, button(action.word, danger=action.is_danger), tag("a", "cancel", href=back)]
-    form = tag("form", made, method="post", action=context.url("do", name), class_="bar")
+    form = tag("form", made, method="post", action=visit.url("do", name), class_="bar")
     return Page("Are you sure?", [tag("p", action.question, class_="question"), form])
 
 

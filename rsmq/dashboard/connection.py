@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from rsmq.dashboard.html import Row, about, link, table, tag, text_field
-from rsmq.dashboard.page import Context, Page
-from rsmq.dashboard.queries import MOST_DEVICES, NotFound
+from rsmq.dashboard.page import Page, Visit
+from rsmq.dashboard.queries import MOST_DEVICES, PageNotFound
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import count, duration, number
@@ -18,16 +18,16 @@ from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
 NEVER = 0xFFFFFFFF
 
 
-async def connections(context: Context) -> Page:
+async def connections(visit: Visit) -> Page:
     """The gateways, and some of their clients, or the one that was asked for: there may be a million."""
-    context.check_devices()
-    name = context.given("client")
-    gateways = await context.queries.mqtt.gateways()
+    visit.check_devices()
+    name = visit.given("client")
+    gateways = await visit.queries.mqtt.gateways()
     if name:
-        one = await context.queries.mqtt.find(name)
+        one = await visit.queries.mqtt.find(name)
         found, is_more = ([] if one is None else [one]), False
     else:
-        found, is_more = await context.queries.mqtt_clients()
+        found, is_more = await visit.queries.mqtt_clients()
     total = sum(each.clients for each in gateways)
     shown = f"{count(total, 'client is', 'clients are')} connected"
     columns = ("client", "gateway", "connected since", "session", "#queued", "#dropped", "#subscriptions", "last heard")
@@ -39,7 +39,7 @@ async def connections(context: Context) -> Page:
             tag("h2", "Clients"),
             tag("form", text_field("client", "client id", name), tag("button", "show"), class_="bar"),
             tag("p", shown + (f", the first {MOST_DEVICES} are shown" if is_more else "")),
-            table(columns, [client_row(context, each) for each in found], "no client matches"),
+            table(columns, [client_row(visit, each) for each in found], "no client matches"),
         ],
     )  # fmt: skip
 
@@ -50,21 +50,21 @@ def gateway_row(each: MqttGateway) -> Row:
     return Row(each.name, (each.name, number(each.clients), lease))
 
 
-def client_row(context: Context, each: MqttClient) -> Row:
+def client_row(visit: Visit, each: MqttClient) -> Row:
     """A row of the clients."""
     return Row(each.client_id, (
-        link(each.client_id, context.url("connection", each.client_id)), each.gateway or "not connected",
+        link(each.client_id, visit.url("connection", each.client_id)), each.gateway or "not connected",
         timestamp(each.connected_at) if each.gateway else "", session_text(each), number(each.waiting),
         number(each.dropped), number(len(each.subscriptions)), timestamp(each.seen_at) or "never"),
     )  # fmt: skip
 
 
-async def connection(context: Context, name: str) -> Page:
+async def connection(visit: Visit, name: str) -> Page:
     """One client: its connection, its session and its subscriptions."""
-    context.check_devices()
-    found = await context.queries.mqtt.find(name)
+    visit.check_devices()
+    found = await visit.queries.mqtt.find(name)
     if found is None:
-        raise NotFound(f"MQTT client {name!r} is not connected and has no session")
+        raise PageNotFound(f"MQTT client {name!r} is not connected and has no session")
     values = {
         "connected": f"{timestamp(found.connected_at)} by {found.gateway}" if found.gateway else "no",
         "last heard": timestamp(found.seen_at) or "never", "session": session_text(found),
@@ -74,15 +74,15 @@ async def connection(context: Context, name: str) -> Page:
     rows = [Row(each.filter, (each.filter, str(each.qos), each.options)) for each in found.subscriptions]
     kick = None
     if found.gateway:
-        kick = context.action("kick-client", "end the connection", Role.ACT, None, {"client": name}, danger=True)
+        kick = visit.action("kick-client", "end the connection", Role.ACT, None, {"client": name}, danger=True)
     return Page(
         f"Client {name}",
         [
             kick, about(values), tag("h2", "Subscriptions"),
             table(("topic filter", "#QoS", "options"), rows, "it has no subscriptions"),
-            tag("p", link("its inbox", context.url("device", name))),
+            tag("p", link("its inbox", visit.url("device", name))),
         ],
-        crumbs=[("Connections", context.url("connections"))],
+        crumbs=[("Connections", visit.url("connections"))],
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rsmq.dashboard.actions import selection_of
 from rsmq.dashboard.html import Content, Html, Row, about, block, hidden, link, table, tag, text_field
 from rsmq.dashboard.message import box, failed_table, select_all
-from rsmq.dashboard.page import Context, Page
+from rsmq.dashboard.page import Page, Visit
 from rsmq.dashboard.queries import MOST_LETTERS, PREVIEW, as_text
 from rsmq.dashboard.roles import Role
 from rsmq.dlq import DeadLetter
@@ -17,50 +17,50 @@ from rsmq.model.words import count, number
 FIELDS = ("reason", "error", "key", "where", "since", "until")
 
 
-async def dead_letter_groups(context: Context) -> Page:
+async def dead_letter_groups(visit: Visit) -> Page:
     """The number of dead letters of each group."""
-    board = await context.board()
+    board = await visit.board()
     rows = [
         Row(f"{each.topic}/{each.name}", (
-            link(each.name, context.url("dead-letters", each.topic, each.name)), each.topic, number(each.dead_letters)))
+            link(each.name, visit.url("dead-letters", each.topic, each.name)), each.topic, number(each.dead_letters)))
         for each in sorted(board.groups, key=lambda each: -each.dead_letters)
         if each.dead_letters
     ]  # fmt: skip
     columns = ("group", "topic", "#dead letters")
-    return Page("Dead letters", [context.live.table("dead", columns, rows, "there are no dead letters")], is_live=True)
+    return Page("Dead letters", [visit.live.table("dead", columns, rows, "there are no dead letters")], is_live=True)
 
 
-async def dead_letters(context: Context, topic: str, group: str) -> Page:
+async def dead_letters(visit: Visit, topic: str, group: str) -> Page:
     """Those of one group that match the fields, and how many there are of each error."""
-    context.check(topic)
-    await context.queries.group(topic, group)
-    letters, is_more = await context.queries.dead_letters(topic, group, selection_of(context.given))
+    visit.check(topic)
+    await visit.queries.group(topic, group)
+    letters, is_more = await visit.queries.dead_letters(topic, group, selection_of(visit.given))
     more = f", the oldest {MOST_LETTERS} are shown" if is_more else ""
-    given = {name: context.given(name) for name in FIELDS if context.given(name)}
+    given = {name: visit.given(name) for name in FIELDS if visit.given(name)}
     return Page(
         f"Dead letters of {group} of {topic}",
         [
-            filters(context), tag("p", f"{count(len(letters), 'dead letter')}{more}"),
-            errors(context, topic, group, letters, given), rows_of(context, topic, group, letters, given),
+            filters(visit), tag("p", f"{count(len(letters), 'dead letter')}{more}"),
+            errors(visit, topic, group, letters, given), rows_of(visit, topic, group, letters, given),
         ],
-        crumbs=[("Dead letters", context.url("dead-letters")), (f"group {group}", context.url("group", topic, group))],
+        crumbs=[("Dead letters", visit.url("dead-letters")), (f"group {group}", visit.url("group", topic, group))],
     )  # fmt: skip
 
 
-def filters(context: Context) -> Html:
+def filters(visit: Visit) -> Html:
     """The fields; Enter applies them."""
     return tag(
-        "form", text_field("reason", "reason", context.given("reason")),
-        text_field("error", "error contains", context.given("error")),
-        text_field("key", "key", context.given("key")),
-        text_field("where", "payload field", context.given("where"), placeholder="shop=7"),
-        text_field("since", "died since (UTC)", context.given("since"), type="datetime-local", step=1),
-        text_field("until", "died before (UTC)", context.given("until"), type="datetime-local", step=1),
+        "form", text_field("reason", "reason", visit.given("reason")),
+        text_field("error", "error contains", visit.given("error")),
+        text_field("key", "key", visit.given("key")),
+        text_field("where", "payload field", visit.given("where"), placeholder="shop=7"),
+        text_field("since", "died since (UTC)", visit.given("since"), type="datetime-local", step=1),
+        text_field("until", "died before (UTC)", visit.given("until"), type="datetime-local", step=1),
         tag("button", "show"), class_="bar",
     )  # fmt: skip
 
 
-def errors(context: Context, topic: str, group: str, letters: Sequence[DeadLetter], given: dict[str, str]) -> Content:
+def errors(visit: Visit, topic: str, group: str, letters: Sequence[DeadLetter], given: dict[str, str]) -> Content:
     """The letters that are shown by their error, the most frequent one first, each with one traceback."""
     found: dict[tuple[str, str], list[DeadLetter]] = defaultdict(list)
     for letter in letters:
@@ -69,7 +69,7 @@ def errors(context: Context, topic: str, group: str, letters: Sequence[DeadLette
         return None
     made = []
     for (reason, kind), same in sorted(found.items(), key=lambda each: -len(each[1])):
-        only = context.url("dead-letters", topic, group, **{**given, "reason": reason, "error": kind})
+        only = visit.url("dead-letters", topic, group, **{**given, "reason": reason, "error": kind})
         head = tag("summary", f"{count(len(same), 'dead letter')} · {reason} · {kind[:PREVIEW]}")
         times = f"from {same[0].at:%Y-%m-%d %H:%M:%S} to {same[-1].at:%Y-%m-%d %H:%M:%S} UTC"
         trace = block(same[-1].traceback, "traceback") if same[-1].traceback else None
@@ -86,13 +86,13 @@ def kind_of(error: str) -> str:
     return text
 
 
-def rows_of(context: Context, topic: str, group: str, letters: Sequence[DeadLetter], given: dict[str, str]) -> Content:
+def rows_of(visit: Visit, topic: str, group: str, letters: Sequence[DeadLetter], given: dict[str, str]) -> Content:
     """The table, with ticks and buttons for those who may act."""
-    may_act = context.visitor.may(Role.ACT, topic)
+    may_act = visit.visitor.may(Role.ACT, topic)
     columns = ("id", "died (UTC)", "message id", "reason", "#attempts", "key", "error")
     rows = [
         Row(each.id, (
-            *((box(each.id),) if may_act else ()), link(each.id, context.url("dead-letter", topic, group, each.id)),
+            *((box(each.id),) if may_act else ()), link(each.id, visit.url("dead-letter", topic, group, each.id)),
             f"{each.at:%Y-%m-%d %H:%M:%S}", each.message_id, each.reason, each.attempts, (each.key or "")[:PREVIEW],
             tag("code", each.error[:PREVIEW])))
         for each in letters
@@ -105,36 +105,36 @@ def rows_of(context: Context, topic: str, group: str, letters: Sequence[DeadLett
         "div", select_all(), tag("button", "replay the ticked"),
         text_field("rate", "at most a second", type="number", min=0, step="any", placeholder="no limit"), class_="bar",
     )  # fmt: skip
-    url = context.url("do", "replay")
-    ticked = tag("form", hidden({**place, "back": context.back()}.items()), bar, shown, method="post", action=url)
+    url = visit.url("do", "replay")
+    ticked = tag("form", hidden({**place, "back": visit.back()}.items()), bar, shown, method="post", action=url)
     ids = hidden(("id", each.id) for each in letters)
     others = [
-        context.action("replay", f"replay all {len(letters)} shown", Role.ACT, topic, place, ids) if letters else None,
-        context.action("replay-matching", "replay all that match", Role.ACT, topic, {**place, **given}),
-        context.action("purge", "purge the group's", Role.ADMIN, topic, place, danger=True),
+        visit.action("replay", f"replay all {len(letters)} shown", Role.ACT, topic, place, ids) if letters else None,
+        visit.action("replay-matching", "replay all that match", Role.ACT, topic, {**place, **given}),
+        visit.action("purge", "purge the group's", Role.ADMIN, topic, place, danger=True),
     ]
     return [tag("div", others, class_="bar"), ticked] if letters else [shown, tag("div", others[2:], class_="bar")]
 
 
-async def dead_letter(context: Context, topic: str, group: str, letter: str) -> Page:
+async def dead_letter(visit: Visit, topic: str, group: str, letter: str) -> Page:
     """All of one."""
-    context.check(topic)
-    found = await context.queries.dead_letter(topic, group, letter)
+    visit.check(topic)
+    found = await visit.queries.dead_letter(topic, group, letter)
     headers = "\n".join(f"{name}: {value}" for name, value in found.headers.items())
     values = {
         "reason": found.reason, "error": found.error, "attempts": str(found.attempts),
         "died": f"{found.at:%Y-%m-%d %H:%M:%S} UTC", "origin": found.origin, "member": found.member,
         "message id": found.message_id, "key": found.key or "", "headers": tag("pre", headers) if headers else "",
     }  # fmt: skip
-    back = context.url("dead-letters", topic, group)
+    back = visit.url("dead-letters", topic, group)
     place = {"topic": topic, "group": group, "id": found.id}
     return Page(
         f"Dead letter {found.id}",
         [
-            context.action("replay", "replay", Role.ACT, topic, place), about(values),
+            visit.action("replay", "replay", Role.ACT, topic, place), about(values),
             failed_table(found.history, group),
             [tag("h2", "Traceback"), block(found.traceback, "traceback")] if found.traceback else None,
             tag("h2", "Payload"), block(as_text(found.data), "payload"),
         ],
-        crumbs=[("Dead letters", context.url("dead-letters")), (f"{group} of {topic}", back)],
+        crumbs=[("Dead letters", visit.url("dead-letters")), (f"{group} of {topic}", back)],
     )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rsmq.dashboard.audit import SHOWN, AuditEntry
 from rsmq.dashboard.html import Row, about, block, link, table, tag, text_field
-from rsmq.dashboard.page import Context, Page
-from rsmq.dashboard.queries import MOST_DEVICES, NotFound, as_text
+from rsmq.dashboard.page import Page, Visit
+from rsmq.dashboard.queries import MOST_DEVICES, PageNotFound, as_text
 from rsmq.dashboard.roles import Role
 from rsmq.errors import Malformed
 from rsmq.inspector.text import timestamp
@@ -13,16 +13,16 @@ from rsmq.model.words import count, number
 from rsmq.persistence import Device, Letter
 
 
-async def devices(context: Context) -> Page:
+async def devices(visit: Visit) -> Page:
     """Some devices, or the one that was asked for: there may be millions."""
-    context.check_devices()
-    name, only_waiting = context.given("device"), bool(context.given("waiting"))
+    visit.check_devices()
+    name, only_waiting = visit.given("device"), bool(visit.given("waiting"))
     if name:
-        one = await context.queries.device(name)
+        one = await visit.queries.device(name)
         found, is_more = ([] if one is None else [one]), False
     else:
-        found, is_more = await context.queries.devices(only_waiting=only_waiting)
-    rows = [row_of(context, each) for each in found]
+        found, is_more = await visit.queries.devices(only_waiting=only_waiting)
+    rows = [row_of(visit, each) for each in found]
     columns = ("device", "#backlog", "connected", "seen", "#dropped", "#expired", "#late")
     tick = tag("input", type="checkbox", name="waiting", value="1", checked=only_waiting)
     return Page(
@@ -36,22 +36,22 @@ async def devices(context: Context) -> Page:
     )  # fmt: skip
 
 
-def row_of(context: Context, device: Device) -> Row:
+def row_of(visit: Visit, device: Device) -> Row:
     """A row of the table."""
     connected = f"{timestamp(device.connected_at)} by {device.gateway}" if device.gateway else "no"
     return Row(device.client_id, (
-        link(device.client_id, context.url("device", device.client_id)), number(device.backlog), connected,
+        link(device.client_id, visit.url("device", device.client_id)), number(device.backlog), connected,
         timestamp(device.seen_at) or "never", number(device.dropped), number(device.expired), number(device.late)),
     )  # fmt: skip
 
 
-async def device(context: Context, name: str) -> Page:
+async def device(visit: Visit, name: str) -> Page:
     """One device with its oldest letters. This delivers nothing."""
-    context.check_devices()
-    found = await context.queries.device(name)
+    visit.check_devices()
+    found = await visit.queries.device(name)
     if found is None:
-        raise NotFound(f"there is no device {name!r}: it never got a letter, or its state has expired")
-    letters = await context.queries.letters(name)
+        raise PageNotFound(f"there is no device {name!r}: it never got a letter, or its state has expired")
+    letters = await visit.queries.letters(name)
     values = {
         "backlog": count(found.backlog, "letter"), "seen": timestamp(found.seen_at) or "never",
         "connected": f"{timestamp(found.connected_at)} by {found.gateway}" if found.gateway else "no",
@@ -61,10 +61,10 @@ async def device(context: Context, name: str) -> Page:
     return Page(
         f"Device {name}",
         [
-            context.action("purge-device", "purge the inbox", Role.ADMIN, None, {"device": name}, danger=True),
+            visit.action("purge-device", "purge the inbox", Role.ADMIN, None, {"device": name}, danger=True),
             about(values), tag("h2", "Inbox"), shown or tag("p", "no letter waits", class_="nothing"),
         ],
-        crumbs=[("Devices", context.url("devices"))],
+        crumbs=[("Devices", visit.url("devices"))],
     )  # fmt: skip
 
 
@@ -85,9 +85,9 @@ def text_of(letter: Letter) -> str:
         return f"(unreadable: {error})"
 
 
-async def audit(context: Context) -> Page:
+async def audit(visit: Visit) -> Page:
     """Who did what, newest first, in the topics that the visitor sees."""
-    entries = [each for each in await context.room.audit.newest() if context.visitor.sees(each.topic or None)]
+    entries = [each for each in await visit.room.audit.newest() if visit.visitor.sees(each.topic or None)]
     rows = [Row(each.id, (
         timestamp(each.at), each.who, each.what, where(each), each.before, each.after, each.result or "not ended"))
         for each in entries[:SHOWN]

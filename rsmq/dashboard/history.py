@@ -34,7 +34,7 @@ GROUP_FIELDS: Final = ("settled", "lag", "in flight", "parked", "dead letters")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class HistoryMinute:
     """One minute: the rate of each topic, and of each group GROUP_FIELDS. What has nothing to say is left out."""
 
     at: datetime
@@ -60,7 +60,7 @@ def total(values: Any) -> float | None:
     return sum(known) if known or not found else None
 
 
-def sample_of(at: datetime, board: Board) -> Sample:
+def sample_of(at: datetime, board: Board) -> HistoryMinute:
     """What is kept of a board."""
     groups: dict[str, list[float | None]] = {}
     for each in board.groups:
@@ -69,17 +69,17 @@ def sample_of(at: datetime, board: Board) -> Sample:
         if any(value != 0 for value in values):
             groups[f"{each.topic}/{each.name}"] = values
     rates = {each.name: None if each.rate_in is None else round(each.rate_in, 2) for each in board.topics}
-    return Sample(at, {name: value for name, value in rates.items() if value != 0}, groups)
+    return HistoryMinute(at, {name: value for name, value in rates.items() if value != 0}, groups)
 
 
-class History:
+class HistorySampler:
     """Takes a sample a minute. Of several dashboards the first one stores the minute."""
 
     def __init__(self, client: Client, keys: Keys, inspector: Inspector) -> None:
         self._client, self._key, self._inspector = client, keys.history, inspector
         self._before: Snapshot | None = None
         self._is_stored = True
-        self.samples: deque[Sample] = deque(maxlen=KEPT)
+        self.samples: deque[HistoryMinute] = deque(maxlen=KEPT)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Read what is stored, then sample until cancelled."""
@@ -113,7 +113,7 @@ class History:
             self.samples.append(found)
             await self._store(minute, found)
 
-    async def _store(self, minute: int, found: Sample) -> None:
+    async def _store(self, minute: int, found: HistoryMinute) -> None:
         packed = zlib.compress(json.dumps([found.topics, found.groups]).encode())
         try:
             await self._client.execute_command("XADD", self._key, "MAXLEN", KEPT, f"{minute}-0", "z", packed)
@@ -124,11 +124,11 @@ class History:
             self._is_stored = is_stored
 
 
-def read(entry_id: bytes, fields: list[bytes]) -> Sample:
+def read(entry_id: bytes, fields: list[bytes]) -> HistoryMinute:
     """A stored sample; one that cannot be read is empty."""
     at = from_epoch_ms(int(entry_id.partition(b"-")[0]))
     try:
         topics, groups = json.loads(zlib.decompress(fields[1]))
     except (ValueError, zlib.error, IndexError):
-        return Sample(at, {}, {})
-    return Sample(at, topics, groups)
+        return HistoryMinute(at, {}, {})
+    return HistoryMinute(at, topics, groups)

@@ -16,15 +16,15 @@ from rsmq.model.clock import monotonic
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class LoginAllowance:
     """So many attempts at once, and then one every `seconds`."""
 
     attempts: int
     seconds: float
 
 
-OF_ADDRESS: Final = Allowance(attempts=10, seconds=3.0)
-OF_ALL: Final = Allowance(attempts=100, seconds=0.125)
+OF_ADDRESS: Final = LoginAllowance(attempts=10, seconds=3.0)
+OF_ALL: Final = LoginAllowance(attempts=100, seconds=0.125)
 MOST_KNOWN: Final = 1000
 MOST_BUCKETS: Final = 1000
 
@@ -35,15 +35,15 @@ class Bucket:
 
     full_at: float = 0.0
 
-    def wait(self, allowance: Allowance, now: float) -> float:
+    def wait(self, allowance: LoginAllowance, now: float) -> float:
         """Seconds until an attempt is allowed; 0 if one is."""
         return max(0.0, self.full_at - now - (allowance.attempts - 1) * allowance.seconds)
 
-    def take(self, allowance: Allowance, now: float) -> None:
+    def take(self, allowance: LoginAllowance, now: float) -> None:
         """Count an attempt."""
         self.full_at = max(self.full_at, now) + allowance.seconds
 
-    def give_back(self, allowance: Allowance) -> None:
+    def give_back(self, allowance: LoginAllowance) -> None:
         """It was no guess."""
         self.full_at -= allowance.seconds
 

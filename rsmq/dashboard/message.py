@@ -8,10 +8,10 @@ from typing import Final
 
 from rsmq.control import MessageStatus
 from rsmq.dashboard.html import Content, Html, Row, about, block, button, choice, hidden, link, table, tag, text_field
-from rsmq.dashboard.page import Context, Page, time_given
-from rsmq.dashboard.queries import MOST_SCANNED, PREVIEW, Entry, NotFound, Search
+from rsmq.dashboard.page import Page, Visit, time_given
+from rsmq.dashboard.queries import MOST_SCANNED, PREVIEW, BrowsedMessage, MessageSearch, PageNotFound
 from rsmq.dashboard.roles import Role
-from rsmq.dashboard.waiting import MOST, Waiting
+from rsmq.dashboard.waiting import MOST, WaitingMessage
 from rsmq.dlq import read_fields
 from rsmq.errors import ConfigError
 from rsmq.inspector.text import timestamp
@@ -21,80 +21,80 @@ from rsmq.model.stream_id import STREAM_ID
 from rsmq.model.words import count, number
 
 
-async def messages(context: Context, topic: str) -> Page:
+async def messages(visit: Visit, topic: str) -> Page:
     """The messages of a topic, newest first: by partition, key, id, time, or a field of the payload."""
-    context.check(topic)
-    found = await context.queries.topic(topic)
-    wanted = search_of(context, found.partitions)
+    visit.check(topic)
+    found = await visit.queries.topic(topic)
+    wanted = search_of(visit, found.partitions)
     if wanted.id and not STREAM_ID.fullmatch(wanted.id):
-        with suppress(NotFound, ConfigError):  # an id that it cannot find may be among the newest
-            return await message(context, topic, wanted.id, wanted.key or None)
-    entries, is_more = await context.queries.messages(topic, wanted)
+        with suppress(PageNotFound, ConfigError):  # an id that it cannot find may be among the newest
+            return await message(visit, topic, wanted.id, wanted.key or None)
+    entries, is_more = await visit.queries.messages(topic, wanted)
     numbers = [("", "all"), *((str(each), str(each)) for each in range(found.partitions))]
     bar = tag(
-        "form", choice("partition", "partition", numbers, context.given("partition")),
-        text_field("key", "key", context.given("key")), text_field("id", "id", context.given("id")),
-        text_field("where", "payload field", context.given("where"), placeholder="shop=7"),
-        text_field("until", "stored before (UTC)", context.given("until"), type="datetime-local", step=1),
+        "form", choice("partition", "partition", numbers, visit.given("partition")),
+        text_field("key", "key", visit.given("key")), text_field("id", "id", visit.given("id")),
+        text_field("where", "payload field", visit.given("where"), placeholder="shop=7"),
+        text_field("until", "stored before (UTC)", visit.given("until"), type="datetime-local", step=1),
         tag("button", "show"), class_="bar",
     )  # fmt: skip
     if len(entries) == 1 and wanted.id:
-        return await message(context, topic, f"{entries[0].partition}/{entries[0].id}")
+        return await message(visit, topic, f"{entries[0].partition}/{entries[0].id}")
     rows = [
         Row(each.id, (
-            link_of(context, topic, each), each.message_id, each.partition, each.at, each.key[:PREVIEW],
+            link_of(visit, topic, each), each.message_id, each.partition, each.at, each.key[:PREVIEW],
             tag("code", each.text[:PREVIEW])))
         for each in entries
     ]  # fmt: skip
     where = f" among the newest {number(MOST_SCANNED)}" if wanted.is_filter else ""
-    older = {**dict(context.request.query_params), "before": entries[-1].id} if is_more else {}
+    older = {**dict(visit.request.query_params), "before": entries[-1].id} if is_more else {}
     return Page(
         f"Messages of {topic}",
         [
             bar,
             table(("id", "message id", "#partition", "stored", "key", "payload"), rows, f"no message matches{where}"),
-            tag("p", link("older", context.url("messages", topic, **older))) if older else None,
+            tag("p", link("older", visit.url("messages", topic, **older))) if older else None,
             tag("p", "This consumes nothing.", class_="dim"),
         ],
-        crumbs=crumbs(context, topic)[:2],
+        crumbs=crumbs(visit, topic)[:2],
     )  # fmt: skip
 
 
-def search_of(context: Context, partitions: int) -> Search:
+def search_of(visit: Visit, partitions: int) -> MessageSearch:
     """What the fields ask for. Raises ConfigError."""
-    partition, before = context.given("partition"), context.given("before")
+    partition, before = visit.given("partition"), visit.given("before")
     if partition and not (partition.isdecimal() and len(partition) < 6 and int(partition) < partitions):
         raise ConfigError(f"there is no partition {partition[:40]!r}: there are {partitions}, from 0")
     if before and not STREAM_ID.fullmatch(before):
         raise ConfigError(f"{before[:40]!r} is not a stream id")
-    until = time_given(context.given("until"))
+    until = time_given(visit.given("until"))
     start = before or ("+" if until is None else f"{epoch_ms(until)}-0")
-    where = context.given("where")
-    return Search(
-        int(partition) if partition else None, start, context.given("key"), context.given("id"),
+    where = visit.given("where")
+    return MessageSearch(
+        int(partition) if partition else None, start, visit.given("key"), visit.given("id"),
         read_fields([where] if where else []),
     )  # fmt: skip
 
 
-def crumbs(context: Context, topic: str) -> list[tuple[str, str]]:
+def crumbs(visit: Visit, topic: str) -> list[tuple[str, str]]:
     """Where a page of a topic belongs."""
     return [
-        ("Overview", context.url()), (f"topic {topic}", context.url("topic", topic)),
-        ("messages", context.url("messages", topic)),
+        ("Overview", visit.url()), (f"topic {topic}", visit.url("topic", topic)),
+        ("messages", visit.url("messages", topic)),
     ]  # fmt: skip
 
 
-async def message(context: Context, topic: str, message_id: str, key: str | None = None) -> Page:
+async def message(visit: Visit, topic: str, message_id: str, key: str | None = None) -> Page:
     """One message: where it is, for each group, and its payload. It can be cancelled, and rescheduled while it waits.
 
     `message_id` may also be a stream id after its partition: 3/1718000000000-0.
     """
-    context.check(topic)
-    key = key or context.request.query_params.get("key")
-    entry = await context.queries.one(topic, message_id, key)
+    visit.check(topic)
+    key = key or visit.request.query_params.get("key")
+    entry = await visit.queries.one(topic, message_id, key)
     status: MessageStatus | None = None
     try:
-        status = await context.queries.status(topic, message_id, key)
+        status = await visit.queries.status(topic, message_id, key)
     except ConfigError as error:  # the server's user may not run scripts: then it is shown without
         trouble = str(error)
     values: dict[str, Content] = {"where": trouble if status is None else status.text}
@@ -105,36 +105,36 @@ async def message(context: Context, topic: str, message_id: str, key: str | None
             "headers": tag("pre", entry.headers) if entry.headers else "",
         }  # fmt: skip
     elif status is None:
-        raise NotFound(f"message {message_id!r} of {topic!r} is not found")
+        raise PageNotFound(f"message {message_id!r} of {topic!r} is not found")
     return Page(
         f"Message {message_id}",
         [
-            about(values), None if status is None else where(context, status, {"topic": topic, "message": message_id}),
+            about(values), None if status is None else where(visit, status, {"topic": topic, "message": message_id}),
             [tag("h2", "Payload"), block(entry.text, "payload")] if entry is not None else None,
         ],
-        crumbs=crumbs(context, topic),
+        crumbs=crumbs(visit, topic),
     )  # fmt: skip
 
 
-def where(context: Context, status: MessageStatus, place: dict[str, str]) -> list[Content]:
+def where(visit: Visit, status: MessageStatus, place: dict[str, str]) -> list[Content]:
     """The groups with what each has done with it, and buttons for what can still be changed."""
     topic, values = place["topic"], place | key_of(status.key)
     buttons: list[Content] = []
     if status.state == "delayed" or any(each.state == "parked" for each in status.groups):
         time = text_field("at", "to (UTC)", type="datetime-local", step=1)
         buttons += [
-            context.action("reschedule", "run now", Role.ACT, topic, values | {"when": "now"}),
-            context.action("reschedule", "reschedule", Role.ACT, topic, values | {"when": "at"}, time),
+            visit.action("reschedule", "run now", Role.ACT, topic, values | {"when": "now"}),
+            visit.action("reschedule", "reschedule", Role.ACT, topic, values | {"when": "at"}, time),
         ]
     if status.state == "delayed" or any(each.state in OPEN for each in status.groups):
         also = choice("running", "if its handler runs", (("", "let it end"), ("yes", "interrupt it")), "")
         shown = also if status.state == "stored" else None
-        buttons.append(context.action("cancel", "cancel", Role.ADMIN, topic, values, shown, danger=True))
+        buttons.append(visit.action("cancel", "cancel", Role.ADMIN, topic, values, shown, danger=True))
     if status.state != "stored" and not status.groups:
         return [tag("div", buttons, class_="bar")]
     rows = [
-        Row(each.group, (link(each.group, context.url("group", topic, each.group)), each.state, (
-            each.text, (" · ", link("open it", context.url("dead-letter", topic, each.group, each.letter)))
+        Row(each.group, (link(each.group, visit.url("group", topic, each.group)), each.state, (
+            each.text, (" · ", link("open it", visit.url("dead-letter", topic, each.group, each.letter)))
             if each.letter else None)))
         for each in status.groups
     ]  # fmt: skip
@@ -162,33 +162,33 @@ OPEN: Final = ("undelivered", "waiting", "in_flight", "parked")
 # -- messages that wait for a time ------------------------------------------------------------------------------------
 
 
-async def delayed(context: Context, topic: str) -> Page:
+async def delayed(visit: Visit, topic: str) -> Page:
     """The delayed messages of a topic that are due next: run them now, or move them."""
-    context.check(topic)
-    found = await context.room.waiting.delayed(await context.queries.topic(topic))
+    visit.check(topic)
+    found = await visit.room.waiting.delayed(await visit.queries.topic(topic))
     columns = ("", "due (UTC)", "message id", "key", "payload")
     rows = [
-        Row(each.ref, (box(each.ref), timestamp(each.due), link_of(context, topic, each.entry),
+        Row(each.ref, (box(each.ref), timestamp(each.due), link_of(visit, topic, each.entry),
                        each.entry.key[:PREVIEW], tag("code", each.entry.text[:PREVIEW])))
         for each in found
     ]  # fmt: skip
     return Page(
         f"Delayed messages of {topic}",
         [said(found, "delayed message"),
-         movable(context, "move-delayed", topic, {"topic": topic}, columns, rows, "no message is delayed",
+         movable(visit, "move-delayed", topic, {"topic": topic}, columns, rows, "no message is delayed",
                  cancel="cancel-delayed")],
-        crumbs=crumbs(context, topic)[:2],
+        crumbs=crumbs(visit, topic)[:2],
     )  # fmt: skip
 
 
-async def parked(context: Context, topic: str, group: str) -> Page:
+async def parked(visit: Visit, topic: str, group: str) -> Page:
     """The messages of a group that wait for a retry."""
-    context.check(topic)
-    found = await context.room.waiting.parked(await context.queries.group(topic, group), group)
+    visit.check(topic)
+    found = await visit.room.waiting.parked(await visit.queries.group(topic, group), group)
     columns = ("", "due (UTC)", "message", "message id", "#attempts", "key", "payload")
     rows = [
         Row(each.ref, (
-            box(each.ref), timestamp(each.due), link_of(context, topic, each.entry), each.entry.message_id,
+            box(each.ref), timestamp(each.due), link_of(visit, topic, each.entry), each.entry.message_id,
             each.attempts, each.entry.key[:PREVIEW], tag("code", each.entry.text[:PREVIEW])))
         for each in found
     ]  # fmt: skip
@@ -197,18 +197,18 @@ async def parked(context: Context, topic: str, group: str) -> Page:
         f"Parked messages of {group} of {topic}",
         [
             said(found, "parked message"),
-            movable(context, "move-parked", topic, place, columns, rows, "no message waits for a retry",
+            movable(visit, "move-parked", topic, place, columns, rows, "no message waits for a retry",
                     cancel="cancel-parked"),
         ],
-        crumbs=[*crumbs(context, topic)[:2], (f"group {group}", context.url("group", topic, group))],
+        crumbs=[*crumbs(visit, topic)[:2], (f"group {group}", visit.url("group", topic, group))],
     )  # fmt: skip
 
 
-def link_of(context: Context, topic: str, entry: Entry) -> Html:
+def link_of(visit: Visit, topic: str, entry: BrowsedMessage) -> Html:
     """The page of a message: a stored one is found by its place, a delayed one by its id and key."""
     if entry.id != NOT_STORED:
-        return link(entry.id, context.url("message", topic, f"{entry.partition}/{entry.id}"))
-    return link(entry.message_id, context.url("message", topic, entry.message_id, **key_of(entry.key)))
+        return link(entry.id, visit.url("message", topic, f"{entry.partition}/{entry.id}"))
+    return link(entry.message_id, visit.url("message", topic, entry.message_id, **key_of(entry.key)))
 
 
 def key_of(key: str | None) -> dict[str, str]:
@@ -216,7 +216,7 @@ def key_of(key: str | None) -> dict[str, str]:
     return {"key": key} if key else {}
 
 
-def said(found: Sequence[Waiting], what: str) -> Html:
+def said(found: Sequence[WaitingMessage], what: str) -> Html:
     """How many are shown."""
     more = ", those that are due next" if len(found) == MOST else ""
     return tag("p", f"{count(len(found), what)}{more}")
@@ -228,22 +228,22 @@ def box(ref: str) -> Html:
 
 
 def movable(
-    context: Context, action: str, topic: str, place: dict[str, str], columns: Sequence[str], rows: Sequence[Row],
+    visit: Visit, action: str, topic: str, place: dict[str, str], columns: Sequence[str], rows: Sequence[Row],
     nothing: str, *, cancel: str | None = None,
 ) -> Html:  # fmt: skip
     """Rows to tick, with buttons that run them now, move them, or `cancel` them."""
     shown = table(columns, rows, nothing)
-    if not rows or not context.visitor.may(Role.ACT, topic):
+    if not rows or not visit.visitor.may(Role.ACT, topic):
         return shown
     buttons = tag(
         "div", select_all(), tag("button", "run now", name="when", value="now"),
         text_field("at", "to (UTC)", type="datetime-local", step=1), tag("button", "move", name="when", value="at"),
-        button("cancel", danger=True, formaction=context.url("do", cancel))
-        if cancel is not None and context.visitor.may(Role.ADMIN, topic) else None,
+        button("cancel", danger=True, formaction=visit.url("do", cancel))
+        if cancel is not None and visit.visitor.may(Role.ADMIN, topic) else None,
         class_="bar",
     )  # fmt: skip
-    fields = hidden({**place, "back": context.back()}.items())
-    return tag("form", fields, buttons, shown, method="post", action=context.url("do", action))
+    fields = hidden({**place, "back": visit.back()}.items())
+    return tag("form", fields, buttons, shown, method="post", action=visit.url("do", action))
 
 
 def select_all() -> Html:

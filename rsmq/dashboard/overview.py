@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from rsmq.dashboard.chart import Point, chart
 from rsmq.dashboard.history import GAP
 from rsmq.dashboard.html import Content, Html, Row, link, tag, text_field
-from rsmq.dashboard.page import Context, Page, joined
-from rsmq.dashboard.queries import EVERY, MOST_NAMED, Running
+from rsmq.dashboard.page import Page, Visit, joined
+from rsmq.dashboard.queries import EVERY, MOST_NAMED, RunningMessage
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
@@ -51,99 +51,99 @@ WAITING: Final[dict[str, Measure]] = {
 DEAD: Final[dict[str, Measure]] = {"dead letters": lambda board: summed(group.dead_letters for group in board.groups)}
 
 
-async def overview(context: Context) -> Page:
+async def overview(visit: Visit) -> Page:
     """Totals and charts, topics and groups; the worst groups first."""
-    board = await context.board()
-    wanted = context.given("q").casefold()
+    board = await visit.board()
+    wanted = visit.given("q").casefold()
     topics = [each for each in board.topics if wanted in each.name.casefold()]
     groups = [each for each in board.groups if wanted in f"{each.topic}/{each.name}".casefold()]
     search = tag(
-        "form", text_field("q", "name contains", context.given("q"), type="search"), tag("button", "show"), class_="bar"
+        "form", text_field("q", "name contains", visit.given("q"), type="search"), tag("button", "show"), class_="bar"
     )
     return Page(
         "Overview",
         [
-            tiles(context, board), ranges(context), charts(context, {each.name for each in board.topics}), search,
-            tag("h2", "Groups"), group_table(context, first(context, sorted(groups, key=worst_first))),
-            more(context, "groups", len(groups)),
-            tag("h2", "Topics"), topic_table(context, first(context, topics)), more(context, "topics", len(topics)),
-            outbox_table(context, await read_outboxes(context.queries.client, context.queries.keys)),
+            tiles(visit, board), ranges(visit), charts(visit, {each.name for each in board.topics}), search,
+            tag("h2", "Groups"), group_table(visit, first(visit, sorted(groups, key=worst_first))),
+            more(visit, "groups", len(groups)),
+            tag("h2", "Topics"), topic_table(visit, first(visit, topics)), more(visit, "topics", len(topics)),
+            outbox_table(visit, await read_outboxes(visit.queries.client, visit.queries.keys)),
         ],
         is_live=True,
     )  # fmt: skip
 
 
-def first(context: Context, rows: Sequence[T]) -> Sequence[T]:
+def first(visit: Visit, rows: Sequence[T]) -> Sequence[T]:
     """The first MOST_ROWS, or all if the visitor wants them: a browser needs long for a table of hundreds of rows."""
-    return rows if context.given("rows") == "all" else rows[:MOST_ROWS]
+    return rows if visit.given("rows") == "all" else rows[:MOST_ROWS]
 
 
-def more(context: Context, name: str, count: int) -> Html:
+def more(visit: Visit, name: str, count: int) -> Html:
     """How many of a table are not shown, and the way to them."""
-    rest = 0 if context.given("rows") == "all" else count - MOST_ROWS
+    rest = 0 if visit.given("rows") == "all" else count - MOST_ROWS
     if rest <= 0:
-        return context.live.part(f"more-{name}", class_="none")
-    given = {each: context.given(each) for each in ("q", "range") if context.given(each)}
-    show = link(f"show all {number(count)} {name}", context.url(**given, rows="all"))
-    return context.live.part(f"more-{name}", f"{number(rest)} more: ", show, ", or filter by name")
+        return visit.live.part(f"more-{name}", class_="none")
+    given = {each: visit.given(each) for each in ("q", "range") if visit.given(each)}
+    show = link(f"show all {number(count)} {name}", visit.url(**given, rows="all"))
+    return visit.live.part(f"more-{name}", f"{number(rest)} more: ", show, ", or filter by name")
 
 
-async def members(context: Context) -> Page:
+async def members(visit: Visit) -> Page:
     """All members."""
-    board = await context.board()
-    return Page("Members", [member_table(context, board.members)], is_live=True)
+    board = await visit.board()
+    return Page("Members", [member_table(visit, board.members)], is_live=True)
 
 
-async def topic(context: Context, name: str) -> Page:
+async def topic(visit: Visit, name: str) -> Page:
     """One topic: its charts, groups, partitions, and what waits for a time."""
-    context.check(name)
-    found, board = await context.queries.topic(name), only(await context.board(), name)
-    links = [link("messages", context.url("messages", name)), link("delayed", context.url("delayed", name))]
-    keys, queries = context.queries.keys, context.queries
+    visit.check(name)
+    found, board = await visit.queries.topic(name), only(await visit.board(), name)
+    links = [link("messages", visit.url("messages", name)), link("delayed", visit.url("delayed", name))]
+    keys, queries = visit.queries.keys, visit.queries
     schedules = await look_up(queries.client, keys, queries.topics, name)
     rows = [Row(each.name, (each.name, timestamp(each.next) or "–", timestamp(each.last) or "never",
-                            each.leader or "none", run_now(context, each))) for each in schedules]  # fmt: skip
+                            each.leader or "none", run_now(visit, each))) for each in schedules]  # fmt: skip
     columns = ("schedule", "next", "last", "leader", "run")
-    state_of = context.queries.poller.topic_state(name)
+    state_of = visit.queries.poller.topic_state(name)
     return Page(
         f"Topic {found.name}",
         [
-            tag("p", joined(links)), ranges(context), charts(context, {name}),
-            tag("h2", "Groups"), group_table(context, board.groups), topic_table(context, board.topics),
-            tag("h2", "Partitions"), partitions_of_topic(context, state_of.partitions if state_of else ()),
-            [tag("h2", "Schedules"), context.live.table("schedules", columns, rows, "")] if rows else None,
+            tag("p", joined(links)), ranges(visit), charts(visit, {name}),
+            tag("h2", "Groups"), group_table(visit, board.groups), topic_table(visit, board.topics),
+            tag("h2", "Partitions"), partitions_of_topic(visit, state_of.partitions if state_of else ()),
+            [tag("h2", "Schedules"), visit.live.table("schedules", columns, rows, "")] if rows else None,
         ],
         is_live=True,
-        crumbs=[("Overview", context.url())],
+        crumbs=[("Overview", visit.url())],
     )  # fmt: skip
 
 
-def run_now(context: Context, schedule: ScheduleState) -> Content:
+def run_now(visit: Visit, schedule: ScheduleState) -> Content:
     """A button, or that its run is asked for."""
     if schedule.run_asked is not None:
         return "asked for"
     values = {"topic": schedule.topic, "schedule": schedule.name}
-    return context.action("run-schedule", "run now", Role.ACT, schedule.topic, values)
+    return visit.action("run-schedule", "run now", Role.ACT, schedule.topic, values)
 
 
-async def group(context: Context, name: str, group: str) -> Page:
+async def group(visit: Visit, name: str, group: str) -> Page:
     """One group: its partitions with their owners, its members and what they run, and what may be done to it."""
-    context.check(name)
-    board = only(await context.board(), name, group)
+    visit.check(name)
+    board = only(await visit.board(), name, group)
     if not board.groups:
-        await context.queries.group(name, group)  # it may be newer than the board
+        await visit.queries.group(name, group)  # it may be newer than the board
     shown = next(iter(board.groups), None)
-    running = await context.queries.running(name, group)
+    running = await visit.queries.running(name, group)
     links = [
-        link("dead letters", context.url("dead-letters", name, group)),
-        link("parked", context.url("parked", name, group)),
+        link("dead letters", visit.url("dead-letters", name, group)),
+        link("parked", visit.url("parked", name, group)),
     ]
     place = {"topic": name, "group": group}
     is_paused = shown is not None and shown.is_paused
     switch = ("resume", "resume") if is_paused else ("pause", "pause")
     actions = [
-        context.live.part("switch", context.action(*switch, Role.ACT, name, place)),
-        context.action(
+        visit.live.part("switch", visit.action(*switch, Role.ACT, name, place)),
+        visit.action(
             "reset", "reset", Role.ADMIN, name, place,
             tag("label", "to", tag("select", [tag("option", each) for each in ("earliest", "latest")], name="to")),
             text_field("at", "or to a time (UTC)", type="datetime-local", step=1), danger=True,
@@ -152,14 +152,14 @@ async def group(context: Context, name: str, group: str) -> Page:
     return Page(
         f"Group {group} of {name}",
         [
-            tag("p", links[0], " · ", links[1]), group_table(context, board.groups), tag("div", actions, class_="bar"),
-            ranges(context), charts(context, {name}, group),
-            tag("h2", "Members"), member_table(context, board.members, running),
-            tag("h2", "In flight"), running_table(context, name, running),
-            tag("h2", "Partitions"), share_table(context, shown.shares if shown else ()),
+            tag("p", links[0], " · ", links[1]), group_table(visit, board.groups), tag("div", actions, class_="bar"),
+            ranges(visit), charts(visit, {name}, group),
+            tag("h2", "Members"), member_table(visit, board.members, running),
+            tag("h2", "In flight"), running_table(visit, name, running),
+            tag("h2", "Partitions"), share_table(visit, shown.shares if shown else ()),
         ],
         is_live=True,
-        crumbs=[("Overview", context.url()), (f"topic {name}", context.url("topic", name))],
+        crumbs=[("Overview", visit.url()), (f"topic {name}", visit.url("topic", name))],
     )  # fmt: skip
 
 
@@ -181,22 +181,22 @@ def worst_first(group: GroupTrend) -> tuple[bool, bool, int, str, str]:
 # -- totals and charts ------------------------------------------------------------------------------------------------
 
 
-def tiles(context: Context, board: Board) -> Html:
+def tiles(visit: Visit, board: Board) -> Html:
     """A number for each measure."""
     made = []
     for name, measure in (FLOW | WAITING | DEAD).items():
         value = measure(board)
         text = rate(value) if name in FLOW else number(None if value is None else int(value))
         label = f"{name} a second" if name in FLOW else name
-        made.append(context.live.part(f"total-{name.replace(' ', '-')}", tag("span", label), tag("b", text),
+        made.append(visit.live.part(f"total-{name.replace(' ', '-')}", tag("span", label), tag("b", text),
                                       class_="tile", data_total=name))  # fmt: skip
     return tag("div", made, class_="tiles")
 
 
-def ranges(context: Context) -> Html:
+def ranges(visit: Visit) -> Html:
     """Links to other times."""
-    wanted = context.given("range")
-    base = context.back().partition("?")[0]
+    wanted = visit.given("range")
+    base = visit.back().partition("?")[0]
     made = [
         tag(
             "a", text, href=f"{base}{f'?range={name}' if name else ''}", aria_current="true" if name == wanted else None
@@ -206,29 +206,27 @@ def ranges(context: Context) -> Html:
     return tag("p", tag("span", "last ", class_="dim"), joined(made), class_="ranges")
 
 
-def charts(context: Context, seen: set[str], group: str | None = None) -> Html:
+def charts(visit: Visit, seen: set[str], group: str | None = None) -> Html:
     """Two charts, side by side where there is room."""
-    name = context.given("range")
+    name = visit.given("range")
     gap = GAP if RANGES.get(name, ("", 0))[1] else timedelta(seconds=3 * EVERY)
     made = []
     for at, (title, measures) in enumerate((("messages a second", FLOW), ("waiting", WAITING))):
         if group is not None:
             measures = {each: measure for each, measure in measures.items() if each != "in"}
-        made.append(chart(context.live, f"chart-{at}", title, series(context, measures, seen, group), gap))
+        made.append(chart(visit.live, f"chart-{at}", title, series(visit, measures, seen, group), gap))
     return tag("div", made, class_="charts")
 
 
-def series(
-    context: Context, measures: Mapping[str, Measure], seen: set[str], group: str | None
-) -> dict[str, list[Point]]:
+def series(visit: Visit, measures: Mapping[str, Measure], seen: set[str], group: str | None) -> dict[str, list[Point]]:
     """The lines of a chart: of the last minutes from the poller, of hours from the history."""
-    hours = RANGES.get(context.given("range"), ("", 0))[1]
+    hours = RANGES.get(visit.given("range"), ("", 0))[1]
     if hours:
-        samples = context.room.history.samples
+        samples = visit.room.history.samples
         since = from_epoch_ms(0) if not samples else samples[-1].at - timedelta(hours=hours)
         shown = [each for each in samples if each.at >= since]
         return {name: [(each.at, each.total(name, seen, group)) for each in shown] for name in measures}
-    boards = [(each.at, narrowed(each.board, seen, group)) for each in context.queries.poller.history]
+    boards = [(each.at, narrowed(each.board, seen, group)) for each in visit.queries.poller.history]
     return {name: [(at, measure(board)) for at, board in boards] for name, measure in measures.items()}
 
 
@@ -244,18 +242,18 @@ def narrowed(board: Board, seen: set[str], group: str | None) -> Board:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def topic_table(context: Context, topics: Sequence[TopicTrend]) -> Html:
+def topic_table(visit: Visit, topics: Sequence[TopicTrend]) -> Html:
     """Topics."""
     columns = ("topic", "#partitions", "#messages", "#delayed", "#in/s", "#groups")
     rows = [
-        Row(each.name, (link(each.name, context.url("topic", each.name)), each.partitions, number(each.messages),
+        Row(each.name, (link(each.name, visit.url("topic", each.name)), each.partitions, number(each.messages),
                         number(each.delayed), rate(each.rate_in), each.groups))
         for each in topics
     ]  # fmt: skip
-    return context.live.table("topics", columns, rows, "there are no topics")
+    return visit.live.table("topics", columns, rows, "there are no topics")
 
 
-def group_table(context: Context, groups: Sequence[GroupTrend]) -> Html:
+def group_table(visit: Visit, groups: Sequence[GroupTrend]) -> Html:
     """Groups."""
     columns = ("group", "topic", "state", "#settled/s", "#lag", "trend", "#oldest", "#in flight", "#parked", "#dead",
                "owned")  # fmt: skip
@@ -263,20 +261,20 @@ def group_table(context: Context, groups: Sequence[GroupTrend]) -> Html:
         Row(
             f"{each.topic}/{each.name}",
             (
-                link(each.name, context.url("group", each.topic, each.name)),
-                link(each.topic, context.url("topic", each.topic)), tag("span", state(each), class_=state(each)),
+                link(each.name, visit.url("group", each.topic, each.name)),
+                link(each.topic, visit.url("topic", each.topic)), tag("span", state(each), class_=state(each)),
                 rate(each.rate_out), number(each.lag), trend(each), age(each.oldest), number(each.in_flight),
-                linked(each.parked, context.url("parked", each.topic, each.name)),
-                linked(each.dead_letters, context.url("dead-letters", each.topic, each.name)),
+                linked(each.parked, visit.url("parked", each.topic, each.name)),
+                linked(each.dead_letters, visit.url("dead-letters", each.topic, each.name)),
                 f"{each.owned}/{len(each.shares)}",
             ),
         )
         for each in groups
     ]  # fmt: skip
-    return context.live.table("groups", columns, rows, "there are no groups")
+    return visit.live.table("groups", columns, rows, "there are no groups")
 
 
-def outbox_table(context: Context, outboxes: Sequence[OutboxState]) -> Html | None:
+def outbox_table(visit: Visit, outboxes: Sequence[OutboxState]) -> Html | None:
     """Outboxes of databases, if there are any. One that no relay counts any more says since when."""
     columns = ("outbox", "#waiting", "#oldest", "#refused", "relay", "counted")
     rows = [
@@ -290,7 +288,7 @@ def outbox_table(context: Context, outboxes: Sequence[OutboxState]) -> Html | No
         )
         for each in outboxes
     ]  # fmt: skip
-    return tag("div", tag("h2", "Outboxes"), context.live.table("outboxes", columns, rows, "")) if rows else None
+    return tag("div", tag("h2", "Outboxes"), visit.live.table("outboxes", columns, rows, "")) if rows else None
 
 
 def linked(value: int, url: str) -> Content:
@@ -298,7 +296,7 @@ def linked(value: int, url: str) -> Content:
     return link(number(value), url) if value else number(value)
 
 
-def partitions_of_topic(context: Context, partitions: Sequence[PartitionState]) -> Html:
+def partitions_of_topic(visit: Visit, partitions: Sequence[PartitionState]) -> Html:
     """The partitions of a topic."""
     rows = [
         Row(str(each.partition), (each.partition, number(each.length), number(each.delayed), number(each.added),
@@ -306,7 +304,7 @@ def partitions_of_topic(context: Context, partitions: Sequence[PartitionState]) 
         for each in partitions
     ]  # fmt: skip
     columns = ("#partition", "#messages", "#delayed", "#ever added", "oldest", "newest")
-    return context.live.table("partitions", columns, rows, "not read yet")
+    return visit.live.table("partitions", columns, rows, "not read yet")
 
 
 def moment(stream_id: str | None) -> str:
@@ -314,7 +312,7 @@ def moment(stream_id: str | None) -> str:
     return "–" if stream_id is None else timestamp(from_epoch_ms(int(stream_id.partition("-")[0])))
 
 
-def share_table(context: Context, shares: Sequence[GroupPartition]) -> Html:
+def share_table(visit: Visit, shares: Sequence[GroupPartition]) -> Html:
     """The partitions of a group."""
     columns = ("#partition", "owner", "#epoch", "#lag", "#oldest", "#in flight", "#parked", "#dead")
     rows = [
@@ -324,10 +322,10 @@ def share_table(context: Context, shares: Sequence[GroupPartition]) -> Html:
             each.dead_letters))
         for each in shares
     ]  # fmt: skip
-    return context.live.table("partitions", columns, rows, "not read yet")
+    return visit.live.table("partitions", columns, rows, "not read yet")
 
 
-def member_table(context: Context, members: Sequence[MemberState], running: Sequence[Running] = ()) -> Html:
+def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence[RunningMessage] = ()) -> Html:
     """Members, with the message that each has had for longest."""
     columns = ("member", "serves", "handler", "heard of", "#loop lag", "#in flight", "longest", "partitions")
     longest = {each.member: each for each in reversed(running)}
@@ -335,7 +333,7 @@ def member_table(context: Context, members: Sequence[MemberState], running: Sequ
         Row(
             f"{each.id}/{each.topic}/{each.group}",
             (
-                each.id, link(f"{each.topic}/{each.group}", context.url("group", each.topic, each.group)), each.handler,
+                each.id, link(f"{each.topic}/{each.group}", visit.url("group", each.topic, each.group)), each.handler,
                 tag("span", "dead", class_="unserved") if each.heard_ago is None else f"{spoken(each.heard_ago)} ago",
                 age(each.loop_lag), joined_limits(f"{each.in_flight} of {each.concurrency}", each),
                 f"for {spoken(longest[each.id].since)}" if each.id in longest else "–",
@@ -344,7 +342,7 @@ def member_table(context: Context, members: Sequence[MemberState], running: Sequ
         )
         for each in members
     ]  # fmt: skip
-    return context.live.table("members", columns, rows, "there are no members")
+    return visit.live.table("members", columns, rows, "there are no members")
 
 
 def joined_limits(in_flight: str, member: MemberState) -> str:
@@ -352,16 +350,16 @@ def joined_limits(in_flight: str, member: MemberState) -> str:
     return f"{in_flight}, {waits}" if (waits := limited(member)) else in_flight
 
 
-def running_table(context: Context, topic: str, running: Sequence[Running]) -> Html:
+def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage]) -> Html:
     """The messages that members have now, longest first."""
     rows = [
         Row(f"{each.partition}/{each.id}", (
-            link(each.id, context.url("message", topic, f"{each.partition}/{each.id}")), each.message_id,
+            link(each.id, visit.url("message", topic, f"{each.partition}/{each.id}")), each.message_id,
             each.partition, each.member, f"for {spoken(each.since)}", each.attempt))
         for each in running[:MOST_NAMED]
     ]  # fmt: skip
     columns = ("stream id", "message id", "#partition", "member", "since", "#delivery")
-    return context.live.table("running", columns, rows, "nothing is in flight")
+    return visit.live.table("running", columns, rows, "nothing is in flight")
 
 
 def spoken(span: timedelta) -> str:

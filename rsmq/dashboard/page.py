@@ -11,9 +11,9 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 
 from rsmq.dashboard.audit import Audit
-from rsmq.dashboard.history import History
+from rsmq.dashboard.history import HistorySampler
 from rsmq.dashboard.html import Content, Html, Live, escaped, hidden, link, tag
-from rsmq.dashboard.queries import NotFound, Queries, Refused
+from rsmq.dashboard.queries import PageNotFound, PageRefused, Queries
 from rsmq.dashboard.roles import Role, Visitor
 from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.errors import ConfigError
@@ -31,12 +31,12 @@ class Room:
 
     queries: Queries
     waiting: WaitingMessages
-    history: History
+    history: HistorySampler
     audit: Audit
 
 
 @dataclass(slots=True)
-class Context:
+class Visit:
     """One request of one visitor. `prefix` is the path that the dashboard is mounted at."""
 
     request: Request
@@ -60,14 +60,14 @@ class Context:
         return self.request.query_params.get(name, "").strip()
 
     def check(self, topic: str) -> None:
-        """Raises NotFound for a topic that does not exist for this visitor."""
+        """Raises PageNotFound for a topic that does not exist for this visitor."""
         if not self.visitor.sees(topic):
-            raise NotFound(f"there is no topic {topic!r}")
+            raise PageNotFound(f"there is no topic {topic!r}")
 
     def check_devices(self) -> None:
-        """Raises Refused if the visitor sees only single topics."""
+        """Raises PageRefused if the visitor sees only single topics."""
         if not self.visitor.sees(None):
-            raise Refused("your role does not show this page")
+            raise PageRefused("your role does not show this page")
 
     async def board(self) -> Board:
         """The newest board, with what the visitor sees."""
@@ -119,11 +119,11 @@ class Page:
     crumbs: list[tuple[str, str]] = field(default_factory=list)
 
 
-def frame(context: Context, page: Page, note: str = "") -> Html:
+def frame(visit: Visit, page: Page, note: str = "") -> Html:
     """A whole page."""
-    queries, visitor = context.queries, context.visitor
+    queries, visitor = visit.queries, visit.visitor
     links = [
-        tag("a", text, href=context.url(*([path] if path else [])), aria_current="page" if page.title == text else None)
+        tag("a", text, href=visit.url(*([path] if path else [])), aria_current="page" if page.title == text else None)
         for text, path in PAGES
     ]
     nav = tag(
@@ -132,12 +132,12 @@ def frame(context: Context, page: Page, note: str = "") -> Html:
         tag("span", word_for(visitor), class_="dim"),
     )  # fmt: skip
     trouble = queries.poller.trouble
-    banner = context.live.part("trouble", trouble, role="alert", class_="trouble" if trouble else "none")
+    banner = visit.live.part("trouble", trouble, role="alert", class_="trouble" if trouble else "none")
     crumbs = [(link(text, url), " / ") for text, url in page.crumbs]
     said = tag("p", note, class_="note", role="status") if note else None
     main = tag("main", banner, said, tag("p", crumbs, class_="crumbs") if crumbs else None, tag("h1", page.title),
                page.body, data_live=page.is_live or None)  # fmt: skip
-    static = context.url("static")
+    static = visit.url("static")
     head = [
         tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"), tag("title", f"{page.title} · rsmq"),
@@ -153,12 +153,12 @@ def word_for(visitor: Visitor) -> str:
     return f"{visitor.name}: {words[visitor.role]}"
 
 
-def failure(context: Context | None, title: str, text: str) -> Html:
+def failure(visit: Visit | None, title: str, text: str) -> Html:
     """A page that says what is wrong."""
     body = [tag("p", text)]
-    if context is None:
+    if visit is None:
         return Html("<!doctype html>" + tag("html", tag("title", title), tag("body", tag("h1", title), body)))
-    return frame(context, Page(title, body))
+    return frame(visit, Page(title, body))
 
 
 def time_given(text: str) -> datetime | None:

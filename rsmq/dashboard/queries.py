@@ -128,16 +128,16 @@ class Poller:
         return f"<Poller boards={len(self.history)}>"
 
 
-class NotFound(RsmqError):
+class PageNotFound(RsmqError):
     """What an address names does not exist, or not for this visitor."""
 
 
-class Refused(RsmqError):
+class PageRefused(RsmqError):
     """The visitor has no right to do it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BrowsedMessage:
     """One message as the message browser shows it; `text` is its payload, or why it cannot be read."""
 
     partition: int
@@ -151,7 +151,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class MessageSearch:
     """Which messages are wanted. `id` is a message id or a stream id, `where` a field of a JSON payload."""
 
     partition: int | None = None
@@ -165,7 +165,7 @@ class Search:
         """Whether messages have to be looked through."""
         return bool(self.key or self.id or self.where)
 
-    def matches(self, entry: Entry) -> bool:
+    def matches(self, entry: BrowsedMessage) -> bool:
         """Whether all conditions hold."""
         return (
             self.key in ("", entry.key)
@@ -175,7 +175,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningMessage:
     """A message that a member has now."""
 
     member: str
@@ -198,24 +198,24 @@ class Queries:
         self._message_ids = dict[tuple[str, int, str], str]()
 
     async def topic(self, name: str) -> Topic:
-        """Raises NotFound."""
+        """Raises PageNotFound."""
         try:
             found = await self.topics.find(name)
         except ConfigError:  # no topic can have this name
             found = None
         if found is None:
-            raise NotFound(f"there is no topic {name!r}")
+            raise PageNotFound(f"there is no topic {name!r}")
         return found
 
     async def group(self, topic: str, group: str) -> Topic:
-        """The topic of a group that exists. Raises NotFound."""
+        """The topic of a group that exists. Raises PageNotFound."""
         found = await self.topic(topic)
         for partition in range(found.partitions):
             if group in await group_names(self.client, self.keys, topic, partition):
                 return found
-        raise NotFound(f"topic {topic!r} has no group {group!r}")
+        raise PageNotFound(f"topic {topic!r} has no group {group!r}")
 
-    async def messages(self, topic: str, wanted: Search) -> tuple[list[Entry], bool]:
+    async def messages(self, topic: str, wanted: MessageSearch) -> tuple[list[BrowsedMessage], bool]:
         """The newest that match, newest first, at most MOST_MESSAGES, and whether there are older ones.
 
         Consumes nothing. With conditions, those among the MOST_SCANNED newest of the partitions that may have them.
@@ -233,8 +233,8 @@ class Queries:
         entries.sort(key=lambda entry: parse_stream_id(entry.id.encode()), reverse=True)
         return entries[:MOST_MESSAGES], len(entries) > MOST_MESSAGES
 
-    async def _newest(self, topic: str, partition: int, wanted: Search, most: int) -> list[Entry]:
-        stream, entries, before, scanned = self.keys.stream(topic, partition), list[Entry](), wanted.before, 0
+    async def _newest(self, topic: str, partition: int, wanted: MessageSearch, most: int) -> list[BrowsedMessage]:
+        stream, entries, before, scanned = self.keys.stream(topic, partition), list[BrowsedMessage](), wanted.before, 0
         while scanned < most and len(entries) <= MOST_MESSAGES:
             end, count = before if before == "+" else f"({before}", min(SCANNED, most - scanned)
             rows = await self.client.execute_command("XREVRANGE", stream, end, "-", "COUNT", count)
@@ -247,13 +247,13 @@ class Queries:
         return entries
 
     async def status(self, topic: str, message_id: str, key: str | None = None) -> MessageStatus:
-        """Where a message is, for each group. Raises NotFound; ConfigError if the server's user may run no script."""
+        """Where a message is, for each group. Raises PageNotFound, or ConfigError if the user may run no script."""
         found = await Look(self.client, self.keys).at(message_id, await self.topic(topic), key)
         if found.partition is None:
-            raise NotFound(f"message {message_id!r} of {topic!r} is {found.text}")
+            raise PageNotFound(f"message {message_id!r} of {topic!r} is {found.text}")
         return found
 
-    async def one(self, topic: str, message_id: str, key: str | None = None) -> Entry | None:
+    async def one(self, topic: str, message_id: str, key: str | None = None) -> BrowsedMessage | None:
         """A message with its payload; None if only its dead letters are left."""
         found = await Finder(self.client, self.keys).find(message_id, await self.topic(topic), key)
         if found is None or found.is_cancelled:
@@ -265,7 +265,7 @@ class Queries:
         rows = await self.client.execute_command("XRANGE", stream, stream_id, stream_id)
         return read_entry(origin, *rows[0]) if rows else None
 
-    async def running(self, topic: str, group: str) -> list[Running]:
+    async def running(self, topic: str, group: str) -> list[RunningMessage]:
         """What the members of a group have now, longest first: at most MOST_RUNNING of each partition."""
         found = await self.topic(topic)
         replies = await ask_all(
@@ -276,14 +276,16 @@ class Queries:
             ],
         )
         rows = [
-            Running(member.decode(errors="replace"), number, entry_id.decode(), timedelta(milliseconds=idle), count)
+            RunningMessage(
+                member.decode(errors="replace"), number, entry_id.decode(), timedelta(milliseconds=idle), count
+            )
             for number, reply in enumerate(replies)
             for entry_id, member, idle, count in reply or ()
         ]
         rows.sort(key=lambda each: each.since, reverse=True)
         return await self._named(topic, rows[:MOST_NAMED]) + rows[MOST_NAMED:]
 
-    async def _named(self, topic: str, rows: list[Running]) -> list[Running]:
+    async def _named(self, topic: str, rows: list[RunningMessage]) -> list[RunningMessage]:
         """The same with their message ids. Those of the last call are remembered, for pages that are open."""
         places = [(topic, each.partition, each.id) for each in rows]
         unknown = [place for place in places if place not in self._message_ids]
@@ -317,13 +319,13 @@ class Queries:
         return count
 
     async def dead_letter(self, topic: str, group: str, letter: str) -> DeadLetter:
-        """One dead letter. Raises NotFound."""
+        """One dead letter. Raises PageNotFound."""
         try:
             found = await self.dlq.get(await self.group(topic, group), group, letter)
         except ConfigError:
             found = None
         if found is None:
-            raise NotFound(f"{group} of {topic} has no dead letter {letter!r}: it may have been replayed")
+            raise PageNotFound(f"{group} of {topic} has no dead letter {letter!r}: it may have been replayed")
         return found
 
     async def devices(self, *, only_waiting: bool) -> tuple[list[Device], bool]:
@@ -362,17 +364,17 @@ class Queries:
         return f"<Queries of {self.keys.prefix}>"
 
 
-def read_entry(origin: MessageOrigin, entry_id: bytes, fields: list[bytes]) -> Entry:
+def read_entry(origin: MessageOrigin, entry_id: bytes, fields: list[bytes]) -> BrowsedMessage:
     """A stream entry for a page; one that cannot be read says why."""
     at, stream_id = moment(int(entry_id.partition(b"-")[0])), entry_id.decode()
     try:
         message = Message(origin, entry_id, fields)
         headers = "\n".join(f"{name}: {value}" for name, value in message.headers.items())
-        return Entry(
+        return BrowsedMessage(
             origin.partition, stream_id, at, message.key or "", message.id, headers, as_text(message.data), message.data
         )
     except Malformed as error:
-        return Entry(origin.partition, stream_id, at, "", "", "", f"(unreadable: {error})", None)
+        return BrowsedMessage(origin.partition, stream_id, at, "", "", "", f"(unreadable: {error})", None)
 
 
 def moment(ms: int) -> str:

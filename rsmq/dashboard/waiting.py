@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Final
 
 from rsmq.control import Cancel, Cancelled, Reschedule
-from rsmq.dashboard.queries import Entry, read_entry
+from rsmq.dashboard.queries import BrowsedMessage, read_entry
 from rsmq.errors import Malformed
 from rsmq.model.clock import LATEST_MS, from_epoch_ms, to_ms
 from rsmq.model.keys import Keys
@@ -27,12 +27,12 @@ MOST: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingMessage:
     """One message and when it is due."""
 
     ref: str
     due: datetime
-    entry: Entry
+    entry: BrowsedMessage
     attempts: int = 0
 
 
@@ -42,7 +42,7 @@ class WaitingMessages:
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
         self._client, self._keys, self._settings = client, keys, settings
 
-    async def delayed(self, topic: Topic) -> list[Waiting]:
+    async def delayed(self, topic: Topic) -> list[WaitingMessage]:
         """Those of a topic that are due next."""
         found = []
         for number, member, due in await self._next([self._keys.delayed(topic.name, n) for n in partitions(topic)]):
@@ -51,10 +51,10 @@ class WaitingMessages:
             except Malformed:
                 fields = []
             entry = read_entry(MessageOrigin(topic.name, number, ""), b"0-0", fields)
-            found.append(Waiting(ref_of(number, due, member), from_epoch_ms(due), entry))
+            found.append(WaitingMessage(ref_of(number, due, member), from_epoch_ms(due), entry))
         return found
 
-    async def parked(self, topic: Topic, group: str) -> list[Waiting]:
+    async def parked(self, topic: Topic, group: str) -> list[WaitingMessage]:
         """Those of a group that are due next."""
         rows = await self._next([self._keys.retry(topic.name, n, group) for n in partitions(topic)])
         ids = [(number, *member.partition(b"|")[::2]) for number, member, _ in rows]
@@ -66,7 +66,7 @@ class WaitingMessages:
             fields = bodies[0][1] if bodies else []
             entry = read_entry(MessageOrigin(topic.name, number, ""), entry_id, fields)
             count = int(attempts) if attempts.isdigit() else 0
-            found.append(Waiting(ref_of(number, due, member), from_epoch_ms(due), entry, count))
+            found.append(WaitingMessage(ref_of(number, due, member), from_epoch_ms(due), entry, count))
         return found
 
     async def move_delayed(self, topic: Topic, refs: Sequence[str], due_ms: int | None) -> int:

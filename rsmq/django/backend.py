@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from rsmq.broker.sync_broker import SyncBroker
-from rsmq.django.options import Options, read_options, topic_of
+from rsmq.django.options import BackendOptions, read_options, topic_of
 from rsmq.django.result import aware, checked_id, read_result, set_fields, write_result
 from rsmq.django.tasks import (
     BaseTaskBackend,
@@ -57,10 +57,10 @@ class RsmqBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, params)
-        self._read: Options | None = None
+        self._read: BackendOptions | None = None
 
     @property
-    def configuration(self) -> Options:
+    def configuration(self) -> BackendOptions:
         """The options, read at first use: a mistake is found by `manage.py check`, and does not hinder imports."""
         if self._read is None:
             try:
@@ -98,10 +98,10 @@ class RsmqBackend(BaseTaskBackend):
 
     @cached_property
     def outbox(self) -> Any:
-        """The `rsmq.django.database.Outbox` of the option of this name, which needs the extra `sql`, or None."""
+        """The `rsmq.django.database.DjangoOutbox` of the option of this name, which needs the extra `sql`, or None."""
         if not self.configuration.outbox:
             return None
-        return import_string("rsmq.django.database.Outbox")(self.configuration.database)
+        return import_string("rsmq.django.database.DjangoOutbox")(self.configuration.database)
 
     def _add_to_outbox(self, result: TaskResult) -> None:
         """As a row of the transaction."""

@@ -19,7 +19,7 @@ BANDS = ("high", "normal", "low")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class BackendOptions:
     """`topic`: what the names of the topics begin with. `concurrency`: tasks that run at once in a worker process.
 
     `result_ttl`: how long the server keeps the result of a task. `retry`: by default a task that raises an error has
@@ -38,10 +38,10 @@ class Options:
     outbox: bool = False
 
 
-OWN = tuple(each.name for each in fields(Options) if each.name != "settings")
+OWN = tuple(each.name for each in fields(BackendOptions) if each.name != "settings")
 
 
-def read_options(given: Mapping[str, Any], queues: Iterable[str]) -> Options:
+def read_options(given: Mapping[str, Any], queues: Iterable[str]) -> BackendOptions:
     """The options of a backend. Raises ConfigError for a wrong one, and for a queue that cannot be a topic."""
     own = {name: value for name, value in given.items() if name in OWN}
     rest = {name: value for name, value in given.items() if name not in OWN}
@@ -59,7 +59,7 @@ def read_options(given: Mapping[str, Any], queues: Iterable[str]) -> Options:
     if not isinstance(own.get("retry", RetryPolicy()), RetryPolicy):
         raise ConfigError(f"retry={own['retry']!r} is not a policy: write RetryPolicy(max_attempts=5)")
     window = 2 * own.get("concurrency", CONCURRENCY)
-    options = Options(settings=Settings(**{"prefetch": window, **rest}), **own)
+    options = BackendOptions(settings=Settings(**{"prefetch": window, **rest}), **own)
     if not queues:
         raise ConfigError("QUEUES is empty: name the queues that the workers serve")
     for queue in queues:
@@ -67,7 +67,7 @@ def read_options(given: Mapping[str, Any], queues: Iterable[str]) -> Options:
     return options
 
 
-def topic_of(options: Options, queue: str, priority: int) -> str:
+def topic_of(options: BackendOptions, queue: str, priority: int) -> str:
     """The topic of a task."""
     band = "high" if priority > 0 else "low" if priority < 0 else "normal"
     return f"{options.topic}.{band}.{queue}"

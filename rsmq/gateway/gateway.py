@@ -22,8 +22,7 @@ from rsmq.gateway.connections.context import Context, connection_tasks
 from rsmq.gateway.connections.ingest import Ingest
 from rsmq.gateway.connections.listener import listen
 from rsmq.gateway.connections.peer import networks
-from rsmq.gateway.connections.pressure import TURN as PRESSURE_TURN
-from rsmq.gateway.connections.pressure import Pressure
+from rsmq.gateway.connections.pressure import PRESSURE_TURN, Pressure
 from rsmq.gateway.connections.proxied import ProxiedServer
 from rsmq.gateway.connections.publishing import publish_will
 from rsmq.gateway.fleet.broadcast import Broadcast

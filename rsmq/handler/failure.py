@@ -97,7 +97,7 @@ def with_text(error: BaseException) -> BaseException:
 
 
 @dataclass(slots=True)
-class Block:
+class ChainedError:
     """One error of a chain: how it follows from the one above, its calls from the outermost, and its text."""
 
     joint: str
@@ -176,17 +176,17 @@ def in_short(links: list[Link]) -> list[Link]:
     return [*links[:FIRST], (gap + joint, error), *links[1 - LAST :]]
 
 
-def block_of(link: Link) -> Block:
+def block_of(link: Link) -> ChainedError:
     """The calls and the text of one error."""
     joint, error = link
     if isinstance(error, RemoteTraceback):
-        return Block(joint, [], 0, error.text)
+        return ChainedError(joint, [], 0, error.text)
     own = [(frame, line) for frame, line in traceback.walk_tb(users_part(error.__traceback__)) if is_shown(frame)]
     if not own and source_of(error)[1] is None and not isinstance(error, RsmqError):  # a defect of rsmq
         own = list(traceback.walk_tb(error.__traceback__))
     calls = traceback.StackSummary.extract(iter(own[-DEEPEST:])).format()
     text = "".join(traceback.format_exception_only(error))  # also if its __str__ raises
-    return Block(joint, list(map(encodable, calls)), len(own) - len(own[-DEEPEST:]), encodable(text))
+    return ChainedError(joint, list(map(encodable, calls)), len(own) - len(own[-DEEPEST:]), encodable(text))
 
 
 def is_shown(frame: FrameType) -> bool:

@@ -19,7 +19,7 @@ HEADROOM: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class GroupLoad:
     """What a group has to do. Rates are messages a second, None where they are not known yet.
 
     `delayed` counts messages that are not due: only a worker of the topic can make them due.
@@ -46,7 +46,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ScaleAnswer:
     """The answer. `best` is the most that one worker has settled in a second, for the next question."""
 
     workers: int
@@ -54,9 +54,9 @@ class Wanted:
     why: str
 
 
-def load_of(topic: TopicTrend | None, group: GroupTrend) -> Load:
+def load_of(topic: TopicTrend | None, group: GroupTrend) -> GroupLoad:
     """The load of a group of a board."""
-    return Load(
+    return GroupLoad(
         waiting=(group.lag or 0) + group.in_flight + group.parked,
         delayed=0 if topic is None else topic.delayed,
         oldest=group.oldest or timedelta(0),
@@ -69,29 +69,31 @@ def load_of(topic: TopicTrend | None, group: GroupTrend) -> Load:
     )
 
 
-def decide(load: Load, goal: Goal, best: float | None) -> Wanted:
+def decide(load: GroupLoad, goal: Goal, best: float | None) -> ScaleAnswer:
     """The number of workers for a load. With nothing to do it is `least`, zero by default."""
     best = learned(load, best)
     if load.is_paused:
-        return Wanted(bounded(load.workers, load, goal), best, "paused: as many as there are")
+        return ScaleAnswer(bounded(load.workers, load, goal), best, "paused: as many as there are")
     something = bool(load.waiting or load.delayed)
     if load.rate_in is None:
-        return Wanted(bounded(max(load.workers, something), load, goal), best, "rates are not known yet")
+        return ScaleAnswer(bounded(max(load.workers, something), load, goal), best, "rates are not known yet")
     if not (something or load.rate_in):
-        return Wanted(bounded(0, load, goal), best, "nothing to do")
+        return ScaleAnswer(bounded(0, load, goal), best, "nothing to do")
     if not best:  # no worker was busy yet: one more while messages wait, one less while none does
         step = 1 if load.oldest > SOON else -1
-        return Wanted(bounded(max(1, load.workers + step), load, goal), best, "the rate of a worker is not known yet")
+        return ScaleAnswer(
+            bounded(max(1, load.workers + step), load, goal), best, "the rate of a worker is not known yet"
+        )
     arriving = load.rate_in / (best * HEADROOM)
     draining = load.waiting / best / goal.drain.total_seconds()
     wanted = math.ceil(min(arriving + draining, MOST) - 1e-9)  # a tiny rate would make it infinite
     why = f"{best:.3g} a second each, {load.rate_in:.3g} a second come in, {load.waiting} wait"
     if load.oldest > goal.drain and wanted <= load.workers:  # what a worker can do has become less
         wanted, why = load.workers + 1, f"{why}, the oldest for {load.oldest.total_seconds():.0f} s"
-    return Wanted(bounded(max(wanted, 1), load, goal), best, why)
+    return ScaleAnswer(bounded(max(wanted, 1), load, goal), best, why)
 
 
-def learned(load: Load, best: float | None) -> float | None:
+def learned(load: GroupLoad, best: float | None) -> float | None:
     """What one worker settles in a second at its best. It is seen only while there is more to do than is done."""
     if not load.workers or not load.rate_out:
         return best
@@ -102,7 +104,7 @@ def learned(load: Load, best: float | None) -> float | None:
     return best + FORGET * (seen - best) if is_busy else best
 
 
-def bounded(workers: int, load: Load, goal: Goal) -> int:
+def bounded(workers: int, load: GroupLoad, goal: Goal) -> int:
     """Between the goal's bounds, and not more than partitions: another worker would own none."""
     most = goal.most if load.is_shared else min(load.partitions, goal.most or load.partitions)
     return max(goal.least, workers if most is None else min(workers, most))

@@ -80,7 +80,7 @@ class Output:
         return Message(MessageOrigin(self.topic, self.partition, ""), b"0-0", raw)
 
 
-class Limits(Protocol):
+class TargetLimits(Protocol):
     """A producer, as far as this module needs it."""
 
     @property
@@ -97,7 +97,7 @@ class OutputArguments:
     `out`: on a cluster, the out-stream that takes all of them, because their targets are in other slots.
     """
 
-    def __init__(self, limits: Limits, outputs: Iterable[Output], *, first: Sequence[str], out: str = "") -> None:
+    def __init__(self, limits: TargetLimits, outputs: Iterable[Output], *, first: Sequence[str], out: str = "") -> None:
         self._limits, self._out = limits, out
         streams, zsets, dedups = dict[str, None](), dict[str, None](), dict[str, None]()
         for output in outputs:

@@ -94,7 +94,7 @@ class Script:
         return f"<Script {self.name}>"
 
 
-class Command:
+class PlainCommand:
     """A plain command in the place of a script, where calls are gathered into one write."""
 
     def __init__(self, name: str) -> None:
@@ -105,7 +105,7 @@ class Command:
         return (self.name, *keys, *args)
 
     def __repr__(self) -> str:
-        return f"<Command {self.name}>"
+        return f"<PlainCommand {self.name}>"
 
 
 def with_source(command: Sequence[Value]) -> Sequence[Value]:

@@ -46,7 +46,7 @@ class Topic:
     archive: Literal["off", "required"] = "off"
 
 
-class Waiting(NamedTuple):
+class LookupCaller(NamedTuple):
     """A caller of `lookup`: until when it waits, and what ends its wait: a topic, why there is none, or None if it is
     the first now, and reads itself."""
 
@@ -65,7 +65,7 @@ class Topics:
     ) -> None:
         self._client, self._keys, self._settings, self._declared = client, keys, settings, declared
         self._known: dict[str, tuple[float, Topic]] = {}
-        self._lookups: dict[str, deque[Waiting]] = {}
+        self._lookups: dict[str, deque[LookupCaller]] = {}
 
     async def ensure(self, name: str, partitions: int | None = None) -> Topic:
         """Return the topic, created on first use.
@@ -135,7 +135,7 @@ class Topics:
         """
         patience = self._settings.unavailable_timeout.total_seconds()
         queue = self._lookups.setdefault(name, deque())
-        own = Waiting(awake() + patience, asyncio.get_running_loop().create_future())
+        own = LookupCaller(awake() + patience, asyncio.get_running_loop().create_future())
         queue.append(own)
         try:
             if queue[0] is own:
@@ -148,7 +148,7 @@ class Topics:
             queue.remove(own)
             self._call_next(queue, name)
 
-    async def _read_for(self, queue: deque[Waiting], name: str, deadline: float) -> Topic:
+    async def _read_for(self, queue: deque[LookupCaller], name: str, deadline: float) -> Topic:
         """Read a topic. An error is also that of those who would wait no longer."""
         try:
             async for attempt in retrying(self._settings).copy(stop=stop_after_delay(max(0.0, deadline - awake()))):
@@ -162,7 +162,7 @@ class Topics:
             raise
         raise AssertionError("retrying ends with a result or an error")
 
-    def _call_next(self, queue: deque[Waiting], name: str) -> None:
+    def _call_next(self, queue: deque[LookupCaller], name: str) -> None:
         """A caller has gone: the next one reads. All others are served if the topic was read."""
         if not queue:
             del self._lookups[name]

@@ -22,7 +22,7 @@ WAIT: Final = 0.25
 """Seconds of one wait in a thread, which cannot be interrupted."""
 
 
-class Listener:
+class CommitListener:
     """Sets `news` when rows were committed, while `is_wanted`. It has a connection of its own, and opens it
     again when it breaks.
 

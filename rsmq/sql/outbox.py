@@ -24,7 +24,7 @@ from rsmq.model.settings import Settings
 from rsmq.model.words import duration
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database, explained, is_autocommit
-from rsmq.sql.relay import Relay
+from rsmq.sql.relay import OutboxRelay
 from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
 
@@ -61,7 +61,7 @@ class RelayedOutbox:
         self.database, self._replicas = database, wait_replicas
         self._poll, self._has_notify = poll, notify and database.dialect == "postgresql"
         self._payload_limit: int | None = None
-        self.relay: Relay | None = None
+        self.relay: OutboxRelay | None = None
         """The relay of this process while a worker runs it, or None."""
 
     def steps(self, rows: list[dict[str, Any]]) -> Steps:
@@ -117,7 +117,7 @@ class RelayedOutbox:
         """Relay the rows while this member leads; for the worker."""
         self._payload_limit = int(context.settings.payload_limit)
         channel = CHANNEL if self._has_notify else None
-        self.relay = Relay(self.database, context, self._poll, channel, self._replicas)
+        self.relay = OutboxRelay(self.database, context, self._poll, channel, self._replicas)
         try:
             await self.relay.run()
         finally:

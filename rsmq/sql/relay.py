@@ -28,7 +28,7 @@ from rsmq.redis.server_context import ServerContext
 from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
 from rsmq.sql.database import Database
-from rsmq.sql.listener import Listener
+from rsmq.sql.listener import CommitListener
 from rsmq.sql.status import OutboxStatus, read_status
 from rsmq.sql.tables import OUTBOX
 
@@ -57,7 +57,7 @@ WAITING: Final = select(*(type_coerce(OUTBOX.c[name], NullType) for name in COLU
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutboxRow:
     """A row as the arguments of the script."""
 
     seq: int
@@ -66,13 +66,13 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class RelayBatch:
     """The rows for one partition, of which the first `stored` are in their stream. `names`: the keys of the script."""
 
     topic: Topic
     place: Place
     names: list[str]
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[OutboxRow] = field(default_factory=list)
     stored: int = 0
     has_made_room: bool = False
 
@@ -81,7 +81,7 @@ class Stale(Exception):
     """Another member leads by now."""
 
 
-class Relay:
+class OutboxRelay:
     """Relays the rows of one outbox while this member leads.
 
     Invariants. A row is appended once: the script that appends it remembers its id until a later call says that the row
@@ -96,7 +96,7 @@ class Relay:
     ) -> None:
         self._database, self._context = database, context
         self._poll = poll.total_seconds()
-        self._listener = Listener(database, channel)
+        self._listener = CommitListener(database, channel)
         self._name = ""
         self._turn = 0
         self._limit = FIRST_ROWS
@@ -182,9 +182,9 @@ class Relay:
             self.relayed += len(done)
         return len(done) + len(refused)
 
-    async def _by_partition(self, rows: Sequence[Row]) -> tuple[dict[Place, Batch], list[tuple[int, str]]]:
+    async def _by_partition(self, rows: Sequence[Row]) -> tuple[dict[Place, RelayBatch], list[tuple[int, str]]]:
         """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
-        batches, refused, topics = dict[Place, Batch](), list[tuple[int, str]](), dict[str, Topic]()
+        batches, refused, topics = dict[Place, RelayBatch](), list[tuple[int, str]](), dict[str, Topic]()
         for seq, row_id, name, key, kind, payload, headers, due_ms in rows:
             try:
                 own = id_of(row_id)
@@ -200,9 +200,9 @@ class Relay:
             batch = batches.get(place)
             if batch is None:
                 names = [part(*place) for part in (self._context.keys.stream, self._context.keys.delayed)]
-                batch = batches[place] = Batch(topic, place, [*names, self._context.keys.relayed(*place)])
+                batch = batches[place] = RelayBatch(topic, place, [*names, self._context.keys.relayed(*place)])
             due = "" if due_ms is None else due_ms
-            batch.entries.append(Entry(seq, own.bytes, [own.bytes, due, len(fields), *fields]))
+            batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields]))
         return batches, refused
 
     async def _topic(self, name: str) -> Topic:
@@ -222,7 +222,7 @@ class Relay:
             query = query.where(OUTBOX.c.aggregatetype.not_in(sorted(self._full)))
         return connection.execute(query.order_by(OUTBOX.c.seq).limit(self._limit)).all()
 
-    async def _append(self, epoch: int, batches: list[Batch]) -> None:
+    async def _append(self, epoch: int, batches: list[RelayBatch]) -> None:
         """Append the rows of all partitions, in order, as far as there is room. The calls of a round share a write."""
         while waiting := [batch for batch in batches if batch.stored < len(batch.entries)]:
             replies = await self._connection.exchange([(batch.names[0], self._call(epoch, batch)) for batch in waiting])
@@ -244,7 +244,7 @@ class Relay:
             if failure is not None:
                 raise failure
 
-    def _call(self, epoch: int, batch: Batch) -> bytes:
+    def _call(self, epoch: int, batch: RelayBatch) -> bytes:
         """One call of the script, packed: the next rows of a partition."""
         self._turn += 1
         turn, deleted = f"{epoch:016d}{self._turn:016d}", b"".join(self._deleted.get(batch.place, ()))
@@ -253,7 +253,7 @@ class Relay:
             args += entry.args
         return pack(RELAY_ROWS.command(batch.names, args))
 
-    async def _forget_strangers(self, batch: Batch, known: bytes) -> None:
+    async def _forget_strangers(self, batch: RelayBatch, known: bytes) -> None:
         """Ids that the server remembers, but which are not of this batch: an earlier relay has appended these rows, and
         died before it could say that they are deleted. Those still in the table are skipped when their turn comes."""
         ours = {entry.id for entry in batch.entries}
@@ -263,7 +263,7 @@ class Relay:
             there = await self._database.run(lambda connection: ids_there(connection, ids))
             self._deleted.setdefault(batch.place, set()).update(strange - there)
 
-    async def _make_room(self, batch: Batch) -> bool:
+    async def _make_room(self, batch: RelayBatch) -> bool:
         """Remove settled entries that are kept only for a replay."""
         with suppress(BrokerError, ConfigError):
             _, removed, _ = await trim(
@@ -272,7 +272,7 @@ class Relay:
             return bool(removed)
         return False
 
-    async def _remove(self, done: Sequence[Entry], refused: Sequence[tuple[int, str]]) -> None:
+    async def _remove(self, done: Sequence[OutboxRow], refused: Sequence[tuple[int, str]]) -> None:
         """Delete what is appended, and mark what can never be."""
         for seq, error in refused:
             log.error("row %d of the outbox cannot be published: %s", seq, error)
@@ -287,7 +287,7 @@ class Relay:
             await self._database.run(remove)
 
     def __repr__(self) -> str:
-        return f"<Relay {self._database!r} {'leads' if self.is_leading else 'waits'} relayed={self.relayed}>"
+        return f"<OutboxRelay {self._database!r} {'leads' if self.is_leading else 'waits'} relayed={self.relayed}>"
 
 
 def id_of(given: Any) -> uuid.UUID:

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from rsmq.broker import Broker
 from rsmq.errors import ConfigError
 from rsmq.model.own_tasks import own_tasks
-from rsmq.telemetry.health import Limits, Probe, WorkerProbe, report
+from rsmq.telemetry.health import HealthLimits, Probe, WorkerProbe, report
 from rsmq.telemetry.listener import Address, Answer, Listener
 from rsmq.telemetry.metric import BLOCKED, LOOP_LAG, Histogram, Metric, Sample
 from rsmq.telemetry.worker_metrics import HandlerDuration, WorkerMetrics
@@ -67,7 +67,7 @@ class Endpoint:
         return (HTTPStatus.OK, *self._page(accept))
 
     def _probe(self, probe: Probe, _accept: str) -> Answer:
-        answer = report(self._worker_probe.read(), Limits.of(self._broker.settings), probe)
+        answer = report(self._worker_probe.read(), HealthLimits.of(self._broker.settings), probe)
         is_ok = answer["status"] == "ok"
         if probe == "live" and is_ok is not self._is_live:
             self._is_live = is_ok
@@ -118,14 +118,13 @@ def page_of(*reads: Read) -> Page:
     Raises ConfigError without prometheus-client.
     """
     try:
-        from prometheus_client import CollectorRegistry, ProcessCollector
+        from prometheus_client import CollectorRegistry, ProcessCollector, metrics_core
         from prometheus_client.exposition import choose_encoder
-        from prometheus_client.metrics_core import Metric as Family
     except ImportError:
         raise ConfigError("metrics need the extra `prometheus`: pip install 'rsmq[prometheus]'") from None
 
-    def family(metric: Metric) -> Family:
-        return Family(metric.name.removesuffix("_total"), metric.text, metric.kind)
+    def family(metric: Metric) -> metrics_core.Metric:
+        return metrics_core.Metric(metric.name.removesuffix("_total"), metric.text, metric.kind)
 
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)

@@ -16,10 +16,10 @@ from typing import Any, Final, Literal
 from rsmq.broker import Broker
 from rsmq.consumer.consumer import Consumer
 from rsmq.consumer.running.task_slot import TaskSlot
-from rsmq.handler.failure import describe as describe_error
+from rsmq.handler.failure import describe
 from rsmq.model.clock import awake, monotonic
 from rsmq.model.settings import Settings
-from rsmq.telemetry.loop_monitor import LATE, Block, LoopMonitor
+from rsmq.telemetry.loop_monitor import LATE, LoopBlock, LoopMonitor
 
 Probe = Literal["live", "ready"]
 READ_MARGIN: Final = 5.0
@@ -39,7 +39,7 @@ class ProbeInput:
     is_serving: bool = False
     is_stopping: bool = False
     loop_late: float = 0.0
-    block: Block | None = None
+    block: LoopBlock | None = None
     heartbeat_age: float | None = None
     heartbeat_is_alive: bool = True
     turned: Mapping[str, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class ProbeInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HealthLimits:
     """The age in seconds from which a probe fails."""
 
     stall: float
@@ -59,7 +59,7 @@ class Limits:
     heartbeat: float
 
     @classmethod
-    def of(cls, settings: Settings) -> Limits:
+    def of(cls, settings: Settings) -> HealthLimits:
         """The limits of these settings. A turn may last as long as a worker waits for an unreachable server."""
         read = settings.longest_read.total_seconds() + READ_MARGIN
         stall = settings.stall_limit.total_seconds()
@@ -72,12 +72,12 @@ class Limits:
         )
 
 
-def troubles(seen: ProbeInput, limits: Limits, probe: Probe) -> list[str]:
+def troubles(seen: ProbeInput, limits: HealthLimits, probe: Probe) -> list[str]:
     """The reasons why the probe fails, a line each; empty if it passes."""
     return list(_not_live(seen, limits) if probe == "live" else _not_ready(seen, limits))
 
 
-def _not_live(seen: ProbeInput, limits: Limits) -> Iterator[str]:
+def _not_live(seen: ProbeInput, limits: HealthLimits) -> Iterator[str]:
     if seen.failure is not None:
         yield f"the worker has ended: {seen.failure}"
     if seen.loop_late >= limits.stall:
@@ -91,7 +91,7 @@ def _not_live(seen: ProbeInput, limits: Limits) -> Iterator[str]:
         yield from _not_handling(seen, limits)
 
 
-def _not_handling(seen: ProbeInput, limits: Limits) -> Iterator[str]:
+def _not_handling(seen: ProbeInput, limits: HealthLimits) -> Iterator[str]:
     for handler, trouble in seen.broken.items():
         yield f"{handler} cannot go on: {trouble}"
     for handler, age in seen.unclaimed.items():
@@ -99,7 +99,7 @@ def _not_handling(seen: ProbeInput, limits: Limits) -> Iterator[str]:
             yield f"a message of {handler} is ready for {age:.0f} s, and no free task takes it"
 
 
-def _not_ready(seen: ProbeInput, limits: Limits) -> Iterator[str]:
+def _not_ready(seen: ProbeInput, limits: HealthLimits) -> Iterator[str]:
     if seen.is_stopping:
         yield "the worker is stopping"
     elif not seen.is_serving:
@@ -119,7 +119,7 @@ def _by(seen: ProbeInput) -> str:
     return f" by {seen.block.culprit}" if seen.block is not None else ""
 
 
-def report(seen: ProbeInput, limits: Limits, probe: Probe) -> dict[str, Any]:
+def report(seen: ProbeInput, limits: HealthLimits, probe: Probe) -> dict[str, Any]:
     """The answer of a probe as JSON. It contains no payload."""
     found = troubles(seen, limits, probe)
     block = seen.block
@@ -154,7 +154,7 @@ class WorkerProbe:
         late = self.loop_monitor.late if block is None else block.seconds
         if worker is None:
             failure = self._broker.failure
-            return ProbeInput(loop_late=late, block=block, failure=None if failure is None else describe_error(failure))
+            return ProbeInput(loop_late=late, block=block, failure=None if failure is None else describe(failure))
         heartbeat, now = worker.heartbeat, awake()
         fetchers = {repr(each.handler): each.fetchers.active for each in worker.consumers if each.fetchers.active}
         pools = {repr(each.handler): each.pool.trouble for each in worker.consumers}
@@ -188,7 +188,7 @@ class WorkerProbe:
         codes = {frame.f_code for frame in frames}
         for consumer, task_slot in self._task_slots():
             if task_slot.task is task and task is not None:
-                return describe(consumer, task_slot)
+                return describe_culprit(consumer, task_slot)
         for consumer, _ in self._task_slots():
             if getattr(inspect.unwrap(consumer.handler.function), "__code__", None) in codes:
                 return repr(consumer.handler)
@@ -202,7 +202,7 @@ class WorkerProbe:
                     yield consumer, task_slot
 
 
-def describe(consumer: Consumer, task_slot: TaskSlot) -> str:
+def describe_culprit(consumer: Consumer, task_slot: TaskSlot) -> str:
     """A running call: its handler, its message, for how long. Without key and payload."""
     messages = task_slot.messages
     first, more = next(iter(messages)), f" and {len(messages) - 1} more" if len(messages) > 1 else ""

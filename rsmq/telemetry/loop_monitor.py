@@ -34,7 +34,7 @@ BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LoopBlock:
     """What blocks the loop. `culprit` is a description for people, the stack has the innermost frame last."""
 
     seconds: float
@@ -67,7 +67,7 @@ class LoopMonitor:
         """Seconds since the pending callback was scheduled; 0 without one."""
         return self._loop_lag.waited(awake())
 
-    def block(self) -> Block | None:
+    def block(self) -> LoopBlock | None:
         """What blocks the loop now; None if it is not blocked."""
         late = self.late
         return self._describe(late) if late >= LATE else None
@@ -101,7 +101,7 @@ class LoopMonitor:
                 log.warning("the event loop was blocked for at least %.1f s", longest)
                 longest = 0.0
 
-    def _describe(self, late: float) -> Block:
+    def _describe(self, late: float) -> LoopBlock:
         """The stack of the loop's thread now. The loop may go on meanwhile: then the next measurement is right."""
         frame = sys._current_frames().get(self._thread_id)
         frames = [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]
@@ -111,7 +111,7 @@ class LoopMonitor:
             culprit = "code that has just finished"
         shown = reversed(within_loop(frames))
         stack = traceback.StackSummary.extract(((each, each.f_lineno) for each in shown), limit=-DEEPEST)
-        return Block(late, culprit, tuple(stack.format()))
+        return LoopBlock(late, culprit, tuple(stack.format()))
 
     def __repr__(self) -> str:
         return f"<LoopMonitor {self.late:.3f} s late>"

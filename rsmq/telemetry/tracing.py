@@ -248,7 +248,7 @@ class TracedProducer(Producer):
     async def _publish(
         self, trace_id: int, topic: str, payload: Any, *, headers: Headers | None, **options: Any
     ) -> MessageRef:
-        with Published(self._sampling, self._propagation, topic, trace_id) as span:
+        with PublishSpan(self._sampling, self._propagation, topic, trace_id) as span:
             identity = await super().publish(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", identity)
             return identity
@@ -258,7 +258,7 @@ class TracedProducer(Producer):
         decision = self._sampling.decide()
         if not isinstance(decision, int):
             return await super().output(topic, payload, headers=with_context(headers, decision), **options)
-        with Published(self._sampling, self._propagation, topic, decision) as span:
+        with PublishSpan(self._sampling, self._propagation, topic, decision) as span:
             output = await super().output(topic, payload, headers=span.inject(headers), **options)
             span.note("messaging.message.id", output.message_id)
             return output
@@ -281,7 +281,7 @@ class TracedProducer(Producer):
         decision = self._sampling.decide()
         if not isinstance(decision, int):
             return await super().publish_many(topic, items, headers=extended(decision), **options)
-        with Published(self._sampling, self._propagation, topic, decision) as span:
+        with PublishSpan(self._sampling, self._propagation, topic, decision) as span:
             ids = await super().publish_many(topic, items, headers=extended(span.inject(None)), **options)
             span.note("messaging.batch.message_count", len(ids))
             return ids
@@ -294,7 +294,7 @@ def with_context(headers: Headers | None, carrier: Headers) -> Headers | None:
     return {**headers, **carrier} if headers else carrier
 
 
-class Published:
+class PublishSpan:
     """The span of one publish."""
 
     __slots__ = ("_context", "_propagation", "_span")
@@ -314,7 +314,7 @@ class Published:
         """Add an attribute that is known only afterwards."""
         self._span.set_attribute(name, value)
 
-    def __enter__(self) -> Published:
+    def __enter__(self) -> PublishSpan:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

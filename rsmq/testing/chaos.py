@@ -26,7 +26,7 @@ from rsmq.testing.harness import exit_unwrapped
 from rsmq.testing.ledger import Event, Ledger
 from rsmq.testing.proxy import Proxy
 from rsmq.testing.server import ThrowawayServer
-from rsmq.testing.verdict import History, Order, Stored, Verdict, Where, judge
+from rsmq.testing.verdict import Order, RunHistory, StoredEntry, Verdict, Where, judge
 from rsmq.testing.worker_process import Job, WorkerProcess
 
 LEASE: Final = timedelta(seconds=2)
@@ -170,7 +170,7 @@ class Chaos:
         self.resume()
         self.mend()
         holds = await self._settled()
-        history = History(
+        history = RunHistory(
             self._groups, await self._stored(), list(self._confirmed), await self._dead(), list(self.ledger.events()),
             dict(self._excused), holds,
         )  # fmt: skip
@@ -203,14 +203,14 @@ class Chaos:
         topics = [await self.broker.topics.find(name) for name in dict.fromkeys(topic for topic, _ in self._groups)]
         return [(topic.name, number) for topic in topics if topic is not None for number in range(topic.partitions)]
 
-    async def _stored(self) -> list[Stored]:
+    async def _stored(self) -> list[StoredEntry]:
         """All entries of the topics that have handlers, also those that handlers published."""
         found = []
         for topic, partition in await self._partitions():
             stream = self.broker.keys.stream(topic, partition)
             for entry_id, fields in await self.broker.client.execute_command("XRANGE", stream, "-", "+"):
                 message = Message(MessageOrigin(topic, partition, ""), entry_id, fields)
-                found.append(Stored(topic, partition, message.key, message.id))
+                found.append(StoredEntry(topic, partition, message.key, message.id))
         return found
 
     async def _dead(self) -> frozenset[Where]:

@@ -22,7 +22,7 @@ class Where(NamedTuple):
     message_id: str
 
 
-class Stored(NamedTuple):
+class StoredEntry(NamedTuple):
     """An entry of a topic, in the order of its partition."""
 
     topic: str
@@ -69,7 +69,7 @@ Finding = Never | MoreThanOnce | OutOfOrder | Stuck
 
 
 @dataclass(slots=True)
-class History:
+class RunHistory:
     """Everything that the verdict depends on. `groups`: (topic, group) -> the order that it keeps.
 
     `stored`: the entries of all topics, in stream order; `confirmed`: (topic, id) of each publish that succeeded;
@@ -77,7 +77,7 @@ class History:
     """
 
     groups: Mapping[tuple[str, str], Order]
-    stored: Sequence[Stored] = ()
+    stored: Sequence[StoredEntry] = ()
     confirmed: Iterable[tuple[str, str]] = ()
     dead: frozenset[Where] = frozenset()
     events: Sequence[Event] = ()
@@ -118,7 +118,7 @@ class Verdict:
         return f"{self.handled} handled, {count(self.dead, 'dead letter')}; {found}{lines}"
 
 
-def judge(history: History) -> Verdict:
+def judge(history: RunHistory) -> Verdict:
     """The verdict over one run."""
     commits: dict[Where, list[int]] = defaultdict(list)
     for event in history.events:
@@ -136,13 +136,13 @@ def judge(history: History) -> Verdict:
     return Verdict(tuple(findings), len(commits), len(history.dead))
 
 
-def expected(history: History) -> list[Where]:
+def expected(history: RunHistory) -> list[Where]:
     """What every group must have handled: all entries of its topic and all messages that were confirmed."""
     ids = dict.fromkeys([(each.topic, each.message_id) for each in history.stored] + list(history.confirmed))
     return [Where(topic, group, one) for topic, group in history.groups for stored_in, one in ids if stored_in == topic]
 
 
-def disorder(history: History) -> list[Finding]:
+def disorder(history: RunHistory) -> list[Finding]:
     """Messages of a key that were not handled one after the other. Repeats and dead letters do not count."""
     starts, commits = dict[Where, tuple[int, int]](), dict[Where, tuple[int, int]]()
     for at, event in enumerate(history.events):

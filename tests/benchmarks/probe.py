@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import anyio
 
-from rsmq.cli.bench.load import Load
+from rsmq.cli.bench.load import BenchLoad
 from rsmq.cli.bench.run import run
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Connector
@@ -30,7 +30,7 @@ def settle(_: str) -> None:
 async def probe(url: str) -> None:
     """Measure and print: name -> a list of costs, one a round."""
     client = Connector(url, Settings(url=url)).client()
-    taken = await run(client, Load(url, "", MESSAGES), rounds=ROUNDS, step=settle)
+    taken = await run(client, BenchLoad(url, "", MESSAGES), rounds=ROUNDS, step=settle)
     await client.aclose()
     print(json.dumps({name: [asdict(cost) for cost in costs] for name, costs in taken.items()}))
 

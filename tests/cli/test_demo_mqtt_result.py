@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rsmq.cli.demo.mqtt_result import Confirmed, MqttResult, handled, received
+from rsmq.cli.demo.mqtt_result import DepartureConfirmed, MqttResult, handled, received
 
 PUBLISHED = {"N1": 4, "N2": 3}
 GOOD = [("N1", 0), ("N2", 0), ("N1", 1), ("N1", 2), ("N2", 1), ("N1", 3), ("N2", 2)]
@@ -51,5 +51,5 @@ def test_result_wants_acknowledgements_and_connections() -> None:
 
 def test_redelivered_message_is_handled_once() -> None:
     """A second message with the same departure is not."""
-    events = [Confirmed("commit", 1, 0.0, message_id=each, aircraft="N1", turn=0) for each in ("a", "a", "b")]
+    events = [DepartureConfirmed("commit", 1, 0.0, message_id=each, aircraft="N1", turn=0) for each in ("a", "a", "b")]
     assert handled(events) == [("N1", 0), ("N1", 0)]

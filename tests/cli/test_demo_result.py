@@ -9,10 +9,10 @@ import pytest
 
 from rsmq.cli.demo.result import TOPIC, DemoResult, GroupResult, Handled, result_of
 from rsmq.testing.ledger import Ledger, LedgerWriter
-from rsmq.testing.verdict import Stored
+from rsmq.testing.verdict import StoredEntry
 
-POISON = Stored(TOPIC, 0, "N1", "p")
-STORED = [*(Stored(TOPIC, 0, "N1" if at % 2 else "N2", str(at)) for at in range(10)), POISON]
+POISON = StoredEntry(TOPIC, 0, "N1", "p")
+STORED = [*(StoredEntry(TOPIC, 0, "N1" if at % 2 else "N2", str(at)) for at in range(10)), POISON]
 GOOD = [Handled("commit", 1, float(at), TOPIC, "g", str(at), 1) for at in range(10)]
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from rsmq.cli.keyboard import keys_of
 from rsmq.cli.top_screen import draw
-from rsmq.cli.top_view import View, picture, press, room_of, settled
+from rsmq.cli.top_view import TopView, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from tests.cli.conftest import Cli, Running
 from tests.inspector.states import MEMBER, PART
@@ -165,14 +165,14 @@ KEYS = ["up", "down", "page up", "page down", "home", "end", "enter", "esc", "s"
 @given(st.lists(st.sampled_from(KEYS)), st.integers(1, 300), st.integers(1, 100))
 def test_picture_fits_into_any_window_after_any_keys(keys: list[str], width: int, height: int) -> None:
     """Never more lines than the window has, and none wider; the cursor is on a line."""
-    view = View()
+    view = TopView()
     for key in keys:
         view = settled(press(view, key, BOARD, room_of(height)), BOARD, room_of(height))
         lines = picture(BOARD, view, "title " * 50, width, height)
         assert len(lines) == height
         assert max(line.cell_len for line in lines) <= width
         assert view.cursor >= 0
-    assert press(View(), "q", BOARD, 1).is_done
+    assert press(TopView(), "q", BOARD, 1).is_done
 
 
 def test_keys_of_a_terminal_are_read_one_by_one() -> None:
@@ -215,5 +215,5 @@ def test_a_group_on_the_screen_shows_what_is_limited() -> None:
             "orders", "billing", "hash", False, 12.5, None, None, None, None, 3, 0, 0, 0, 0, (PART,), (held,)
         )  # fmt: skip
         board = Board(timedelta(seconds=1), (), (group,))
-        page = "\n".join(map(str, picture(board, View(opened=("orders", "billing")), "title", 120, 24)))
+        page = "\n".join(map(str, picture(board, TopView(opened=("orders", "billing")), "title", 120, 24)))
         assert (r"  7 limited (acme\x1b 5, other 2)  " in page) is ("limited" in page) is bool(limited)

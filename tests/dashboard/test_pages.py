@@ -436,14 +436,14 @@ def test_errors_of_one_cause_are_one_kind(error: str, kind: str) -> None:
 def test_overview_of_many_shows_the_first_and_a_way_to_all() -> None:
     """What is left out is counted; a filter and a range stay in the link."""
     given = {"q": "ord", "range": "1h"}
-    context: Any = SimpleNamespace(
+    visit: Any = SimpleNamespace(
         given=lambda name: given.get(name, ""), live=Live(), url=lambda **query: f"/?{urlencode(query)}"
     )
-    assert (list(first(context, range(200))), first(context, range(3))) == (list(range(50)), range(3))
-    assert unescape(more(context, "topics", 200)) == (
+    assert (list(first(visit, range(200))), first(visit, range(3))) == (list(range(50)), range(3))
+    assert unescape(more(visit, "topics", 200)) == (
         '<div id="more-topics">150 more: <a href="/?q=ord&range=1h&rows=all">show all 200 topics</a>, or filter by '
         "name</div>"
     )
-    assert more(context, "topics", 50) == '<div id="more-topics" class="none"></div>'
+    assert more(visit, "topics", 50) == '<div id="more-topics" class="none"></div>'
     given["rows"] = "all"
-    assert (len(first(context, range(200))), "none" in more(context, "topics", 200)) == (200, True)
+    assert (len(first(visit, range(200))), "none" in more(visit, "topics", 200)) == (200, True)

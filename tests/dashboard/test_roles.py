@@ -11,7 +11,7 @@ import pytest
 
 from rsmq import Broker, Settings
 from rsmq.dashboard import Role, Rules, Visitor, create_app
-from rsmq.dashboard.history import History
+from rsmq.dashboard.history import HistorySampler
 from rsmq.inspector.inspector import Inspector
 from rsmq.model.keys import Keys
 
@@ -105,12 +105,14 @@ async def test_history_survives_a_restart_and_is_stored_once(settings: Settings)
     async with Broker(replace(settings, preflight="warn")) as broker:
         await broker.publish("orders", {"n": 1})
         keys = Keys(settings.prefix)
-        first, second = (History(broker.client, keys, Inspector(broker.client, keys, settings)) for _ in range(2))
+        first, second = (
+            HistorySampler(broker.client, keys, Inspector(broker.client, keys, settings)) for _ in range(2)
+        )
         for _ in range(2):
             await first.take()
             await second.take()
         assert (len(first.samples), len(second.samples)) == (1, 1)
-        after = History(broker.client, keys, Inspector(broker.client, keys, settings))
+        after = HistorySampler(broker.client, keys, Inspector(broker.client, keys, settings))
         await after.load()
         assert list(after.samples)[:1] == list(first.samples)
         minutes = {sample.at for each in (first, second) for sample in each.samples}

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rsmq.cli.parameters import parse_duration, parse_headers, parse_payload, parse_start, parse_time
+from rsmq.cli.parameters import duration_argument, parse_headers, parse_payload, parse_start, parse_time
 from rsmq.dlq.dead_letter import DeadLetter, letter_id, split_id
 from rsmq.errors import BrokerError, ConfigError, Malformed, NotJson, RsmqError
 from rsmq.handler.payload import decoder_for
@@ -438,7 +438,7 @@ def test_url_of_any_text_is_valid_or_refused(text: str) -> None:
 @given(st.one_of(TEXTS, st.from_regex(r"[Pp]?T?\d{0,30}[HMSDW]?", fullmatch=True), st.datetimes().map(str)))
 def test_command_line_value_of_any_text_is_valid_or_refused(text: str) -> None:
     """A value, or a usage error."""
-    for parse in (parse_duration, parse_time, parse_start, lambda raw: parse_headers([raw])):
+    for parse in (duration_argument, parse_time, parse_start, lambda raw: parse_headers([raw])):
         try:
             parse(text)
         except typer.BadParameter:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rsmq.inspector.scale import Goal, Load, Wanted, decide
+from rsmq.inspector.scale import Goal, GroupLoad, ScaleAnswer, decide
 
 NOTHING = timedelta(0)
-LOAD = Load(waiting=0, delayed=0, oldest=NOTHING, rate_in=0.0, rate_out=0.0, workers=0, partitions=8)
+LOAD = GroupLoad(waiting=0, delayed=0, oldest=NOTHING, rate_in=0.0, rate_out=0.0, workers=0, partitions=8)
 BUSY = replace(LOAD, waiting=600, oldest=timedelta(seconds=30), rate_in=10.0, rate_out=10.0, workers=1)
 
 
@@ -28,7 +28,7 @@ BUSY = replace(LOAD, waiting=600, oldest=timedelta(seconds=30), rate_in=10.0, ra
         (replace(LOAD, rate_in=5.0, rate_out=5.0, workers=4), Goal(), 3),
     ],
 )  # fmt: skip
-def test_load_needs_so_many_workers(load: Load, goal: Goal, workers: int) -> None:
+def test_load_needs_so_many_workers(load: GroupLoad, goal: Goal, workers: int) -> None:
     """Zero when there is nothing to do, never more than partitions, and as many as there are when it is not known."""
     found = decide(load, goal, None)
     assert found.workers == workers, found
@@ -44,7 +44,7 @@ def test_answer_is_within_its_bounds_for_any_load(
     partitions: int, best: float | None,
 ) -> None:  # fmt: skip
     """What waits has a worker, and no worker is without a partition."""
-    load = Load(waiting, delayed, timedelta(seconds=age), rate_in, rate_out, workers, partitions)
+    load = GroupLoad(waiting, delayed, timedelta(seconds=age), rate_in, rate_out, workers, partitions)
     found = decide(load, Goal(), best)
     assert 0 <= found.workers <= partitions
     assert found.workers > 0 or not (waiting or delayed)
@@ -90,8 +90,10 @@ class Day:
             self.backlog += arrived - done
             rate_in, rate_out = arrived / STEP, done / STEP
             wait = self.backlog / rate_out if rate_out else (STEP if self.backlog else 0)
-            load = Load(round(self.backlog), 0, timedelta(seconds=wait), rate_in, rate_out, self.workers, partitions=16)
-            found: Wanted = decide(load, Goal(least=self.least), best)
+            load = GroupLoad(
+                round(self.backlog), 0, timedelta(seconds=wait), rate_in, rate_out, self.workers, partitions=16
+            )
+            found: ScaleAnswer = decide(load, Goal(least=self.least), best)
             best = found.best
             self.obey(second, found.workers)
             self.counts.append(self.workers)

@@ -1,36 +1,24 @@
-"""Old private names stay gone, and the documents stay in plain English: decision 14 says which and why."""
+"""A name has one meaning in the package, a word one in a file, and the documents stay in plain English."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OLD_CLASSES = (
-    "Carrier Line Doubt Convoy Courier Warden Intake Sharer Gate Turnstile Unparker Delayer Stretch StretchRunner "
-    "Slot Lookout Vigil Ticker Every Signboard Grip Vitals Bell Beat Wire Guide Knowledge Flaw Complaints Post "
-    "Parcel Van PostOffice Settlement Strand Desk Frame Reception Graveyard Register Carriage Choice Pulse Watch "
-    "Figures Survey Given Standing Link Hand Fleet Writer"
-)
-"""The names before decision 14: no class may have one."""
-OLD_WORDS = (
-    "convoy courier warden intake sharer turnstile unparker delayer stretch lookout vigil timetable signboard grip "
-    "novelty parcel graveyard carriage desk strand reception bell"
-)
-"""Those of them that are no ordinary words of these texts: they occur nowhere, also not inside another name."""
 RIDDLES = re.compile(r"\b(nobody|somebody|everybody|whoever|whatever|is told|are told)\b", re.IGNORECASE)
 """Phrases without a subject: a component does something, it is not told of it."""
 MOST_RIDDLES = {"pages": 15, "sources": 60}
-RECORDS = {"0014-strict-layers.md", "CHANGELOG.md", "test_names.py"}  # they name the old names
 SOURCES = [
     path
     for folder in ("rsmq", "tests", "benchmarks", "examples")
     for path in sorted((ROOT / folder).rglob("*"))
-    if path.suffix in (".py", ".lua") and path.name not in RECORDS
+    if path.suffix in (".py", ".lua") and path.name != "test_names.py"
 ]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -38,26 +26,82 @@ PAGES = [
 ]
 
 
-def words(text: str) -> set[str]:
-    """The words of a text in lower case; names are taken apart at capitals and underscores."""
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text)}
+def name_of(path: Path) -> str:
+    """The dotted name of a module, by its file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES if path.suffix == ".py"}
+
+
+def defined_in(tree: ast.Module) -> set[str]:
+    """The names that a module gives to something of its own."""
+    found = set[str]()
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.Assign(targets=targets):
+                found.update(each.id for each in targets if isinstance(each, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+    return found
+
+
+DEFINED = {name: defined_in(tree) for name, tree in TREES.items()}
+
+
+def imported_by(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
+    """Module and name of each import of a name, also those inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", each) for each in node.names if each.name != "*")
+
+
+IMPORTED = {name: list(imported_by(tree)) for name, tree in TREES.items()}
+
+
+def meaning_of(module: str, name: str) -> str:
+    """Where a name that is imported from a module is defined; packages pass names on."""
+    if name not in DEFINED.get(module, ()):
+        for home, alias in IMPORTED.get(module, ()):
+            if name == (alias.asname or alias.name) and home != module:
+                return meaning_of(home, alias.name)
+    return f"{module}.{name}"
+
+
+def meanings_in(module: str) -> Iterator[tuple[str, set[str]]]:
+    """The words of a file, each with what it stands for there, whatever it is imported as."""
+    found = defaultdict[str, set[str]](set)
+    for home, alias in IMPORTED[module]:
+        found[alias.name].add(meaning_of(home, alias.name))
+    for name in DEFINED[module] & set(found):
+        found[name].add(f"{module}.{name}")
+    yield from found.items()
+
+
+def test_a_public_class_shares_its_name_with_no_other() -> None:
+    """A class in a traceback or an import is the only one with its name."""
+    homes = defaultdict[str, list[str]](list)
+    for module, tree in TREES.items():
+        if module.partition(".")[0] == "rsmq":
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 @pytest.mark.parametrize("folder", ["rsmq", "tests", "benchmarks", "examples"])
-def test_a_class_has_no_old_name(folder: str) -> None:
-    """A class in a traceback has a name that a newcomer knows from the field."""
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {node.name.lstrip("_") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        assert names & set(OLD_CLASSES.split()) == set(), path
-
-
-@pytest.mark.parametrize("word", OLD_WORDS.split())
-def test_an_old_word_occurs_nowhere(word: str) -> None:
-    """Not as a variable, a parameter, a test, a comment or a page."""
-    files = [*SOURCES, *(page for page in PAGES if page.name not in RECORDS)]
-    found = [str(path.relative_to(ROOT)) for path in files if word in words(path.read_text(encoding="utf-8"))]
-    assert found == []
+def test_a_file_imports_one_meaning_of_a_word(folder: str) -> None:
+    """No reader has to ask which of two a name is. Two of one library are not ours to name, such as sync and async."""
+    doubles = {
+        (module, word): meanings
+        for module in TREES
+        if module.partition(".")[0] == folder
+        for word, meanings in meanings_in(module)
+        if len(meanings) > 1 and any(each.partition(".")[0] in ("rsmq", "tests", "benchmarks") for each in meanings)
+    }
+    assert doubles == {}
 
 
 @pytest.mark.parametrize("kind", MOST_RIDDLES)

@@ -15,8 +15,8 @@ import anyio
 import pytest
 
 from rsmq import Broker, Cancelled, Settings, Settled, TopicFull
-from rsmq.dashboard.history import History
-from rsmq.dashboard.queries import Queries, Search
+from rsmq.dashboard.history import HistorySampler
+from rsmq.dashboard.queries import MessageFilter, Queries
 from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.dlq import DeadLetters, Selection
 from rsmq.errors import BrokerError, ConfigError
@@ -318,14 +318,14 @@ async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, to
         (group,) = [each for each in queries.poller.board.groups if each.topic == topic]
         assert (group.name, group.is_unserved, group.owned) == ("g", False, 1)
         assert (await queries.topic(topic)).partitions == 1
-        messages, _ = await queries.messages(topic, Search(partition=0))
+        messages, _ = await queries.messages(topic, MessageFilter(partition=0))
         assert len(messages) == 3
         assert (await queries.group(topic, "g")).name == topic
         assert len(await queries.running(topic, "g")) <= 3
         waiting = WaitingMessages(client, Keys(PREFIX), Settings(prefix=PREFIX))
         assert await waiting.delayed(await queries.topic(topic)) == []
         assert await waiting.parked(await queries.topic(topic), "g") == []
-        history = History(client, Keys(PREFIX), Inspector(client, Keys(PREFIX), Settings(prefix=PREFIX)))
+        history = HistorySampler(client, Keys(PREFIX), Inspector(client, Keys(PREFIX), Settings(prefix=PREFIX)))
         await history.load()
         await history.take()
         await history.take()

@@ -26,7 +26,7 @@ from tenacity import wait_random
 from rsmq import Broker, Retry, RetryPolicy, Settings
 from rsmq.sql import Effects, Outbox
 from rsmq.sql.effects import Transaction
-from rsmq.sql.relay import Relay
+from rsmq.sql.relay import OutboxRelay
 
 redis_url, database_url, die, *mode = sys.argv[1:]
 broker = Broker(Settings(url=redis_url, preflight="warn", lease_ttl=timedelta(seconds=2)))
@@ -121,19 +121,19 @@ else:
             await asyncio.sleep(5)
         return failing(len(numbers))
 
-    commit, remove = Transaction.commit, Relay._remove
+    commit, remove = Transaction.commit, OutboxRelay._remove
 
     def commit_and_die(self: Transaction, session: Session) -> None:
         commit(self, session)
         perhaps_die("commit")
 
-    async def die_and_remove(self: Relay, *args: Any) -> None:
+    async def die_and_remove(self: OutboxRelay, *args: Any) -> None:
         if args[0]:
             perhaps_die("relay")
         await remove(self, *args)
 
     Transaction.commit = commit_and_die  # type: ignore[method-assign]
-    Relay._remove = die_and_remove  # type: ignore[method-assign]
+    OutboxRelay._remove = die_and_remove  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")

@@ -22,7 +22,7 @@ from rsmq.redis.client.connector import Client
 from rsmq.redis.server_context import ServerContext
 from rsmq.redis.topics import Topics
 from rsmq.sql import Outbox, create_tables
-from rsmq.sql.relay import Relay, Stale
+from rsmq.sql.relay import OutboxRelay, Stale
 from rsmq.sql.tables import OUTBOX
 from tests.patience import until
 from tests.servers import Server, wait_until
@@ -192,7 +192,7 @@ async def test_a_commit_wakes_the_relay(postgres: Postgres, broker: Broker, capl
     for engine in engines:
         outbox = Outbox(engine)
         await outbox.database.run(create_tables)
-        relay = Relay(outbox.database, context_of(broker, broker), timedelta(hours=1), "rsmq_outbox")
+        relay = OutboxRelay(outbox.database, context_of(broker, broker), timedelta(hours=1), "rsmq_outbox")
         listener = relay._listener
         listener.is_wanted = True
         async with anyio.create_task_group() as tasks:
@@ -219,10 +219,10 @@ def context_of(broker: Broker, member: object, client: Any = None) -> ServerCont
 
 
 @pytest.fixture
-async def relays(pg: AsyncEngine, client: Client, broker: Broker) -> AsyncIterator[tuple[Outbox, list[Relay]]]:
+async def relays(pg: AsyncEngine, client: Client, broker: Broker) -> AsyncIterator[tuple[Outbox, list[OutboxRelay]]]:
     """Three relays of one outbox, as three workers have them."""
     outbox = Outbox(pg)
-    made = [Relay(outbox.database, context_of(broker, at, client), timedelta(0), None) for at in range(3)]
+    made = [OutboxRelay(outbox.database, context_of(broker, at, client), timedelta(0), None) for at in range(3)]
     for relay in made:
         relay._name = "db"
     yield outbox, made
@@ -239,7 +239,11 @@ async def published(client: Client, keys: Keys, topic: str = "orders") -> list[b
 
 
 async def test_a_relay_that_dies_between_publish_and_delete_repeats_nothing(
-    relays: tuple[Outbox, list[Relay]], pg: AsyncEngine, client: Client, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    relays: tuple[Outbox, list[OutboxRelay]],
+    pg: AsyncEngine,
+    client: Client,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next one skips what is there, publishes the rest, and forgets the ids when their rows are gone."""
     outbox, (first, second, third) = relays
@@ -270,7 +274,11 @@ async def test_a_relay_that_dies_between_publish_and_delete_repeats_nothing(
 
 
 async def test_a_relay_that_wakes_up_late_can_publish_nothing(
-    relays: tuple[Outbox, list[Relay]], pg: AsyncEngine, client: Client, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    relays: tuple[Outbox, list[OutboxRelay]],
+    pg: AsyncEngine,
+    client: Client,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has read the rows, was paused, and meanwhile another one has relayed and deleted them, and more."""
     outbox, (first, second, _) = relays
@@ -301,7 +309,7 @@ async def test_a_relay_that_wakes_up_late_can_publish_nothing(
 
 
 async def test_relay_asks_the_database_once_before_it_publishes(
-    relays: tuple[Outbox, list[Relay]], pg: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+    relays: tuple[Outbox, list[OutboxRelay]], pg: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row at rest waits for one round trip to PostgreSQL: its transaction begins after that, to delete it."""
     outbox, (relay, _, _) = relays

@@ -53,7 +53,7 @@ async def in_batch(orders: list[Order]) -> None:
 """
 
 
-class Endpoint:
+class EndpointClient:
     """A client of one worker's endpoint."""
 
     def __init__(self, port: int) -> None:
@@ -100,13 +100,13 @@ def named(name: str, labels: Mapping[str, str]) -> str:
 
 
 @pytest.fixture
-def endpoint() -> Endpoint:
+def endpoint() -> EndpointClient:
     """Where the worker of this test will answer."""
-    return Endpoint(free_port())
+    return EndpointClient(free_port())
 
 
 @pytest.fixture
-def serve(cli: Cli, start: Callable[..., Running], endpoint: Endpoint) -> Iterator[Callable[..., Running]]:
+def serve(cli: Cli, start: Callable[..., Running], endpoint: EndpointClient) -> Iterator[Callable[..., Running]]:
     """Start a worker with that endpoint, and wait until it is ready."""
     (cli.directory / "app.py").write_text(MODULE)
 

@@ -27,7 +27,7 @@ from rsmq.telemetry.scaler import OPTIONS, goal_of
 from tests.cli.conftest import Cli, Running
 from tests.servers import wait_until
 from tests.telemetry.chart import render
-from tests.telemetry.conftest import Endpoint
+from tests.telemetry.conftest import EndpointClient
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd" / "rsmq-worker.service").read_text()
@@ -230,7 +230,7 @@ async def bill(order: dict) -> None:
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
-def test_worker_as_pid_1_stops_in_order(cli: Cli, start: Callable[..., Running], endpoint: Endpoint) -> None:
+def test_worker_as_pid_1_stops_in_order(cli: Cli, start: Callable[..., Running], endpoint: EndpointClient) -> None:
     """As process 1, to which the kernel sends no signal that is not handled: ready, and SIGTERM ends it in order."""
     if not is_allowed(*ALONE, "true"):
         pytest.skip("a process namespace needs unshare and root")

@@ -12,19 +12,19 @@ import anyio.to_thread
 import pytest
 
 from rsmq import Broker, RetryPolicy, Settings
-from rsmq.telemetry import Endpoint as RunningEndpoint
+from rsmq.telemetry import Endpoint
 from rsmq.telemetry.metric import WORKER
 from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
 from tests.contract.witness import dies, settled
 from tests.servers import Server, wait_until
-from tests.telemetry.conftest import MODULE, Endpoint
+from tests.telemetry.conftest import MODULE, EndpointClient
 
 BILLING = "{group=billing,topic=orders}"
 SECRET = "4111-1111-1111-1111"
 
 
-def test_metrics_count_what_the_worker_did(serve: Callable[..., Running], endpoint: Endpoint, cli: Cli) -> None:
+def test_metrics_count_what_the_worker_did(serve: Callable[..., Running], endpoint: EndpointClient, cli: Cli) -> None:
     """Settled, failed, dead-lettered, owned and timed: each series has the value that the messages made."""
     serve()
     for n in range(3):
@@ -45,7 +45,7 @@ def test_metrics_count_what_the_worker_did(serve: Callable[..., Running], endpoi
     assert seen["rsmq_loop_lag_seconds_count"] > 0
 
 
-def test_page_describes_every_metric(serve: Callable[..., Running], endpoint: Endpoint) -> None:
+def test_page_describes_every_metric(serve: Callable[..., Running], endpoint: EndpointClient) -> None:
     """What the page has is in the catalogue, with this kind and meaning; another path is not found."""
     serve()
     text = endpoint.get("/metrics")[1]
@@ -61,7 +61,7 @@ def test_page_describes_every_metric(serve: Callable[..., Running], endpoint: En
 
 
 def test_endpoint_answers_while_the_loop_is_blocked(
-    serve: Callable[..., Running], endpoint: Endpoint, cli: Cli
+    serve: Callable[..., Running], endpoint: EndpointClient, cli: Cli
 ) -> None:
     """While a handler blocks the loop: not ready, with its name and stack; at last not live; and well again after."""
     running = serve(RSMQ_STALL_LIMIT="PT3S")
@@ -85,7 +85,7 @@ def test_worker_without_server_is_live_but_not_ready(cli: Cli, start: Callable[.
     """A server that is away is no reason to restart a worker; when it is back, so is the worker."""
     (cli.directory / "app.py").write_text(MODULE)
     with Server(tcp=True, aof=True) as server:
-        endpoint = Endpoint(free_port())
+        endpoint = EndpointClient(free_port())
         cli.environment |= {"RSMQ_URL": server.url, "RSMQ_LEASE_TTL": "PT1S", "RSMQ_METRICS": endpoint.address}
         start("worker", "app:broker")
         endpoint.expect("/readyz", 200)
@@ -98,11 +98,11 @@ def test_worker_without_server_is_live_but_not_ready(cli: Cli, start: Callable[.
 
 
 def test_each_process_serves_its_own_port(
-    serve: Callable[..., Running], endpoint: Endpoint, start: Callable[..., Running]
+    serve: Callable[..., Running], endpoint: EndpointClient, start: Callable[..., Running]
 ) -> None:
     """Of several processes the first answers at the given port, the second at the next; both stop in order."""
     running = serve("--processes", "2")
-    second = Endpoint(int(endpoint.address.rpartition(":")[2]) + 1)
+    second = EndpointClient(int(endpoint.address.rpartition(":")[2]) + 1)
     one, two = endpoint.expect("/readyz", 200), second.expect("/readyz", 200)
     assert one["member"] != two["member"]
     running.process.terminate()
@@ -158,16 +158,16 @@ async def test_endpoint_serves_handlers_that_are_registered_after_it(settings: S
         @broker.handler("orders", group="batch", batch=10)
         async def in_batch(orders: list[dict[str, int]]) -> None: ...
 
-    made = RunningEndpoint(broker, "127.0.0.1:0") if is_first else None
+    made = Endpoint(broker, "127.0.0.1:0") if is_first else None
     register()
-    endpoint = made or RunningEndpoint(broker, "127.0.0.1:0")
+    endpoint = made or Endpoint(broker, "127.0.0.1:0")
     async with broker.running(), endpoint.serving():
         for n in range(20):
             await broker.publish("orders", {"n": n})
         await dies(broker, "orders", "billing", 1)
         await settled(broker, "orders")
         assert endpoint.address is not None
-        series = await anyio.to_thread.run_sync(Endpoint(endpoint.address.port).series)
+        series = await anyio.to_thread.run_sync(EndpointClient(endpoint.address.port).series)
     assert sorted(seen) == list(range(20))
     labels = "group=billing,handler=bill,topic=orders"
     assert series[f"rsmq_handler_seconds_count{{{labels}}}"] == 20

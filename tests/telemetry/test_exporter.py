@@ -22,7 +22,7 @@ from rsmq.testing.server import free_port
 from tests.cli.conftest import Cli, Running
 from tests.patience import PATIENCE
 from tests.servers import Server, wait_until
-from tests.telemetry.conftest import Endpoint
+from tests.telemetry.conftest import EndpointClient
 
 
 async def look(client: Client, keys: Keys, settings: Settings) -> dict[str, float]:
@@ -83,7 +83,7 @@ def test_exporter_without_server_shows_no_stale_value(cli: Cli, start: Callable[
     with Server(tcp=True, aof=True) as server:
         cli.environment |= {"RSMQ_URL": server.url, "RSMQ_CONNECT_TIMEOUT": "PT1S", "RSMQ_UNAVAILABLE_TIMEOUT": "PT0S"}
         cli.ok("publish", "orders", "{}")
-        endpoint = Endpoint(free_port())
+        endpoint = EndpointClient(free_port())
         running = start("exporter", "--listen", endpoint.address, "--json")
         endpoint.expect("/readyz", 200)
         running.expect("}")
@@ -109,7 +109,7 @@ def test_scale_answers_how_many_workers_a_group_needs(cli: Cli, start: Callable[
     worker.expect("reads 2 of 2 partitions")
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0
-    endpoint = Endpoint(free_port())
+    endpoint = EndpointClient(free_port())
     start("exporter", "--listen", endpoint.address)
     endpoint.expect("/readyz", 200)
 

@@ -6,11 +6,11 @@ import pytest
 
 from rsmq import ConfigError, Settings
 from rsmq.telemetry.endpoint import Address
-from rsmq.telemetry.health import Limits, ProbeInput, report, troubles
-from rsmq.telemetry.loop_monitor import Block
+from rsmq.telemetry.health import HealthLimits, ProbeInput, report, troubles
+from rsmq.telemetry.loop_monitor import LoopBlock
 from rsmq.telemetry.metric import Histogram
 
-LIMITS = Limits(stall=60, turn=70, read=7, heartbeat=6)
+LIMITS = HealthLimits(stall=60, turn=70, read=7, heartbeat=6)
 WELL = {"is_serving": True, "heartbeat_age": 1.0, "turned": {"h": 1.0}, "read": {"h": 1.0}}
 
 
@@ -47,7 +47,7 @@ def test_probe_fails_for_each_reason(change: dict[str, object], live: bool, read
 
 def test_report_names_the_blocking_handler() -> None:
     """The handler is in the reason, its stack in the report, a line each."""
-    block = Block(3.0, "<Handler bill orders/billing>", ('  File "app.py", line 7, in bill\n    time.sleep(9)\n',))
+    block = LoopBlock(3.0, "<Handler bill orders/billing>", ('  File "app.py", line 7, in bill\n    time.sleep(9)\n',))
     answer = report(ProbeInput(**WELL, loop_late=3.0, block=block), LIMITS, "ready")  # type: ignore[arg-type]
     assert answer["status"] == "failing"
     assert "by <Handler bill orders/billing>" in answer["troubles"][0]
@@ -56,7 +56,7 @@ def test_report_names_the_blocking_handler() -> None:
 
 def test_probe_limits_follow_the_settings() -> None:
     """The stall limit is the setting, a heartbeat may be as old as the lease, an outage does not fail live."""
-    limits = Limits.of(Settings(url="redis://localhost"))
+    limits = HealthLimits.of(Settings(url="redis://localhost"))
     assert (limits.stall, limits.heartbeat) == (60, 6)
     assert limits.turn > 60
     assert limits.turn > 30 + 5, "waiting for a server that is away"

@@ -34,7 +34,7 @@ from rsmq import Broker, Message
 from rsmq.model.message import MessageOrigin, entry_fields
 from rsmq.telemetry.propagation import Propagation, is_sampled
 from rsmq.telemetry.sampling import Sampling
-from rsmq.telemetry.tracing import Published
+from rsmq.telemetry.tracing import PublishSpan
 from tests.telemetry.traces import Traces
 
 LOW = (1 << 64) - 1
@@ -89,7 +89,7 @@ def test_ratio_is_compared_before_a_span_is_made_and_gives_the_same_traces() -> 
     for _ in ids:
         decision = sampling.decide()
         if isinstance(decision, int):
-            with Published(sampling, Propagation(), "orders", decision) as span:
+            with PublishSpan(sampling, Propagation(), "orders", decision) as span:
                 written.append(span.inject(None)["traceparent"])
         else:
             written.append(decision["traceparent"])
@@ -107,7 +107,7 @@ def test_other_tracers_of_the_provider_keep_their_ids() -> None:
     with get_tracer("test", tracer_provider=traces.provider).start_as_current_span("other") as other:
         assert other.get_span_context().trace_id == 2
     assert isinstance(decision, int)
-    with other_parent(), Published(sampling, Propagation(), "orders", decision):
+    with other_parent(), PublishSpan(sampling, Propagation(), "orders", decision):
         pass
     assert traces.named("publish orders")[0].context.trace_id == 99  # type: ignore[union-attr]
     assert isinstance(traces.provider.get_tracer("test").id_generator, Counted)  # type: ignore[attr-defined]

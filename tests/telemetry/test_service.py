@@ -11,9 +11,9 @@ import pytest
 
 from rsmq import Broker, Message, Settings, TopicFull
 from rsmq.telemetry import MessageFilter, note_messages
-from rsmq.telemetry.endpoint import Endpoint as Served
+from rsmq.telemetry.endpoint import Endpoint
 from tests.patience import until
-from tests.telemetry.conftest import Endpoint
+from tests.telemetry.conftest import EndpointClient
 
 
 async def test_endpoint_runs_inside_a_service(server_url: str, prefix: str) -> None:
@@ -26,11 +26,11 @@ async def test_endpoint_runs_inside_a_service(server_url: str, prefix: str) -> N
         seen.extend(orders)
         await go.wait()
 
-    endpoint = Served(broker, "127.0.0.1:0")
+    endpoint = Endpoint(broker, "127.0.0.1:0")
     broker.lifespan(endpoint.serving)
     async with broker.running():
         assert endpoint.address is not None
-        client = Endpoint(endpoint.address.port)
+        client = EndpointClient(endpoint.address.port)
         await broker.publish("orders", {})
         await until(lambda: seen, "the first has come")
         with pytest.raises(TopicFull):

@@ -9,7 +9,7 @@ import pytest
 from rsmq import ConfigError
 from rsmq.testing import Chaos, Event, MoreThanOnce, Never, OutOfOrder, Stuck
 from rsmq.testing.ledger import Ledger, LedgerWriter
-from rsmq.testing.verdict import History, Stored, Where, judge
+from rsmq.testing.verdict import RunHistory, StoredEntry, Where, judge
 
 TARGET = "tests.testing.application:broker"
 
@@ -77,9 +77,9 @@ def event(what: str, message_id: str, pid: int = 1) -> Event:
     return Event(what, pid, 0.0, *BILLING, message_id)  # type: ignore[arg-type]
 
 
-def stored(*ids: str, key: str | None = "k") -> list[Stored]:
+def stored(*ids: str, key: str | None = "k") -> list[StoredEntry]:
     """Entries with one key."""
-    return [Stored("orders", 0, key, each) for each in ids]
+    return [StoredEntry("orders", 0, key, each) for each in ids]
 
 
 def run(*names: str) -> list[Event]:
@@ -90,14 +90,14 @@ def run(*names: str) -> list[Event]:
 def test_verdict_on_a_good_run_has_no_findings() -> None:
     """Each message was handled one time or is a dead letter."""
     dead = frozenset({Where(*BILLING, "b")})
-    verdict = judge(History({BILLING: "single"}, stored("a", "b", "c"), dead=dead, events=run("a", "c")))
+    verdict = judge(RunHistory({BILLING: "single"}, stored("a", "b", "c"), dead=dead, events=run("a", "c")))
     assert (verdict.findings, verdict.handled, verdict.dead) == ((), 2, 1)
     verdict.assert_nothing_lost()
 
 
 def test_verdict_finds_lost_messages() -> None:
     """Lost: in the topic and never handled, or confirmed and not in the topic."""
-    verdict = judge(History({BILLING: "single"}, stored("a", "b"), [("orders", "c")], events=run("a")))
+    verdict = judge(RunHistory({BILLING: "single"}, stored("a", "b"), [("orders", "c")], events=run("a")))
     assert verdict.faults == [Never(Where(*BILLING, "b")), Never(Where(*BILLING, "c"))]
     with pytest.raises(AssertionError, match="1 handled, 0 dead letters; 2 Never"):
         verdict.assert_nothing_lost()
@@ -105,14 +105,14 @@ def test_verdict_finds_lost_messages() -> None:
 
 def test_verdict_counts_an_unfinished_message_as_lost() -> None:
     """A start without a commit is not enough."""
-    verdict = judge(History({BILLING: "single"}, stored("a"), events=[event("start", "a")]))
+    verdict = judge(RunHistory({BILLING: "single"}, stored("a"), events=[event("start", "a")]))
     assert verdict.faults == [Never(Where(*BILLING, "a"))]
 
 
 def test_verdict_finds_repeats_without_an_excuse() -> None:
     """Handled twice is a fault, unless a fault was injected into one of the workers."""
     events = [*run("a"), event("commit", "a", pid=2)]
-    history = History({BILLING: "single"}, stored("a"), events=events)
+    history = RunHistory({BILLING: "single"}, stored("a"), events=events)
     assert judge(history).faults == [MoreThanOnce(Where(*BILLING, "a"), (1, 2))]
     history.excused = {1: "was killed"}
     verdict = judge(history)
@@ -124,16 +124,16 @@ def test_verdict_finds_repeats_without_an_excuse() -> None:
 def test_verdict_finds_messages_out_of_order() -> None:
     """A message must not start before an earlier one of its key has finished; without key or order it may."""
     events = [event("start", "b"), *run("a"), event("commit", "b")]
-    history = History({BILLING: "single"}, stored("a", "b"), events=events)
+    history = RunHistory({BILLING: "single"}, stored("a", "b"), events=events)
     assert judge(history).faults == [OutOfOrder(Where(*BILLING, "b"), "a")]
-    assert judge(History({BILLING: "none"}, stored("a", "b"), events=events)).faults == []
-    assert judge(History({BILLING: "single"}, stored("a", "b", key=None), events=events)).faults == []
+    assert judge(RunHistory({BILLING: "none"}, stored("a", "b"), events=events)).faults == []
+    assert judge(RunHistory({BILLING: "single"}, stored("a", "b", key=None), events=events)).faults == []
 
 
 def test_verdict_checks_the_order_within_a_batch() -> None:
     """The messages of a batch start together, in order; a second process must wait for the first one."""
     together = [event("start", "a"), event("start", "b"), event("commit", "a"), event("commit", "b")]
-    history = History({BILLING: "batch"}, stored("a", "b"), events=together)
+    history = RunHistory({BILLING: "batch"}, stored("a", "b"), events=together)
     assert judge(history).faults == []
     history.events = [together[1], together[0], *together[2:]]
     assert judge(history).faults == [OutOfOrder(Where(*BILLING, "b"), "a")]
@@ -143,4 +143,4 @@ def test_verdict_checks_the_order_within_a_batch() -> None:
 
 def test_verdict_finds_unsettled_messages() -> None:
     """Something that the server still holds is a fault."""
-    assert judge(History({BILLING: "single"}, holds=["orders.0: pending"])).faults == [Stuck("orders.0: pending")]
+    assert judge(RunHistory({BILLING: "single"}, holds=["orders.0: pending"])).faults == [Stuck("orders.0: pending")]

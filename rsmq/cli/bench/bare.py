@@ -14,8 +14,8 @@ import redis.asyncio
 from pydantic_core import from_json, to_json
 
 from rsmq.cli.bench.latency import RATE, Measure, Times, measure_with
-from rsmq.cli.bench.load import LAYOUTS, TOPIC, Load, key_of
-from rsmq.cli.bench.meter import Cost, Mark, Meter
+from rsmq.cli.bench.load import LAYOUTS, TOPIC, BenchLoad, key_of
+from rsmq.cli.bench.meter import Cost, CpuReading, Meter
 from rsmq.model.clock import now_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import new_message_id
@@ -25,22 +25,22 @@ PIPELINE = COUNT = 100
 WEEK_MS = 7 * 24 * 3600 * 1000
 
 
-def streams_of(load: Load) -> list[str]:
+def streams_of(load: BenchLoad) -> list[str]:
     """The streams behind the topic."""
     return [Keys(load.prefix).stream(load.topic, partition) for partition in range(load.partitions)]
 
 
-async def publish(load: Load, meter: Meter) -> Cost:
+async def publish(load: BenchLoad, meter: Meter) -> Cost:
     """The same fields as rsmq writes, with 100 XADD per pipeline."""
     async with redis.asyncio.from_url(load.url, protocol=2) as client:
         await write(client, load, load.warm)
         await meter.start()
-        start = Mark()
+        start = CpuReading()
         await write(client, load, load.count)
-        return await meter.cost(start, Mark(load.count))
+        return await meter.cost(start, CpuReading(load.count))
 
 
-async def write(client: redis.asyncio.Redis, load: Load, count: int) -> None:
+async def write(client: redis.asyncio.Redis, load: BenchLoad, count: int) -> None:
     """Publish with the fields of the layout."""
     streams, pipe, is_own = streams_of(load), client.pipeline(transaction=False), load.layout == "own"
     for number, payload in enumerate(load.payloads(count), 1):
@@ -54,7 +54,7 @@ async def write(client: redis.asyncio.Redis, load: Load, count: int) -> None:
             check_cancelled()
 
 
-async def write_letters(load: Load, meter: Meter) -> Cost:
+async def write_letters(load: BenchLoad, meter: Meter) -> Cost:
     """The keys of a letter to a device of its own, written without looking at what is there: 100 letters a pipeline."""
     keys, devices = Keys(load.prefix), itertools.count()
     async with redis.asyncio.from_url(load.url, protocol=2) as client:
@@ -74,36 +74,36 @@ async def write_letters(load: Load, meter: Meter) -> Cost:
 
         await send(load.warm)
         await meter.start()
-        start = Mark()
+        start = CpuReading()
         await send(load.count)
-        return await meter.cost(start, Mark(load.count))
+        return await meter.cost(start, CpuReading(load.count))
 
 
-async def fill(load: Load) -> None:
+async def fill(load: BenchLoad) -> None:
     """Publish all messages by hand."""
     async with redis.asyncio.from_url(load.url, protocol=2) as client:
         await write(client, load, load.count)
 
 
-async def consume(load: Load, meter: Meter, *, suspends: bool = False) -> Cost:
+async def consume(load: BenchLoad, meter: Meter, *, suspends: bool = False) -> Cost:
     """XREADGROUP COUNT 100, decode, call, one XACK per batch. `suspends`: concurrent handlers that suspend."""
     streams, group = streams_of(load), f"bare-{token_hex(4)}"
     handle = concurrently if suspends else one_by_one
     async with redis.asyncio.from_url(load.url, protocol=2, socket_timeout=None) as client:
         for stream in streams:
             await client.xgroup_create(stream, group, "0", mkstream=True)
-        seen, start = 0, Mark()
+        seen, start = 0, CpuReading()
         while seen < load.count:
             if start.done == 0 and seen >= load.warm:
                 await meter.start()
-                start = Mark(seen)
+                start = CpuReading(seen)
             reply: Any = await client.xreadgroup(group, "me", dict.fromkeys(streams, ">"), count=COUNT, block=1000)
             for stream, rows in reply:
                 await handle(rows, load.concurrency)
                 seen += len(rows)
                 await client.xack(stream, group, *[entry_id for entry_id, _ in rows])
             check_cancelled()
-        return await meter.cost(start, Mark(seen))
+        return await meter.cost(start, CpuReading(seen))
 
 
 def check_cancelled() -> None:
@@ -136,7 +136,7 @@ async def suspending(fields: dict[bytes, bytes]) -> None:
 
 
 @asynccontextmanager
-async def latency(load: Load, rate: int = RATE) -> AsyncIterator[Measure]:
+async def latency(load: BenchLoad, rate: int = RATE) -> AsyncIterator[Measure]:
     """One blocking reader and one XADD per message, each on its own connection."""
     under_way, stream = list[Times](), Keys(load.prefix).stream(f"{TOPIC}-latency-{token_hex(4)}", 0)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rsmq.cli.bench.latency import Latency
-from rsmq.cli.bench.load import Load
+from rsmq.cli.bench.load import BenchLoad
 from rsmq.cli.bench.meter import Cost
 from rsmq.cli.bench.run import BY_NAME, TRIALS, latencies, ratio, run, summary
 from rsmq.cli.connection import connected
@@ -64,7 +64,7 @@ async def measure(
         address = session.client.url
         if is_cluster(address) or is_sentinel(address):
             raise ConfigError("bench measures one server: give the URL of one node, such as redis://host:6379/0")
-        load = Load(address, "", messages, payload, partitions)
+        load = BenchLoad(address, "", messages, payload, partitions)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("", total=ROUNDS * len(TRIALS) + 1)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import anyio
 
 from rsmq.broker import Broker
-from rsmq.cli.bench.load import TOPIC, Load
+from rsmq.cli.bench.load import TOPIC, BenchLoad
 from rsmq.cli.bench.work import settings_of
 
 RATE: Final = 200
@@ -65,7 +65,7 @@ async def send_steadily(count: int, rate: int, send: Callable[[dict[str, Any]], 
 
 
 @asynccontextmanager
-async def ours(load: Load, rate: int = RATE) -> AsyncIterator[Measure]:
+async def ours(load: BenchLoad, rate: int = RATE) -> AsyncIterator[Measure]:
     """A handler in the publisher's process, with its own topic."""
     topic, broker, under_way = f"{TOPIC}-latency-{token_hex(4)}", Broker(settings_of(load)), list[Times]()
 

@@ -29,7 +29,7 @@ class BenchItem(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BenchLoad:
     """`size`: bytes of a payload; `concurrency`: publishers, or suspending handlers, at the same time.
 
     `layout`: which fields the messages have. Each layout has a topic of its own.

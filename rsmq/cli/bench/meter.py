@@ -31,7 +31,7 @@ def best(costs: Sequence[Cost]) -> Cost:
     return Cost(**least | {"rate": max(row["rate"] for row in rows)})
 
 
-class Mark:
+class CpuReading:
     """The CPU time of this process and the clock at one moment."""
 
     __slots__ = ("at", "cpu", "done")
@@ -51,7 +51,7 @@ class Meter:
         """Start counting."""
         self._cpu, self._calls = await self._read()
 
-    async def cost(self, start: Mark, end: Mark) -> Cost:
+    async def cost(self, start: CpuReading, end: CpuReading) -> Cost:
         """The cost per message between two marks; the server's since `start()`."""
         cpu, calls = await self._read()
         count = max(1, end.done - start.done)

@@ -13,7 +13,7 @@ import anyio
 
 from rsmq.cli.bench import bare, latency, work
 from rsmq.cli.bench.latency import RATE, Latency
-from rsmq.cli.bench.load import BenchItem, Load
+from rsmq.cli.bench.load import BenchItem, BenchLoad
 from rsmq.cli.bench.meter import BY_HAND, OURS, Cost, Meter, best
 from rsmq.redis.client.connector import Client
 from rsmq.testing.server import remove_prefix
@@ -31,10 +31,10 @@ class Trial:
     name: str
     meaning: str
     base: str | None
-    run: Callable[[Load, Meter], Awaitable[Cost]]
+    run: Callable[[BenchLoad, Meter], Awaitable[Cost]]
     layout: str = "own"
 
-    async def measure(self, load: Load, client: Client) -> Cost:
+    async def measure(self, load: BenchLoad, client: Client) -> Cost:
         """Run it; `client` reads the server's own figures."""
         return await self.run(replace(load, layout=self.layout), Meter(client, BY_HAND if self.base is None else OURS))
 
@@ -82,7 +82,7 @@ async def scratch(client: Client) -> AsyncIterator[str]:
 
 async def run(
     client: Client,
-    load: Load,
+    load: BenchLoad,
     *,
     rounds: int,
     names: Sequence[str] = tuple(BY_NAME),
@@ -123,7 +123,7 @@ def ratio(costs: dict[str, Cost], name: str) -> float | None:
     return None if base is None else costs[name].client_us / max(0.01, costs[base].client_us)
 
 
-async def latencies(client: Client, load: Load, *, seconds: float, rounds: int = 5) -> dict[str, Latency]:
+async def latencies(client: Client, load: BenchLoad, *, seconds: float, rounds: int = 5) -> dict[str, Latency]:
     """At a low rate, with bare redis-py and with rsmq, measured in turn: the medians of the rounds."""
     count = max(10, int(seconds * RATE / rounds))
     async with scratch(client) as prefix:

@@ -11,8 +11,8 @@ from secrets import token_hex
 from typing import Any, Final
 
 from rsmq.broker import Broker
-from rsmq.cli.bench.load import Load, key_of
-from rsmq.cli.bench.meter import Cost, Mark, Meter
+from rsmq.cli.bench.load import BenchLoad, key_of
+from rsmq.cli.bench.meter import Cost, CpuReading, Meter
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.settings import Settings
 
@@ -29,12 +29,12 @@ SENDERS: Final = 256
 """Tasks that send letters at once."""
 
 
-def settings_of(load: Load) -> Settings:
+def settings_of(load: BenchLoad) -> Settings:
     """Defaults, with the URL and prefix of the measurement."""
     return Settings(url=load.url, prefix=load.prefix, partitions=load.partitions)
 
 
-async def publish_many(load: Load, meter: Meter) -> Cost:
+async def publish_many(load: BenchLoad, meter: Meter) -> Cost:
     """All messages in one call."""
     async with Broker(settings_of(load)) as broker:
 
@@ -44,7 +44,7 @@ async def publish_many(load: Load, meter: Meter) -> Cost:
         return await published(load, meter, send)
 
 
-async def publish_concurrently(load: Load, meter: Meter) -> Cost:
+async def publish_concurrently(load: BenchLoad, meter: Meter) -> Cost:
     """Many tasks, each of which awaits one publish after the other."""
     async with Broker(settings_of(load)) as broker:
 
@@ -60,7 +60,7 @@ async def publish_concurrently(load: Load, meter: Meter) -> Cost:
         return await published(load, meter, send)
 
 
-async def send_to_devices(load: Load, meter: Meter) -> Cost:
+async def send_to_devices(load: BenchLoad, meter: Meter) -> Cost:
     """Many tasks, each of which awaits one letter after the other; every letter is for a device of its own."""
     async with Broker(settings_of(load)) as broker:
         devices = itertools.count()
@@ -77,22 +77,22 @@ async def send_to_devices(load: Load, meter: Meter) -> Cost:
         return await published(load, meter, send)
 
 
-async def published(load: Load, meter: Meter, send: Callable[[int], Any]) -> Cost:
+async def published(load: BenchLoad, meter: Meter, send: Callable[[int], Any]) -> Cost:
     """The cost of publishing, after the warm-up."""
     await send(load.warm)
     await meter.start()
-    start = Mark()
+    start = CpuReading()
     await send(load.count)
-    return await meter.cost(start, Mark(load.count))
+    return await meter.cost(start, CpuReading(load.count))
 
 
 class Count:
     """Counts handled messages. After the warm-up the handlers wait until the meter has been read."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: BenchLoad) -> None:
         self._warm, self._count = load.warm, load.count
         self.done = 0
-        self.start = self.end = Mark()
+        self.start = self.end = CpuReading()
         self.is_held = False
         self.warmed, self._released, self.finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -103,12 +103,12 @@ class Count:
             self.is_held = True
             self.warmed.set()
         if self.done >= self._count and not self.finished.is_set():
-            self.end = Mark(self.done)
+            self.end = CpuReading(self.done)
             self.finished.set()
 
     def release(self) -> None:
         """Start counting from here."""
-        self.is_held, self.start = False, Mark(self.done)
+        self.is_held, self.start = False, CpuReading(self.done)
         self._released.set()
 
     async def hold(self) -> None:
@@ -120,7 +120,7 @@ Kind = Callable[..., Callable[..., Any]]
 """Makes a handler from a Count."""
 
 
-async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "", **options: Any) -> Cost:
+async def consume(load: BenchLoad, meter: Meter, kind: Kind, *, group: str = "", **options: Any) -> Cost:
     """One handler of a kind, in its own group, from the first message of the topic on."""
     count, broker = Count(load), Broker(settings_of(load))
     register(broker, kind, count, group or f"ours-{token_hex(4)}", load, **options)
@@ -132,7 +132,7 @@ async def consume(load: Load, meter: Meter, kind: Kind, *, group: str = "", **op
         return await meter.cost(count.start, count.end)
 
 
-def register(broker: Broker, kind: Kind, count: Count, group: str, load: Load, **options: Any) -> None:
+def register(broker: Broker, kind: Kind, count: Count, group: str, load: BenchLoad, **options: Any) -> None:
     """Register a handler of a kind. No batch is larger than the warm-up, or one could hold all messages."""
     batch = min(BATCH, load.warm) if kind is batches else None
     broker.handler(load.topic, group=group, concurrency=load.concurrency, batch=batch, **options)(kind(count))

@@ -23,7 +23,7 @@ from rsmq.broker import Broker
 from rsmq.cli.demo.flight import Departure, read_departures
 from rsmq.cli.demo.mqtt_result import MqttResult
 from rsmq.cli.demo.result import TOPIC, DemoResult
-from rsmq.cli.demo.run import DemoRun, Plan, workers
+from rsmq.cli.demo.run import DemoPlan, DemoRun, workers
 from rsmq.cli.demo.screen import Timeline, show_result
 from rsmq.errors import ConfigError
 from rsmq.model.clock import monotonic
@@ -71,7 +71,7 @@ def demo(
         result = anyio.run(perform_mqtt, settings, departures, aircraft, kill, processes or 2, directory, console, keep)
         found = asdict(result)
     else:
-        plan = Plan(departures, 0 if everything else len(departures) / PACE, kill)
+        plan = DemoPlan(departures, 0 if everything else len(departures) / PACE, kill)
         result = anyio.run(perform, settings, plan, processes or 4, directory, console, keep)
         show_result(console, result, str(directory / "workers.log"))
         found = summary(result)
@@ -128,7 +128,7 @@ def drawn(console: Console) -> Iterator[Callable[[Any], None]]:
 
 
 async def perform(
-    settings: Settings, plan: Plan, processes: int, directory: Path, console: Console, keep: bool
+    settings: Settings, plan: DemoPlan, processes: int, directory: Path, console: Console, keep: bool
 ) -> DemoResult:
     """Connect, start the workers, run the demo, clean up."""
     async with Broker(settings) as broker:

@@ -18,7 +18,7 @@ Arrival = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed(Event):
+class DepartureConfirmed(Event):
     """One departure that the handler has confirmed."""
 
     aircraft: str = ""
@@ -86,7 +86,7 @@ def disorder(arrivals: Iterable[Arrival]) -> int:
     return found
 
 
-def handled(events: Iterable[Confirmed]) -> list[Arrival]:
+def handled(events: Iterable[DepartureConfirmed]) -> list[Arrival]:
     """What the handler was given. A message that was redelivered, under its id, is one: only a second one counts."""
     found = {each.message_id: (each.aircraft, each.turn) for each in events}
     return list(found.values())

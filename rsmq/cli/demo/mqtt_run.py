@@ -21,7 +21,7 @@ from rich.text import Text
 
 from rsmq.cli.demo.flight import UNKNOWN_AIRCRAFT, Departure
 from rsmq.cli.demo.mqtt_clients import Aircraft, DemoClient, Tower
-from rsmq.cli.demo.mqtt_result import Confirmed, MqttResult, Received, handled, received
+from rsmq.cli.demo.mqtt_result import DepartureConfirmed, MqttResult, Received, handled, received
 from rsmq.cli.demo.result import LEDGER_VARIABLE
 from rsmq.cli.demo.run import finish
 from rsmq.cli.demo.screen import COLOURS, TITLE, Check, Timeline, bars, print_checks
@@ -144,7 +144,7 @@ class MqttDemoRun:
         self, plan: MqttPlan, gateways: list[GatewayUnderTest], directory: Path, redraw: Callable[[MqttScreen], None]
     ) -> None:
         self._plan, self._gateways, self._redraw = plan, gateways, redraw
-        self._ledger = Ledger(directory / "ledger", Confirmed)
+        self._ledger = Ledger(directory / "ledger", DepartureConfirmed)
         names = list(dict.fromkeys(each.aircraft for each in plan.departures))
         self._aircraft = {
             name: Aircraft(name, rotated([each.mqtt for each in gateways], at), 1 + at % 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rsmq.broker import Broker
 from rsmq.cli.demo.flight import Departure
-from rsmq.cli.demo.mqtt_result import ANSWERS, GROUP, Confirmed
+from rsmq.cli.demo.mqtt_result import ANSWERS, GROUP, DepartureConfirmed
 from rsmq.cli.demo.result import LEDGER_VARIABLE, TOPIC
 from rsmq.errors import ConfigError
 from rsmq.gateway import Gateway, GatewayOptions
@@ -27,7 +27,7 @@ ledger = LedgerWriter(Path(os.environ[LEDGER_VARIABLE]))
 async def confirm(departure: Departure, message: Message) -> None:
     """Record a departure, and answer the aircraft that has published it."""
     ledger.write(
-        Confirmed.now(
+        DepartureConfirmed.now(
             "commit", topic=TOPIC, group=GROUP, message_id=message.id, attempt=message.attempt,
             aircraft=departure.aircraft, turn=departure.turn,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rsmq.testing.ledger import Event
-from rsmq.testing.verdict import History, MoreThanOnce, Never, OutOfOrder, Stored, Where, judge
+from rsmq.testing.verdict import MoreThanOnce, Never, OutOfOrder, RunHistory, StoredEntry, Where, judge
 
 TOPIC, NOTIFIER, AUDITOR = "departures", "notifier", "auditor"
 LEDGER_VARIABLE: Final = "DEMO_LEDGER"
@@ -63,14 +63,18 @@ class DemoResult:
 
 
 def result_of(
-    group: str, stored: Sequence[Stored], events: Iterable[Event], poison: Iterable[str], dead_letters: Iterable[str]
+    group: str,
+    stored: Sequence[StoredEntry],
+    events: Iterable[Event],
+    poison: Iterable[str],
+    dead_letters: Iterable[str],
 ) -> GroupResult:
     """Compare what a group handled with what was published, and its dead letters with the planted poison."""
     commits = [event for event in events if event.group == group]
     poisoned, dead = Counter(poison), Counter(dead_letters)
     expected = {each.message_id for each in stored} - poisoned.keys()
     seen = {event.message_id for event in commits}
-    history = History(
+    history = RunHistory(
         {(TOPIC, group): "single"}, stored, dead=frozenset(Where(TOPIC, group, each) for each in dead), events=commits
     )
     findings = judge(history).findings

@@ -17,14 +17,14 @@ import anyio
 from rsmq.broker import Broker
 from rsmq.cli.demo.flight import Departure
 from rsmq.cli.demo.result import AUDITOR, LEDGER_VARIABLE, NOTIFIER, TOPIC, DemoResult, Handled, result_of
-from rsmq.cli.demo.screen import Screen
+from rsmq.cli.demo.screen import DemoScreen
 from rsmq.errors import BrokerUnavailable
 from rsmq.inspector.inspector import Inspector
 from rsmq.inspector.state import GroupState
 from rsmq.model.clock import monotonic
 from rsmq.model.words import count
 from rsmq.testing.ledger import Ledger
-from rsmq.testing.verdict import Stored
+from rsmq.testing.verdict import StoredEntry
 
 GROUPS = (AUDITOR, NOTIFIER)
 POISON = 5
@@ -34,7 +34,7 @@ START_SECONDS, STALL_SECONDS, STOP_SECONDS = 60, 60, 40
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What the demo publishes, for how many seconds, and whether it kills a worker."""
 
     departures: list[Departure]
@@ -70,18 +70,18 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 class DemoRun:
     """Runs one demo. `redraw` is called after each poll of the server and the ledger."""
 
-    def __init__(self, broker: Broker, plan: Plan, directory: Path, redraw: Callable[[Screen], None]) -> None:
+    def __init__(self, broker: Broker, plan: DemoPlan, directory: Path, redraw: Callable[[DemoScreen], None]) -> None:
         self._broker, self._plan, self._redraw = broker, plan, redraw
         self._inspector = Inspector(broker.client, broker.keys, broker.settings)
         self._ledger = Ledger(directory / "ledger", Handled)
-        self._stored: list[Stored] = []
+        self._stored: list[StoredEntry] = []
         self._malformed: list[str] = []
         self._rejected: list[str] = []
         self._victim = ""
         self._killed_at = 0.0
         self._recovery: float | None = None
         self._is_published = False
-        self.screen = Screen(total=len(plan.departures))
+        self.screen = DemoScreen(total=len(plan.departures))
 
     async def run(self) -> DemoResult:
         """Run the demo from start to end."""
@@ -112,7 +112,7 @@ class DemoRun:
         for number, at in enumerate(range(0, len(departures), CHUNK)):
             chunk = departures[at : at + CHUNK]
             ids = await self._broker.publish_many(TOPIC, chunk, key=lambda departure: departure.aircraft)
-            self._stored += [Stored(TOPIC, 0, one.aircraft, ident) for one, ident in zip(chunk, ids, strict=True)]
+            self._stored += [StoredEntry(TOPIC, 0, one.aircraft, ident) for one, ident in zip(chunk, ids, strict=True)]
             if number in poisoned:
                 await self._plant(chunk[0])
             self.screen.published += len(chunk)
@@ -129,7 +129,7 @@ class DemoRun:
 
     async def _publish_one(self, payload: object, key: str) -> str:
         message_id = await self._broker.publish(TOPIC, payload, key=key)
-        self._stored.append(Stored(TOPIC, 0, key, message_id))
+        self._stored.append(StoredEntry(TOPIC, 0, key, message_id))
         return message_id
 
     # -- watching -------------------------------------------------------------------------------------------------

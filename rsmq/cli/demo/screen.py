@@ -37,7 +37,7 @@ class Timeline:
 
 
 @dataclass
-class Screen(Timeline):
+class DemoScreen(Timeline):
     """The state that is shown."""
 
     total: int = 0

@@ -5,7 +5,7 @@ transaction of a handler, `outbox.py` publishes from any transaction, `connectio
 connections. The rest is that of `rsmq.sql`.
 """
 
-from rsmq.django.database.effects import Effects
-from rsmq.django.database.outbox import Outbox
+from rsmq.django.database.effects import DjangoEffects
+from rsmq.django.database.outbox import DjangoOutbox
 
-__all__ = ["Effects", "Outbox"]
+__all__ = ["DjangoEffects", "DjangoOutbox"]

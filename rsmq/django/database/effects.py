@@ -17,7 +17,7 @@ from rsmq.sql.handled import HandledMessages, MarkedWork
 log = logging.getLogger("rsmq.effects")
 
 
-class Effects(HandledMessages):
+class DjangoEffects(HandledMessages):
     """A transaction as a dependency of a handler: `db: Annotated[None, Depends(effects.atomic)]`.
 
     It is `transaction.atomic` around the handler. It commits together with a mark of the message, before the message is
@@ -30,7 +30,7 @@ class Effects(HandledMessages):
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._alias = using
-        self.database = Database(engine_of(using), "Effects")
+        self.database = Database(engine_of(using), "DjangoEffects")
 
     def atomic(self, work: Message | list[Message] = None) -> Iterator[None]:  # type: ignore[assignment]
         """The dependency: a transaction of the thread of the handler."""

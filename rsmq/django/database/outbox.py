@@ -17,7 +17,7 @@ from rsmq.sql.outbox import ManyOptions, OutboxOptions, RelayedOutbox
 T = TypeVar("T")
 
 
-class Outbox(RelayedOutbox):
+class DjangoOutbox(RelayedOutbox):
     """Messages in a table of a database of Django, which the workers relay to their topics after the commit.
 
     `broker.include(outbox)` lets the workers of a broker relay it. `using` is the alias in DATABASES; `poll`, `notify`
@@ -33,7 +33,7 @@ class Outbox(RelayedOutbox):
         wait_replicas: int = 0,
     ) -> None:
         self._alias = using
-        database = Database(engine_of(using), "Outbox")
+        database = Database(engine_of(using), "DjangoOutbox")
         super().__init__(database, poll=poll, notify=notify, wait_replicas=wait_replicas)
 
     def publish(self, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str:

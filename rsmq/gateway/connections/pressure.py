@@ -13,9 +13,9 @@ log = logging.getLogger("rsmq.gateway")
 
 LAG_MS: Final = 1_000
 """A router lags when the oldest message that it is routing was stored so long ago."""
-TURN: Final = 0.25
+PRESSURE_TURN: Final = 0.25
 """Seconds between two looks at that."""
-HOLD: Final = 2.5 * TURN
+HOLD: Final = 2.5 * PRESSURE_TURN
 """How long acknowledgements of a partition are held back, unless a router still lags: one call of it may be lost."""
 
 

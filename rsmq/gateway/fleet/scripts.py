@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rsmq.redis.scripts import Command, Script
+from rsmq.redis.scripts import PlainCommand, Script
 
 SUBSCRIBE_CLIENT: Final = Script("gateway/subscribe_client")
 CLAIM_SUBSCRIPTIONS: Final = Script("gateway/claim_subscriptions")
@@ -15,7 +15,7 @@ NOTE_RECEIVED: Final = Script("gateway/note_received")
 END_MQTT_SESSION: Final = Script("gateway/end_mqtt_session")
 BEAT_GATEWAY: Final = Script("gateway/beat_gateway")
 RETAIN_MESSAGE: Final = Script("gateway/retain_message")
-FIND_RETAINED: Final = Command("HGET")
+FIND_RETAINED: Final = PlainCommand("HGET")
 """As a call it shares a write with those of other clients that subscribe."""
 NOTE_CLIENT: Final = Script("gateway/note_client")
 FORGET_CLIENT: Final = Script("gateway/forget_client")

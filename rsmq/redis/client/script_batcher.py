@@ -16,7 +16,7 @@ from rsmq.model.backoff import Backoff
 from rsmq.model.clock import awake
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
-from rsmq.redis.scripts import Command, Script, Value
+from rsmq.redis.scripts import PlainCommand, Script, Value
 
 log = logging.getLogger("rsmq.batch")
 
@@ -34,7 +34,7 @@ class Call(ABC):
 
     __slots__ = ("deadline", "keys", "packed")
 
-    def __init__(self, script: Script | Command, keys: Sequence[str], args: Sequence[Value]) -> None:
+    def __init__(self, script: Script | PlainCommand, keys: Sequence[str], args: Sequence[Value]) -> None:
         self.keys = keys
         self.packed = pack(script.command(keys, args))
         self.deadline = 0.0
@@ -54,7 +54,7 @@ class AwaitedCall(Call):
 
     __slots__ = ("reply",)
 
-    def __init__(self, script: Script | Command, keys: Sequence[str], args: Sequence[Value]) -> None:
+    def __init__(self, script: Script | PlainCommand, keys: Sequence[str], args: Sequence[Value]) -> None:
         super().__init__(script, keys, args)
         self.reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -108,7 +108,7 @@ class ScriptBatcher:
             self._tasks.start_soon(self._by_node[node].run)
         return await self._by_node[node].submit(script, keys, args)
 
-    def submit(self, script: Script | Command, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
+    def submit(self, script: Script | PlainCommand, keys: Sequence[str], args: Sequence[Value]) -> asyncio.Future[Any]:
         """Queue a call and return its reply to come. It waits for `run` to start."""
         call = AwaitedCall(script, keys, args)
         self.add(call)

@@ -23,16 +23,16 @@ from rsmq import Broker, ConfigError, Settings, SyncBroker
 from rsmq.django.backend import RsmqBackend
 from rsmq.django.tasks import TaskResultDoesNotExist
 from rsmq.model.message import Message, MessageOrigin
-from tests.forks import start as start_fork
+from tests.forks import start
 
 HERE = Path(__file__).parent
 sync = SyncBroker(Settings(**SERVER))
 
 
-def start(target="billing.worker:broker"):
+def start_worker(target="billing.worker:broker"):
     """`rsmq worker`."""
     environment = {**os.environ, "RSMQ_URL": SERVER["url"], "RSMQ_PREFIX": SERVER["prefix"]}
-    return start_fork("rsmq", "worker", target, "--log-level", "error", cwd=HERE, env=environment, stdout=1, stderr=2)
+    return start("rsmq", "worker", target, "--log-level", "error", cwd=HERE, env=environment, stdout=1, stderr=2)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,7 +43,7 @@ def _tables():
 @pytest.fixture(scope="session")
 def workers():
     """Three: two of them die."""
-    processes = [start() for _ in range(3)]
+    processes = [start_worker() for _ in range(3)]
     yield processes
     for process in processes:
         process.send_signal(signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_task_of_a_transaction_is_enqueued_by_the_outbox(workers):
     with transaction.atomic():
         silent = boxed.enqueue(5)
         connection.run_on_commit.clear()  # what a process that dies now does not do
-    worker = start("rsmq.django.worker:brokers.outbox")
+    worker = start_worker("rsmq.django.worker:brokers.outbox")
     assert finished(result).return_value == 3
     wait_until(lambda: sync.client.execute_command("EXISTS", sync.keys.task(silent.id)), "it has begun")
     assert finished(silent).return_value == 6

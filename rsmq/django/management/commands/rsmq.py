@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from rsmq.django.backend import RsmqBackend
-from rsmq.django.options import Options
+from rsmq.django.options import BackendOptions
 from rsmq.django.tasks import task_backends
 from rsmq.errors import ConfigError
 
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         os.execv(sys.executable, [sys.executable, "-m", "rsmq", *command])
 
 
-def chosen(backend: str | None) -> tuple[str, Options]:
+def chosen(backend: str | None) -> tuple[str, BackendOptions]:
     """The backend's name in TASKS and its options."""
     found = {alias: each for alias in task_backends if isinstance(each := task_backends[alias], RsmqBackend)}
     if not found:

@@ -18,11 +18,11 @@ from tenacity import wait_fixed
 
 from billing.models import Invoice
 from rsmq import Broker, Message, Retry, RetryPolicy, Settings
-from rsmq.django.database import Effects, Outbox
+from rsmq.django.database import DjangoEffects, DjangoOutbox
 
 FACTS = Path(os.environ["PROJECT_DIR"])
 broker = Broker(Settings(**SERVER))
-effects, outbox = Effects(), Outbox()
+effects, outbox = DjangoEffects(), DjangoOutbox()
 broker.include(outbox)
 OFTEN = RetryPolicy(max_attempts=50, wait=wait_fixed(0))
 
