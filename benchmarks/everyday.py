@@ -52,7 +52,7 @@ class Row:
     name: str
     work: str
     layout: str = "own"
-    place: str = "plain"
+    runs_in: str = "plain"
     partitions: int = 8
     base: str = "bare"
     goal: float | None = None
@@ -78,12 +78,12 @@ ROWS: Final = (
     Row(SINGLE, "single", goal=0.95),
     Row("single handler, foreign messages with a key", "single", "key", base=WITH_KEY, goal=0.95),
     Row("single handler, foreign messages", "single", "data", base=FOREIGN, goal=0.95),
-    Row("single handler, in a web application", "single", place="web", goal=0.95),
-    Row("single handler, as `rsmq worker`", "single", place="worker", goal=0.85),
+    Row("single handler, in a web application", "single", runs_in="web", goal=0.95),
+    Row("single handler, as `rsmq worker`", "single", runs_in="worker", goal=0.85),
     Row("batch handler, own messages", "batch", goal=0.6),
     Row("batch handler, foreign messages with a key", "batch", "key", base=WITH_KEY, goal=0.6),
     Row("batch handler, foreign messages", "batch", "data", base=FOREIGN, goal=0.6),
-    Row("batch handler, in a web application", "batch", place="web", goal=0.6),
+    Row("batch handler, in a web application", "batch", runs_in="web", goal=0.6),
     Row("bare, 64 that suspend", "bare-suspending", base=""),
     Row("64 handlers that suspend", "suspending", base="bare, 64 that suspend", goal=0.6),
     Row(LONG, "bare", base="", is_long=True),
@@ -170,9 +170,9 @@ def in_web_application(row: Row, load: BenchLoad) -> Cost:
 
 def measure_here(row: Row, load: BenchLoad) -> Cost:
     """One measurement in this process, which does nothing else."""
-    if row.place == "web":
+    if row.runs_in == "web":
         return in_web_application(row, load)
-    if row.place == "worker":
+    if row.runs_in == "worker":
         tune_garbage_collector()
     return asyncio.run(measure(row, load))
 

@@ -47,7 +47,7 @@ WARM: Final = 0.2
 """This part of the messages comes first and does not count: connections, imports."""
 TICK: Final = 0.001
 PAD: Final = "x" * 150
-PLACES: Final = {"sibling": ("--processes", "2"), "elsewhere": ()}
+SITUATIONS: Final = {"sibling": ("--processes", "2"), "elsewhere": ()}
 """Who is there to take over: a process of the same `rsmq worker`, or another `rsmq worker`, which no parent tells."""
 
 
@@ -191,12 +191,12 @@ def worker(url: str, prefix: str, *options: str) -> Iterator[subprocess.Popen[by
         process.wait(30)
 
 
-def take_over(url: str, place: str) -> tuple[float, float]:
+def take_over(url: str, situation: str) -> tuple[float, float]:
     """Milliseconds from a SIGKILL until the other one has all partitions, and MiB of the killed worker before."""
     prefix = f"waiting-{token_hex(4)}"
     owners = Owners(url, prefix)
-    with worker(url, prefix, *PLACES[place]):
-        if place == "sibling":
+    with worker(url, prefix, *SITUATIONS[situation]):
+        if situation == "sibling":
             return kill_one(owners)
         with worker(url, prefix):
             return kill_one(owners)
@@ -224,7 +224,7 @@ def import_seconds() -> float:
 def measure(rounds: int, seconds: float) -> dict[str, Any]:
     """Everything, in turn."""
     waits = {(side, rate): list[dict[str, float]]() for rate in RATES for side in ("bare", "rsmq")}
-    kills, idle = {place: list[float]() for place in PLACES}, list[float]()
+    kills, idle = {situation: list[float]() for situation in SITUATIONS}, list[float]()
     with server() as url, Progress(transient=True) as progress:
         task = progress.add_task("", total=rounds * (len(waits) + len(kills)))
         for number in range(rounds):
@@ -232,9 +232,9 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
                 progress.update(task, description=f"latency at {rate} messages/s: {side}")
                 waits[side, rate].append(asyncio.run(latency(url, side, rate, int(rate * seconds))))
                 progress.advance(task)
-            for place, found in kills.items():
-                progress.update(task, description=f"take-over: {place}")
-                took, size = take_over(url, place)
+            for situation, found in kills.items():
+                progress.update(task, description=f"take-over: {situation}")
+                took, size = take_over(url, situation)
                 found.append(took)
                 idle.append(size)
                 progress.advance(task)
@@ -249,8 +249,8 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
             for rate in RATES
         ],
         "take_over_ms": {
-            place: [round(figure) for figure in (statistics.median(found), min(found), max(found))]
-            for place, found in kills.items()
+            situation: [round(figure) for figure in (statistics.median(found), min(found), max(found))]
+            for situation, found in kills.items()
         },
         "idle_mib": round(statistics.median(idle), 1),
         "import_s": round(statistics.median(import_seconds() for _ in range(11)), 3),

@@ -33,7 +33,7 @@ from rsmq.redis.embedded.keeper import dies_with_us
 ROOT: Final = Path(__file__).parents[1]
 IMPORTS: Final = {
     "rsmq": (
-        *(place.partition(":")[0] for place in COMMANDS), *(f"rsmq.cli.{noun}" for noun in NOUNS),
+        *(import_path.partition(":")[0] for import_path in COMMANDS), *(f"rsmq.cli.{noun}" for noun in NOUNS),
         "anyio._backends._asyncio",
     )
 }  # fmt: skip

@@ -130,7 +130,7 @@ def busiest(calls: Sequence[Call]) -> dict[tuple[str, str], int]:
     span, most = PER.total_seconds() - MARGIN, Counter[tuple[str, str]]()
     for (channel, user), all_of_it in times.items():
         moments = sorted(all_of_it)
-        number = max(bisect_left(moments, at + span) - place for place, at in enumerate(moments))
+        number = max(bisect_left(moments, at + span) - index for index, at in enumerate(moments))
         which = channel, "a user" if user else "all"
         most[which] = max(most[which], number)
     return dict(most)

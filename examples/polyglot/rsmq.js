@@ -32,8 +32,8 @@ export async function consume(redis, topic, group, handle, { consumer = 'node', 
   await Promise.all(streams.map((stream) => joinGroup(redis, stream, group)));
   let position = '0'; // what this consumer has read and not acknowledged; '>' is what no consumer of the group has read
   while (!signal?.aborted) {
-    const places = streams.map((key) => ({ key, id: position }));
-    const replies = (await redis.xReadGroup(group, consumer, places, { COUNT: 100, BLOCK: 1000 })) ?? [];
+    const positions = streams.map((key) => ({ key, id: position }));
+    const replies = (await redis.xReadGroup(group, consumer, positions, { COUNT: 100, BLOCK: 1000 })) ?? [];
     const entries = replies.flatMap(({ name, messages }) => messages.map((entry) => ({ stream: name, ...entry })));
     if (entries.length === 0) position = '>';
     for (const { stream, id, message } of entries) {

@@ -84,30 +84,30 @@ class Requesting(BrokerPart):
             raise ConfigError(f"timeout={timeout!r} is not possible: use more than 0 and at most 1 day, such as '5s'")
         decode = None if returns is None else decoder_for(returns)
         connection, identity, rung = self._connection, new_message_id(), asyncio.Event()
-        place, doorbell = self.keys.reply(identity), connection.inboxes.doorbell
+        reply_key, doorbell = self.keys.reply(identity), connection.inboxes.doorbell
         marks = {**(headers or {}), REPLY_TO: identity, REPLY_TTL: str(to_ms(span))}
-        doorbell.listen(place, rung.set)
+        doorbell.listen(reply_key, rung.set)
         published = ""
         try:
             with anyio.fail_after(span.total_seconds()):
                 published = await connection.producer.publish(topic, payload, key=key, headers=marks)
-                raw = await answer_at(connection.client, place, rung)
+                raw = await answer_at(connection.client, reply_key, rung)
         except TimeoutError:
             raise RequestTimeout(topic, published, span.total_seconds()) from None
         finally:
-            doorbell.forget(place, rung.set)
+            doorbell.forget(reply_key, rung.set)
         return read_reply(raw, topic, published, decode)
 
 
-async def answer_at(client: Client, place: str, rung: asyncio.Event) -> bytes:
+async def answer_at(client: Client, reply_key: str, rung: asyncio.Event) -> bytes:
     """Wait for the value of a key and delete it. Goes on while the server is away."""
     while True:
         rung.clear()
         try:
-            raw = await client.execute_command("GET", place)
+            raw = await client.execute_command("GET", reply_key)
             if raw is not None:
                 with contextlib.suppress(BrokerUnavailable):  # then it expires
-                    await client.execute_command("UNLINK", place)
+                    await client.execute_command("UNLINK", reply_key)
                 return bytes(raw)
         except BrokerUnavailable as error:
             log.info("the answer cannot be asked for, trying again: %s", error)
@@ -163,10 +163,10 @@ class Replying:
 
     async def _send(self, identity: str, ttl_ms: int, about: dict[str, str], data: bytes) -> None:
         """The key first, then the ring. Repeated if the connection breaks."""
-        place = self._broker.keys.reply(identity)
+        reply_key = self._broker.keys.reply(identity)
         commands = [
-            ("SET", place, json.dumps(about).encode() + b"\n" + data, "PX", ttl_ms),
-            ("SPUBLISH", place, ""),
+            ("SET", reply_key, json.dumps(about).encode() + b"\n" + data, "PX", ttl_ms),
+            ("SPUBLISH", reply_key, ""),
         ]
         async for attempt in retrying(self._broker.settings):
             with attempt:

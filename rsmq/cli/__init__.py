@@ -59,26 +59,26 @@ def make_app(word: str | None = None) -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(options)
-    commands = {place.partition(":")[2]: place for place in COMMANDS}
+    commands = {import_path.partition(":")[2]: import_path for import_path in COMMANDS}
     is_one = word in commands or word in NOUNS
-    for name, place in commands.items():
+    for name, import_path in commands.items():
         if not is_one or name == word:
-            add_command(app, place)
+            add_command(app, import_path)
     for name in NOUNS:
         if not is_one or name == word:
             app.add_typer(import_module(f"rsmq.cli.{name}").app, name=name)
     return app
 
 
-def add_command(app: typer.Typer, place: str) -> None:
+def add_command(app: typer.Typer, import_path: str) -> None:
     """Add a command. The demo may not be installed."""
     try:
-        command: Callable[..., None] = resolve_name(place)
+        command: Callable[..., None] = resolve_name(import_path)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("rsmq.cli.demo"):
             raise
     else:
-        app.command(epilog=f"Example: {COMMANDS[place]}")(command)
+        app.command(epilog=f"Example: {COMMANDS[import_path]}")(command)
 
 
 def show_version(wanted: bool) -> None:

@@ -116,9 +116,11 @@ class Finder:
         """
         if isinstance(message_id, MessageRef) and message_id.topic != topic.name:
             raise ConfigError(f"{message_id} was published to {message_id.topic!r}, not to {topic.name!r}")
-        places = [place for group in candidates(message_id, topic, key) for place in group if place < topic.partitions]
+        partitions = [
+            number for group in candidates(message_id, topic, key) for number in group if number < topic.partitions
+        ]
         clues = dict[int, Clue]()
-        for partition in places:
+        for partition in partitions:
             found, clue = await self._at_once(message_id, topic, partition)
             if found is not None:
                 return found

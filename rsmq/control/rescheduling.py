@@ -51,8 +51,8 @@ class Reschedule:
 
     async def _stored(self, found: Found, due: str, group: str | None) -> datetime:
         chosen = await groups_of_message(self._client, self._keys, found, group)
-        stream_id, place = found.message.entry_id, (found.topic.name, found.partition)
-        asked = [self.parked((*place, each), stream_id, due) for each in chosen]
+        stream_id, topic_partition = found.message.entry_id, (found.topic.name, found.partition)
+        asked = [self.parked((*topic_partition, each), stream_id, due) for each in chosen]
         answers = dict(zip(chosen, await asyncio.gather(*asked), strict=True))
         moved = [each for each in answers.values() if isinstance(each, datetime)]
         if not moved:

@@ -18,13 +18,19 @@ async def run_schedule(client: Client, keys: Keys, topic: Topic, name: str) -> d
     The schedule's leader publishes it: the payload comes from the function in its code. It looks three times in a
     lease. A run that was asked for before and is not published yet is that run.
     """
-    places = [keys.every(topic.name, number) for number in range(topic.partitions)]
-    replies = [as_dict(each) for each in await ask_all(client, [("HGETALL", place) for place in places])]
-    known = {field.partition("|")[2]: place for place, reply in zip(places, replies, strict=True) for field in reply}
+    schedule_keys = [keys.every(topic.name, number) for number in range(topic.partitions)]
+    replies = [
+        as_dict(each) for each in await ask_all(client, [("HGETALL", schedule_key) for schedule_key in schedule_keys])
+    ]
+    known = {
+        field.partition("|")[2]: schedule_key
+        for schedule_key, reply in zip(schedule_keys, replies, strict=True)
+        for field in reply
+    }
     if name not in known:
         raise ConfigError(f"topic {topic.name!r} has no schedule {name!r}")
-    place = known[name]
+    schedule_key = known[name]
     ((seconds, micros),) = await ask_all(client, [("TIME",)])
     now_ms = int(seconds) * 1000 + int(micros) // 1000
-    await client.execute_command("HSETNX", place, f"run|{name}", now_ms)
-    return from_epoch_ms(int(await client.execute_command("HGET", place, f"run|{name}") or now_ms))
+    await client.execute_command("HSETNX", schedule_key, f"run|{name}", now_ms)
+    return from_epoch_ms(int(await client.execute_command("HGET", schedule_key, f"run|{name}") or now_ms))

@@ -67,7 +67,7 @@ class ActionForm:
         return found if isinstance(found, str) else None
 
     @property
-    def place(self) -> str:
+    def group_of_topic(self) -> str:
         """Group and topic as text."""
         return f"{self.group} of {self.topic}"
 
@@ -107,7 +107,7 @@ async def replay(wanted: ActionForm) -> Action:
         done = await queries.dlq.replay(topic, wanted.group, ids, every=every)
         return f"replayed {of(done, ids, 'dead letter')}"
 
-    question = f"Replay {count(len(ids), 'dead letter')} of {wanted.place}, to this group only{pace(every)}?"
+    question = f"Replay {count(len(ids), 'dead letter')} of {wanted.group_of_topic}, to this group only{pace(every)}?"
     return Action(question, "replay", act, is_long=bool(every))
 
 
@@ -122,7 +122,9 @@ async def replay_matching(wanted: ActionForm) -> Action:
         return f"replayed {count(done, 'dead letter')}"
 
     which = "all" if selection.is_all else "all that match the fields:"
-    question = f"Replay {which} {count(number, 'dead letter')} of {wanted.place}, to this group only{pace(every)}?"
+    question = (
+        f"Replay {which} {count(number, 'dead letter')} of {wanted.group_of_topic}, to this group only{pace(every)}?"
+    )
     return Action(question, "replay", act, is_long=bool(every))
 
 
@@ -134,7 +136,9 @@ async def purge(wanted: ActionForm) -> Action:
     async def act() -> str:
         return f"deleted {count(await queries.dlq.purge(topic, wanted.group), 'dead letter')}"
 
-    question = f"Delete all {count(number, 'dead letter')} of {wanted.place} for good, also those that are not shown?"
+    question = (
+        f"Delete all {count(number, 'dead letter')} of {wanted.group_of_topic} for good, also those that are not shown?"
+    )
     return Action(question, "delete", act, is_danger=True)
 
 
@@ -156,7 +160,7 @@ def switch(wanted: ActionForm, word: str, text: str, *, is_paused: bool) -> Acti
         await set_paused(queries.client, queries.keys, wanted.topic, wanted.group, paused=is_paused)
         return f"{wanted.topic}/{wanted.group} is {'paused' if is_paused else 'running'}"
 
-    return Action(f"{word} {wanted.place}? {text}", word.lower(), act)
+    return Action(f"{word} {wanted.group_of_topic}? {text}", word.lower(), act)
 
 
 async def reset(wanted: ActionForm) -> Action:
@@ -174,14 +178,14 @@ async def reset(wanted: ActionForm) -> Action:
         return f"{wanted.topic}/{wanted.group} starts at {start}"
 
     dropped = f"{state.pending} pending and {count(state.parked, 'parked message')}"
-    return Action(f"Reset {wanted.place} to {start}? This drops {dropped}.", "reset", act, is_danger=True)
+    return Action(f"Reset {wanted.group_of_topic} to {start}? This drops {dropped}.", "reset", act, is_danger=True)
 
 
 async def move_waiting(wanted: ActionForm) -> Action:
     """Make delayed messages, or parked ones of a group, due now or at another time."""
     refs, waiting = wanted.chosen(), wanted.visit.room.waiting
     topic, (due, when) = await wanted.visit.queries.topic(wanted.topic), due_of(wanted)
-    what, place = waiting_at(wanted)
+    what, where = waiting_at(wanted)
 
     async def act() -> str:
         if wanted.group:
@@ -190,14 +194,14 @@ async def move_waiting(wanted: ActionForm) -> Action:
             done = await waiting.move_delayed(topic, refs, due)
         return f"{of(done, refs, what)} due {when}"
 
-    question = f"Make {count(len(refs), what)} of {place} due {when}?"
+    question = f"Make {count(len(refs), what)} of {where} due {when}?"
     return Action(question, "run now" if due is None else "move", act)
 
 
 async def cancel_waiting(wanted: ActionForm) -> Action:
     """Cancel the delayed messages that were chosen, or the parked ones of a group."""
     refs, waiting = wanted.chosen(), wanted.visit.room.waiting
-    topic, (what, place) = await wanted.visit.queries.topic(wanted.topic), waiting_at(wanted)
+    topic, (what, where) = await wanted.visit.queries.topic(wanted.topic), waiting_at(wanted)
 
     async def act() -> str:
         if wanted.group:
@@ -207,12 +211,12 @@ async def cancel_waiting(wanted: ActionForm) -> Action:
         return f"cancelled {of(done, refs, what)}"
 
     whose = "this group only" if wanted.group else "all groups"
-    return Action(f"Cancel {count(len(refs), what)} of {place} for good, for {whose}?", "cancel", act, is_danger=True)
+    return Action(f"Cancel {count(len(refs), what)} of {where} for good, for {whose}?", "cancel", act, is_danger=True)
 
 
 def waiting_at(wanted: ActionForm) -> tuple[str, str]:
     """What waits, and where."""
-    return ("parked message", wanted.place) if wanted.group else ("delayed message", wanted.topic)
+    return ("parked message", wanted.group_of_topic) if wanted.group else ("delayed message", wanted.topic)
 
 
 async def cancel(wanted: ActionForm) -> Action:
@@ -237,14 +241,14 @@ async def reschedule_message(wanted: ActionForm) -> Action:
     queries, message_id, key = wanted.visit.queries, wanted.value("message"), wanted.key
     topic, status = await queries.topic(wanted.topic), await queries.status(wanted.topic, message_id, key)
     due_ms, when = due_of(wanted)
-    places = [f" It is {each.text} for {each.group}." for each in status.groups if each.state == "parked"]
+    retries = [f" It is {each.text} for {each.group}." for each in status.groups if each.state == "parked"]
 
     async def act() -> str:
         command, due = Reschedule(queries.client, queries.keys, queries.settings), "+0"
         await command(message_id, topic, key, due if due_ms is None else str(due_ms))
         return f"{message_id} is due {when}"
 
-    question = f"Make message {message_id} of {wanted.topic} due {when}? It is {status.text}.{''.join(places)}"
+    question = f"Make message {message_id} of {wanted.topic} due {when}? It is {status.text}.{''.join(retries)}"
     return Action(question, "run now" if due_ms is None else "reschedule", act)
 
 

@@ -180,8 +180,8 @@ class Dashboard:
             return HTMLResponse(frame(visit, question(visit, action, wanted, name, back)))
 
         async def do() -> str:
-            place = (wanted.topic or wanted.value("device") or wanted.value("client"), wanted.group)
-            return await visit.room.audit.record(visit.visitor.name, name, place, wanted.state, action.act)
+            subject = (wanted.topic or wanted.value("device") or wanted.value("client"), wanted.group)
+            return await visit.room.audit.record(visit.visitor.name, name, subject, wanted.state, action.act)
 
         note = await self._later(do) if action.is_long else await do()
         token = uuid4().hex

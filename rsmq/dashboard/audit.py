@@ -44,12 +44,12 @@ class Audit:
         self,
         who: str,
         what: str,
-        place: tuple[str, str],
+        subject: tuple[str, str],
         state: Callable[[], Awaitable[State]],
         act: Callable[[], Awaitable[str]],
     ) -> str:
         """Do it, and return what it says."""
-        about = {"action": uuid.uuid4().hex, "who": who, "what": what, "topic": place[0], "group": place[1]}
+        about = {"action": uuid.uuid4().hex, "who": who, "what": what, "topic": subject[0], "group": subject[1]}
         await self._add(about | {"phase": "begin", "before": as_text(await state())})
         try:
             result = await act()

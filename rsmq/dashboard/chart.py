@@ -30,7 +30,7 @@ def chart(live: Live, name: str, title: str, series: Mapping[str, Sequence[Point
     most = top_of(max((value for _, value in points if value is not None), default=0.0))
     seconds = max((last - first).total_seconds(), 1.0)
 
-    def place(point: Point) -> str:
+    def position(point: Point) -> str:
         x = LEFT + (WIDTH - LEFT - 4) * (point[0] - first).total_seconds() / seconds
         y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (point[1] or 0.0) / most)
         return f"{x:.1f},{y:.1f}"
@@ -38,10 +38,10 @@ def chart(live: Live, name: str, title: str, series: Mapping[str, Sequence[Point
     drawn = []
     for at, line in enumerate(series.values()):
         for part in unbroken(line, gap):
-            shape = "".join(f" {place(point)}" for point in part)
+            shape = "".join(f" {position(point)}" for point in part)
             drawn.append(tag("polyline", points=shape.strip(), class_=f"s{at}"))
             if len(part) == 1:
-                x, _, y = place(part[0]).partition(",")
+                x, _, y = position(part[0]).partition(",")
                 drawn.append(tag("circle", cx=x, cy=y, r=2, class_=f"s{at}"))
     grid = []
     for share in (0.0, 1.0) if most % 2 else (0.0, 0.5, 1.0):  # there are no 2.5 messages

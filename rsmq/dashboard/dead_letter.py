@@ -100,18 +100,18 @@ def rows_of(visit: Visit, topic: str, group: str, letters: Sequence[DeadLetter],
     shown = table(("", *columns) if may_act else columns, rows, "there are no dead letters that match")
     if not may_act:
         return shown
-    place = {"topic": topic, "group": group}
+    subject = {"topic": topic, "group": group}
     bar = tag(
         "div", select_all(), tag("button", "replay the ticked"),
         text_field("rate", "at most a second", type="number", min=0, step="any", placeholder="no limit"), class_="bar",
     )  # fmt: skip
     url = visit.url("do", "replay")
-    ticked = tag("form", hidden({**place, "back": visit.back()}.items()), bar, shown, method="post", action=url)
+    ticked = tag("form", hidden({**subject, "back": visit.back()}.items()), bar, shown, method="post", action=url)
     ids = hidden(("id", each.id) for each in letters)
     others = [
-        visit.action("replay", f"replay all {len(letters)} shown", Role.ACT, topic, place, ids) if letters else None,
-        visit.action("replay-matching", "replay all that match", Role.ACT, topic, {**place, **given}),
-        visit.action("purge", "purge the group's", Role.ADMIN, topic, place, danger=True),
+        visit.action("replay", f"replay all {len(letters)} shown", Role.ACT, topic, subject, ids) if letters else None,
+        visit.action("replay-matching", "replay all that match", Role.ACT, topic, {**subject, **given}),
+        visit.action("purge", "purge the group's", Role.ADMIN, topic, subject, danger=True),
     ]
     return [tag("div", others, class_="bar"), ticked] if letters else [shown, tag("div", others[2:], class_="bar")]
 
@@ -127,11 +127,11 @@ async def dead_letter(visit: Visit, topic: str, group: str, letter: str) -> Page
         "message id": found.message_id, "key": found.key or "", "headers": tag("pre", headers) if headers else "",
     }  # fmt: skip
     back = visit.url("dead-letters", topic, group)
-    place = {"topic": topic, "group": group, "id": found.id}
+    subject = {"topic": topic, "group": group, "id": found.id}
     return Page(
         f"Dead letter {found.id}",
         [
-            visit.action("replay", "replay", Role.ACT, topic, place), about(values),
+            visit.action("replay", "replay", Role.ACT, topic, subject), about(values),
             failed_table(found.history, group),
             [tag("h2", "Traceback"), block(found.traceback, "traceback")] if found.traceback else None,
             tag("h2", "Payload"), block(as_text(found.data), "payload"),

@@ -116,9 +116,9 @@ async def message(visit: Visit, topic: str, message_id: str, key: str | None = N
     )  # fmt: skip
 
 
-def where(visit: Visit, status: MessageStatus, place: dict[str, str]) -> list[Content]:
+def where(visit: Visit, status: MessageStatus, subject: dict[str, str]) -> list[Content]:
     """The groups with what each has done with it, and buttons for what can still be changed."""
-    topic, values = place["topic"], place | key_of(status.key)
+    topic, values = subject["topic"], subject | key_of(status.key)
     buttons: list[Content] = []
     if status.state == "delayed" or any(each.state == "parked" for each in status.groups):
         time = text_field("at", "to (UTC)", type="datetime-local", step=1)
@@ -146,8 +146,8 @@ def where(visit: Visit, status: MessageStatus, place: dict[str, str]) -> list[Co
 def failed_table(attempts: Sequence[FailedAttempt], group: str) -> Content:
     """The attempts of a group that were followed by a retry; nothing if there are none."""
     rows = [
-        Row(str(place), (each.attempt, timestamp(each.at), tag("code", each.error[:PREVIEW])))
-        for place, each in enumerate(attempts)
+        Row(str(number), (each.attempt, timestamp(each.at), tag("code", each.error[:PREVIEW])))
+        for number, each in enumerate(attempts)
     ]
     if not rows:
         return None
@@ -192,12 +192,12 @@ async def parked(visit: Visit, topic: str, group: str) -> Page:
             each.attempts, each.entry.key[:PREVIEW], tag("code", each.entry.text[:PREVIEW])))
         for each in found
     ]  # fmt: skip
-    place = {"topic": topic, "group": group}
+    subject = {"topic": topic, "group": group}
     return Page(
         f"Parked messages of {group} of {topic}",
         [
             said(found, "parked message"),
-            movable(visit, "move-parked", topic, place, columns, rows, "no message waits for a retry",
+            movable(visit, "move-parked", topic, subject, columns, rows, "no message waits for a retry",
                     cancel="cancel-parked"),
         ],
         crumbs=[*crumbs(visit, topic)[:2], (f"group {group}", visit.url("group", topic, group))],
@@ -228,7 +228,7 @@ def box(ref: str) -> Html:
 
 
 def movable(
-    visit: Visit, action: str, topic: str, place: dict[str, str], columns: Sequence[str], rows: Sequence[Row],
+    visit: Visit, action: str, topic: str, subject: dict[str, str], columns: Sequence[str], rows: Sequence[Row],
     nothing: str, *, cancel: str | None = None,
 ) -> Html:  # fmt: skip
     """Rows to tick, with buttons that run them now, move them, or `cancel` them."""
@@ -242,7 +242,7 @@ def movable(
         if cancel is not None and visit.visitor.may(Role.ADMIN, topic) else None,
         class_="bar",
     )  # fmt: skip
-    fields = hidden({**place, "back": visit.back()}.items())
+    fields = hidden({**subject, "back": visit.back()}.items())
     return tag("form", fields, buttons, shown, method="post", action=visit.url("do", action))
 
 

@@ -138,13 +138,13 @@ async def group(visit: Visit, name: str, group: str) -> Page:
         link("dead letters", visit.url("dead-letters", name, group)),
         link("parked", visit.url("parked", name, group)),
     ]
-    place = {"topic": name, "group": group}
+    subject = {"topic": name, "group": group}
     is_paused = shown is not None and shown.is_paused
     switch = ("resume", "resume") if is_paused else ("pause", "pause")
     actions = [
-        visit.live.part("switch", visit.action(*switch, Role.ACT, name, place)),
+        visit.live.part("switch", visit.action(*switch, Role.ACT, name, subject)),
         visit.action(
-            "reset", "reset", Role.ADMIN, name, place,
+            "reset", "reset", Role.ADMIN, name, subject,
             tag("label", "to", tag("select", [tag("option", each) for each in ("earliest", "latest")], name="to")),
             text_field("at", "or to a time (UTC)", type="datetime-local", step=1), danger=True,
         ),

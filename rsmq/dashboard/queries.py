@@ -287,15 +287,15 @@ class Queries:
 
     async def _named(self, topic: str, rows: list[RunningMessage]) -> list[RunningMessage]:
         """The same with their message ids. Those of the last call are remembered, for pages that are open."""
-        places = [(topic, each.partition, each.id) for each in rows]
-        unknown = [place for place in places if place not in self._message_ids]
+        entries = [(topic, each.partition, each.id) for each in rows]
+        unknown = [entry for entry in entries if entry not in self._message_ids]
         commands = [("XRANGE", self.keys.stream(topic, number), entry_id, entry_id) for _, number, entry_id in unknown]
         found = {
-            place: read_entry(MessageOrigin(topic, place[1], ""), *reply[0]).message_id if reply else ""
-            for place, reply in zip(unknown, await ask_all(self.client, commands), strict=True)
+            entry: read_entry(MessageOrigin(topic, entry[1], ""), *reply[0]).message_id if reply else ""
+            for entry, reply in zip(unknown, await ask_all(self.client, commands), strict=True)
         }
-        self._message_ids = {place: found.get(place) or self._message_ids.get(place, "") for place in places}
-        return [replace(each, message_id=self._message_ids[place]) for each, place in zip(rows, places, strict=True)]
+        self._message_ids = {entry: found.get(entry) or self._message_ids.get(entry, "") for entry in entries}
+        return [replace(each, message_id=self._message_ids[entry]) for each, entry in zip(rows, entries, strict=True)]
 
     async def dead_letters(self, topic: str, group: str, wanted: Selection) -> tuple[list[DeadLetter], bool]:
         """The oldest that match, at most MOST_LETTERS, and whether there may be more."""

@@ -98,15 +98,15 @@ class WaitingMessages:
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:
         """The same for parked ones. The member that has the timer of a message that keeps its key moves it."""
         command, due = Reschedule(self._client, self._keys, self._settings), due_text(due_ms)
-        places = await self._parked(topic, group, refs)
-        answers = [command.parked((topic.name, number, group), entry_id, due) for number, entry_id in places]
+        entries = await self._parked(topic, group, refs)
+        answers = [command.parked((topic.name, number, group), entry_id, due) for number, entry_id in entries]
         return sum(isinstance(each, datetime) for each in await asyncio.gather(*answers))
 
     async def cancel_parked(self, topic: Topic, group: str, refs: Sequence[str]) -> int:
         """Cancel parked messages for a group; returns how many still waited."""
         command = Cancel(self._client, self._keys, self._settings)
-        places = [f"{number}/{entry_id.decode()}" for number, entry_id in await self._parked(topic, group, refs)]
-        answers = await asyncio.gather(*[command(place, topic, group=group) for place in places])
+        entries = [f"{number}/{entry_id.decode()}" for number, entry_id in await self._parked(topic, group, refs)]
+        answers = await asyncio.gather(*[command(entry, topic, group=group) for entry in entries])
         return sum(isinstance(each, Cancelled) for each in answers)
 
     async def _parked(self, topic: Topic, group: str, refs: Sequence[str]) -> list[tuple[int, bytes]]:

@@ -58,11 +58,11 @@ class Comparison:
             yield from self.problems(given.get("items", {}), accepting.get("items", {}), f"{path}[]")
 
     def _compare_values(self, given: list[Any] | None, accepted: list[Any], path: str) -> Iterator[str]:
-        place = path or "the payload"
+        subject = path or "the payload"
         if given is None:
-            yield f"{place} may be anything, and must be one of {accepted}"
+            yield f"{subject} may be anything, and must be one of {accepted}"
         elif missing := [value for value in given if value not in accepted]:
-            yield f"{place} may be {', '.join(map(repr, missing))}, and must be one of {accepted}"
+            yield f"{subject} may be {', '.join(map(repr, missing))}, and must be one of {accepted}"
 
     def _compare_fields(self, given: Schema, accepting: Schema, path: str) -> Iterator[str]:
         mine, theirs = given.get("properties", {}), accepting.get("properties", {})
@@ -82,15 +82,15 @@ class Comparison:
 
 def compare_limits(given: Schema, accepting: Schema, path: str) -> Iterator[str]:
     """Bounds and formats."""
-    place = path or "the payload"
+    subject = path or "the payload"
     for names, sign in ((LOWER, 1), (UPPER, -1)):
         for name in names:
             limit = accepting.get(name)
             if limit is not None and (given.get(name) is None or sign * limit > sign * given[name]):
-                yield f"{place} has {name} {given.get(name, 'none')}, and must have {limit}"
+                yield f"{subject} has {name} {given.get(name, 'none')}, and must have {limit}"
     for name in SAME:
         if accepting.get(name) not in (None, given.get(name)):
-            yield f"{place} has {name} {given.get(name, 'none')}, and must have {accepting[name]}"
+            yield f"{subject} has {name} {given.get(name, 'none')}, and must have {accepting[name]}"
 
 
 def resolved(schema: Any, definitions: Mapping[str, Schema]) -> Schema:

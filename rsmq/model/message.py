@@ -332,7 +332,7 @@ class Message:
 def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:
     """Bytes of payload in all plain entries (see `Message.is_plain`), and the places of those that are not plain."""
     size, others = 0, list[int]()
-    for place, (_, fields) in enumerate(entries):
+    for position, (_, fields) in enumerate(entries):
         count = len(fields)
         if count == 6:
             is_plain = fields[2] == b"id" and fields[4] == b"key"
@@ -341,7 +341,7 @@ def plain_size(entries: Iterable[RawEntry]) -> tuple[int, list[int]]:
         if is_plain and fields[0] == b"data":
             size += len(fields[1])
         else:
-            others.append(place)
+            others.append(position)
     return size, others
 
 

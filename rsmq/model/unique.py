@@ -79,17 +79,17 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HolderState:
     """Where the holder is for one group: the answer of `look_at_message.lua`."""
 
     is_undelivered: bool
-    is_in_hand: bool
+    is_unsettled: bool
     """Pending or parked."""
     is_cancelled: bool
     """It does not start any more."""
 
     @classmethod
-    def read(cls, stream_id: bytes, reply: list[Any]) -> Place:
+    def read(cls, stream_id: bytes, reply: list[Any]) -> HolderState:
         """From the reply of the script."""
         delivered, member, parked, mark = reply[1], reply[2], reply[5], reply[10]
         if not delivered:  # the group was deleted meanwhile
@@ -100,21 +100,21 @@ class Place:
         return cls(False, bool(member) or is_parked, mark in (b"done", b"cancelled") or (is_parked and bool(mark)))
 
 
-def is_held(holder: Holder, places: list[Place]) -> bool:
+def is_held(holder: Holder, states: list[HolderState]) -> bool:
     """Whether a message still holds its name. Once it does not, it never does again, unless its group is reset."""
     if holder.till.isdigit():
         return holder.now_ms < int(holder.till)
     if not holder.stream_id:
         return holder.is_there
-    alive = [each for each in places if not each.is_cancelled]
-    is_waiting = holder.is_there and (not places or any(each.is_undelivered for each in alive))
+    alive = [each for each in states if not each.is_cancelled]
+    is_waiting = holder.is_there and (not states or any(each.is_undelivered for each in alive))
     if holder.till == b"started":
-        return is_waiting and all(each.is_undelivered for each in places)
-    return is_waiting or any(each.is_in_hand for each in alive)
+        return is_waiting and all(each.is_undelivered for each in states)
+    return is_waiting or any(each.is_unsettled for each in alive)
 
 
-def can_be_replaced(holder: Holder, places: list[Place]) -> bool:
+def can_be_replaced(holder: Holder, states: list[HolderState]) -> bool:
     """Whether no group has it yet. Without a group there is no place for the mark that cancels it."""
     if not holder.stream_id:
         return holder.is_there
-    return holder.is_there and bool(places) and all(each.is_undelivered for each in places)
+    return holder.is_there and bool(states) and all(each.is_undelivered for each in states)

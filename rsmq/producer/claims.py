@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from typing import Any, Final
 
 from rsmq.model.message import entry_fields
-from rsmq.model.unique import Holder, Place, Unique, can_be_replaced, is_held
+from rsmq.model.unique import Holder, HolderState, Unique, can_be_replaced, is_held
 from rsmq.producer.batch import NEW, Answer, Batch, Fields, Full
 from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import LOOK_AT_MESSAGE, OK, PUBLISH_UNIQUE, RESCHEDULE_DELAYED
@@ -53,13 +53,13 @@ class Claim:
         if is_timed or not holder.stream_id or not holder.groups:  # no group has to be asked
             self.decide([])
 
-    def decide(self, places: list[Place]) -> None:
+    def decide(self, states: list[HolderState]) -> None:
         """What follows from where the holder is: another try, or the other message keeps the name."""
         assert self.holder is not None
         holder = self.holder
-        if not is_held(holder, places):
+        if not is_held(holder, states):
             self.holder, self.seen, self.replaces = None, holder, False
-        elif self.unique.on_conflict == "replace" and can_be_replaced(holder, places):
+        elif self.unique.on_conflict == "replace" and can_be_replaced(holder, states):
             self.holder, self.seen, self.replaces = None, holder, True
         elif self.unique.on_conflict == "extend" and not holder.stream_id and holder.is_there:
             self.extends = True
@@ -127,7 +127,7 @@ class Claims(Batch):
             elif claim.extends:
                 claim.leave() if own[0][0] == OK else claim.restart()
             elif claim.holder is not None:
-                claim.decide([Place.read(claim.holder.stream_id, each) for each in own])
+                claim.decide([HolderState.read(claim.holder.stream_id, each) for each in own])
             else:
                 newest = self._take(claim, own[0], troubles) or newest
         decided = sum(1 for _ in takewhile(lambda claim: claim.answer is not None, self.entries))

@@ -51,14 +51,14 @@ async def search(connection: RawConnection, stream: str, write: InDoubt, ids: Se
     allows. The connection of the write is killed first, so the server reads nothing more from it.
     """
     await end_write(connection, write)
-    places = {message_id.encode(): place for place, message_id in enumerate(ids, 1)}
+    positions = {message_id.encode(): position for position, message_id in enumerate(ids, 1)}
     before = last = write.since
     stored = 0
     while stored < len(ids):
         page = await ask(connection, "XRANGE", stream, b"(" + last, "+", "COUNT", PAGE)
         for last, fields in page:
             message_id = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"id")
-            stored = max(stored, places.get(message_id or b"", 0))
+            stored = max(stored, positions.get(message_id or b"", 0))
             if not stored:
                 before = last
         if len(page) < PAGE:

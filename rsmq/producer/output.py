@@ -105,7 +105,7 @@ class OutputArguments:
             if output.is_once and not out:
                 dedups[self._dedup(output)] = None
         self.keys = [*first, *streams, *zsets, *dedups]
-        self._places = {key: place for place, key in enumerate(self.keys, 1)}
+        self._positions = {key: position for position, key in enumerate(self.keys, 1)}
         self._rules = {output: self._rule(output) for output in outputs}
         self.counts = (len(streams), len(zsets), int(any(self._rules.values())))
 
@@ -118,7 +118,7 @@ class OutputArguments:
             stored = (*output.fields, *self._destination(output))
         elif output.due:
             stored = (pack_fields(output.fields),)
-        return [self._places[self._target(output)], self._rules[output], len(stored), *stored]
+        return [self._positions[self._target(output)], self._rules[output], len(stored), *stored]
 
     def _target(self, output: Output) -> str:
         if output.own is not None:
@@ -139,7 +139,7 @@ class OutputArguments:
         topic = self._limits.topic(output)
         if not (topic.max_length or output.is_once or output.due):
             return ""
-        dedup = self._places[self._dedup(output)] if output.is_once else 0
+        dedup = self._positions[self._dedup(output)] if output.is_once else 0
         return f"{topic.max_length} {topic.on_full} {dedup} {self._limits.window_ms} {output.due}"
 
     def _destination(self, output: Output) -> Iterator[Value]:

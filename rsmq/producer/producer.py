@@ -143,14 +143,14 @@ class Producer:
         if isinstance(batch, Delay):
             batch.due.setdefault(identity, due)
         waiter: asyncio.Future[None] = loop.create_future()
-        place = len(batch.ids)
+        position = len(batch.ids)
         batch.add(identity, entry, size)
         batch.waiters.append(waiter)
         await waiter
         ref = MessageRef(identity)
         ref.home, ref.key = batch.home, key
         if message_id is not None:
-            note_answer(ref, batch, place)
+            note_answer(ref, batch, position)
         return ref
 
     async def publish_unique(
@@ -296,10 +296,10 @@ class Producer:
                 break
             on_the_way = confirmed
         if kind is Once:
-            places = Counter[Batch]()
+            positions = Counter[Batch]()
             for ref, of in zip(ids, batches, strict=True):
-                note_answer(ref, of, places[of])
-                places[of] += 1
+                note_answer(ref, of, positions[of])
+                positions[of] += 1
         return ids
 
     def _encoded(
@@ -419,7 +419,7 @@ class Producer:
         return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}>"
 
 
-def note_answer(ref: MessageRef, batch: Batch, place: int) -> None:
+def note_answer(ref: MessageRef, batch: Batch, position: int) -> None:
     """Say in a ref what the server has answered about its id."""
     assert isinstance(batch, Once)
-    ref.is_new, ref.is_same = batch.answers[place]
+    ref.is_new, ref.is_same = batch.answers[position]

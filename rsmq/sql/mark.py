@@ -71,7 +71,7 @@ def lane_runs_of(messages: Iterable[Message]) -> list[LaneRun]:
     return found
 
 
-def place_of(message: Message) -> tuple[int, int, str]:
+def mark_id_of(message: Message) -> tuple[int, int, str]:
     """What tells the mark of a message from others of its partition: the stream id and the message id. Another client
     may have written an id with a NUL, which PostgreSQL does not store."""
     return *parse_stream_id(message.entry_id), message.id[:LONGEST_ID].replace("\0", "\ufffd")
@@ -81,6 +81,6 @@ def marks_of(messages: Sequence[Message], lane_runs: Sequence[LaneRun] | None = 
     """The marks of messages, whose partitions and epochs may have been read before."""
     found = list[Mark]()
     for message, own in zip(messages, lane_runs or lane_runs_of(messages), strict=True):
-        ms, seq, message_id = place_of(message)
+        ms, seq, message_id = mark_id_of(message)
         found.append(Mark(*own.lane, ms, seq, own.run, message_id, own.epoch))
     return found

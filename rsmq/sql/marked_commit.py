@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from rsmq.model.clock import now_ms
 from rsmq.model.message import Message
-from rsmq.sql.mark import SIGNS, LaneRun, place_of
+from rsmq.sql.mark import SIGNS, LaneRun, mark_id_of
 from rsmq.sql.tables import LONGEST_ID
 
 INSERT: Final = f"INSERT INTO rsmq_handled ({', '.join(SIGNS)}, handled_ms)"
@@ -62,7 +62,7 @@ UNPREPARED: Final = {"26000", "42P05"}
 
 def one_mark(message: Message, own: LaneRun) -> str | None:
     """The statement that marks a message. None if its id cannot stand in it as it is."""
-    ms, seq, message_id = place_of(message)
+    ms, seq, message_id = mark_id_of(message)
     if UNSAFE.search(message_id):
         return None
     return (

@@ -239,7 +239,7 @@ class Outbox(RelayedOutbox):
         found = session.engine if isinstance(session, AsyncConnection | Connection) else bound_to(session)
         engine = found.sync_engine if isinstance(found, AsyncEngine) else found
         own = self.database.sync_engine
-        if engine is not own and place_of(engine) != place_of(own):
+        if engine is not own and address_of(engine) != address_of(own):
             raise ConfigError(
                 f"outbox.publish: the session belongs to {engine.url!r}, the outbox to {own.url!r}: use one engine for "
                 f"both, Outbox(engine) and async_sessionmaker(engine)"
@@ -287,7 +287,7 @@ def due_ms(delay: Duration | None, at: datetime | None) -> int | None:
     return now_ms() + to_ms(span)
 
 
-def place_of(engine: Engine) -> tuple[object, ...]:
+def address_of(engine: Engine) -> tuple[object, ...]:
     """What two engines of one database have in common."""
     url = engine.url
     return url.get_backend_name(), url.host, url.port, url.database, dict(url.query).get("host")

@@ -43,7 +43,7 @@ FULL_SECONDS: Final = 1.0
 """Between two attempts on a topic that has no room."""
 
 Row = Any
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 """Topic and partition."""
 
 
@@ -70,7 +70,7 @@ class RelayBatch:
     """The rows for one partition, of which the first `stored` are in their stream. `names`: the keys of the script."""
 
     topic: Topic
-    place: Place
+    partition: TopicPartition
     names: list[str]
     entries: list[OutboxRow] = field(default_factory=list)
     stored: int = 0
@@ -101,7 +101,7 @@ class OutboxRelay:
         self._turn = 0
         self._limit = FIRST_ROWS
         self._connection = ShardedConnection(context.client, replicas)
-        self._deleted: dict[Place, set[bytes]] = {}
+        self._deleted: dict[TopicPartition, set[bytes]] = {}
         self._full: dict[str, float] = {}
         self.relayed = 0
         """Rows that were moved into their topics by this process."""
@@ -178,13 +178,17 @@ class OutboxRelay:
             with anyio.CancelScope(shield=True):
                 await self._remove(done, refused)
             for batch in batches.values():
-                self._deleted.setdefault(batch.place, set()).update(each.id for each in batch.entries[: batch.stored])
+                self._deleted.setdefault(batch.partition, set()).update(
+                    each.id for each in batch.entries[: batch.stored]
+                )
             self.relayed += len(done)
         return len(done) + len(refused)
 
-    async def _by_partition(self, rows: Sequence[Row]) -> tuple[dict[Place, RelayBatch], list[tuple[int, str]]]:
+    async def _by_partition(
+        self, rows: Sequence[Row]
+    ) -> tuple[dict[TopicPartition, RelayBatch], list[tuple[int, str]]]:
         """The rows as arguments of the script, for each partition, and those that can never be published, with why."""
-        batches, refused, topics = dict[Place, RelayBatch](), list[tuple[int, str]](), dict[str, Topic]()
+        batches, refused, topics = dict[TopicPartition, RelayBatch](), list[tuple[int, str]](), dict[str, Topic]()
         for seq, row_id, name, key, kind, payload, headers, due_ms in rows:
             try:
                 own = id_of(row_id)
@@ -196,11 +200,13 @@ class OutboxRelay:
             except (ConfigError, MessageError, ValueError) as error:
                 refused.append((seq, str(error)))
                 continue
-            place = name, partition_for(message_id if key is None else key, topic.partitions)
-            batch = batches.get(place)
+            partition = name, partition_for(message_id if key is None else key, topic.partitions)
+            batch = batches.get(partition)
             if batch is None:
-                names = [part(*place) for part in (self._context.keys.stream, self._context.keys.delayed)]
-                batch = batches[place] = RelayBatch(topic, place, [*names, self._context.keys.relayed(*place)])
+                names = [part(*partition) for part in (self._context.keys.stream, self._context.keys.delayed)]
+                batch = batches[partition] = RelayBatch(
+                    topic, partition, [*names, self._context.keys.relayed(*partition)]
+                )
             due = "" if due_ms is None else due_ms
             batch.entries.append(OutboxRow(seq, own.bytes, [own.bytes, due, len(fields), *fields]))
         return batches, refused
@@ -232,10 +238,10 @@ class OutboxRelay:
                 if reply[0] not in (OK, b"FULL"):
                     raise Stale
                 batch.stored += reply[1] + reply[2]
-                self._deleted.pop(batch.place, None)
+                self._deleted.pop(batch.partition, None)
                 await self._forget_strangers(batch, reply[3])
                 if reply[0] == b"FULL" and (batch.has_made_room or not await self._make_room(batch)):
-                    log.warning("%s.%d is full: its rows wait in the outbox", *batch.place)
+                    log.warning("%s.%d is full: its rows wait in the outbox", *batch.partition)
                     self._full[batch.topic.name] = time.monotonic() + FULL_SECONDS
                     await self._context.topics.find(batch.topic.name)  # its limit may be another by now
                     batches.remove(batch)
@@ -247,7 +253,7 @@ class OutboxRelay:
     def _call(self, epoch: int, batch: RelayBatch) -> bytes:
         """One call of the script, packed: the next rows of a partition."""
         self._turn += 1
-        turn, deleted = f"{epoch:016d}{self._turn:016d}", b"".join(self._deleted.get(batch.place, ()))
+        turn, deleted = f"{epoch:016d}{self._turn:016d}", b"".join(self._deleted.get(batch.partition, ()))
         args: list[Value] = [self._name, turn, batch.topic.max_length, batch.topic.on_full, deleted]
         for entry in batch.entries[batch.stored : batch.stored + MOST_IN_CALL]:
             args += entry.args
@@ -261,13 +267,13 @@ class OutboxRelay:
         if strange:
             ids = [uuid.UUID(bytes=each) for each in strange]
             there = await self._database.run(lambda connection: ids_there(connection, ids))
-            self._deleted.setdefault(batch.place, set()).update(strange - there)
+            self._deleted.setdefault(batch.partition, set()).update(strange - there)
 
     async def _make_room(self, batch: RelayBatch) -> bool:
         """Remove settled entries that are kept only for a replay."""
         with suppress(BrokerError, ConfigError):
             _, removed, _ = await trim(
-                self._context.client, self._context.keys, *batch.place, keep_age_ms=0, keep_length=0, exact=True,
+                self._context.client, self._context.keys, *batch.partition, keep_age_ms=0, keep_length=0, exact=True,
             )  # fmt: skip
             return bool(removed)
         return False

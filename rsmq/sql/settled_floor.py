@@ -13,13 +13,13 @@ async def settled_floor(
 ) -> tuple[int, int] | None:
     """The oldest entry that the group may still handle, or None if that is not known: no such group, or too many
     messages wait for a retry."""
-    keys, place = context.keys, (topic, partition)
-    stream = keys.stream(*place)
+    keys, topic_partition = context.keys, (topic, partition)
+    stream = keys.stream(*topic_partition)
     row = next((row for row in await groups_of(context.client, stream) if row["name"] == group.encode()), None)
     if row is None:
         return None
     last = row["last-delivered-id"]
-    names = (stream, *(part(*place, group) for part in (keys.lease, keys.retry, keys.dlq)))
+    names = (stream, *(part(*topic_partition, group) for part in (keys.lease, keys.retry, keys.dlq)))
     pending, undelivered, parked, count, *_ = await MEASURE_GROUP_PARTITION(
         context.client, names, (group, last, most_parked)
     )

@@ -180,8 +180,8 @@ async def test_an_answer_survives_a_broken_subscription(broker: Broker) -> None:
     async with broker.running(), anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
         await asked.wait()
-        place = f"{broker.keys.prefix}*reply*"
-        await until_listening(broker, place)
+        pattern = f"{broker.keys.prefix}*reply*"
+        await until_listening(broker, pattern)
         await broker.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         go.set()
     assert answers == [7]

@@ -100,8 +100,10 @@ async def test_schedule_without_readable_rule_is_listed(server_url: str, prefix:
     """A schedule of an older worker has no rule; that of a newer worker may be unreadable."""
     async with Broker(Settings(url=server_url, prefix=prefix, preflight="warn")) as broker:
         await broker.publish("ticks", "x", key="k")
-        place = broker.keys.every("ticks", 0)
-        await ask(broker, "HSET", place, "last|old", "1700000000000", "last|new", "1700000000000", "rule|new", "moon")
+        schedule_key = broker.keys.every("ticks", 0)
+        await ask(
+            broker, "HSET", schedule_key, "last|old", "1700000000000", "last|new", "1700000000000", "rule|new", "moon"
+        )
         states = {state.name: state for state in await look(broker, "ticks")}
     assert states.keys() == {"old", "new"}
     for state in states.values():

@@ -449,8 +449,8 @@ def test_part_of_entries_has_the_messages_that_were_made_of_them() -> None:
         part = raw.part(start, end)
         expected = range(8)[start:end]
         assert [message.id for message in part.messages()] == [f"m{at}" for at in expected]
-        assert {start + place for place in part.made} == {1, 4, 5} & set(expected), (start, end)
-        assert all(part.made[place] is raw.made[start + place] for place in part.made)
+        assert {start + position for position in part.made} == {1, 4, 5} & set(expected), (start, end)
+        assert all(part.made[position] is raw.made[start + position] for position in part.made)
 
 
 def test_messages_are_made_of_entries_that_may_start_as_they_are() -> None:

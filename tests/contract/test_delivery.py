@@ -119,10 +119,10 @@ async def test_a_new_group_starts_at_its_configured_position(
             await anyio.sleep(0.003)  # ids of different milliseconds, so that a time can tell them apart
         rows = await ask(publisher, "XRANGE", publisher.keys.stream("t", 0), "-", "+")
         ids = [entry_id.decode() for entry_id, _ in rows]
-    place = {"id": ids[1], "time": from_epoch_ms(int(ids[2].partition("-")[0]))}.get(start, start)
+    begin = {"id": ids[1], "time": from_epoch_ms(int(ids[2].partition("-")[0]))}.get(start, start)
     first = {"earliest": 0, "latest": 4, "id": 2, "time": 2}[start]
     broker = make_broker()
-    listen(broker, witness, start=place)
+    listen(broker, witness, start=begin)
     async with broker.running():
         await broker.publish("t", {"n": 4})
         await witness.sees(numbers(5 - first, start=first))
@@ -146,8 +146,8 @@ async def test_start_counts_only_for_a_new_group(make_broker: Callable[..., Brok
         await witness.sees(numbers(2))
 
 
-@pytest.mark.parametrize("place", ["earliest", "time"])
-async def test_a_reset_replays_the_topic(broker: Broker, witness: Witness, place: str) -> None:
+@pytest.mark.parametrize("start", ["earliest", "time"])
+async def test_a_reset_replays_the_topic(broker: Broker, witness: Witness, start: str) -> None:
     """While its worker runs, the group handles all kept messages again; the other group does not."""
     listen(broker, witness)
     listen(broker, witness, "other")
@@ -157,7 +157,7 @@ async def test_a_reset_replays_the_topic(broker: Broker, witness: Witness, place
         await witness.sees(numbers(100))
         witness.seen.clear()
         moment = datetime.now(UTC) - timedelta(hours=1)
-        await patient(broker.reset_group)("t", "g", "earliest" if place == "earliest" else moment)
+        await patient(broker.reset_group)("t", "g", "earliest" if start == "earliest" else moment)
         # messages that the worker read before it learns of the new epoch are not settled and are delivered again
         await witness.sees(numbers(100), again=True)
         await settled(broker, "t")

@@ -179,10 +179,10 @@ def test_delayed_messages_are_run_now_and_moved(web: httpx.Client, scene: Cli) -
 
 def test_schedule_is_run_now(web: httpx.Client, scene: Cli) -> None:
     """From the page of its topic; the audit has its state; an unknown one answers 404."""
-    place = {"topic": "ticks", "schedule": "clock"}
+    subject = {"topic": "ticks", "schedule": "clock"}
     wait_until(lambda: ">run now</button>" in web.get("topic/ticks").text, "the worker has served it")
-    assert "Publish schedule clock of ticks once now, beside its ticks?" in ask(web, "run-schedule", **place)
-    assert "clock is asked for: its leader publishes it" in do(web, "run-schedule", **place)
+    assert "Publish schedule clock of ticks once now, beside its ticks?" in ask(web, "run-schedule", **subject)
+    assert "clock is asked for: its leader publishes it" in do(web, "run-schedule", **subject)
     wait_until(lambda: web.get("messages/ticks").text.count('data-label="stored"') == 1, "it is published")
     assert '"schedule": "clock"' in unescape(web.get("audit").text)
     assert web.post("do/run-schedule", data={"topic": "ticks", "schedule": "watch"}).status_code == 404
@@ -194,18 +194,18 @@ def test_delayed_message_is_rescheduled_and_cancelled_on_its_page(web: httpx.Cli
     page = unescape(web.get("messages/orders", params={"id": mine}).text)
     assert scene.ok("trace", mine, "--topic", "orders").partition(": ")[2].partition(", key")[0].strip() in page
     assert '<pre data-payload>{"n":7}</pre>' in page
-    place = {"topic": "orders", "message": mine, "key": "k/7"}
+    subject = {"topic": "orders", "message": mine, "key": "k/7"}
     assert f"Make message {mine} of orders due at 2099-01-01 00:00:00 UTC? It is delayed until" in ask(
-        web, "reschedule", **place, when="at", at="2099-01-01T00:00"
+        web, "reschedule", **subject, when="at", at="2099-01-01T00:00"
     )
-    moved = do(web, "reschedule", **place, when="at", at="2099-01-01T00:00", back=f"/message/orders/{mine}")
+    moved = do(web, "reschedule", **subject, when="at", at="2099-01-01T00:00", back=f"/message/orders/{mine}")
     assert "delayed until 2099-01-01 00:00:00+00:00" in moved
-    done = do(web, "cancel", **place, back=f"/message/orders/{mine}")
+    done = do(web, "cancel", **subject, back=f"/message/orders/{mine}")
     assert (f"{mine} is cancelled" in done, "cancelled while it was delayed" in done) == (True, True)
     assert ">reschedule<" not in done
-    late = web.post("do/reschedule", data={**place, "when": "now", "confirmed": "yes"})
+    late = web.post("do/reschedule", data={**subject, "when": "now", "confirmed": "yes"})
     assert (late.status_code, "neither delayed nor parked" in late.text) == (400, True)
-    assert web.post("do/cancel", data={**place, "message": "nothing"}).status_code == 404
+    assert web.post("do/cancel", data={**subject, "message": "nothing"}).status_code == 404
     audit = unescape(web.get("audit").text)
     assert '"state": "delayed until 2099-01-01 00:00:00+00:00, for orders.' in audit
     assert '"state": "cancelled while it was delayed, for orders.' in audit
@@ -257,23 +257,23 @@ def test_parked_messages_are_moved_run_now_and_cancelled(web: httpx.Client, scen
     parked = lambda: scene.json("group", "show", "orders", "billing")["parked"]  # noqa: E731
     wait_until(lambda: parked() == 3, "they are parked")
     assert [each in web.get("group/orders/billing").text for each in ids] == [False, True, True], "a key is kept"
-    place, refs = {"topic": "orders", "group": "billing"}, lambda: shown_refs(web)
+    subject, refs = {"topic": "orders", "group": "billing"}, lambda: shown_refs(web)
     late = {"when": "at", "at": "2099-01-01T00:00"}
-    assert "3 parked messages due at 2099-01-01 00:00:00 UTC" in do(web, "move-parked", **place, id=refs(), **late)
+    assert "3 parked messages due at 2099-01-01 00:00:00 UTC" in do(web, "move-parked", **subject, id=refs(), **late)
     for mine in ids:
         assert "parked until 2099-01-01" in unescape(web.get(f"message/orders/{mine}").text)
     assert "Cancel 3 parked messages of billing of orders for good, for this group only?" in ask(
-        web, "cancel-parked", **place, id=refs()
+        web, "cancel-parked", **subject, id=refs()
     )
     page = web.get("parked/orders/billing").text
     (ref,) = [ref for ref, mine in zip(refs(), re.findall(r'href="/(message/orders/[^"]+)"', page), strict=True)
               if ids[1] in web.get(mine).text]  # fmt: skip
-    assert "cancelled 1 parked message" in do(web, "cancel-parked", **place, id=[ref])
+    assert "cancelled 1 parked message" in do(web, "cancel-parked", **subject, id=[ref])
     (scene.directory / "mended").touch()
     message = {"topic": "orders", "message": ids[2], "key": "b"}
     assert "It is parked until 2099-01-01" in ask(web, "reschedule", **message, when="now")
     assert f"{ids[2]} is due now" in do(web, "reschedule", **message, when="now")
-    assert "1 parked message due now" in do(web, "move-parked", **place, id=refs()[:1], when="now")
+    assert "1 parked message due now" in do(web, "move-parked", **subject, id=refs()[:1], when="now")
     wait_until(lambda: parked() == 0, "they have run")
     states = [scene.json("trace", mine, "--topic", "orders")["groups"][0]["state"] for mine in ids]
     assert states == ["settled", "cancelled", "settled"]
@@ -292,7 +292,7 @@ def test_dead_letters_are_grouped_and_replayed(web: httpx.Client, scene: Cli, wo
         scene.ok("publish", "orders", json.dumps({"bad": f"'{HACK}' {n}", "shop": n}), "--key", f"k-{n}")
     scene.ok("publish", "orders", "--text", "no json")
     wait_until(lambda: len(scene.json("dlq", "list", "orders", "billing")) == 6, "they are dead")
-    place = {"topic": "orders", "group": "billing"}
+    subject = {"topic": "orders", "group": "billing"}
     page = web.get("dead-letters/orders/billing").text
     assert "<summary>5 dead letters · rejected · cannot bill</summary>" in page
     assert "<summary>1 dead letter · malformed ·" in page
@@ -305,33 +305,35 @@ def test_dead_letters_are_grouped_and_replayed(web: httpx.Client, scene: Cli, wo
     whole = web.get(f"dead-letter/orders/billing/{ids[0]}").text
     assert (HACK in unescape(whole), HACK in whole, "data-traceback" in whole) == (True, False, True)
     (scene.directory / "mended").touch()
-    assert "Replay 2 dead letters of billing of orders, to this group only?" in ask(web, "replay", **place, id=ids[:2])
-    assert "replayed 2 dead letters" in do(web, "replay", **place, id=ids[:2])
-    assert "replayed 1 dead letter of 2: the others are gone" in do(web, "replay", **place, id=ids[1:3])
+    assert "Replay 2 dead letters of billing of orders, to this group only?" in ask(
+        web, "replay", **subject, id=ids[:2]
+    )
+    assert "replayed 2 dead letters" in do(web, "replay", **subject, id=ids[:2])
+    assert "replayed 1 dead letter of 2: the others are gone" in do(web, "replay", **subject, id=ids[1:3])
     worker.expect("billed at last", 3)
-    question = ask(web, "replay-matching", **place, reason="rejected")
+    question = ask(web, "replay-matching", **subject, reason="rejected")
     assert "Replay all that match the fields: 2 dead letters" in question
-    paced = do(web, "replay-matching", **place, reason="rejected", rate="50")
+    paced = do(web, "replay-matching", **subject, reason="rejected", rate="50")
     assert "goes on in the background" in paced
     worker.expect("billed at last", 5)
     (left,) = scene.json("dlq", "list", "orders", "billing")
     assert left["reason"] == "malformed"
-    assert "Delete all 1 dead letter of billing of orders for good" in ask(web, "purge", **place)
-    assert "deleted 1 dead letter" in do(web, "purge", **place)
+    assert "Delete all 1 dead letter of billing of orders for good" in ask(web, "purge", **subject)
+    assert "deleted 1 dead letter" in do(web, "purge", **subject)
 
 
 def test_group_is_paused_resumed_and_reset(web: httpx.Client, scene: Cli) -> None:
     """The question says what is dropped; the audit has the state before and after."""
-    place = {"topic": "orders", "group": "billing"}
-    assert "orders/billing is paused" in do(web, "pause", **place)
+    subject = {"topic": "orders", "group": "billing"}
+    assert "orders/billing is paused" in do(web, "pause", **subject)
     assert scene.json("group", "show", "orders", "billing")["is_paused"]
     wait_until(lambda: "resume" in web.get("group/orders/billing").text, "the page has the other button")
-    assert "orders/billing is running" in do(web, "resume", **place)
+    assert "orders/billing is running" in do(web, "resume", **subject)
     scene.ok("topic", "set", "others", "--partitions", "1")
     scene.ok("publish", "others", "1")
     assert web.post("do/reset", data={"topic": "others", "group": "x", "to": "latest"}).status_code == 404
-    assert "drops" in ask(web, "reset", **place, to="latest")
-    assert web.post("do/reset", data={**place, "to": "nonsense", "confirmed": "yes"}).status_code == 400
+    assert "drops" in ask(web, "reset", **subject, to="latest")
+    assert web.post("do/reset", data={**subject, "to": "nonsense", "confirmed": "yes"}).status_code == 400
     audit = unescape(web.get("audit").text)
     assert 'data-label="what">pause</td>' in audit
     assert '"paused": false' in audit

@@ -130,8 +130,8 @@ def _batch(lane: Lane, rules: Rules, started: list[int]) -> Lane:
     if RUNNING in phases:
         return lane
     picked: list[Item] = []
-    for place, item in enumerate(lane.items):
-        ahead = [each for each in lane.items[:place] if each not in picked]
+    for index, item in enumerate(lane.items):
+        ahead = [each for each in lane.items[:index] if each not in picked]
         if item.phase == READY and len(picked) < rules.batch and not _is_blocked(item.number, ahead, rules):
             picked.append(item)
     for item in picked:

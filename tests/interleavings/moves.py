@@ -60,11 +60,11 @@ class Moves:
 
     def after(self, world: World) -> Iterator[Move]:
         """Every step that is possible in a state."""
-        for place, member in enumerate(world.members):
+        for index, member in enumerate(world.members):
             if member.is_alive:
-                yield from self._of_member(world, place, member)
+                yield from self._of_member(world, index, member)
             for command in member.on_way:
-                yield from self._arrival(world, command, place)
+                yield from self._arrival(world, command, index)
         for command in sorted(world.late, key=str):
             yield from self._arrival(world, command)
         yield from self._losses(world)
@@ -72,59 +72,59 @@ class Moves:
 
     # -- what a member does by itself -----------------------------------------------------------------------------
 
-    def _of_member(self, world: World, place: int, member: Member) -> Iterator[Move]:
+    def _of_member(self, world: World, index: int, member: Member) -> Iterator[Move]:
         lane, name, left = member.lane, member.name, world.left
         if member.opening is not None:
-            yield from self._cut_off(world, place, member, member.opening)
+            yield from self._cut_off(world, index, member, member.opening)
         elif lane is None and "fetch" not in member.broken and (world.truth.grants or member is _first(world)):
-            yield from self._take(world, place, member)
+            yield from self._take(world, index, member)
         for role in sorted(member.broken):
-            yield self._changed(f"{name} connects again ({role})", *self._connected(world, place, member, role))
+            yield self._changed(f"{name} connects again ({role})", *self._connected(world, index, member, role))
         if lane is not None:
-            yield from self._of_lane(world, place, member, lane)
+            yield from self._of_lane(world, index, member, lane)
         is_replaceable = all(each.is_alive for each in world.members)
         if left.crashes and is_replaceable:
             after = world._replace(left=left._replace(crashes=left.crashes - 1))
-            yield self._gone(f"{name} dies", after, place, member)
+            yield self._gone(f"{name} dies", after, index, member)
         if left.stops and is_replaceable and lane and lane.is_held and _is_idle(lane):
-            yield self._stopped(world._replace(left=left._replace(stops=left.stops - 1)), place, member, lane)
+            yield self._stopped(world._replace(left=left._replace(stops=left.stops - 1)), index, member, lane)
 
-    def _of_lane(self, world: World, place: int, member: Member, lane: Lane) -> Iterator[Move]:
+    def _of_lane(self, world: World, index: int, member: Member, lane: Lane) -> Iterator[Move]:
         name, left = member.name, world.left
         if not lane.is_held:
-            yield self._changed(f"{name} sees that its lease is over", world, place, member._replace(lane=None))
+            yield self._changed(f"{name} sees that its lease is over", world, index, member._replace(lane=None))
         if self._rules.batch and any(item.phase == RUNNING for item in lane.items):
-            yield from self._batch_ended(world, place, member, lane)
+            yield from self._batch_ended(world, index, member, lane)
         for item in lane.items:
             if item.phase == RUNNING and not self._rules.batch:
                 number = item.number
                 after = world._replace(truth=world.truth._replace(handled=world.truth.handled | {number}))
                 done = member._replace(lane=ended(lane, item, None, self._rules))
-                yield self._changed(f"{name} has handled {number}", after, place, done)
+                yield self._changed(f"{name} has handled {number}", after, index, done)
                 if left.failures:
                     after = world._replace(left=left._replace(failures=left.failures - 1))
                     failed = member._replace(lane=ended(lane, item, ValueError(), self._rules))
                     text = f"the handler of {number} fails in {name}"
-                    yield self._changed(text, after, place, failed, is_fault=True)
+                    yield self._changed(text, after, index, failed, is_fault=True)
             elif item.phase == PARKED:
                 due = member._replace(lane=resumed(lane, item))
-                yield self._changed(f"{name}'s timer for {item.number} is over", world, place, due)
+                yield self._changed(f"{name}'s timer for {item.number} is over", world, index, due)
         is_asked = not lane.deferred and (lane.is_missing_retries or any(each[2] for each in world.server.parked))
         if is_asked and lane.is_held and lane.cursor is None and not lane.leaving and member.is_free("poll"):
             command = Command("unpark", "poll", name, lane.grant, lane.epoch)
             after = member._replace(on_way=(*member.on_way, command))
-            yield self._changed(f"{name} asks for due retries", world, place, after)
+            yield self._changed(f"{name} asks for due retries", world, index, after)
         if lane.is_held and not lane.leaving and left.handovers and member.opening is None:
             after = world._replace(left=left._replace(handovers=left.handovers - 1))
             leaving = member._replace(lane=lane._replace(leaving=1))
-            yield self._changed(f"{name} begins to hand its partition over", after, place, leaving, is_fault=True)
+            yield self._changed(f"{name} begins to hand its partition over", after, index, leaving, is_fault=True)
         if left.renewals and member.is_free("renew"):
             command = Command("renew", "renew", name, lane.grant, lane.epoch)
             after = world._replace(left=left._replace(renewals=left.renewals - 1))
             renewing = member._replace(on_way=(*member.on_way, command))
-            yield self._changed(f"{name} renews its lease", after, place, renewing, is_fault=True)
+            yield self._changed(f"{name} renews its lease", after, index, renewing, is_fault=True)
 
-    def _batch_ended(self, world: World, place: int, member: Member, lane: Lane) -> Iterator[Move]:
+    def _batch_ended(self, world: World, index: int, member: Member, lane: Lane) -> Iterator[Move]:
         fails = [item for item in lane.items if item.phase == RUNNING and world.left.failures]
         for failed in (None, *fails):
             changed, handled = batch_ended(lane, failed, self._rules)
@@ -134,20 +134,20 @@ class Moves:
                 after = after._replace(left=world.left._replace(failures=world.left.failures - 1))
                 text += f", and {failed.number} fails"
             done = member._replace(lane=changed)
-            yield self._changed(text, after, place, done, is_fault=failed is not None)
+            yield self._changed(text, after, index, done, is_fault=failed is not None)
 
-    def _stopped(self, world: World, place: int, member: Member, lane: Lane) -> Move:
+    def _stopped(self, world: World, index: int, member: Member, lane: Lane) -> Move:
         late = member.is_read_late or any(command.kind == "read" for command in member.on_way)
         release = Command("release", "lease", member.name, lane.grant, lane.epoch, (member.reader if late else "",))
         after = world._replace(late=world.late | {release})
-        return self._gone(f"{member.name} stops{', its read still on the way' if late else ''}", after, place, member)
+        return self._gone(f"{member.name} stops{', its read still on the way' if late else ''}", after, index, member)
 
-    def _gone(self, text: str, world: World, place: int, member: Member) -> Move:
+    def _gone(self, text: str, world: World, index: int, member: Member) -> Move:
         late = world.late.union(member.on_way)
         gone = Member(member.name, is_alive=False)
-        return self._changed(text, world._replace(late=late), place, gone, is_fault=True)
+        return self._changed(text, world._replace(late=late), index, gone, is_fault=True)
 
-    def _connected(self, world: World, place: int, member: Member, role: str) -> tuple[World, int, Member]:
+    def _connected(self, world: World, index: int, member: Member, role: str) -> tuple[World, int, Member]:
         """It ends its last connection in the server first: see `RawConnection.open` and `Fetcher._connect`."""
         mine = {command for command in world.late if (command.member, command.role) == (member.name, role)}
         if role == "fetch":  # a claim was not on this connection
@@ -155,11 +155,11 @@ class Moves:
             member = member._replace(connection=member.connection + 1, is_read_late=False)
         elif not self._rules.ends_late:
             mine = set()
-        return world._replace(late=world.late - mine), place, member._replace(broken=member.broken - {role})
+        return world._replace(late=world.late - mine), index, member._replace(broken=member.broken - {role})
 
     # -- leases ---------------------------------------------------------------------------------------------------
 
-    def _take(self, world: World, place: int, member: Member) -> Iterator[Move]:
+    def _take(self, world: World, index: int, member: Member) -> Iterator[Move]:
         owner = world.server.owner
         for absent in ("", owner) if owner not in ("", member.name) and not world.server.is_over else ("",):
             command = Command("take", "lease", member.name, args=(member.reader, absent))
@@ -168,34 +168,34 @@ class Moves:
                 continue
             after, opening = _granted(world._replace(server=server), member.name, reply)
             text = f"{member.name} takes the lease{f' of {absent}, which looks dead' if absent else ''}"
-            yield self._opened(f"{text}: epoch {opening.epoch}", after, place, member, opening)
+            yield self._opened(f"{text}: epoch {opening.epoch}", after, index, member, opening)
             if world.left.lost:
                 text = f"{text}, but the connection breaks before the reply"
                 yield Move(text, _lost(world, {command}), is_fault=True)
 
-    def _opened(self, text: str, world: World, place: int, member: Member, opening: Opening) -> Move:
+    def _opened(self, text: str, world: World, index: int, member: Member, opening: Opening) -> Move:
         """The lane of a new lease, once no other member reads."""
         if opening.readers:
-            return self._changed(text, world, place, member._replace(opening=opening))
+            return self._changed(text, world, index, member._replace(opening=opening))
         lane = Lane(opening.grant, opening.epoch, opening.is_held)
-        return self._changed(text, world, place, member._replace(opening=None, lane=lane))
+        return self._changed(text, world, index, member._replace(opening=None, lane=lane))
 
-    def _cut_off(self, world: World, place: int, member: Member, opening: Opening) -> Iterator[Move]:
+    def _cut_off(self, world: World, index: int, member: Member, opening: Opening) -> Iterator[Move]:
         readers = opening.readers
         late = frozenset(each for each in world.late if not (each.kind == "read" and each.args[0] in readers))
         world = world._replace(late=late, members=tuple(_without_reader(each, readers) for each in world.members))
-        member = world.members[place]
+        member = world.members[index]
         text = f"{member.name} cuts off the last reader"
-        yield self._opened(text, world, place, member, opening._replace(readers=()))
+        yield self._opened(text, world, index, member, opening._replace(readers=()))
         if world.left.lost:
             text = f"{text}, but the connection breaks before the reply"
-            yield self._changed(text, _lost(world), place, member._replace(opening=None), is_fault=True)
+            yield self._changed(text, _lost(world), index, member._replace(opening=None), is_fault=True)
 
     # -- the network ----------------------------------------------------------------------------------------------
 
-    def _arrival(self, world: World, command: Command, place: int | None = None) -> Iterator[Move]:
+    def _arrival(self, world: World, command: Command, index: int | None = None) -> Iterator[Move]:
         """A command reaches the server. Without a place its sender waits no more."""
-        text = f"{'late: ' if place is None else ''}{command.member}'s {_described(command)}"
+        text = f"{'late: ' if index is None else ''}{command.member}'s {_described(command)}"
         reply, server = self._store.execute(world.server, command, _alive(world))
         broken = self._unfenced(world, command, reply) or _uncharged(command, reply, server)
         broken = broken or self._taken(world, command, server)
@@ -204,18 +204,18 @@ class Moves:
         if world.left.losses and command.kind == "park" and reply[0] == OK:
             retried = after.truth.retried | {command.args[:2]}
             after = after._replace(truth=after.truth._replace(retried=retried))
-        if place is None:
+        if index is None:
             after = after._replace(late=world.late - {command})
             if command.kind == "take" and reply[0] == OK:
                 after, _ = _granted(after, command.member, reply)
             yield self._checked(f"{text} → {_shown(reply)}", after, broken=broken)
             return
-        member, started = answered(world.members[place], command, reply, self._rules)
-        yield self._changed(f"{text} → {_shown(reply)}", after, place, member, started, broken=broken)
+        member, started = answered(world.members[index], command, reply, self._rules)
+        yield self._changed(f"{text} → {_shown(reply)}", after, index, member, started, broken=broken)
         if world.left.lost and command.kind not in ("renew", "release", "touch"):
-            member = unanswered(world.members[place], command)
+            member = unanswered(world.members[index], command)
             text = f"the connection of {text} breaks before the reply"
-            yield self._changed(text, _lost(world, {command}), place, member, is_fault=True)
+            yield self._changed(text, _lost(world, {command}), index, member, is_fault=True)
 
     def _settled(self, world: World, command: Command, reply: Any, server: Server) -> Iterable[int]:
         """What a command has acknowledged."""
@@ -269,7 +269,7 @@ class Moves:
         self,
         text: str,
         world: World,
-        place: int,
+        index: int,
         member: Member,
         started: Iterable[int] = (),
         *,
@@ -278,7 +278,7 @@ class Moves:
     ) -> Move:
         """A member has changed: it goes on as far as it can, and handlers start."""
         member, more = pump(member, self._rules)
-        members = (*world.members[:place], member, *world.members[place + 1 :])
+        members = (*world.members[:index], member, *world.members[index + 1 :])
         started = [*started, *more]
         if started:
             text += f"; it starts {_listed(started)}"

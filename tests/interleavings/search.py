@@ -105,5 +105,5 @@ class Search:
             if not good[number]:
                 good[number] = 1
                 waiting += before.get(number, ())
-        place = good.find(0)
-        return None if place < 0 else place
+        index = good.find(0)
+        return None if index < 0 else index

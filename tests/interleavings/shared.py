@@ -15,14 +15,14 @@ ADOPTING: Final = ("adopt", "unpark")
 class SharedMoves(Moves):
     """Each member reads the partition. It adopts what a dead member left, and what was not touched for a lease."""
 
-    def _take(self, world: World, place: int, member: Member) -> Iterator[Move]:
+    def _take(self, world: World, index: int, member: Member) -> Iterator[Move]:
         number = member.lanes + 1
         opened = member._replace(lane=Lane(number, "", True), lanes=number)
         after = world._replace(truth=world.truth._replace(grants=1))
-        yield self._changed(f"{member.name} opens the partition", after, place, opened)
+        yield self._changed(f"{member.name} opens the partition", after, index, opened)
 
-    def _of_lane(self, world: World, place: int, member: Member, lane: Lane) -> Iterator[Move]:
-        yield from super()._of_lane(world, place, member, lane)
+    def _of_lane(self, world: World, index: int, member: Member, lane: Lane) -> Iterator[Move]:
+        yield from super()._of_lane(world, index, member, lane)
         if not lane.is_held:
             return
         held = {item.number for item in lane.items}
@@ -33,20 +33,20 @@ class SharedMoves(Moves):
         for source in sources if member.is_free("adopt") else ():
             command = Command("adopt", "adopt", member.name, lane.grant, "", (source,), frozenset(held))
             text = f"{member.name} adopts what {source} left" if source else f"{member.name} looks for idle messages"
-            yield self._changed(text, world, place, member._replace(on_way=(*member.on_way, command)))
+            yield self._changed(text, world, index, member._replace(on_way=(*member.on_way, command)))
         # only where a touch changes something, or may be on its way while the member sleeps
         is_due = bool(world.left.pauses) or any(row[1] != member.name or row[3] for row in rows if row[0] in held)
         if held and member.is_free("touch") and is_due:
             command = Command("touch", "touch", member.name, lane.grant, "", tuple(sorted(held)))
             text = f"{member.name} touches {', '.join(map(str, sorted(held)))}"
-            yield self._changed(text, world, place, member._replace(on_way=(*member.on_way, command)))
+            yield self._changed(text, world, index, member._replace(on_way=(*member.on_way, command)))
 
-    def _stopped(self, world: World, place: int, member: Member, lane: Lane) -> Move:
+    def _stopped(self, world: World, index: int, member: Member, lane: Lane) -> Move:
         """Its late read is ended first."""
         command = Command("remove", "lease", member.name, lane.grant)
         late = {each for each in world.late if not (each.kind == "read" and each.member == member.name)}
         rest = member._replace(on_way=tuple(each for each in member.on_way if each.kind != "read"))
-        return self._gone(f"{member.name} stops", world._replace(late=frozenset({*late, command})), place, rest)
+        return self._gone(f"{member.name} stops", world._replace(late=frozenset({*late, command})), index, rest)
 
     def _time(self, world: World) -> Iterator[Move]:
         """A lease passes. What no member touches is idle then; a member that sleeps meanwhile touches nothing."""

@@ -84,13 +84,13 @@ class Store:
 
     def pass_lease(self, server: Server) -> Server:
         """The lease is over, and every retry is due."""
-        dues = [self._due(place, *each[:2]) for place, each in enumerate(server.parked)]
+        dues = [self._due(index, *each[:2]) for index, each in enumerate(server.parked)]
         return self._pass(server, "lease", [("HSET", LEASE, "until_ms", "0"), *dues])
 
     def pass_retry(self, server: Server) -> Server:
         """The next retry is due."""
-        place = next(place for place, each in enumerate(server.parked) if not each[2])
-        return self._pass(server, "retry", [self._due(place, *server.parked[place][:2])])
+        index = next(index for index, each in enumerate(server.parked) if not each[2])
+        return self._pass(server, "retry", [self._due(index, *server.parked[index][:2])])
 
     def lose_charge(self, server: Server, number: int) -> Server:
         """A failover has lost the last start of a message: its charge, and that it is parked no more."""
@@ -100,15 +100,15 @@ class Store:
 
     def pass_idle(self, server: Server, numbers: frozenset[int]) -> Server:
         """These messages were not touched for a lease, and every retry is due."""
-        dues = [self._due(place, *each[:2]) for place, each in enumerate(server.parked)]
+        dues = [self._due(index, *each[:2]) for index, each in enumerate(server.parked)]
         idle = [
             ("XCLAIM", STREAM, GROUP, row[1], 0, stream_id(row[0]), "IDLE", LONG_MS, "JUSTID")
             for row in server.pending if row[0] in numbers
         ]  # fmt: skip
         return self._pass(server, f"idle {sorted(numbers)}", [*idle, *dues])
 
-    def _due(self, place: int, number: int, attempts: int) -> Wire:
-        return "ZADD", RETRY, place, f"{number}-0|{attempts}"
+    def _due(self, index: int, number: int, attempts: int) -> Wire:
+        return "ZADD", RETRY, index, f"{number}-0|{attempts}"
 
     def _pass(self, server: Server, what: str, commands: list[Wire]) -> Server:
         if (server, what) not in self._known:

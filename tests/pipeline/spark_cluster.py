@@ -49,7 +49,7 @@ class SparkCluster:
         self.folder, self.home = folder, spark_home(folder / "spark")
         self.environment = environment(self.home, **variables)
         self.url = f"spark://127.0.0.1:{free_port()}"
-        self.places = [folder / f"worker-{number}" for number in range(workers)]
+        self.folders = [folder / f"worker-{number}" for number in range(workers)]
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -58,10 +58,10 @@ class SparkCluster:
         address = ("--host", host, "--webui-port", "0")
         self._spawn("master", "org.apache.spark.deploy.master.Master", *address, "--port", port)
         wait_until(lambda: "I have been elected leader" in self.log("master"), "the master leads", 120)
-        for folder in self.places:
+        for folder in self.folders:
             size = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder))
             self._spawn(folder.name, "org.apache.spark.deploy.worker.Worker", *address, *size, self.url)
-        for folder in self.places:
+        for folder in self.folders:
             wait_until(lambda name=folder.name: "Successfully registered" in self.log(name), "a worker is known", 120)  # type: ignore[misc]
 
     def run(self, *command: str, **variables: str) -> str:
@@ -75,7 +75,7 @@ class SparkCluster:
 
     def executors(self) -> list[int]:
         """How many executors each worker has had."""
-        return [len(list(folder.glob("app-*/*"))) for folder in self.places]
+        return [len(list(folder.glob("app-*/*"))) for folder in self.folders]
 
     def kill_worker(self, number: int) -> None:
         """SIGKILL to a worker and all its child processes."""

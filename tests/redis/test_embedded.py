@@ -189,7 +189,7 @@ def test_projects_do_not_collide(home: Path) -> None:
         with redis.Redis.from_url(url) as client, redis.Redis.from_url(other_url) as other_client:
             client.set("k", "one")
             assert other_client.get("k") is None
-    wait_until(lambda: all(is_gone(EmbeddedServer(place)) for place in (one, other)), "both servers have ended")
+    wait_until(lambda: all(is_gone(EmbeddedServer(folder)) for folder in (one, other)), "both servers have ended")
 
 
 def test_killed_server_is_started_again(project: Path) -> None:

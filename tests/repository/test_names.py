@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RIDDLES = re.compile(r"\b(nobody|somebody|everybody|whoever|whatever|is told|are told)\b", re.IGNORECASE)
-"""Phrases without a subject: a component does something, it is not told of it."""
+"""Phrases without a subject: a component does something, it is not told of it. They come back with each new page."""
 MOST_RIDDLES = {"pages": 15, "sources": 60}
 SOURCES = [
     path
@@ -102,6 +102,22 @@ def test_a_file_imports_one_meaning_of_a_word(folder: str) -> None:
         if len(meanings) > 1 and any(each.partition(".")[0] in ("rsmq", "tests", "benchmarks") for each in meanings)
     }
     assert doubles == {}
+
+
+def test_a_name_says_which_kind_of_place_it_means() -> None:
+    """An index, a partition, a key, an import path: `place` once was the name of all of them."""
+    named = re.compile(r"(?<![a-z])(place|places)(?![a-z])", re.IGNORECASE)
+    used = set[tuple[str, str]]()
+    for module, tree in TREES.items():
+        if module.partition(".")[0] == "rsmq":
+            for node in ast.walk(tree):
+                names = [getattr(node, part, None) for part in ("id", "arg", "attr", "name")]
+                used |= {(module, name) for name in names if isinstance(name, str) and named.search(name)}
+    for path in SOURCES:
+        if path.suffix == ".lua":
+            code = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
+            used |= {(path.name, found) for found in named.findall(code)}
+    assert used == set()
 
 
 @pytest.mark.parametrize("kind", MOST_RIDDLES)

@@ -16,7 +16,7 @@ import pytest
 
 from rsmq import Broker, Cancelled, Settings, Settled, TopicFull
 from rsmq.dashboard.history import HistorySampler
-from rsmq.dashboard.queries import MessageFilter, Queries
+from rsmq.dashboard.queries import MessageSearch, Queries
 from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.dlq import DeadLetters, Selection
 from rsmq.errors import BrokerError, ConfigError
@@ -233,14 +233,14 @@ async def test_a_worker_does_not_administer(guarded: Server, topic: str) -> None
         await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
         await broker.publish_many(topic, [{"n": n} for n in range(20)])
         await handled(broker, topic, 20)
-        place = await broker.topics.lookup(topic)
-        (letter,) = [each async for each in broker.dead_letters.iterate(place, "g")]
+        found = await broker.topics.lookup(topic)
+        (letter,) = [each async for each in broker.dead_letters.iterate(found, "g")]
         length = await broker.client.execute_command("XLEN", broker.keys.stream(topic, 0))
-        for attempt in (broker.dead_letters.replay(place, "g", [letter.id]), broker.reset_group(topic, "g")):
+        for attempt in (broker.dead_letters.replay(found, "g", [letter.id]), broker.reset_group(topic, "g")):
             with pytest.raises((ConfigError, BrokerError), match=r"ACL|NOPERM|can't run"):
                 await attempt
         assert await broker.client.execute_command("XLEN", broker.keys.stream(topic, 0)) == length
-        assert await broker.dead_letters.count(place, "g") == 1
+        assert await broker.dead_letters.count(found, "g") == 1
 
 
 async def test_an_admin_administers(guarded: Server, topic: str) -> None:
@@ -249,10 +249,10 @@ async def test_an_admin_administers(guarded: Server, topic: str) -> None:
         await broker.publish(topic, {"n": 1})
         await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
         await handled(broker, topic, 1)
-        place = await broker.topics.lookup(topic)
-        (letter,) = [each async for each in broker.dead_letters.iterate(place, "g")]
-        assert await broker.dead_letters.replay(place, "g", [letter.id]) == 1
-        assert await broker.dead_letters.purge(place, "g") == 0
+        found = await broker.topics.lookup(topic)
+        (letter,) = [each async for each in broker.dead_letters.iterate(found, "g")]
+        assert await broker.dead_letters.replay(found, "g", [letter.id]) == 1
+        assert await broker.dead_letters.purge(found, "g") == 0
         await broker.pause_group(topic, "g")
         await broker.reset_group(topic, "g")
         await broker.send(f"phone-{topic}", {"n": 1})
@@ -318,7 +318,7 @@ async def test_dashboard_user_sees_all_pages(guarded: Server, served: Broker, to
         (group,) = [each for each in queries.poller.board.groups if each.topic == topic]
         assert (group.name, group.is_unserved, group.owned) == ("g", False, 1)
         assert (await queries.topic(topic)).partitions == 1
-        messages, _ = await queries.messages(topic, MessageFilter(partition=0))
+        messages, _ = await queries.messages(topic, MessageSearch(partition=0))
         assert len(messages) == 3
         assert (await queries.group(topic, "g")).name == topic
         assert len(await queries.running(topic, "g")) <= 3
@@ -356,7 +356,7 @@ async def test_a_dashboard_looks(guarded: Server, topic: str) -> None:
         await broker.client.execute_command("XADD", broker.keys.stream(topic, 0), "*", "no", "data")
         await handled(broker, topic, 1)
         await broker.send(f"phone-{topic}", {"n": 1})
-        place = await broker.topics.lookup(topic)
+        found = await broker.topics.lookup(topic)
     with guarded.client() as plain:
         before = plain.info("persistence")["rdb_changes_since_last_save"]
         async with as_("dashboard", guarded) as client:
@@ -364,7 +364,7 @@ async def test_a_dashboard_looks(guarded: Server, topic: str) -> None:
             assert topic in [state.topic.name for state in await inspector.topics()]
             assert [state.dead_letters for state in await inspector.groups(topic)] == [1]
             assert await inspector.members(topic) == []
-            letters = [each async for each in DeadLetters(client, keys).iterate(place, "g")]
+            letters = [each async for each in DeadLetters(client, keys).iterate(found, "g")]
             assert [letter.reason for letter in letters] == ["malformed"]
             devices = Devices(client, keys)
             assert f"phone-{topic}" in [name async for name in devices.names()]

@@ -279,8 +279,8 @@ EXHIBITS: Final = (
         "a publish whose reply is lost",
         "the messages are stored again without a search",
         "producer/in_doubt.py",
-        "    places = {message_id",
-        "    return 0, write.since\n    places = {message_id",
+        "    positions = {message_id",
+        "    return 0, write.since\n    positions = {message_id",
     ),
     bug(
         "a publish that overtakes",

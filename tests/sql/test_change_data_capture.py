@@ -36,9 +36,9 @@ def test_change_data_capture_sees_a_row_with_the_columns_of_debeziums_router() -
             ).all()
         engine.dispose()
     [relation] = [each for each in changes if each[:1] == b"R"]
-    places = [relation.find(b"\0" + name.encode() + b"\0") for name in ROUTER]
-    assert -1 not in places
-    assert places == sorted(places), "in this order"
+    positions = [relation.find(b"\0" + name.encode() + b"\0") for name in ROUTER]
+    assert -1 not in positions
+    assert positions == sorted(positions), "in this order"
     [row] = [each for each in changes if each[:1] == b"I"]
     assert all(part in row for part in (message_id.encode(), b"orders", b"ada", b"application/json"))
     assert b'{"n":2}'.hex().encode() in row, "the payload, as bytes in hexadecimal"

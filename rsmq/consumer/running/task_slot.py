@@ -107,9 +107,9 @@ class RawCalls:
             end = began + min(TURN, rate.lag)
             admitted, is_held = rate.admit(raw, min(self._most, len(entries)), began, end)
             entries = entries[: len(admitted)]
-        places = iter(made)
-        made_place = next(places, -1)
-        for place, (entry_id, fields) in enumerate(entries):
+        positions = iter(made)
+        next_made = next(positions, -1)
+        for position, (entry_id, fields) in enumerate(entries):
             task_slot.started = now = monotonic()
             if now >= lease.deadline or now > end or cancelling():
                 break
@@ -118,10 +118,10 @@ class RawCalls:
             except Malformed as error:
                 rest = raised(error)
                 break
-            if place == made_place:
-                made[place].payload = payload
-                rest = first_step(call, made[place])
-                made_place = next(places, -1)
+            if position == next_made:
+                made[position].payload = payload
+                rest = first_step(call, made[position])
+                next_made = next(positions, -1)
             else:
                 rest = first_step(function, payload)
             if rest is not None and type(rest) is not Returned:

@@ -31,9 +31,9 @@ class RawEntries:
     def __iter__(self) -> Iterator[Message]:
         yield self.message(min(len(self.done), len(self.entries) - 1))
 
-    def message(self, place: int) -> Message:
+    def message(self, position: int) -> Message:
         """The message of the entry at this place."""
-        return self.made.get(place) or Message(self.origin, *self.entries[place])
+        return self.made.get(position) or Message(self.origin, *self.entries[position])
 
     def each(self, most: int | None = None) -> Iterator[Message]:
         """A message for each, or for each of the first, made when it is asked for."""
@@ -49,20 +49,20 @@ class RawEntries:
     def part(self, start: int, end: int | None = None) -> RawEntries:
         """Some of them."""
         entries = self.entries[start:end]
-        made = {place - start: each for place, each in self.made.items() if 0 <= place - start < len(entries)}
+        made = {position - start: each for position, each in self.made.items() if 0 <= position - start < len(entries)}
         return RawEntries(self.origin, entries, made)
 
     def __repr__(self) -> str:
         return f"<RawEntries {self.origin.topic}.{self.origin.partition} entries={len(self.entries)}>"
 
 
-def make_messages(lane: Lane, entries: list[RawEntry], places: list[int]) -> dict[int, Message] | None:
+def make_messages(lane: Lane, entries: list[RawEntry], positions: list[int]) -> dict[int, Message] | None:
     """The messages of the entries at these places. None: one of them is unreadable, or may not start as it is."""
     made = dict[int, Message]()
-    for place in places:
-        entry_id, fields = entries[place]
+    for position in positions:
+        entry_id, fields = entries[position]
         try:
-            made[place] = message = Message(lane, entry_id, fields)
+            made[position] = message = Message(lane, entry_id, fields)
         except Malformed:
             return None
         is_special = message.addressee is not None or message.expires_ms is not None or fields[0] != b"data"

@@ -83,13 +83,13 @@ class StoredPacket:
         """The next message is not stored, or it is not known whether it is."""
         self.fail(len(self.packet.payloads) - self._left, exception)
 
-    def fail(self, place: int, exception: Exception) -> None:
+    def fail(self, position: int, exception: Exception) -> None:
         """The same for the message at a place."""
         self._left -= 1
         is_full = isinstance(exception, TopicFull) and self.packet.pending is not None
         if is_full or isinstance(exception, TooLarge | ConfigError):
             self._reasons = self._reasons or [0] * len(self.packet.payloads)
-            self._reasons[place] = ReasonCode.QUOTA_EXCEEDED
+            self._reasons[position] = ReasonCode.QUOTA_EXCEEDED
         else:
             self._is_lost = True
             self.sink.fail(exception)
@@ -109,8 +109,8 @@ class StoredPacket:
 class StoredAlone:
     """Waits for one message of a packet, whose others may be refused before it is stored."""
 
-    def __init__(self, whole: StoredPacket, place: int) -> None:
-        self._whole, self._place = whole, place
+    def __init__(self, whole: StoredPacket, position: int) -> None:
+        self._whole, self._position = whole, position
 
     def done(self) -> bool:
         """It waits."""
@@ -122,7 +122,7 @@ class StoredAlone:
 
     def set_exception(self, exception: Exception, /) -> None:
         """The message is not stored, or it is not known whether it is."""
-        self._whole.fail(self._place, exception)
+        self._whole.fail(self._position, exception)
 
 
 class Ingest:
@@ -199,15 +199,15 @@ class Ingest:
             message_id = None if token is None else f"mqtt:{token}"
             waiter.batch = self._producer.enqueue(target, packet.payloads, waiter, encoder, message_id)
         except ConfigError as error:  # such as too large headers
-            for place in range(len(packet.payloads)):
-                waiter.fail(place, error)
+            for position in range(len(packet.payloads)):
+                waiter.fail(position, error)
         except TooLarge:
-            for place, payload in enumerate(packet.payloads):
+            for position, payload in enumerate(packet.payloads):
                 try:
-                    alone = StoredAlone(waiter, place)
+                    alone = StoredAlone(waiter, position)
                     waiter.batch = self._producer.enqueue(target, [payload], alone, encoder, message_id)
                 except TooLarge as error:
-                    waiter.fail(place, error)
+                    waiter.fail(position, error)
 
     def ended(self, waiter: StoredPacket, reasons: Sequence[int]) -> None:
         """All messages of a packet are stored or refused: confirm them. A will has no client that could wait."""
@@ -230,13 +230,13 @@ class Ingest:
     async def _retain(self, published: Published, batch: Batch | None, sink: Sink, pending: PendingAck | None) -> None:
         """Keep a retained message before its acknowledgement: its client finds it from then on."""
         self._count += 1
-        place = self._count
+        position = self._count
         try:
             newest = b"" if batch is None else batch.newest
             if batch is not None and not newest:  # its reply was lost, so the id of the message is not known
                 last = await self._client.execute_command("XREVRANGE", batch.stream, "+", "-", "COUNT", 1)
                 newest = last[0][0] if last else b""
-            reply = await self._retained.keep(published, stamp(newest, place))
+            reply = await self._retained.keep(published, stamp(newest, position))
         except RsmqError as error:
             sink.fail(error)
             return
@@ -277,9 +277,9 @@ def plain_encoder(client: str, topic: str) -> EntryEncoder:
     return encoder_for(Publish(topic, b"", 1), client)
 
 
-def stamp(stream_id: bytes, place: int) -> str:
+def stamp(stream_id: bytes, position: int) -> str:
     """The position of a message: the stream id of its batch, and its place in this process."""
-    return f"{sortable(stream_id)}{place:020d}"
+    return f"{sortable(stream_id)}{position:020d}"
 
 
 class Change(NamedTuple):

@@ -54,7 +54,7 @@ def source_of(origin: Origin) -> str:
     return f"source:&{origin.topic}.{origin.partition}/{GROUP}"
 
 
-def place_of(origin: Origin) -> str:
+def partition_name(origin: Origin) -> str:
     """The name of a partition."""
     return f"{origin.topic}.{origin.partition}"
 
@@ -99,7 +99,7 @@ class MqttRouter:
         """Note what is under way. A partition has one batch at a time."""
         found = dict[str, int]()
         for origin, run in groupby(messages, ORIGIN):
-            found.setdefault(place_of(origin), next(run).stored_ms)
+            found.setdefault(partition_name(origin), next(run).stored_ms)
         self.under_way.update(found)
         return list(found)
 
@@ -109,7 +109,7 @@ class MqttRouter:
         self.routed += len(messages)
         stored = Receipt()
         for origin, run in groupby(messages, ORIGIN):
-            source, new = source_of(origin), self._registry.new.get(place_of(origin))
+            source, new = source_of(origin), self._registry.new.get(partition_name(origin))
             for message in run:
                 self._deliver(message, source, stored, new)
             if new:
@@ -128,7 +128,7 @@ class MqttRouter:
         stored = Receipt()
         self._renew_plans()
         origin = message.origin
-        new = self._registry.new.get(place_of(origin))
+        new = self._registry.new.get(partition_name(origin))
         self._deliver(message, source_of(origin), stored, new)
         try:
             await stored.complete()

@@ -152,8 +152,8 @@ def check_consumers(facts: QueueFacts) -> Iterator[str]:
     for each in facts.consumers:
         if (each.topic, each.group, each.name) in live or not each.pending or each.idle <= patience:
             continue
-        place = f"{each.topic}.{each.partition}/{each.group}"
-        found = count(each.pending, f"message of {place} is", f"messages of {place} are")
+        group_partition = f"{each.topic}.{each.partition}/{each.group}"
+        found = count(each.pending, f"message of {group_partition} is", f"messages of {group_partition} are")
         yield (
             f"{found} pending for {each.name}, which is dead: the next owner of the partition takes over. "
             f"Start `rsmq worker`; see `rsmq group show {each.topic} {each.group}`"

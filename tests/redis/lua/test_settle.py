@@ -259,13 +259,13 @@ async def test_settle_shared_settles_only_own_messages(partition: Partition) -> 
 
 async def test_settle_several_partitions_checks_each_lease(partition: Partition, client: Client, keys: Keys) -> None:
     """Messages under a lost lease stay pending; those of the other partitions are settled."""
-    places = [partition, *[await Partition(client, keys, number).prepare() for number in (4, 5)]]
-    ids = [await each.deliver(2) for each in places]
-    await partition.call("HSET", places[1].lease, "epoch", "8")
+    partitions = [partition, *[await Partition(client, keys, number).prepare() for number in (4, 5)]]
+    ids = [await each.deliver(2) for each in partitions]
+    await partition.call("HSET", partitions[1].lease, "epoch", "8")
     args = [part for some in ids for part in (EPOCH, len(some), *some)]
-    paired = [key for each in places for key in (each.stream, each.lease)]
+    paired = [key for each in partitions for key in (each.stream, each.lease)]
     assert await SETTLE_MESSAGES(client, paired, [ME, GROUP, *args]) == [[b"OK", 2], STALE, [b"OK", 2]]
-    assert [len(await each.pending()) for each in places] == [0, 2, 0]
+    assert [len(await each.pending()) for each in partitions] == [0, 2, 0]
     assert await SETTLE_MESSAGES(client, paired, [ME, GROUP, *args]) == [[b"OK", 0], STALE, [b"OK", 0]]
 
 

@@ -2,7 +2,7 @@
 -- PURPOSE  Append outputs that wait in an out-stream of another slot, except those that were appended before.
 -- KEYS     1 stream  2 jobs hash  3 delayed zset  then the dedup strings
 -- ARGV     1 mark: field of the hash  2 max_length:int  3 on_full:reject|trim
---          then per output: position (text of fixed width, rising), dedup:int (a place in KEYS, or 0), window_ms:int,
+--          then per output: position (text of fixed width, rising), dedup:int (an index in KEYS, or 0), window_ms:int,
 --          due_ms or '', n:int, n values (field, value, ... or a packed entry)
 -- RETURNS  {'OK'|'FULL', done:int}; an output without room and those after it are not done
 -- WHY      The last position is stored together with the outputs, as in publish_marked: so the owner of the partition

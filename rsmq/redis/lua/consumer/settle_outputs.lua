@@ -3,9 +3,9 @@
 -- KEYS     1 stream  2 lease hash  then the keys of the outputs, each once: streams, delayed zsets, dedup strings
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 again:0|1 (1: an earlier call may have been executed)
 --          5 streams:int  6 zsets:int  7 has_rules:0|1  then per message: stream id, outputs:int, and per output:
---          target:int (a place in KEYS), rule, n:int, n values (field, value, ... or a packed entry). A rule is '' (no limit) or
---          'max_length:int reject|trim dedup:int (a place, or 0) window_ms:int due (ms since 1970, '+ms' from now, or '')'
--- RETURNS  {'OK', messages done with:int, acknowledged:int, place of a full target or 0} or {'STALE_EPOCH'}
+--          target:int (an index in KEYS), rule, n:int, n values (field, value, ... or a packed entry). A rule is '' (no limit) or
+--          'max_length:int reject|trim dedup:int (an index, or 0) window_ms:int due (ms since 1970, '+ms' from now, or '')'
+-- RETURNS  {'OK', messages done with:int, acknowledged:int, index of a full target or 0} or {'STALE_EPOCH'}
 -- WHY      Outputs are stored only where XACK returned 1, so a call that is sent again after a lost reply stores nothing
 --          twice. What could fail is checked before anything is written: types, rights, and per message the room. Without
 --          allow-oom a server without memory refuses the whole call. A message without room holds back those after it:
@@ -18,12 +18,12 @@ if ARGV[2] ~= '' then
 end
 local time, lengths, streams, zsets = redis.call('TIME'), {}, 2 + ARGV[5], 2 + ARGV[5] + ARGV[6]
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for place = 3, #KEYS do
-  local write = place <= streams and 'XADD' or place <= zsets and 'ZADD' or 'SET'
-  if not redis.acl_check_cmd(write, KEYS[place], '1', '1', '1') then
-    return redis.error_reply('NOPERM this user has no right to ' .. write .. ' ' .. KEYS[place])
+for index = 3, #KEYS do
+  local write = index <= streams and 'XADD' or index <= zsets and 'ZADD' or 'SET'
+  if not redis.acl_check_cmd(write, KEYS[index], '1', '1', '1') then
+    return redis.error_reply('NOPERM this user has no right to ' .. write .. ' ' .. KEYS[index])
   end
-  lengths[place] = redis.call(write == 'XADD' and 'XLEN' or write == 'ZADD' and 'ZCARD' or 'EXISTS', KEYS[place])
+  lengths[index] = redis.call(write == 'XADD' and 'XLEN' or write == 'ZADD' and 'ZCARD' or 'EXISTS', KEYS[index])
 end
 
 -- walk over the outputs of a message: measure them (returns the end, and a target without room), or store them

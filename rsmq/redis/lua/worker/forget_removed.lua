@@ -11,18 +11,18 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
   local until_ms = entry and '(' .. entry[1]:match('^%d+') or '+inf'
   forgotten = redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', until_ms)
 end
-for place = 3, #KEYS do
-  if redis.call('HLEN', KEYS[place]) > 0 then
+for index = 3, #KEYS do
+  if redis.call('HLEN', KEYS[index]) > 0 then
     local entry = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
     first = first or entry and order(entry[1]) or 'none'
     local cursor, seen = '0', 0
     repeat
-      local page = redis.call('HSCAN', KEYS[place], cursor, 'COUNT', 500)
+      local page = redis.call('HSCAN', KEYS[index], cursor, 'COUNT', 500)
       cursor, seen = page[1], seen + #page[2] / 2
       for i = 1, #page[2], 2 do
         local id = order(page[2][i])
         if id and (first == 'none' or id < first) then
-          forgotten = forgotten + redis.call('HDEL', KEYS[place], page[2][i])
+          forgotten = forgotten + redis.call('HDEL', KEYS[index], page[2][i])
         end
       end
     until cursor == '0' or seen > tonumber(ARGV[1])
