@@ -13,10 +13,9 @@ from benchmarks.peers import picture
 from benchmarks.peers.environment import Unavailable
 from benchmarks.peers.results import Measured, Result, load, read
 from benchmarks.prose import wrapped
-from benchmarks.section import PAGE as BENCHMARKS
-from benchmarks.section import RESULTS, Section, rewrite
+from benchmarks.section import PAGE, RESULTS, Section, rewrite
 
-PAGE = Path(__file__).with_name("report.template")
+TEMPLATE = Path(__file__).with_name("report.template")
 PAYLOAD_BYTES = 200
 Row = tuple[str, ...]
 
@@ -44,7 +43,7 @@ def write(output: Path) -> None:
     picture.draw(output.with_suffix(".svg"), bars)
     output.write_text(wrapped(full(found, output.with_suffix(".svg").name)))
     if output == KEPT:
-        rewrite(BENCHMARKS, SECTION.name, short(found))
+        rewrite(PAGE, SECTION.name, short(found))
 
 
 def full(found: Result, drawing: str = "peers.svg") -> str:
@@ -52,7 +51,7 @@ def full(found: Result, drawing: str = "peers.svg") -> str:
     about, systems = read(found)
     measured, plan = [each for each in systems if each.rounds], about["plan"]
     rounds = f"the median of {plan['rounds']} rounds, with minimum … maximum" if plan["rounds"] > 1 else "of one round"
-    return PAGE.read_text().format(
+    return TEMPLATE.read_text().format(
         picture=drawing,
         payload=PAYLOAD_BYTES,
         cores=about["machine"]["cores"],
