@@ -33,7 +33,13 @@ class BrokerError(RsmqError):
 
 
 class BrokerUnavailable(BrokerError):
-    """The server is unreachable or not ready (restart, failover, loading). The only error that is retried."""
+    """The server is unreachable or not ready (restart, failover, loading). The only error that is retried.
+
+    `is_elsewhere`: the one that has answered may not be the right one any more, so what is repeated needs a new
+    connection: after a managed failover the name leads to another server, and the old one closes nothing.
+    """
+
+    is_elsewhere = False
 
 
 class NotPermitted(BrokerError, ConfigError):

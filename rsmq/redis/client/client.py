@@ -6,7 +6,7 @@ The layers above see only raw replies (bytes, ints, lists, in RESP2 shape) and r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
@@ -56,8 +56,8 @@ TRANSIENT = {
 }
 MOST_AT_ONCE = 50
 """Concurrent commands of one client. redis-py does not queue: beyond 100 connections it raises."""
-MOVED_ON = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED")
-"""Errors of a server that is no longer the right one: the idle connections to it are closed."""
+ELSEWHERE = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "LOADING", "NOREPLICAS")
+"""Answers of a server that may not be the right one any more: each way to send a command leaves it."""
 ACCEPTED: set[str] = set()
 """URLs whose credentials have been accepted. A later refusal is retried: a password may be about to change."""
 
@@ -87,10 +87,12 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
         return NotPermitted(f"the server's ACL does not allow this ({text}): see the list of commands in docs/keys.md")
     if code == "TRYAGAIN":
         return SlotMoving(f"a slot is moving ({text})")
-    if code in TRANSIENT:
-        return BrokerUnavailable(f"{TRANSIENT[code]} ({text})")
     if "WAIT cannot be used with replica" in text[:60]:
-        return BrokerUnavailable(TRANSIENT["READONLY"])
+        code = "READONLY"
+    if code in TRANSIENT:
+        unavailable = BrokerUnavailable(f"{TRANSIENT[code]} ({text})")
+        unavailable.is_elsewhere = code in ELSEWHERE
+        return unavailable
     if code == "NOGROUP" or "NOGROUP" in text[:80]:
         return GroupMissing(text)
     if code == "WRONGTYPE":
@@ -135,6 +137,16 @@ LAST_ID: Final = (
 def as_reply(reply: Any) -> Any:
     """A reply; an error of redis-py as ours. NOSCRIPT stays: `Script` answers it."""
     return translate(reply) if isinstance(reply, RedisError) and not isinstance(reply, NoScriptError) else reply
+
+
+def any_elsewhere(replies: Iterable[Any]) -> bool:
+    """Whether one of these answers says that the right server may be another one by now. Errors may be redis-py's."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            error = translate(reply) if isinstance(reply, RedisError) else reply
+            if isinstance(error, BrokerUnavailable) and error.is_elsewhere:
+                return True
+    return False
 
 
 @contextmanager
@@ -205,9 +217,9 @@ class Client(redis.asyncio.Redis):
                 async with self._permits:
                     with anyio.fail_after(self.timeout):
                         return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-            except (RedisError, OSError) as error:
-                if type(error).__name__ in ("ReadOnlyError", "MasterDownError") or str(error).startswith(MOVED_ON):
-                    await self.connection_pool.disconnect(inuse_connections=False)
+            except RedisError as error:
+                if any_elsewhere([error]):
+                    await self._leave()
                 raise
 
     async def pipelined(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
@@ -225,7 +237,13 @@ class Client(redis.asyncio.Redis):
                             pipe.execute_command("ASKING")
                         pipe.execute_command(*command)
                     replies = await pipe.execute(raise_on_error=False)
+            if any_elsewhere(replies):
+                await self._leave()
         return [as_reply(reply) for reply in replies[asking :: 1 + asking]]
+
+    async def _leave(self) -> None:
+        """Close the idle connections: the next command asks anew which server is the right one."""
+        await self.connection_pool.disconnect(inuse_connections=False)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
@@ -271,7 +289,12 @@ class BlockingClient(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """One command. Raises an error reply."""
-        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        try:
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except RedisError as error:
+            if any_elsewhere([error]):
+                self.disconnect()
+            raise
 
     def mark_stale(self) -> None:
         """Mark the slot map as stale: a node may have been demoted without saying so."""
@@ -296,7 +319,10 @@ class BlockingClient(redis.Redis):
                 if asking:
                     pipe.execute_command("ASKING")
                 pipe.execute_command(*command)
-            return list(pipe.execute(raise_on_error=False))[asking :: 1 + asking]
+            replies = list(pipe.execute(raise_on_error=False))[asking :: 1 + asking]
+        if any_elsewhere(replies):
+            self.disconnect()
+        return replies
 
     def subscriber(self) -> PubSub:
         """A connection that listens to channels. When it breaks, it raises at once."""

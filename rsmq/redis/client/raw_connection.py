@@ -63,6 +63,7 @@ class RawConnection:
         self.client_id = 0
         self.address = ""
         self._lacks_script = False
+        self._is_elsewhere = False  # an answer said that the right server may be another one by now
         self._last = ""  # the name of the last connection, if commands on it may still be on their way
 
     @property
@@ -141,12 +142,13 @@ class RawConnection:
     ) -> list[Any]:
         """Write commands together and read as many replies within a time limit.
 
-        A script that the server does not have is written again with its source, with a limit of its own. `asking`: the
+        A script that the server does not have is written again with its source, with a limit of its own. When a reply
+        says that this server is not the right one any more, the connection closes: open it again. `asking`: the
         commands are on slots that this node is about to take over. `last` (WAIT) is written behind
         all others, its reply comes last.
         """
         try:
-            self._lacks_script = False
+            self._lacks_script = self._is_elsewhere = False
             replies = await self._exchange(commands, timeout, asking, last)
             if self._lacks_script:
                 unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
@@ -154,6 +156,8 @@ class RawConnection:
                 answers = await self._exchange(again, timeout, asking, last)
                 for at, answer in zip((*unknown, *([-1] if last else ())), answers, strict=True):
                     replies[at] = answer
+            if self._is_elsewhere:
+                await self.close()  # nothing is on its way: every reply is here
             return replies
         except BaseException as error:
             await self._drop(error)
@@ -194,6 +198,8 @@ class RawConnection:
             self._lacks_script = True
             return error
         answer = translate(error)
+        if isinstance(answer, BrokerUnavailable) and answer.is_elsewhere:
+            self._is_elsewhere = True
         if isinstance(answer, SlotMoved):
             self.node.note_error(answer)
         return answer
