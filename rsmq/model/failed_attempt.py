@@ -67,7 +67,7 @@ def from_field(raw: bytes | None) -> tuple[FailedAttempt, ...]:
 def loaded(raw: bytes | None) -> Sequence[Any]:
     """A list as JSON; empty for anything else."""
     try:
-        found = json.loads((raw or b"[]").decode(errors="backslashreplace"))
+        found = json.loads((raw or b"[]").decode(errors="replace"))
     except (ValueError, RecursionError):
         return []
     return found if isinstance(found, list) else []

@@ -21,6 +21,12 @@ def test_notes_of_the_server() -> None:
     assert failed_attempts(None, None) == ()
 
 
+def test_notes_that_are_not_utf8_are_read_as_far_as_they_are_text() -> None:
+    """A note that was cut within a character does not cost the others."""
+    past = b'["1 1718000000000 \xe6\x95", "2 1718000001500 whole"]'
+    assert [(each.attempt, each.error) for each in failed_attempts(None, past)] == [(1, "\ufffd"), (2, "whole")]
+
+
 def test_field_of_a_dead_letter() -> None:
     """What is written is read again."""
     assert from_field(to_field([FIRST, SECOND]).encode()) == (FIRST, SECOND)

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from tenacity import wait_fixed
 
-from rsmq import Broker, Cancelled, ConfigError, Message, Reject, RetryPolicy, Settings, TopicFull
+from rsmq import Broker, BrokerError, Cancelled, ConfigError, Message, Reject, RetryPolicy, Settings, TopicFull
 from rsmq.control.status import GroupState
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
@@ -161,6 +161,27 @@ async def test_throttle_holds_the_name_for_a_time(broker: Broker) -> None:
         await until(is_free, "its time is over")
         assert other not in work.began or not work.go_on.is_set()
         work.go_on.set()
+
+
+async def test_replace_in_a_stream_that_takes_nothing_leaves_the_old_message(broker: Broker) -> None:
+    """Another client has written the largest id: the message that is there is not cancelled for one that cannot be."""
+    handled: list[str] = []
+
+    @broker.handler("in", group="g")
+    async def handle(text: str) -> None:
+        handled.append(text)
+
+    async with broker:
+        async with broker.running():
+            pass
+        first = await edit(broker, "first")
+        stream = broker.keys.stream("in", 0)
+        await ask(broker, "XSETID", stream, f"{2**64 - 1}-{2**64 - 1}")
+        with pytest.raises(BrokerError, match="takes no entries"):
+            await edit(broker, "second", on_conflict="replace")
+        assert await state_of(broker, first) != "cancelled"
+        async with broker.running():
+            await until(lambda: handled == ["first"], "the first one is handled")
 
 
 async def test_replace_takes_the_place_of_what_no_worker_has(broker: Broker) -> None:

@@ -24,7 +24,7 @@ from rsmq.redis.wire.url import is_loopback
 log = logging.getLogger("rsmq.preflight")
 
 TO_PUBLISH: Final = frozenset(
-    "EVAL TIME XADD XLEN XRANGE GET SET EXISTS HGETALL HSETNX SADD ZADD".split()  # noqa: SIM905  a word each
+    "EVAL TIME XADD XLEN XRANGE GET SET EXISTS HGETALL HSETNX SADD TYPE ZADD".split()  # noqa: SIM905  a word each
 )
 """The commands that a publisher needs."""
 NEEDED: Final = "rsmq needs Redis 7.0 or newer, or Valkey 8 or newer"

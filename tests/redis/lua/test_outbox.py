@@ -82,8 +82,7 @@ async def test_relay_rows_delays_a_row_that_is_not_due(partition: Partition) -> 
 
 async def test_relay_rows_remembers_what_it_has_appended_before_an_error(partition: Partition) -> None:
     """An error in between does not make the next call append the first rows again."""
-    await partition.call("SET", partition.names[1], "foreign")
-    rows = [A, "", 2, "data", A, B, 4_000_000_000_000, 2, "data", B]
+    rows = [A, "", 2, "data", A, B, "", 1, "half a pair"]
     with pytest.raises(BrokerError):
         await RELAY_ROWS(partition.client, partition.names, ("db", f"{1:032d}", 0, "reject", "", *rows))
     partition.turn = 1

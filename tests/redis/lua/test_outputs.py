@@ -93,6 +93,20 @@ async def test_settle_outputs_into_a_key_of_another_type_changes_nothing(partiti
     assert await partition.pending() == 2
 
 
+@pytest.mark.parametrize("sealed", [1, 2])
+async def test_settle_outputs_into_a_stream_that_takes_nothing_changes_nothing(
+    partition: Partition, keys: Keys, sealed: int
+) -> None:
+    """A stream with the largest id refuses entries: the message stays pending, and the other output is not stored."""
+    ids, targets = await partition.fill(), [keys.stream("invoices", 1), keys.stream("invoices", 2)]
+    await partition.call("XADD", targets[sealed - 1], f"{2**64 - 1}-{2**64 - 1}", "data", "sealed")
+    args = [ids[0], 2, 3, "", 2, "data", "a", 4, "", 2, "data", "b"]
+    with pytest.raises(BrokerError, match="takes no entries"):
+        await settle(partition, targets, *args, counts=(2, 0, 0))
+    assert await partition.pending() == 2
+    assert await partition.call("XLEN", targets[2 - sealed]) == 0
+
+
 async def test_settle_outputs_without_memory_changes_nothing(partition: Partition, keys: Keys) -> None:
     """The script is refused as a whole: an XACK without its outputs would lose them."""
     ids, target = await partition.fill(), keys.stream("invoices", 1)

@@ -25,6 +25,7 @@ from rsmq.redis.scripts import (
     TOUCH_MESSAGES,
     UNPARK_MESSAGES,
 )
+from tests.redis.lua.refusals import Refusals
 
 ME, OTHER, GROUP, EPOCH = "me", "other", "billing", "7"
 SHARED = ""
@@ -363,6 +364,19 @@ async def test_park_keeps_the_errors_of_the_last_ten_attempts(partition: Partiti
     assert await partition.call("HLEN", partition.errors) == 2
 
 
+@pytest.mark.parametrize("text", ["ASCII", "Größe", "数量错误", "🙂", "a数量错误", "ab数量错误"])
+async def test_park_cuts_no_error_within_a_character(partition: Partition, text: str) -> None:
+    """Notes of earlier attempts are cut to 300 bytes; what is half a character would spoil the whole list."""
+    (entry_id,) = await partition.deliver(1)
+    for attempt in range(1, 6):
+        await partition.park(entry_id, attempt, 0, keep=True, error=text * 100)
+        await partition.start(entry_id, attempt)
+    failed = await partition.failed(entry_id)
+    assert [attempt for attempt, _ in failed] == [1, 2, 3, 4, 5]
+    assert all(text * 100 == error or (text * 100).startswith(error) for _, error in failed)
+    assert all(len(error) > 60 for _, error in failed)
+
+
 async def test_park_beside_an_older_version_and_other_clients(partition: Partition) -> None:
     """An older version writes only the newest note; what another client has written there is no obstacle."""
     ids = await partition.deliver(3)
@@ -673,8 +687,9 @@ async def test_claim_page_is_that_of_xpending_with_the_deleted_ids(
     assert await partition.pending() == dict.fromkeys(held, (ME, 1))
 
 
-async def test_claim_page_does_not_load_far_more_than_its_budget(partition: Partition) -> None:
+async def test_claim_page_does_not_load_far_more_than_its_budget(partition: Partition, refusals: Refusals) -> None:
     """Portions of large bodies are small: the script must not fill the server's memory with what it does not return."""
+    refusals.is_off = True
     await partition.deliver(60, OTHER, "data", "x" * 100_000)
     await partition.call("CONFIG", "RESETSTAT")
     _, _, _, *found = await partition.claim(budget=250_000)

@@ -11,7 +11,7 @@
 --          caller: XAUTOCLAIM has one idle time for all and names no last owner, so each row is looked at, ten times
 --          `count` of them. After a step of the clock every message seems to be idle, until its member has touched it
 --          again. The dead letters of lost ids, `wait_ms` and `is_ours`: as in claim_pending.
--- USES     follow_clock
+-- USES     follow_clock, can_write
 local count, is_search, min_idle, patience = tonumber(ARGV[4]), ARGV[6] == '', tonumber(ARGV[7]), {}
 if is_search then
   local time = redis.call('TIME')
@@ -24,6 +24,7 @@ local range = { ARGV[3], '+', most + 1 }
 if ARGV[6] ~= '' then range[4] = ARGV[6] end
 local rows, cursor, lost, claimed = redis.call('XPENDING', KEYS[1], ARGV[2], unpack(range)), '0-0', {}, {}
 if #rows > most then cursor = table.remove(rows)[1] end
+can_write('XCLAIM XACK', KEYS[1], 'HSET', KEYS[2], 'ZADD ZREM', KEYS[3])
 local now = redis.call('EXISTS', KEYS[3]) == 1 and follow_clock(KEYS[2], KEYS[3]) or 0
 local reply, bytes = { 'OK', cursor, lost }, 0
 for _, row in ipairs(rows) do
@@ -42,6 +43,7 @@ for _, row in ipairs(rows) do
       local wait = due and math.max(0, tonumber(due) - now) or 0
       reply[#reply + 1] = { id, row[4], wait, entry[2], is_ours and 1 or 0 }
     else
+      if #lost == 0 then can_write('XADD', KEYS[4]) end
       redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'dlq.origin', id, unpack(ARGV, 10, 21))
       redis.call('XACK', KEYS[1], ARGV[2], id)
       redis.call('ZREM', KEYS[3], id .. '|' .. row[4])

@@ -9,6 +9,7 @@
 --          body is copied inside the server. An entry with too many fields for one call is packed into one field. A
 --          body that is too large to copy stays in the stream. Only the owner of a partition settles, so a message that
 --          is not pending lost its consumer, unless this call was executed before.
+-- USES     can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -17,6 +18,7 @@ local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if row and row[2] ~= ARGV[1] or not row and (ARGV[2] == '' or ARGV[7] == '1') then return { 'NOT_PENDING' } end
 local entry = ARGV[8] == 'dlq.body' and { '', {} } or redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])[1]
 local fields = entry and entry[2] or { 'dlq.body', 'deleted' }
+can_write('XADD', KEYS[4], 'XACK', KEYS[1], 'ZREM', KEYS[3])
 if #fields > 2000 then
   local packed = {}
   for i = 1, #fields do packed[i] = struct.pack('>I4', #fields[i]) .. fields[i] end

@@ -13,7 +13,7 @@
 --          The reader is stored so that the next owner can cut off its blocking read. Its predecessor is kept until the
 --          same reader claims again, because a claim that was delayed may come after one by a newer reader. `wait_ms` is
 --          > 0 for a message whose retry is not due. `is_ours` is 1 if the owner already had the message.
--- USES     follow_clock
+-- USES     follow_clock, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch', 'reader')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], '+', ARGV[5])
@@ -39,6 +39,8 @@ while at < #rows and left >= 0 do
   end
   portion = are_in_a_row and math.max(1, math.min(2 * portion, 64, math.floor(left / largest))) or 1
 end
+can_write('XAUTOCLAIM', KEYS[1], 'HSET', KEYS[2], 'ZADD ZREM', KEYS[3])
+if #lost > 0 then can_write('XADD', KEYS[4]) end
 local has_parked = redis.call('EXISTS', KEYS[3]) == 1
 local now = has_parked and follow_clock(KEYS[2], KEYS[3])
 local cursor = '0-0'

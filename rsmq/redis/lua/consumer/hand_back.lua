@@ -7,10 +7,12 @@
 -- WHY      A planned stop is not an attempt. The messages stay pending; in shared distribution their idle time is
 --          raised so that another member may claim them. XCLAIM drops a message whose entry was deleted: then it
 --          becomes a dead letter in the same step.
+-- USES     can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
+if #ARGV > 16 then can_write('XCLAIM', KEYS[1], 'XADD', KEYS[3]) end
 local idle, reply = ARGV[2] == '' and 86400000 or 0, { 'OK', 0 }
 for i = 17, #ARGV, 2 do
   local id = ARGV[i]

@@ -5,12 +5,14 @@
 -- RETURNS  {'OK'}, {'STALE_EPOCH'} or {'NOT_PENDING'}
 -- WHY      One call acknowledges it and notes that it was cancelled, so it is never neither. Only the owner calls this,
 --          for what it does not start any more, so it is never both. A second call finds it done.
+-- USES     can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
 local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if ARGV[2] == '' and (not row or row[2] ~= ARGV[1]) then return { 'NOT_PENDING' } end
+can_write('XACK', KEYS[1], 'ZREM', KEYS[3], 'HDEL', KEYS[4], 'ZADD', KEYS[5])
 redis.call('XACK', KEYS[1], ARGV[3], ARGV[4])
 if row then redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. row[4]) end
 redis.call('HDEL', KEYS[4], ARGV[4])

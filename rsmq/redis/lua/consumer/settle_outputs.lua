@@ -7,22 +7,22 @@
 --          'max_length:int reject|trim dedup:int (an index, or 0) window_ms:int due (ms since 1970, '+ms' from now, or '')'
 -- RETURNS  {'OK', messages done with:int, acknowledged:int, index of a full target or 0} or {'STALE_EPOCH'}
 -- WHY      Outputs are stored only where XACK returned 1, so a call that is sent again after a lost reply stores nothing
---          twice. What could fail is checked before anything is written: types, rights, and per message the room. Without
+--          twice. What could fail is checked before anything is written: types, rights, seals, room per message. Without
 --          allow-oom a server without memory refuses the whole call. A message without room holds back those after it:
 --          their order counts. Under a lease only the owner settles: on a first call, a message that is not pending lost
 --          its consumer (see start_message), unless the group was created again and will receive it once more.
--- USES     dict, acknowledge
+-- USES     dict, acknowledge, can_write, can_append
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
 local time, lengths, streams, zsets = redis.call('TIME'), {}, 2 + ARGV[5], 2 + ARGV[5] + ARGV[6]
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+can_write('XACK', KEYS[1])
 for index = 3, #KEYS do
   local write = index <= streams and 'XADD' or index <= zsets and 'ZADD' or 'SET'
-  if not redis.acl_check_cmd(write, KEYS[index], '1', '1', '1') then
-    return redis.error_reply('NOPERM this user has no right to ' .. write .. ' ' .. KEYS[index])
-  end
+  can_write(write, KEYS[index])
+  if write == 'XADD' then can_append(KEYS[index]) end
   lengths[index] = redis.call(write == 'XADD' and 'XLEN' or write == 'ZADD' and 'ZCARD' or 'EXISTS', KEYS[index])
 end
 

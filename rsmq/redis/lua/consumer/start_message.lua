@@ -8,6 +8,7 @@
 --          was deleted, and the owner makes it pending again. Under shared distribution that cannot be known. XCLAIM
 --          drops a message whose entry was deleted from the pending list, so that is checked first: it stays pending
 --          until its dead letter is written. A message that is cancelled does not start: the caller settles it so.
+-- USES     can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
@@ -16,6 +17,7 @@ local row = redis.call('XPENDING', KEYS[1], ARGV[3], ARGV[4], ARGV[4], 1)[1]
 if row and row[2] ~= ARGV[1] or not row and ARGV[2] == '' then return { 'NOT_PENDING' } end
 if redis.call('HGET', KEYS[4], ARGV[4]) or redis.call('ZSCORE', KEYS[5], ARGV[4]) then return { 'CANCELLED' } end
 if #redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4]) == 0 then return { 'LOST_BODY', row and 1 or 0 } end
+can_write('XCLAIM', KEYS[1], 'ZREM', KEYS[3])
 redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, ARGV[4], 'RETRYCOUNT', ARGV[5] + 1, 'FORCE', 'JUSTID')
 redis.call('ZREM', KEYS[3], ARGV[4] .. '|' .. ARGV[5])
 return { 'OK' }

@@ -9,12 +9,13 @@
 --          loses nothing. A message that was charged another attempt since is left alone. A message that was still
 --          pending for its owner keeps its position: if it has a key, a timer runs for it. Due times follow
 --          a clock that was set back by a step or a failover, or retries would wait for that long.
--- USES     follow_clock
+-- USES     follow_clock, can_write
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
   if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 end
 if redis.call('EXISTS', KEYS[3]) == 0 then return { 'OK', -1 } end
+can_write('HSET', KEYS[2], 'ZADD ZREM', KEYS[3], 'XCLAIM XACK', KEYS[1], 'XADD', KEYS[4])
 local now = follow_clock(KEYS[2], KEYS[3])
 local reply = { 'OK', -1 }
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[4])) do

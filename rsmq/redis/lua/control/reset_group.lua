@@ -8,9 +8,11 @@
 --          that a reset which a failover has lost does not give its number to the next one.
 --          What was cancelled stays cancelled: the marks count again.
 --          The reader stays: its read may still be on its way, and the next owner must cut it off.
+-- USES     can_write
 if not redis.acl_check_cmd('XGROUP', 'DESTROY', KEYS[1], ARGV[1]) then
   return redis.error_reply('NOPERM this user may not reset a group: it has no right to XGROUP DESTROY')
 end
+can_write('HSET HINCRBY', KEYS[2], 'UNLINK', KEYS[3], 'HSET', KEYS[4], 'ZADD UNLINK', KEYS[5])
 redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
 redis.call('UNLINK', KEYS[3])

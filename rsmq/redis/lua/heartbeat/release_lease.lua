@@ -10,5 +10,5 @@ local lease = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return 'STALE_EPOCH' end
 redis.call('HSET', KEYS[1], 'owner', '', 'until_ms', '0', 'reader', ARGV[4], 'before', '')
 local pending = redis.pcall('XPENDING', KEYS[2], ARGV[3], '-', '+', 1, ARGV[1])
-if not pending.err and #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[2], ARGV[3], ARGV[1]) end
+if not pending.err and #pending == 0 then redis.pcall('XGROUP', 'DELCONSUMER', KEYS[2], ARGV[3], ARGV[1]) end
 return 'OK'

@@ -7,6 +7,7 @@
 --          nothing. Without an epoch the server has lost the session (expired, deleted, FLUSHALL): seqs start anew
 --          then, so an old one must remove nothing either. A seq above all that was sent has been lost by the server,
 --          and may have been given to another letter since: then nothing is removed.
+-- USES     can_write
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'held', 'sent', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
 local names, sent = {}, math.max(tonumber(state[3] or 0), tonumber(state[4] or 0))
@@ -14,6 +15,7 @@ for i = 2, #ARGV do
   if tonumber(ARGV[i]) > sent then return { 'BEHIND', sent } end
   names[i - 1] = KEYS[1] .. '_' .. ARGV[i]
 end
+can_write('DEL ZREM', KEYS[1], 'ZREM', KEYS[3], 'HSET', KEYS[2])
 redis.call('DEL', unpack(names))
 redis.call('ZREM', KEYS[3], unpack(ARGV, 2))
 if state[2] and state[2] ~= '' then

@@ -14,7 +14,7 @@
 --          session had expired, so that a connection of an earlier session stays shut out. If only the session was
 --          lost, seq and sent continue at its letters. The session of an MQTT client that has expired has ended, also
 --          if nothing has removed it yet: then this start is clean.
--- USES     forget_marks
+-- USES     forget_marks, can_write
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local text = string.format('%.0f', now)
@@ -28,6 +28,7 @@ if mark:sub(1, #ARGV[5]) >= ARGV[5] then
   return { 'OK', epoch, tonumber(present), sent, floor, redis.call('ZCOUNT', KEYS[1], '-inf', floor) }
 end
 
+can_write('HSET HDEL', KEYS[2], 'PEXPIREAT ZADD', KEYS[1], 'ZADD', KEYS[3], 'SPUBLISH', KEYS[4])
 local changes = {}
 if not state[5] then forget_marks(KEYS[2], now - ARGV[6]) end
 if not seq then

@@ -9,10 +9,12 @@
 --          Only a letter takes that mark away: a late repeat of an older page must not. A cursor above all that was
 --          sent: a replica has taken over that did not have the newest writes, and gives these seqs a second time.
 --          A message of MQTT that has an expiry (flag 8) and is sent to its client does not expire any more.
+-- USES     can_write
 local state = redis.call('HMGET', KEYS[2], 'epoch', 'sent', 'until_ms', 'held', 'floor')
 if state[1] ~= ARGV[1] then return { state[1] and 'STALE_EPOCH' or 'NO_SESSION' } end
 local sent = math.max(tonumber(state[2] or 0), tonumber(state[5] or 0))
 if tonumber(ARGV[2]) > sent then return { 'BEHIND', sent } end
+can_write('PEXPIREAT ZREM', KEYS[1], 'ZREM', KEYS[3], 'HSET HINCRBY', KEYS[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local count, budget, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), 0

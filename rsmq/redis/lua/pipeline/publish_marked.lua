@@ -5,7 +5,9 @@
 -- RETURNS  {'OK'|'FULL', appended:int, skipped:int}; a message without room and those after it count as neither
 -- WHY      The script stores the last position together with the messages. So a task that runs again, or twice at the
 --          same time, appends each message once, even after lost replies. Positions of fixed width compare as text.
+-- USES     can_write
 local max, trim = tonumber(ARGV[1]), ARGV[2] == 'trim'
+can_write('XADD', KEYS[1], 'HSET', KEYS[2])
 local mark = redis.call('HGET', KEYS[2], ARGV[3]) or ''
 local room = math.huge
 if max > 0 and not trim then room = max - redis.call('XLEN', KEYS[1]) end

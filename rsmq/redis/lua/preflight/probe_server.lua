@@ -18,6 +18,7 @@ local stream = KEYS[1]
 try('TIME')
 try('XGROUP', 'CREATE', stream, 'g', '0', 'MKSTREAM')
 local id = try('XADD', stream, 'MAXLEN', '~', 10, '*', 'data', '') or '1-0'
+try('TYPE', stream)
 try('XLEN', stream)
 try('XRANGE', stream, '-', '+', 'COUNT', 1)
 try('XREADGROUP', 'GROUP', 'g', 'c', 'COUNT', 1, 'STREAMS', stream, '>')

@@ -4,6 +4,7 @@
 -- RETURNS  {'OK', due_ms} or {'DUPLICATE', due_ms, is_same:1|0|-1 (payload and key; -1: it is not among the first 1 000
 --          that are due then)}
 -- WHY      The server's clock defines "in five seconds". A message that is sent twice is stored once.
+-- USES     can_write
 local due = tonumber(ARGV[1])
 if ARGV[1]:sub(1, 1) == '+' then
   local now = redis.call('TIME')
@@ -33,6 +34,7 @@ if known then
   end
   return { 'DUPLICATE', known, is_same }
 end
+can_write('ZADD', KEYS[1], 'SET', KEYS[2])
 redis.call('ZADD', KEYS[1], due, ARGV[3])
 local now = redis.call('TIME')
 local left = math.max(0, due - now[1] * 1000)

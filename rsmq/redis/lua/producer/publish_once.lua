@@ -5,6 +5,7 @@
 --          is_same:1|0|-1 (its payload and key; -1: it is gone, or it is delayed)}
 -- WHY      A reply can be lost after the write. `since` (the newest id known before that write) lets the call find a
 --          first attempt that went through the plain batch script and left no dedup key.
+-- USES     can_write
 local function value(fields, first, name)
   for i = first, #fields, 2 do
     if fields[i] == name then return fields[i + 1] end
@@ -32,6 +33,7 @@ if ARGV[4] ~= '' then
     end
   end
 end
+can_write('XADD', KEYS[1], 'SET', KEYS[2])
 local max = tonumber(ARGV[1])
 local id
 if max > 0 and ARGV[2] == 'trim' then

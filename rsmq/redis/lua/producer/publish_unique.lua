@@ -10,7 +10,8 @@
 -- WHY      What has ended holds no name: where a message is says so, and no settlement knows of names. The caller looks,
 --          group by group, and decides. What has ended stays so; then the same record suffices here. What is replaced
 --          must not have been delivered, which is checked here, where it becomes cancelled.
--- USES     dict, order
+-- USES     dict, order, can_write, can_append
+can_write('XADD', KEYS[1], 'SET', KEYS[2], 'HSET', KEYS[3], 'ZADD ZREM', KEYS[4])
 local known, time = redis.call('GET', KEYS[2]), redis.call('TIME')
 if known then return { 'DUPLICATE', known, -1 } end
 local now, due = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[4])
@@ -39,6 +40,8 @@ if record and (record ~= ARGV[7] or ARGV[8] == 'replace') then
   end
   if not can_go or reply[7] == 0 then return reply end
   if is_full then return { 'FULL' } end
+  can_append(KEYS[1])
+  for i = 11, first - 1 do can_write('HSET', marks[ARGV[i]]) end
   for i = 11, first - 1 do redis.call('HSET', marks[ARGV[i]], id, 'cancelled') end
   if id == '' then
     local left = math.max(0, redis.call('ZSCORE', KEYS[4], packed) - now)

@@ -6,7 +6,9 @@ local function note_failure(errors, id, attempts, now, error)
   if before and before:gsub('^(%d+) %d+', '%1') ~= note:match('^%d+') .. ' ' .. error then
     local is_list, past = pcall(cjson.decode, redis.call('HGET', errors, id .. '|past') or '[]')
     if not is_list or type(past) ~= 'table' or past[1] == nil then past = {} end
-    past[#past + 1] = before:sub(1, 300)
+    local cut = before:sub(1, 300)
+    if #cut < #before then cut = cut:gsub('[\128-\191]*$', ''):gsub('[\192-\255]$', '') end -- not within a character
+    past[#past + 1] = cut
     if #past > 9 then table.remove(past, 1) end
     redis.call('HSET', errors, id .. '|past', cjson.encode(past))
   end

@@ -5,6 +5,7 @@
 -- WHY      ZREM and XADD run in one script: a poller that dies loses no message and moves none twice.
 --          A message that holds a unique name has it as its first field: the record of the name follows it.
 --          A message that cannot be unpacked becomes an entry without `data`: consumers bury it as malformed.
+-- USES     can_write
 local function unpacked(packed)
   local fields, at = {}, 1
   while at <= #packed do
@@ -20,6 +21,7 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[1])
+if #due > 0 then can_write('XADD', KEYS[1], 'ZREM', KEYS[2], 'HSET', KEYS[3]) end
 for _, packed in ipairs(due) do
   local ok, fields = pcall(unpacked, packed)
   if not ok then fields = { 'packed', packed } end

@@ -6,7 +6,7 @@
 --          a required archive it is also the oldest entry that the slowest archive has not committed; without any
 --          archive nothing is trimmed. Marks (entries ever added -> id, written on each call) count entries without
 --          reading them.
--- USES     dict, order, next_id
+-- USES     dict, order, next_id, can_write
 local function less(a, b) return order(a) < order(b) end
 local function lower(a, b) return less(a, b) and a or b end
 local known, groups = {}, redis.call('XINFO', 'GROUPS', KEYS[1])
@@ -31,6 +31,7 @@ if ARGV[4] == 'required' then
   for i = 2, #archives, 2 do floor = lower(next_id(archives[i]), floor) end
 end
 
+can_write('ZADD ZREMRANGEBYSCORE', KEYS[2], 'XTRIM', KEYS[1], 'HSET', KEYS[4])
 local added, keep = stream['entries-added'], tonumber(ARGV[2])
 local newest = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
 if added > 0 and added - tonumber(newest[2] or 0) >= math.max(100, keep / 100) then
