@@ -12,7 +12,9 @@ from typing import Any, Final
 import anyio.to_thread
 
 from rsmq.errors import ConfigError
+from rsmq.handler.apart import apart
 from rsmq.handler.failure import describe, exc_info
+from rsmq.handler.returned import completed
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 
@@ -47,14 +49,18 @@ def check_function(function: Any) -> None:
         ) from None
 
 
+async def _call(function: DeadFunction, message: Message, burial: Burial) -> None:
+    if iscoroutinefunction(function):
+        await completed(await function(message, burial))
+    else:
+        await completed(await anyio.to_thread.run_sync(function, message, burial, abandon_on_cancel=True))
+
+
 async def call_hook(function: DeadFunction, message: Message, burial: Burial) -> bool:
     """Call it; a plain function runs in a thread. False: it failed, which is logged and keeps no message alive."""
     try:
         async with timeout(LONGEST):
-            if iscoroutinefunction(function):
-                await function(message, burial)
-            else:
-                await anyio.to_thread.run_sync(function, message, burial, abandon_on_cancel=True)
+            await apart(_call, function, message, burial)
     except BaseException as problem:
         if isinstance(problem, CancelledError) or is_from_signal(problem):
             raise

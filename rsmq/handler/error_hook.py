@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
-from inspect import isawaitable
 from typing import Final
 
+from rsmq.handler.apart import apart
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.middleware import Call, Wrapping
+from rsmq.handler.returned import completed
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 
@@ -33,13 +34,15 @@ class ErrorHook(Wrapping):
         return call_next
 
 
+async def _call(hook: ErrorHook, message: Message, error: BaseException) -> None:
+    await completed(hook.function(message, error))
+
+
 async def report(hooks: Sequence[ErrorHook], message: Message, error: BaseException) -> None:
     """Call every hook. What one raises is logged, and changes nothing for the message."""
     for hook in hooks:
         try:
-            result = hook.function(message, error)
-            if isawaitable(result):
-                await result
+            await apart(_call, hook, message, error)
         except BaseException as problem:
             if isinstance(problem, CancelledError) or is_from_signal(problem):
                 raise

@@ -5,15 +5,13 @@ Nothing here raises, whatever the error does when it is asked for its text.
 
 from __future__ import annotations
 
-import pickle
 import traceback
 from asyncio import CancelledError
-from collections.abc import Callable
 from dataclasses import dataclass
 from os import sep
 from os.path import dirname
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -46,8 +44,31 @@ def describe(error: BaseException) -> str:
     """Type and message of an error, at most 1000 characters."""
     if isinstance(error, CancelledError) and not error.args:
         return f"{type(error).__name__}: the handler, or something that it awaited, was cancelled"
+    if isinstance(error, BaseExceptionGroup):
+        return described_parts(error)
     text = text_of(error)
     return f"{type(error).__name__}: {text}"[:LONGEST_LINE] if text else type(error).__name__
+
+
+def parts(error: BaseException) -> list[BaseException]:
+    """The errors in a group, and in the groups in it; of any other error, itself.
+
+    A task group cancels the other tasks when one fails, so cancellations count only where there is nothing else.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    found = [part for member in error.exceptions for part in parts(member)]
+    return [part for part in found if not isinstance(part, CancelledError)] or found
+
+
+def described_parts(group: BaseExceptionGroup[BaseException]) -> str:
+    """The errors of a group in one line; of a single one only itself, because the group says nothing more."""
+    found = parts(group)
+    if len(found) == 1:
+        return describe(found[0])
+    shown = "; ".join(describe(part) for part in found[:MOST_MEMBERS])
+    more = f"; and {len(found) - MOST_MEMBERS} more" if len(found) > MOST_MEMBERS else ""
+    return f"{type(group).__name__}: {text_of(group.message)}: {shown}{more}"[:LONGEST_LINE]
 
 
 def text_of(value: object) -> str:
@@ -214,9 +235,6 @@ def shortened(text: str, most: int) -> str:
     return text.encode()[: max(0, most - 5)].decode(errors="ignore") + " ...\n"
 
 
-# -- between processes ----------------------------------------------------------------------------------------------
-
-
 class RemoteTraceback(Exception):
     """What an error of another process came from: its traceback there, as text."""
 
@@ -226,32 +244,3 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.text}"
-
-
-class Carried(Exception):
-    """An error on its way out of a process. It arrives as the error itself, which came from a `RemoteTraceback`."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error, self.text = error, traceback_of(error)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return arrived, (self.error, self.text)
-
-
-def arrived(error: Exception, text: str) -> Exception:
-    """The error in the process that asked for the call."""
-    error.__cause__ = RemoteTraceback(text) if text else None
-    return error
-
-
-def carrying(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in another process: an error keeps its traceback, and one that cannot be sent keeps its text."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))  # as the pool of processes would, to see whether it can
-        except Exception:
-            raise Carried(RuntimeError(describe(error)).with_traceback(error.__traceback__)) from None
-        raise Carried(error) from None

@@ -35,13 +35,13 @@ class Continuation:
 class Returned:
     """A coroutine that returned something in its first step."""
 
-    __slots__ = ("_value",)
+    __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self.value = value
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._value
+        return self.value
         yield
 
 

@@ -18,7 +18,7 @@ from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
 from rsmq.errors import ConfigError, HandlerTimeout, Malformed
-from rsmq.handler.failure import describe, exc_info, text_of
+from rsmq.handler.failure import describe, exc_info, parts, text_of
 from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.reason import Reason
@@ -128,15 +128,22 @@ class RetryPolicy:
                 f"retry_on=(TimeoutError, OSError), or a plain function that takes the error and returns a bool"
             )
 
-    def retries(self, error: BaseException) -> bool:
-        """Whether the policy retries this error. Never raises."""
+    def retries(self, error: BaseException, whole: BaseException | None = None) -> bool:
+        """Whether the policy retries this error, which may be a part of a group. Never raises."""
         try:
             if isinstance(self.retry_on, type | tuple):
-                return isinstance(error, self.retry_on)
+                return isinstance(error, self.retry_on) or (
+                    isinstance(whole, BaseExceptionGroup) and isinstance(whole, self._groups())
+                )
             return bool(self.retry_on(error))
         except BaseException as problem:
             _log_failure("retry_on", "the message is retried", problem)
             return True
+
+    def _groups(self) -> tuple[type[BaseException], ...]:
+        """The classes of groups that it names: `retry_on=ExceptionGroup` means the group, whatever is in it."""
+        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        return tuple(each for each in kinds if isinstance(each, type) and issubclass(each, BaseExceptionGroup))
 
     def is_free(self, error: BaseException, age: timedelta) -> bool:
         """Whether an error of a message of this age is a retry that does not count."""
@@ -222,21 +229,57 @@ def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
 
 
 def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = timedelta(0)) -> Decision:
-    """The decision for one handled message, which was stored `age` ago."""
+    """The decision for one handled message, which was stored `age` ago.
+
+    Of a group of errors, as a task group raises it, the strictest part decides, whatever the others are: `Reject`
+    before an unreadable payload, an error that is not retried, one that is, `Retry`, and at last a retry that does not
+    count.
+    """
+    whole, error = error, None if error is None else strictest(error, policy, age)
     match error:
         case None | AlreadyHandled():
             return Ack()
         case Reject():
-            return Bury(Reason.REJECTED, text_of(getattr(error, "reason", error)), cause=error)
+            return Bury(Reason.REJECTED, said_by(whole, text_of(getattr(error, "reason", error))), cause=whole)
         case Malformed():
-            return Bury(Reason.MALFORMED, text_of(error), cause=error)
+            return Bury(Reason.MALFORMED, said_by(whole, text_of(error)), cause=whole)
     exhausted = Reason.TIMEOUT if isinstance(error, HandlerTimeout) else Reason.FAILED
     is_free = policy.is_free(error, age)
-    if not is_free and (attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy.retries(error))):
-        return Bury(exhausted, describe(error), cause=error)
+    if not is_free and (
+        attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy.retries(error, whole))
+    ):
+        return Bury(exhausted, said_by(whole, describe(error)), cause=whole)
     if isinstance(error, Retry) and isinstance(error.after, timedelta):
         return Park(min(max(error.after, timedelta(0)), LONGEST_DELAY), is_counted=not is_free)
     return Park(policy.delay(attempt, error), is_counted=not is_free)
+
+
+def strictest(error: BaseException, policy: RetryPolicy, age: timedelta) -> BaseException:
+    """The part of a group that decides; of any other error, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+
+    def rank(part: BaseException) -> tuple[int, timedelta]:
+        after = part.after if isinstance(part, Retry) and isinstance(part.after, timedelta) else timedelta(0)
+        match part:
+            case AlreadyHandled():
+                return 0, after
+            case Retry():
+                return 1 if policy.is_free(part, age) else 2, after
+            case Reject():
+                return 6, after
+            case Malformed():
+                return 5, after
+        return 3 if policy.retries(part, error) else 4, after
+
+    return max(parts(error), key=rank)
+
+
+def said_by(error: BaseException | None, text: str) -> str:
+    """The text of a dead letter: that of the error, or of the part that decided, with the other parts behind it."""
+    if not isinstance(error, BaseExceptionGroup) or len(parts(error)) == 1:
+        return text
+    return text_of(f"{text} (of {describe(error)})")
 
 
 def decide_redelivery(attempts: int, policy: RetryPolicy) -> Bury | None:

@@ -5,7 +5,6 @@ Every process computes the same ticks, so any of them can publish one.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,12 +17,12 @@ import anyio
 from pydantic_core import to_json
 
 from rsmq.errors import ConfigError
-from rsmq.handler.failure import describe
+from rsmq.handler.apart import apart
 from rsmq.handler.options import refuse_unknown
+from rsmq.handler.returned import completed
 from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
 from rsmq.model.duration import Duration, as_duration, checked_duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
-from rsmq.model.interrupt import is_from_signal
 from rsmq.model.keys import check_name
 from rsmq.model.words import duration
 
@@ -269,33 +268,12 @@ def _wants_time(title: str, function: Callable[..., Any]) -> bool:
 
 
 async def payload_of(schedule: Schedule, tick: int) -> Any:
-    """What the schedule's function returns for a tick.
-
-    It runs in a task of its own: a cancellation or a SystemExit in it is an error of the function, and ends no more.
-    """
-    task = asyncio.create_task(_outcome_of(schedule, tick))
-    try:
-        await asyncio.wait((task,))
-    finally:
-        task.cancel()
-    payload, error = task.result()
-    if error is not None:
-        raise error if isinstance(error, Exception) else RuntimeError(describe(error)) from error
-    return payload
-
-
-async def _outcome_of(schedule: Schedule, tick: int) -> tuple[Any, BaseException | None]:
-    try:
-        return await _call(schedule, tick), None
-    except BaseException as error:
-        if is_from_signal(error):
-            raise
-        return None, error
+    """What the schedule's function returns for a tick."""
+    return await apart(_call, schedule, tick)
 
 
 async def _call(schedule: Schedule, tick: int) -> Any:
     """A plain function runs in a thread because it may block."""
     if inspect.iscoroutinefunction(schedule.function):
-        return await schedule.call(tick)
-    result = await anyio.to_thread.run_sync(schedule.call, tick)
-    return await result if inspect.isawaitable(result) else result
+        return await completed(await schedule.call(tick))
+    return await completed(await anyio.to_thread.run_sync(schedule.call, tick))

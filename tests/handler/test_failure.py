@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rsmq.errors import HandlerTimeout, Malformed
-from rsmq.handler.failure import MOST_BYTES, Carried, carrying, describe, exc_info, traceback_of
+from rsmq.handler.carried import Carried, carrying
+from rsmq.handler.failure import MOST_BYTES, describe, exc_info, traceback_of
 from rsmq.handler.handler import build_handler
 from rsmq.handler.retry import Reject, Retry
 from rsmq.model.message import Message
@@ -162,10 +164,62 @@ def test_error_of_another_process_brings_its_traceback() -> None:
     assert "KeyError: 'shop'" in text
 
 
-def test_error_that_cannot_be_sent_arrives_as_its_text() -> None:
-    """Many errors cannot be made again by pickle: their type and text still arrive."""
+def test_error_that_pickle_cannot_make_again_keeps_its_class() -> None:
+    """Most errors of SDKs take other arguments than they pass on: their class decides about a retry."""
     sent = caught(carrying, fail, UnsendableError(5, where="shop"))
     assert isinstance(sent, Carried)
     arrived = pickle.loads(pickle.dumps(sent))
-    assert describe(arrived) == "RuntimeError: UnsendableError: code 5 at shop"
+    assert type(arrived) is UnsendableError
+    assert describe(arrived) == "UnsendableError: code 5 at shop"
     assert "in fail\n    raise error\n" in traceback_of(arrived)
+
+
+def sent_over(error: BaseException) -> BaseException:
+    """The error as it arrives from another process."""
+    return pickle.loads(pickle.dumps(caught(carrying, fail, error)))  # type: ignore[no-any-return]
+
+
+def test_error_of_another_process_brings_causes_notes_and_groups() -> None:
+    """What a predicate of `retry_on` may look at."""
+    error = UnsendableError(5, where="shop")
+    error.__cause__ = UnsendableError(7, where="bank")
+    error.add_note("in the night")
+    arrived = sent_over(ExceptionGroup("both", [error, Reject("no such customer")]))
+    assert isinstance(arrived, ExceptionGroup)
+    first, second = arrived.exceptions
+    assert type(first) is UnsendableError
+    assert type(first.__cause__) is UnsendableError
+    assert str(first.__cause__) == "code 7 at bank"
+    assert first.__notes__ == ["in the night"]
+    assert (type(second), second.reason) == (Reject, "no such customer")  # type: ignore[attr-defined]
+
+
+def test_error_of_a_local_class_arrives_as_its_nearest_known_class() -> None:
+    """Pickle knows no class that a function has made; its name and text stay."""
+
+    class Local(KeyError):
+        """Only in this function."""
+
+    arrived = sent_over(Local("shop"))
+    assert isinstance(arrived, KeyError)
+    assert describe(arrived) == "Local: 'shop'"
+
+
+def test_error_that_holds_what_cannot_be_sent_arrives_without_it() -> None:
+    """A lock, a socket or a generator in an attribute is left out."""
+    error = ValueError("locked")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    error.code = 409  # type: ignore[attr-defined]
+    arrived = sent_over(error)
+    assert (type(arrived), str(arrived), arrived.code) == (ValueError, "locked", 409)  # type: ignore[attr-defined]
+    assert not hasattr(arrived, "lock")
+
+
+def test_call_in_another_process_that_returns_a_coroutine_fails() -> None:
+    """Nothing there would await it, and its message would be settled."""
+
+    async def forgotten() -> None:
+        raise AssertionError("never runs")
+
+    arrived = pickle.loads(pickle.dumps(caught(carrying, forgotten)))
+    assert "forgotten returned coroutine" in str(arrived)

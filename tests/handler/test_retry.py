@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +16,19 @@ from tenacity.wait import wait_base
 
 from rsmq.errors import ConfigError, HandlerTimeout, Malformed
 from rsmq.handler.failure import describe
-from rsmq.handler.retry import Ack, Bury, Park, Reject, Retry, RetryPolicy, decide, decide_redelivery, is_suspect
+from rsmq.handler.retry import (
+    Ack,
+    AlreadyHandled,
+    Bury,
+    Decision,
+    Park,
+    Reject,
+    Retry,
+    RetryPolicy,
+    decide,
+    decide_redelivery,
+    is_suspect,
+)  # fmt: skip
 from rsmq.model.duration import LONGEST_DELAY
 from rsmq.model.interrupt import mark
 from rsmq.model.reason import Reason
@@ -150,3 +164,38 @@ def test_documentation_names_every_reason() -> None:
     """The page about the wire format explains each `dlq.reason`."""
     page = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
     assert [reason for reason in Reason if f"`{reason}`" not in page] == []
+
+
+NETWORK = RetryPolicy(max_attempts=4, retry_on=ConnectionError, wait=wait_fixed(1))
+
+
+@pytest.mark.parametrize(
+    ("errors", "decision"),
+    [
+        ([Reject("no customer")], Bury(Reason.REJECTED, "no customer")),
+        ([ConnectionError("reset")], Park(SECOND)),
+        ([ValueError("bug")], Bury(Reason.FAILED, "ValueError: bug")),
+        ([Retry(after="1h")], Park(timedelta(hours=1))),
+        ([Retry(after="1h", counts=False)], Park(timedelta(hours=1), is_counted=False)),
+        ([Retry(after="1h"), Retry(after="2h")], Park(timedelta(hours=2))),
+        ([Retry(after="2h", counts=False), Retry(after="1h")], Park(timedelta(hours=1))),
+        ([Retry(after="1h"), asyncio.CancelledError()], Park(timedelta(hours=1))),
+        ([AlreadyHandled(), AlreadyHandled()], Ack()),
+        ([AlreadyHandled(), ValueError("bug")], Bury(Reason.FAILED, "ValueError: bug (of {})")),
+        ([ConnectionError("reset"), ValueError("bug")], Bury(Reason.FAILED, "ValueError: bug (of {})")),
+        ([Retry(after="1h"), ExceptionGroup("in", [Reject("no")])], Bury(Reason.REJECTED, "no (of {})")),
+        ([ValueError("bug"), Malformed("no JSON")], Bury(Reason.MALFORMED, "no JSON (of {})")),
+    ],
+)  # fmt: skip
+def test_strictest_part_of_a_group_decides(errors: list[BaseException], decision: Decision) -> None:
+    """A task group hides what a handler has raised: if all parts agree they count, else the strictest does."""
+    group = BaseExceptionGroup("unhandled errors in a TaskGroup", [BaseExceptionGroup("outer", errors)])
+    if isinstance(decision, Bury):
+        decision = replace(decision, error=decision.error.format(describe(group)))
+    assert decide(group, 1, NETWORK) == decision
+
+
+def test_policy_that_names_groups_retries_them() -> None:
+    """`retry_on=ExceptionGroup` means the group, whatever is in it."""
+    policy = RetryPolicy(retry_on=ExceptionGroup)
+    assert isinstance(decide(ExceptionGroup("both", [ValueError("a"), KeyError("b")]), 1, policy), Park)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextvars import copy_context
 from functools import partial
 from itertools import groupby, takewhile
 from operator import attrgetter
@@ -21,6 +22,7 @@ from rsmq.handler.failure import text_of
 from rsmq.handler.first_step import first_step
 from rsmq.handler.middleware import Payloads
 from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Bury, Outcome, Park, batch_outcomes
+from rsmq.handler.returned import completed
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 from rsmq.model.reason import Reason
@@ -250,6 +252,8 @@ class BatchRunner(Runner):
         task_slot.run(messages)
         try:
             result = await (self._call(messages) if call is None else call)
+            if result is not None:
+                result = await completed(result)
         except BaseException as error:
             outcome = self._outcome(task_slot, error)
             if isinstance(outcome, BatchRolledBack):
@@ -287,10 +291,11 @@ class BatchRunner(Runner):
                 outcomes[at] = Abandoned("lost")
 
     def _go_on(self, task_slot: TaskSlot) -> None:
-        """After a batch: in a new task if this one was cancelled, and the handler returned all the same."""
+        """After a batch: in a new task if the handler has left something in this one, a cancellation that it has
+        survived or a context variable."""
         if self.is_starved:
             self._made_space()
-        if task_slot.task is not None and task_slot.task.cancelling():
+        if task_slot.task is not None and (task_slot.task.cancelling() or copy_context() != self._context):
             task_slot.follow(partial(self._work, task_slot))
 
     def _all_done(self, batch: list[Message], heads: list[Message]) -> None:

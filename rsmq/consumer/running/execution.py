@@ -15,10 +15,12 @@ from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.errors import RsmqError
+from rsmq.handler.carried import carrying
 from rsmq.handler.error_hook import ErrorHook
-from rsmq.handler.failure import carrying, describe
+from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
+from rsmq.handler.returned import completed
 from rsmq.model.message import Message
 
 
@@ -61,7 +63,7 @@ def _publishing(call: Call, topics: Sequence[str]) -> Call:
     """Publish what the call returns, as an output of its message for each topic."""
 
     async def publishing(message: Message) -> Any:
-        result = await call(message)
+        result = await completed(await call(message))
         for topic in topics if result is not None else ():
             await message.publish(topic, result, key=message.key)
         return result
@@ -73,7 +75,7 @@ def _publishing_each(call: Call, topics: Sequence[str]) -> Call:
     """The same for each item of a batch. Returns the outcomes."""
 
     async def publishing(messages: Sequence[Message]) -> Any:
-        results = await call(messages)
+        results = await completed(await call(messages))
         if not isinstance(results, list | tuple) or len(results) != len(messages):
             return results  # None, or what is no list of outcomes
         outcomes = list[BaseException | None]()
@@ -97,7 +99,7 @@ def _in_thread(handler: Handler) -> Call:
     limiter = anyio.CapacityLimiter(handler.concurrency)
 
     async def call(work: Any) -> Any:
-        return await anyio.to_thread.run_sync(function, work, limiter=limiter, abandon_on_cancel=True)
+        return await completed(await anyio.to_thread.run_sync(function, work, limiter=limiter, abandon_on_cancel=True))
 
     return call
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
 from rsmq.handler.retry import Bury, Outcome, Park
+from rsmq.handler.returned import completed
 from rsmq.model.clock import monotonic
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
@@ -98,6 +100,7 @@ class Runner(Pool):
         queue, ready, settler = self.queue, self.queue.ready, self._settler
         take = queue.taker()
         decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
+        context = self._context
         start, run, running = task_slot.start, task_slot.run, self._running
         while True:
             while ready:
@@ -106,7 +109,7 @@ class Runner(Pool):
                     break
                 if type(message) is RawEntries:
                     message, rest = self._run_raw(task_slot, message)
-                    if cancelling() and message is None:
+                    if message is None and (cancelling() or copy_context() != context):
                         task_slot.follow(partial(self._work, task_slot))
                         return
                     if message is None:
@@ -133,7 +136,8 @@ class Runner(Pool):
                     if rest is None:
                         message.payload = decode(message.data)
                         rest = call(message)
-                    await rest
+                    if (result := await rest) is not None:
+                        await completed(result)
                 except BaseException as error:
                     self._leave_to_next(task_slot, message, lane, self._outcome(task_slot, error))
                     return
@@ -141,7 +145,7 @@ class Runner(Pool):
                     self._leave_to_next(task_slot, message, lane, None)
                     return
                 run(())
-                if message.is_suspect:
+                if message.is_suspect or copy_context() != context:  # it has set a variable, which the next may not see
                     self._leave_to_next(task_slot, message, lane, None)
                     return
                 if lane.done:
@@ -165,7 +169,7 @@ class Runner(Pool):
         assert self._raw_calls is not None
         queue, lane, done = self.queue, raw.origin, raw.done
         lane.flows.count_raw(-1)
-        rest, is_held = self._raw_calls.run(task_slot, raw)
+        rest, is_held = self._raw_calls.run(task_slot, raw, self._context)
         self._settler.add_done(lane, done)
         queue.leave_raw(len(done))
         if self.is_starved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, copy_context
 from typing import Any, Final
 
 from rsmq.consumer.waiting.queue import Queue
@@ -11,6 +12,7 @@ from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.errors import Malformed
 from rsmq.handler.first_step import Returned, first_step, raised
 from rsmq.handler.middleware import Call
+from rsmq.handler.returned import is_unfinished
 from rsmq.model.clock import monotonic
 from rsmq.model.message import Message
 
@@ -88,8 +90,9 @@ class RawCalls:
         self._queue, self._decode, self._payload_call, self._call = queue, decode, payload_call, call
         self._most = 8  # entries, about as many as start within the lag of the rate
 
-    def run(self, task_slot: TaskSlot, raw: RawEntries) -> tuple[Awaitable[Any] | None, bool]:
-        """Handle entries, which are then `done`, until one may not start or a call suspends or fails.
+    def run(self, task_slot: TaskSlot, raw: RawEntries, context: Context) -> tuple[Awaitable[Any] | None, bool]:
+        """Handle entries, which are then `done`, until one may not start, a call suspends or fails, or one has changed
+        the `context` in which each of them begins.
 
         Returns the rest of that call, and whether the next entry has to wait for its rate.
         """
@@ -124,10 +127,12 @@ class RawCalls:
                 next_made = next(positions, -1)
             else:
                 rest = first_step(function, payload)
-            if rest is not None and type(rest) is not Returned:
+            if rest is not None and (type(rest) is not Returned or is_unfinished(rest.value)):
                 break
             done.append(entry_id)
             rest = None
+            if copy_context() != context:
+                break
         task_slot.messages = ()
         number = len(done) + (rest is not None)
         if limit is not None:

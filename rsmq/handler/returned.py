@@ -1,0 +1,50 @@
+"""What a function of a user returns: nothing that nobody awaits is taken for a result.
+
+A decorator that forgets `functools.wraps` makes a plain function of an `async def`: its call returns a coroutine, and
+without a look at it the message would be settled although its handler has never run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from inspect import isasyncgen, isawaitable, isgenerator
+from types import AsyncGeneratorType, GeneratorType
+from typing import Any
+
+
+async def completed(result: Any) -> Any:
+    """The result of a call: a coroutine, a task or a future is awaited. Raises TypeError for a generator."""
+    while result is not None:
+        if isawaitable(result):
+            result = await result
+        elif isinstance(result, Future):
+            result = await asyncio.wrap_future(result)
+        elif isgenerator(result) or isasyncgen(result):
+            raise TypeError(
+                f"{result.__qualname__} returned a generator, whose body has not run: a handler has no `yield`, and a "
+                f"decorator around one awaits it"
+            )
+        else:
+            return result
+    return None
+
+
+def is_unfinished(result: Any) -> bool:
+    """Whether `completed` would await or refuse it."""
+    kind = type(result)
+    return hasattr(kind, "__await__") or kind in (GeneratorType, AsyncGeneratorType) or issubclass(kind, Future)
+
+
+def called(function: Any, *arguments: Any) -> Any:
+    """Call a plain function in another process. Raises TypeError for a result that can only be awaited here."""
+    result = function(*arguments)
+    if isawaitable(result) or isgenerator(result) or isasyncgen(result):
+        if hasattr(result, "close"):
+            result.close()
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"{name} returned {type(result).__name__}, which runs in no event loop here: a handler with "
+            f'execution="process" is a plain function, also inside its decorators'
+        )
+    return result
