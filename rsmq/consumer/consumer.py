@@ -16,6 +16,7 @@ from rsmq.consumer.owning.lane_lifecycle import LaneLifecycle
 from rsmq.consumer.owning.rebalancer import Rebalancer
 from rsmq.consumer.owning.shared import SharedDistribution
 from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.reading.read_ahead import ReadAhead
 from rsmq.consumer.reading.reclaimer import Reclaimer
 from rsmq.consumer.reading.retry_poller import RetryPoller
 from rsmq.consumer.running.execution import build_runner
@@ -67,6 +68,10 @@ class Consumer:
         self._use(handler.rates)
         self._reclaimer = Reclaimer(context, self._runner, self.settler)
         self.fetchers = Fetchers(context, self._runner, self.settler, self._reclaimer)
+        self._read_ahead = ReadAhead(context, self._runner, self.settler, self.fetchers)
+        if settings.read_ahead and handler.ordering == "key" and handler.distribution == "hash":
+            slots = handler.concurrency * (handler.batch or 1)
+            self.queue.read_ahead(settings.read_ahead, settings.prefetch, slots, self._read_ahead.wanted.set)
         self.lifecycle = LaneLifecycle(context, self._runner, self.settler, self.fetchers, self._leases, heartbeat)
         self._stopping = asyncio.Event()
         self._deadline = float("inf")
@@ -128,6 +133,7 @@ class Consumer:
                 if self._group_rate is not None:
                     outer.start_soon(self._group_rate.run)
                 outer.start_soon(self._reclaimer.cancellations.run)
+                outer.start_soon(self._read_ahead.run)
                 async with anyio.create_task_group() as inner:
                     await inner.start(self.fetchers.run)
                     await inner.start(self._distribution().run)
@@ -190,6 +196,7 @@ class Consumer:
             if self.membership.paused != self.fetchers.is_paused:
                 log.info("%s is %s", self._context.name, "paused" if self.membership.paused else "running")
                 await self.fetchers.pause(self.membership.paused)
+                self._read_ahead.wanted.set()
 
     # -- for metrics and probes, from any thread ------------------------------------------------------------------
 

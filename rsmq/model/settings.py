@@ -41,6 +41,7 @@ class Overrides(TypedDict, total=False):
     stop_grace: Duration
     prefetch: int
     prefetch_bytes: int | str
+    read_ahead: int
     payload_limit: int | str
     dedup_window: Duration
     delay_resolution: Duration
@@ -159,6 +160,11 @@ class Settings:
 
     prefetch: int = setting(2000, number(1, 10_000), "Maximum number of messages of one handler in memory.")
     prefetch_bytes: int = setting(32 << 20, size(), "Target for the payload bytes of one handler in memory.")
+    read_ahead: int = setting(
+        100_000,
+        number(0, 1_000_000),
+        "Messages of a partition that wait behind their key, of which only the id is kept. 0 turns this off.",
+    )
     payload_limit: int = setting(
         256 << 10, size(le=1 << 20), "Larger payloads are refused: 1 MiB stalls a server for 4-12 ms."
     )

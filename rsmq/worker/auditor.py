@@ -41,11 +41,13 @@ class LaneAudit:
     """Findings about one lane. `suspects` were not pending at the last check; `restored` are pending again and still in
     flight.
 
+    `is_short`: fewer messages were pending at the last check than wait as ids and are in flight.
     `due` (monotonic): when to count the entries again; `delivered`: the group's last delivered id at the last count.
     """
 
     suspects: set[bytes] = field(default_factory=set)
     restored: set[bytes] = field(default_factory=set)
+    is_short: bool = False
     delivered: bytes | None = None
     due: float = 0.0
 
@@ -111,6 +113,7 @@ class Auditor:
             audit.restored -= wanted - restored
             missing = await self._not_pending_of(lane, lane.undecided() - restored, restore=False)
             audit.suspects = missing & lane.undecided()
+            restored |= await self._restore_far(lane, audit)
             if restored:
                 consumer.stats.update(restored=len(restored))
                 log.error(
@@ -119,19 +122,38 @@ class Auditor:
                     count(len(restored), "message"), lane.stream, consumer.member, lane.group,
                 )  # fmt: skip
 
+    async def _restore_far(self, lane: Lane, audit: LaneAudit) -> set[bytes]:
+        """The same for what waits as ids: they are counted, and looked at only when two counts in a row are too low."""
+        before = lane.flows.far + len(lane.undecided())
+        if not lane.flows.far:
+            return set()
+        pending, *_ = await self._client.execute_command("XPENDING", lane.stream, lane.group)
+        was_short, audit.is_short = audit.is_short, pending < min(before, lane.flows.far + len(lane.undecided()))
+        if not (was_short and audit.is_short):
+            return set()
+        ids = list(lane.flows.far_ids())
+        audit.restored.update(ids)  # also if a reply gets lost
+        restored = await self._not_pending_of(lane, ids, restore=True)
+        audit.restored -= set(ids) - restored
+        return restored
+
     def _settle_crossed(self, consumer: Consumer, lane: Lane, audit: LaneAudit) -> None:
         """Settle again what was restored and is no longer in flight: the restoring may have crossed its settlement.
 
         Not while the lane is being handed over or taken over: then its messages may have been handed back unsettled.
         """
         if not lane.is_quiet and lane.recovery.is_over:
-            consumer.settler.add_done(lane, audit.restored - lane.in_flight)
-            audit.restored &= lane.in_flight
+            known = lane.in_flight.union(lane.flows.far_ids()) if audit.restored else lane.in_flight
+            consumer.settler.add_done(lane, audit.restored - known)
+            audit.restored &= known
 
     async def _not_pending_of(self, lane: Lane, ids: Iterable[bytes], *, restore: bool) -> set[bytes]:
         """The ids that are not pending in the server; with `restore`, those made pending again."""
         charged = {message.entry_id: message.attempt for message in lane.flows.parked.values()}
-        pairs: list[tuple[Value, Value]] = [(each, charged.get(each, 1)) for each in ids]
+        far = frozenset(lane.flows.far_ids()) if lane.flows.far else frozenset[bytes]()
+        pairs: list[tuple[Value, Value]] = [
+            (each, int(not lane.flows.is_first(each)) if each in far else charged.get(each, 1)) for each in ids
+        ]
         found = set[bytes]()
         for at in range(0, len(pairs), PAGE):
             args = [value for pair in pairs[at : at + PAGE] for value in pair]

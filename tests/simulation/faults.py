@@ -13,6 +13,7 @@ from tests.simulation.plan import (
     FEED_COMMANDS,
     GROUP,
     GROUP_RATE_COMMANDS,
+    HOT_COMMANDS,
     LAST_COMMANDS,
     OUTPUT_COMMANDS,
     RATE_COMMANDS,
@@ -253,6 +254,8 @@ class Fates:
             return RATE_COMMANDS
         if self._run.plan.group_rate[0]:
             return GROUP_RATE_COMMANDS
+        if self._run.plan.is_hot:
+            return HOT_COMMANDS
         return FEED_COMMANDS if self._run.plan.is_inbox else COMMANDS
 
     def _drop(self, name: str, victim: Member) -> None:

@@ -36,6 +36,7 @@ TAKING: tuple[str, ...] = ("take_lease", "take_lease", "claim_pending")
 OUTPUT_COMMANDS: tuple[str, ...] = ("settle_outputs", "settle_outputs", "settle_outputs", "settle_outputs", *COMMANDS)
 RATE_COMMANDS: tuple[str, ...] = ("keep_starts", "keep_starts", "keep_starts", "keep_starts", *COMMANDS)
 GROUP_RATE_COMMANDS: tuple[str, ...] = ("take_starts", "take_starts", "take_starts", "start_message", *COMMANDS)
+HOT_COMMANDS: tuple[str, ...] = ("put_aside", "put_aside", "read_again", "read_again", "read_again", *COMMANDS)
 FEED_COMMANDS: tuple[str, ...] = ("add_letters", "add_letters", "add_letters", *COMMANDS)
 DEVICE_COMMANDS: tuple[str, ...] = ("open_session", "page_letters", "ack_letters", "close_session")
 STYLES: tuple[tuple[Ordering, Distribution, int], ...] = (
@@ -78,8 +79,12 @@ class Plan:
     messages are published under, beside the others. `halts`: a worker dies while it stops; `hangs`: one loses
     connections, and its next attempts to connect hang. `aims`: the share of seeds with an `aim`. They are plain but for
     what this race needs, and most have no other faults. `timeout`: that of a command.
+    `hot`: the share of seeds with order per key in which most messages are of one key, with little memory.
     """
 
+    hot: float = 0.7
+    is_hot: bool = False
+    read_ahead: int = 100_000
     aims: float = 0.13
     aim: str = ""
     timeout: float = 5.0
@@ -156,7 +161,8 @@ class Plan:
         is_audited = distribution == "hash" and not is_inbox and choices.unit("audited") < self.audited
         # not with deleted consumers: what waits for its rate longer than retention keeps it would be lost
         has_group_rate = not (batch or is_inbox or is_audited) and choices.unit("group rate") < 0.15
-        return replace(
+        is_hot = ordering == "key" and not is_inbox and choices.unit("hot key") < self.hot
+        varied = replace(
             self,
             faults=FEED_FAULTS if is_inbox else AUDITED_FAULTS if is_audited else self.faults,
             noise=0.0 if is_audited else self.noise,  # a slow start moves partitions later on
@@ -187,4 +193,15 @@ class Plan:
             leases=choices.among([(3.0,), (3.0,), (3.0, 15.0) if is_shared else (3.0, 6.0)], "leases"),
             # a deleted consumer's messages look settled until the audit has found them
             retention=3600.0 if is_audited else choices.among([3600.0, 5.0], "retention"),
+        )
+        return varied._hot(choices) if is_hot else varied
+
+    def _hot(self, choices: Choices) -> Plan:
+        """Most messages are of one key, and more than memory has room for: a fifth of all seeds."""
+        options: dict[str, Sequence[Any]] = {
+            "prefetch": (4, 8, 16), "concurrency": (4, 16), "busy": (0.02, 0.1), "burst": (10, 40), "keys": (2, 4, 12),
+            "partitions": (1, 2), "messages": (80, 200), "read_ahead": (5, 100_000, 100_000),
+        }  # fmt: skip
+        return replace(
+            self, is_hot=True, **{name: choices.among(each, f"hot {name}") for name, each in options.items()}
         )

@@ -246,6 +246,7 @@ class Run:
         return Settings(
             url="unix:///simulated", prefix="sim", partitions=plan.partitions, preflight="warn",
             lease_ttl=timedelta(seconds=lease), stop_grace=timedelta(seconds=5), prefetch=plan.prefetch,
+            read_ahead=plan.read_ahead,
             retention_age=timedelta(seconds=plan.retention), retention_length=60,
             retention_interval=timedelta(seconds=0.5 if plan.retention < 60 else 3),
             command_timeout=timedelta(seconds=plan.timeout),
@@ -398,7 +399,7 @@ class Run:
                 for publisher in "ab":
                     tasks.start_soon(self.uniques.publish, broker, f"u{n}", publisher)
             for n in range(plan.messages):
-                key = f"k{int(choices.unit(f'key {n}') * plan.keys)}"
+                key = f"k{int(choices.unit(f'key {n}') ** (4 if plan.is_hot else 1) * plan.keys)}"
                 name = (key, numbers[key])
                 numbers[key] += 1
                 tasks.start_soon(self._publish_one, broker, name)

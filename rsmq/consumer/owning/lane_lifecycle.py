@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from rsmq.consumer.reading.fetchers import Fetchers
@@ -106,7 +106,8 @@ class LaneLifecycle:
         outputs wait for room."""
         lane.quiet()
         await self._fetchers.exclude(lane.partition)
-        await self._settler.hand_back(lane, self._queue.withdraw(lane))
+        unsure = lane.flows.unsure()
+        await self._settler.hand_back(lane, self._queue.withdraw(lane), unsure)
         deadline = monotonic() + seconds
         while (is_busy := self._runner.running_of(lane) or lane.recovery.claims) and monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -120,7 +121,8 @@ class LaneLifecycle:
     async def hand_back_unstarted(self, lanes: Iterable[Lane]) -> None:
         """Hand back at once what has not started. Without the server it is redelivered when the lease ends."""
         for lane in lanes:
-            await self._hand_back(lane, self._queue.withdraw(lane))
+            unsure = lane.flows.unsure()
+            await self._hand_back(lane, self._queue.withdraw(lane), unsure)
 
     async def hand_back_held(self, lanes: Iterable[Lane]) -> None:
         """Hand back handled messages whose outputs have no room in a full target. Their handlers run again elsewhere.
@@ -130,10 +132,10 @@ class LaneLifecycle:
         for lane in lanes:
             await self._hand_back(lane, lane.outgoing.take_all())
 
-    async def _hand_back(self, lane: Lane, messages: list[Message]) -> None:
-        if messages and lane.lease.is_held():
+    async def _hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[bytes] = ()) -> None:
+        if (messages or unsure) and lane.lease.is_held():
             try:
-                await self._settler.hand_back(lane, messages)
+                await self._settler.hand_back(lane, messages, unsure)
             except BrokerError as error:
                 log.warning(
                     "cannot hand back %s: redelivered when the lease ends: %s", count(len(messages), "message"), error

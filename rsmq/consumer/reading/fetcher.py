@@ -160,7 +160,7 @@ class Fetcher:
         It may give their ids to other messages. So nothing is read there while a settlement under such an id may come:
         until they are handled, or the time of a lease is over and they are cancelled.
         """
-        lanes = [lane for lane in self._own_lanes() if lane.in_flight]
+        lanes = [lane for lane in self._own_lanes() if lane.in_flight or lane.flows.far]
         if not lanes:
             return
         replies = await self._connection.exchange([pack(("XINFO", "GROUPS", lane.stream)) for lane in lanes])
@@ -168,7 +168,7 @@ class Fetcher:
             if isinstance(reply, BrokerUnavailable):
                 raise reply
             if not isinstance(reply, Exception):
-                lane.recovery.lose_writes(undelivered_of(lane, reply))
+                self._drop_undelivered(lane, last_delivered(lane, reply))
             if lane.is_ahead:
                 log.warning(
                     "the server has lost writes: it does not know as delivered what is in flight, %s of %s",
@@ -176,6 +176,15 @@ class Fetcher:
                 )  # fmt: skip
                 patience = self._settings.lease_ttl.total_seconds()
                 asyncio.get_running_loop().call_later(patience, self._give_up_undelivered, lane)
+
+    def _drop_undelivered(self, lane: Lane, last: tuple[int, int] | None) -> None:
+        """Note what the server has not delivered. If ids without messages are among them, the lane is given up: a later
+        message of their key may be in memory, and would start first."""
+        if last is None:
+            return  # the group is made again from the start
+        lane.recovery.lose_writes({each for each in lane.in_flight if parse_stream_id(each) > last})
+        if lane.flows.far and lane.flows.newest > last:
+            lane.lease.lose()
 
     def _give_up_undelivered(self, lane: Lane) -> None:
         if lane.is_ahead:
@@ -203,24 +212,32 @@ class Fetcher:
     async def _cycle(self) -> None:
         """Take over, or read; handle what came while the next read is on its way."""
         self._changed.clear()
-        room = self._settings.prefetch - self._queue.in_flight
+        room, is_ahead = self._room()
         own = self._own_lanes()
         if self._is_paused or not own:
             await self._wait_for_change(0.25)
-        elif room <= self._settings.prefetch // 4 and self._queue.in_flight > 0:
+        elif room <= 0 or (room <= self._settings.prefetch // 4 and self._queue.in_flight > 0 and not is_ahead):
             self._full.clear()
             await self._runner.wake()
             with anyio.move_on_after(0.25):
                 await self._runner.wait_for_space(self._settings.prefetch // 2)
             self._finish_cycle()
         else:
-            await self._recover(own, room)
+            await self._recover(own)
             lanes = [lane for lane in self._own_lanes() if lane.is_readable and lane.lease.is_held()]
+            lanes = [lane for lane in lanes if self._queue.has_room(lane, self._lanes.values())]
             if lanes and self._queue.blocked < 10 * self._settings.prefetch:
-                await self._read(lanes, self._aim(room))
+                await self._read(lanes, self._aim(room), is_ahead=is_ahead)
             else:
                 await self._runner.wake()
                 await self._wait_for_change(0.05 if self._is_recovering() else 0.25)
+
+    def _room(self) -> tuple[int, bool]:
+        """How many messages to read, and whether only the ids are kept of those that wait behind their keys."""
+        prefetch, in_flight, ahead = self._settings.prefetch, self._queue.in_flight, self._queue.room_ahead
+        if ahead and prefetch - in_flight <= prefetch // 4:
+            return ahead, True
+        return prefetch - in_flight, self._queue.blocked >= prefetch
 
     def _is_recovering(self) -> bool:
         return any(lane.is_recovering for lane in self._own_lanes())
@@ -230,12 +247,13 @@ class Fetcher:
         with anyio.move_on_after(seconds):
             await self._changed.wait()
 
-    async def _recover(self, lanes: list[Lane], room: int) -> None:
+    async def _recover(self, lanes: list[Lane]) -> None:
         is_early = self._queue.in_flight <= FEW
         for lane in lanes:
-            if lane.is_recovering and lane.lease.is_held() and room > 0:
-                await self._reclaimer.claim_page(lane, self.reader, room)
-                room = self._settings.prefetch - self._queue.in_flight
+            room, is_ahead = self._room()
+            may_claim = lane.is_recovering and self._queue.has_room(lane, self._lanes.values())
+            if may_claim and lane.lease.is_held() and room > 0:
+                await self._reclaimer.claim_page(lane, self.reader, room, is_ahead=is_ahead)
                 is_early = True
         if is_early:  # otherwise these messages are handled while the next read is on its way
             await self._runner.wake()
@@ -257,7 +275,7 @@ class Fetcher:
         self._turn += 1
         return turns[self._turn % len(turns)]
 
-    async def _read(self, lanes: list[Lane], aim: int) -> None:
+    async def _read(self, lanes: list[Lane], aim: int, *, is_ahead: bool = False) -> None:
         lanes = self._in_turn(lanes, aim)
         share = max(1, aim // (len(lanes) * self._reader_count))
         batches = self._settler.take(self._own_lanes() if self._client.is_cluster else None)
@@ -285,7 +303,7 @@ class Fetcher:
         if marks:
             reply = await self._reclaimer.cancellations.without_cancelled(reply or [], lanes)
         if reply:
-            await self._offer(reply, lanes, share)
+            await self._offer(reply, lanes, share, is_ahead=is_ahead)
         self._finish_cycle()
 
     async def _confirm(self, batches: list[AckBatch]) -> None:
@@ -305,7 +323,7 @@ class Fetcher:
             + (">",) * len(lanes)
         )
 
-    async def _offer(self, reply: list[Any], lanes: list[Lane], share: int) -> None:
+    async def _offer(self, reply: list[Any], lanes: list[Lane], share: int, *, is_ahead: bool = False) -> None:
         """Queue what was read for `lanes`, except for a lane that is gone.
 
         A new lane of the same partition does not get it either: its owner takes over what is pending first, and these
@@ -339,7 +357,7 @@ class Fetcher:
                 except Malformed as error:
                     unreadable.append((lane, entry_id, error))
             self._note_size(size, len(entries))
-            self._queue.offer(lane, messages)
+            self._queue.offer(lane, messages, is_ahead=is_ahead)
         self._stats["reads"] += 1
         for lane, entry_id, reason in unreadable:
             at = (lane.partition, entry_id.decode(), lane.topic)
@@ -391,7 +409,7 @@ class Fetcher:
         """
         done = self._cycle_done
         await self.interrupt()
-        if self._is_cycling or any(lane.in_flight for lane in self._own_lanes()):
+        if self._is_cycling or any(lane.in_flight or lane.flows.far for lane in self._own_lanes()):
             await done.wait()
 
     def __repr__(self) -> str:
@@ -399,11 +417,8 @@ class Fetcher:
         return f"<Fetcher {self._group} lanes={numbers} {'blocked' if self._blocked else 'free'}>"
 
 
-def undelivered_of(lane: Lane, groups: list[Any]) -> set[bytes]:
-    """The ids in flight after the last one that its group was given, by the reply to XINFO GROUPS."""
+def last_delivered(lane: Lane, groups: list[Any]) -> tuple[int, int] | None:
+    """The last id that a lane's group was given, by the reply to XINFO GROUPS. None: there is no such group."""
     rows = {row["name"]: row for row in map(as_dict, groups)}
     row = rows.get(lane.group.encode())
-    if row is None:
-        return set()  # it is made again from the start
-    last = parse_stream_id(row["last-delivered-id"])
-    return {each for each in lane.in_flight if parse_stream_id(each) > last}
+    return None if row is None else parse_stream_id(row["last-delivered-id"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from itertools import takewhile
+from typing import Any, Final
 
 from rsmq.consumer.reading.cancellations import Cancellations
 from rsmq.consumer.running.runner import Runner
@@ -22,6 +23,9 @@ from rsmq.model.words import count
 from rsmq.redis.scripts import ADOPT_PENDING, CLAIM_PENDING, CLOCK, OK, STALE_EPOCH, UNPARK_MESSAGES, Script, Value
 
 log = logging.getLogger("rsmq.reclaim")
+
+LISTED: Final = 1000
+"""Pending ids in one look for those that are not known here."""
 
 ClaimedEntry = tuple[bytes, int, int, list[bytes], int]
 """Id, attempts charged, ms until its retry, fields, and whether the server had it as delivered to this member."""
@@ -45,19 +49,38 @@ class Reclaimer:
         self._lanes = context.lanes
         self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
 
-    async def claim_page(self, lane: Lane, reader: str, room: int) -> None:
+    async def claim_page(self, lane: Lane, reader: str, room: int, *, is_ahead: bool = False) -> None:
         """Take over one page: of everything pending in a leased lane, of our own under shared distribution.
 
-        The recovery is over after the last page.
+        The recovery is over after the last page. `is_ahead`: of what waits behind its key only the id is kept.
         """
         recovery = lane.recovery
         cursor, number = recovery.cursor, recovery.number
         assert cursor is not None
         if lane.epoch:
-            cursor = await self._claim(lane, cursor, reader, room)
+            if lane.flows.far and (known := lane.flows.known(number)):
+                cursor, room = await self._skip_known(lane, cursor, known, room)
+            cursor = await self._claim(lane, cursor, reader, room, is_ahead=is_ahead)
         else:
             cursor = await self._adopt(lane, cursor, room, source=self._member)
         recovery.advance(cursor, number)
+        if recovery.is_over:
+            lane.flows.recovered()
+
+    async def _skip_known(self, lane: Lane, cursor: bytes, known: Collection[bytes], room: int) -> tuple[bytes, int]:
+        """Where the first message is that is not known here, and how many follow it. If there is none: the last one."""
+        start, most = cursor, min(self._settings.recovery_batch, room)
+        while True:
+            rows = await self._client.execute_command("XPENDING", lane.stream, lane.group, start, "+", LISTED)
+            ids = [row[0] for row in rows]
+            at = next((at for at, each in enumerate(ids) if each not in known and each not in lane.in_flight), None)
+            if at is not None:
+                run = takewhile(lambda each: each not in known and each not in lane.in_flight, ids[at : at + most])
+                return ids[at], sum(1 for _ in run)
+            cursor = ids[-1] if ids else cursor
+            if len(ids) < LISTED:
+                return cursor, 1
+            start = b"(" + cursor
 
     async def adopt(self, lane: Lane, room: int, *, source: str = "", leases: Mapping[str, int]) -> bool:
         """Shared distribution: claim a page of what was not touched for a lease, or of what a dead member left.
@@ -89,10 +112,12 @@ class Reclaimer:
             self._runner.cancel_lane(lane, "lost", gone)
             lane.forget(gone)
 
-    async def _claim(self, lane: Lane, cursor: bytes, reader: str, room: int) -> bytes | None:
+    async def _claim(
+        self, lane: Lane, cursor: bytes, reader: str, room: int, *, is_ahead: bool = False
+    ) -> bytes | None:
         """Of a leased lane: one page of all that is pending. Returns the next cursor, None after the last page."""
         args = (self._member, lane.epoch, lane.group, cursor, *self._bounds(room), reader, *self._lost_body(lane))
-        reply = await self._take(lane, CLAIM_PENDING, args)
+        reply = await self._take(lane, CLAIM_PENDING, args, is_ahead=is_ahead)
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return cursor
@@ -127,16 +152,20 @@ class Reclaimer:
         """How many dead letters are kept, and what is in that of a deleted entry."""
         return (self._settings.dlq_length, *lost_body(lane.group, self._member))
 
-    async def _take(self, lane: Lane, script: Script, args: Sequence[Value]) -> list[Any]:
+    async def _take(self, lane: Lane, script: Script, args: Sequence[Value], *, is_ahead: bool = False) -> list[Any]:
         """The reply of a script that claims a page. What it has claimed is queued."""
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
-        in_flight = frozenset(lane.in_flight)  # as of now: what is settled before the reply must not start again
+        # as of now: what is settled before the reply must not start again
+        in_flight, far = frozenset(lane.in_flight), frozenset[bytes]()
+        if lane.flows.far:
+            far = lane.flows.known(lane.recovery.number)
         with lane.recovery.claiming():
             reply: list[Any] = await script(self._client, keys, args)
             if reply[0] == OK:
                 self._settler.report_lost(lane, reply[2])
         if reply[0] == OK:
-            await self._enqueue(lane, [entry for entry in reply[3:] if entry[0] not in in_flight])
+            entries = [entry for entry in reply[3:] if entry[0] not in in_flight and entry[0] not in far]
+            await self._enqueue(lane, entries, is_ahead=is_ahead)
         return reply
 
     async def unpark(self, lane: Lane, room: int) -> None:
@@ -171,7 +200,9 @@ class Reclaimer:
                 lane.recovery.look_for_retries(0)
         self._runner.retries.set()
 
-    async def _enqueue(self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False) -> None:
+    async def _enqueue(
+        self, lane: Lane, entries: list[ClaimedEntry], *, is_retry: bool = False, is_ahead: bool = False
+    ) -> None:
         """Queue claimed entries, in order. What starts without another call must not be cancelled."""
         unseen = [] if is_retry else [entry_id for entry_id, *_ in entries if lane.recovery.is_unseen(entry_id)]
         marked = await self.cancellations.marked(lane, unseen)
@@ -192,11 +223,11 @@ class Reclaimer:
             message.is_redelivered = not is_first
             self._stats["redelivered"] += 1
             if wait_ms > 0 and self._queue.is_ordered:
-                if self._queue.wait_for_retry(message, lane):
+                if self._queue.wait_for_retry(message, lane, is_ahead=is_ahead):
                     message.attempt -= 1  # `resume_later` counts it when it is due
                     self._runner.resume_later(message, lane, wait_ms / 1000)
             else:
-                self._queue.offer(lane, (message,))
+                self._queue.offer(lane, (message,), is_ahead=is_ahead)
 
     def _has_timer(self, lane: Lane, entry_id: bytes, fields: list[bytes]) -> bool:
         """Whether a parked message that was pending has a timer here, because it blocks its key.

@@ -156,10 +156,10 @@ class BatchRunner(Runner):
             heads.append(message)
             self._running[lane] += 1
             if is_ordered and message.routing_key is not None:
-                behind = lane.flows.waiting.get(message.routing_key)
-                while behind and len(batch) < limit and not behind[0].is_suspect:
-                    batch.append(behind.popleft())
-                    self._running[lane] += 1
+                if lane.flows.waiting.get(message.routing_key) and len(batch) < limit:
+                    behind = queue.take_behind(lane, message.routing_key, limit - len(batch))
+                    batch += behind
+                    self._running[lane] += len(behind)
 
     async def _handle_started(self, task_slot: TaskSlot, picked: list[Message], heads: list[Message]) -> None:
         """Handle what may start of it, in a task that no handler has seen: a cancellation would lose the others."""

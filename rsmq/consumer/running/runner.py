@@ -84,7 +84,7 @@ class Runner(Pool):
         return await self._settler.outputs.collect(message, lane, topic, payload, options, check)
 
     async def wait_for_space(self, low: int) -> None:
-        """Wait until at most `low` messages are in flight."""
+        """Wait until at most `low` messages are in flight, or what is in flight waits behind keys."""
         self._low, self.is_starved = low, True
         self.space.clear()
         if self.queue.in_flight > low:
@@ -92,7 +92,7 @@ class Runner(Pool):
         self.is_starved = False
 
     def _made_space(self) -> None:
-        if self.queue.in_flight <= self._low:
+        if self.queue.in_flight <= self._low or self.queue.is_thirsty:
             self.space.set()
 
     async def _work(self, task_slot: TaskSlot) -> None:

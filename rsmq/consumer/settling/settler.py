@@ -310,9 +310,11 @@ class Settler:
         decision = Bury(Reason.MALFORMED, str(error), is_copied=not isinstance(error, Oversized))
         await self.bury(lane, entry_id, attempts, decision)
 
-    async def hand_back(self, lane: Lane, messages: list[Message]) -> None:
-        """Return messages that did not run to the end: a planned stop is no attempt."""
+    async def hand_back(self, lane: Lane, messages: list[Message], unsure: Collection[bytes] = ()) -> None:
+        """Return messages that did not run to the end: a planned stop is no attempt. `unsure` are others that have not
+        started."""
         charged = [(message.entry_id, message.attempt - 1) for message in messages]
+        charged += [(entry_id, 0) for entry_id in unsure]
         # also if the call below fails: the next to take the lane over, perhaps this member, must find them again
         lane.forget([entry_id for entry_id, _ in charged])
         for at in range(0, len(charged), 500):

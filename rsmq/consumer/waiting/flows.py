@@ -1,15 +1,48 @@
-"""What waits in one lane, and for what: behind a message of its key, for a retry, for a rate."""
+"""What waits in one lane, and for what: behind a message of its key, for a retry, for a rate.
+
+`waiting.md` beside this file says what may wait, where and until when.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
 
+from rsmq.consumer.waiting.ids import Ids
 from rsmq.model.message import Message
+from rsmq.model.stream_id import parse_stream_id
 
-NONE: Final = deque[Message](maxlen=0)
-"""What waits behind most keys: a deque for each of them would cost more than all else here."""
+FEW: Final = 64
+"""Messages of a key in memory, with more as ids, at which the next ones are read again."""
+PAGE: Final = 500
+"""Ids in one call: to put aside, or to read again."""
+SHARE: Final = 128
+FEWEST: Final = 8
+"""Ids of one key in a call; the second one while memory is full."""
+
+
+class Flow(deque[Message]):
+    """What waits behind one key: messages in memory, and after them only the ids of others, as long as there are."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, messages: Iterable[Message] = (), maxlen: int | None = None) -> None:
+        super().__init__(messages, maxlen)
+        self.ids: Ids | None = None
+
+
+NONE: Final = Flow(maxlen=0)
+"""What waits behind most keys: a flow for each of them would cost more than all else here."""
+
+
+class Page(NamedTuple):
+    """Ids that are read again in one call: of each key some from the front of its flow."""
+
+    by_key: dict[bytes, list[bytes]]
+    of: int
+    """The filling of the flows that they are from: after `clear` they are forgotten."""
 
 
 class Flows:
@@ -19,12 +52,30 @@ class Flows:
     retry, one in `held` for its rate (a message without a key by its id). `raw_entries` counts the lane's `RawEntries`
     in the queue; there are some only while no key is taken. `untimed` are parked messages whose timers wait for the
     server.
+
+    Read ahead: `far` counts the ids without a message, and `newest` is the newest id that ever was one of them. Those
+    in `aside` are first deliveries of which the server does not know yet that they have not started. `thin` are the
+    keys whose flow is to be read again; a key in `dry` has no message in memory, not even one that runs.
+    Invariant: all that waits as an id above `kept_until` is a first delivery.
     """
 
-    __slots__ = ("held", "parked", "raw_entries", "untimed", "waiting")
+    __slots__ = (
+        "_asked", "_calls", "_fillings", "_known", "aside", "dry", "far", "held", "kept_until", "newest", "parked",
+        "raw_entries", "thin", "untimed", "waiting",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.waiting: dict[bytes, deque[Message]] = {}
+        self.far = 0
+        self.aside: list[bytes] = []
+        self.thin: dict[bytes, None] = {}
+        self.dry: set[bytes] = set()
+        self.newest = (0, 0)
+        self.kept_until = (0, 0)
+        self._asked: list[bytes] = []
+        self._calls = 0
+        self._fillings = 0
+        self._known: tuple[int, frozenset[bytes]] | None = None
+        self.waiting: dict[bytes, Flow] = {}
         self.parked: dict[bytes, Message] = {}
         self.held: dict[bytes | str, Message] = {}
         self.untimed: set[bytes] = set()
@@ -39,25 +90,36 @@ class Flows:
         self.waiting[key] = NONE
         return True
 
-    def append(self, key: bytes, message: Message) -> None:
-        """One more message behind a key."""
-        behind = self.waiting[key]
-        if behind is NONE:
-            behind = self.waiting[key] = deque()
-        behind.append(message)
-
     def put_first(self, key: bytes, messages: Sequence[Message]) -> None:
         """Messages that were taken together with the one that holds their key wait behind it again, first."""
-        self.waiting[key] = deque((*messages, *self.waiting.get(key, ())))
+        flow = self.waiting.get(key, NONE)
+        if flow is NONE:
+            flow = self.waiting[key] = Flow()
+        flow.extendleft(reversed(messages))
 
     def next(self, key: bytes) -> Message | None:
-        """A key is done with a message: the next one of it, or None, and the key is free."""
-        behind = self.waiting.get(key)
-        if behind:
-            return behind.popleft()
-        if behind is not None:
+        """A key is done with a message: the next one of it. None: the key is free, or its next one is only an id."""
+        flow = self.waiting.get(key)
+        if flow:
+            message = flow.popleft()
+            if flow.ids:
+                self._look_at(key, flow)
+            return message
+        if flow is not None and flow.ids:
+            self.dry.add(key)
+            self.thin[key] = None
+        elif flow is not None:
             del self.waiting[key]
         return None
+
+    def take_behind(self, key: bytes, most: int) -> list[Message]:
+        """The next messages of a key, to be handled together with the one that holds it."""
+        flow, taken = self.waiting.get(key, NONE), list[Message]()
+        while flow and len(taken) < most and not flow[0].is_suspect:
+            taken.append(flow.popleft())
+        if taken and flow.ids:
+            self._look_at(key, flow)
+        return taken
 
     def behind(self, key: bytes | None) -> int:
         """How many messages wait behind a key."""
@@ -71,7 +133,114 @@ class Flows:
             kept = [message for message in behind if message.entry_id not in gone]
             behind.clear()
             behind.extend(kept)
+            self._look_at(key, behind)
         return gone
+
+    # -- read ahead -----------------------------------------------------------------------------------------------
+
+    def keep_id(self, key: bytes, message: Message) -> None:
+        """Keep only the id of a message behind a key."""
+        flow = self.waiting[key]
+        if flow is NONE:
+            flow = self.waiting[key] = Flow()
+        if flow.ids is None:
+            flow.ids = Ids()
+        flow.ids.append(message.entry_id)
+        self.far += 1
+        self.newest = max(self.newest, parse_stream_id(message.entry_id))
+        if message.is_redelivered:
+            self.kept_until = self.newest
+        else:
+            self.aside.append(message.entry_id)
+        self._look_at(key, flow)
+
+    def _look_at(self, key: bytes, flow: Flow) -> None:
+        """Read more of a flow before it runs dry, unless its key cannot start soon."""
+        if flow.ids and len(flow) <= FEW and key not in self.parked and key not in self.held:
+            self.thin[key] = None
+
+    @property
+    def is_wanting(self) -> bool:
+        """Whether there is something to put aside, or to read again."""
+        return bool(self.aside or self.thin)
+
+    def number(self) -> int:
+        """Of the next call: one that comes after a later one does nothing."""
+        self._calls += 1
+        return self._calls
+
+    def is_first(self, entry_id: bytes) -> bool:
+        """Whether what waits under an id is a first delivery."""
+        return parse_stream_id(entry_id) > self.kept_until
+
+    def is_aside(self, ids: Sequence[bytes]) -> None:
+        """The server knows that these, the first ones, have not started."""
+        if self.aside[: len(ids)] == ids:  # otherwise all was forgotten meanwhile
+            del self.aside[: len(ids)]
+
+    def page(self, *, is_full: bool) -> Page | None:
+        """What to read again next: first what is dry. `is_full`: only that, and little. `filled` must follow. None:
+        nothing."""
+        by_key, count, share = dict[bytes, list[bytes]](), 0, FEWEST if is_full else SHARE
+        for key in [*(self.dry & self.thin.keys()), *[key for key in self.thin if key not in self.dry]]:
+            flow = self.waiting.get(key, NONE)
+            if not flow.ids or key in self.parked or key in self.held:
+                del self.thin[key]
+            elif count < PAGE and (not is_full or key in self.dry):
+                by_key[key] = flow.ids.first(min(share, PAGE - count))
+                count += len(by_key[key])
+        self._asked = [entry_id for ids in by_key.values() for entry_id in ids]
+        return Page(by_key, self._fillings) if by_key else None
+
+    def filled(self, page: Page, key: bytes, gone: int) -> bool:
+        """So many of a key's ids are read, or settled. False: all was forgotten meanwhile."""
+        if page.of != self._fillings:
+            return False
+        flow = self.waiting[key]
+        assert flow.ids is not None, "ids leave a flow only here"
+        flow.ids.drop(gone)
+        self.far -= gone
+        if not flow.ids:
+            flow.ids = None
+            self.thin.pop(key, None)
+        return True
+
+    def end_drought(self, key: bytes) -> bool:
+        """Whether a key has waited for its next message to be read. It does not any more: one is there, or none is
+        left."""
+        was_dry = key in self.dry and (bool(self.waiting[key]) or not self.waiting[key].ids)
+        if was_dry:
+            self.dry.discard(key)
+        return was_dry
+
+    def look_again(self, key: bytes) -> None:
+        """Whether a flow has enough in memory now."""
+        if len(self.waiting.get(key, ())) > FEW:
+            self.thin.pop(key, None)
+
+    def answered(self, page: Page) -> None:
+        """The page has its answer."""
+        if page.of == self._fillings:
+            self._asked = []
+
+    def unsure(self) -> list[bytes]:
+        """First deliveries of which the server may believe that they have started: what is not put aside for certain,
+        and what a call for bodies on its way asks for."""
+        return [*self.aside, *[entry_id for entry_id in self._asked if self.is_first(entry_id)]]
+
+    def far_ids(self) -> Iterator[bytes]:
+        """The ids of all that waits without a message."""
+        return chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids)
+
+    def known(self, recovery: int) -> frozenset[bytes]:
+        """The same at the begin of the recovery with this number: others come only by itself, behind its cursor."""
+        if self._known is None or self._known[0] != recovery:
+            self._known = recovery, frozenset(self.far_ids())
+        return self._known[1]
+
+    def recovered(self) -> None:
+        """The recovery is over."""
+        self._known = None
 
     # -- a retry, a rate ------------------------------------------------------------------------------------------
 
@@ -85,7 +254,9 @@ class Flows:
         if key is None or self.parked.get(key) is not message:
             return 0
         del self.parked[key]
-        return 1 + len(self.waiting[key])
+        flow = self.waiting[key]
+        self._look_at(key, flow)
+        return 1 + len(flow)
 
     def hold(self, name: bytes | str, message: Message) -> None:
         """A message waits for its rate."""
@@ -94,6 +265,8 @@ class Flows:
     def let_go(self, name: bytes | str) -> None:
         """It does not wait any more."""
         del self.held[name]
+        if isinstance(name, bytes):
+            self._look_at(name, self.waiting.get(name, NONE))
 
     def stop_timers(self, ids: Collection[bytes]) -> list[Message]:
         """Parked messages that get another due time: copies take their place, so their timers do nothing any more.
@@ -128,12 +301,21 @@ class Flows:
     def clear(self, heads: Iterable[Message]) -> None:
         """Forget all that waits. `heads` were ready; the keys that are left belong to running messages."""
         free = {each.routing_key for each in (*heads, *self.held.values()) if each.routing_key is not None}
-        for behind in self.waiting.values():
-            behind.clear()
-        for key in free | self.parked.keys():
+        for flow in self.waiting.values():
+            flow.clear()
+            if flow is not NONE:
+                flow.ids = None
+        for key in free | self.parked.keys() | self.dry:
             self.waiting.pop(key, None)
+        self.far = 0
+        self.aside = []
+        self.thin.clear()
+        self.dry.clear()
+        self._asked = []
+        self._fillings += 1
+        self._known = None
         self.parked.clear()
         self.held.clear()
 
     def __repr__(self) -> str:
-        return f"<Flows keys={len(self.waiting)} parked={len(self.parked)} held={len(self.held)}>"
+        return f"<Flows keys={len(self.waiting)} parked={len(self.parked)} held={len(self.held)} far={self.far}>"

@@ -162,7 +162,7 @@ class GroupRate:
         """How many messages wait for which name, with those behind their keys. May be called from any thread."""
         held, queue = Counter[str](), self._queue
         for share in list(self._shares.values()):
-            held[share.name] = sum(1 + queue.behind(*pair) for pair in list(share.waiting) if queue.holds(*pair))
+            held[share.name] = sum(1 + queue.waits_behind(*pair) for pair in list(share.waiting) if queue.holds(*pair))
         return +held
 
     def _names(self, raw: RawEntries, most: int) -> list[str | None]:

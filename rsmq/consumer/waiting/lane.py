@@ -14,6 +14,7 @@ from rsmq.heartbeat.lease import Lease
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
+from rsmq.model.stream_id import parse_stream_id
 
 Collect = Callable[..., Coroutine[Any, Any, MessageRef]]
 """Takes message, lane, topic, payload and options."""
@@ -129,14 +130,15 @@ class Lane:
     # -- messages -------------------------------------------------------------------------------------------------
 
     def receive(self, entry_ids: list[bytes]) -> bool:
-        """Note what was read. False: some of it is in flight, because the group was reset or made again.
+        """Note what was read. False: some of it is in flight, or waits as an id: the group was reset or made again.
 
         Then this lane is over, as after a reset under a lease: what runs is cancelled, and all of it is taken over and
         handled again. Otherwise two handlers would run with the same message, and both would settle it.
         """
         known = len(self.in_flight)
         self.in_flight.update(entry_ids)
-        if len(self.in_flight) - known < len(entry_ids):
+        is_again = self.flows.far and parse_stream_id(entry_ids[0]) <= self.flows.newest
+        if is_again or len(self.in_flight) - known < len(entry_ids):
             self.lease.lose()
             return False
         self.recovery.receive(entry_ids[-1])

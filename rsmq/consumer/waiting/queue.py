@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
-from rsmq.consumer.waiting.flows import NONE
+from rsmq.consumer.waiting.flows import FEW, NONE, Flow, Flows, Page
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
 from rsmq.consumer.waiting.raw_entries import RawEntries
@@ -38,18 +38,25 @@ class Queue:
         self.held = 0
         self.in_flight = 0
         self.blocked = 0
+        self.behind = 0
+        self._slots = 0
+        self._read_ahead = 0
+        self._memory = 0
+        self._on_thin: Callable[[], None] = lambda: None
         self._suspects: deque[Message] = deque()
         self._suspect: Message | None = None
 
     # -- from the fetcher -----------------------------------------------------------------------------------------
 
-    def offer(self, lane: Lane, messages: Sequence[Message]) -> None:
-        """Take fetched messages of one lane, in stream order."""
+    def offer(self, lane: Lane, messages: Sequence[Message], *, is_ahead: bool = False) -> None:
+        """Take fetched messages of one lane, in stream order. `is_ahead`: of those behind a key keep only the ids."""
         if lane.flows.raw_entries:
             self.unpack(lane)
-        self._add(lane, messages, self.ready)
+        self._add(lane, messages, self.ready, is_ahead=is_ahead and self._read_ahead > 0)
+        if lane.flows.is_wanting:
+            self._on_thin()
 
-    def _add(self, lane: Lane, messages: Sequence[Message], ready: deque[Any]) -> None:
+    def _add(self, lane: Lane, messages: Sequence[Message], ready: deque[Any], *, is_ahead: bool = False) -> None:
         flows, is_ordered, is_serial = lane.flows, self.is_ordered, self._is_serial
         waiting = flows.waiting
         self.in_flight += len(messages)
@@ -60,13 +67,20 @@ class Queue:
             if is_ordered and key is not None:
                 behind = waiting.get(key)
                 if behind is not None:
+                    if behind.ids or (is_ahead and self._is_far(flows, key, behind)):
+                        flows.keep_id(key, message)
+                        lane.in_flight.discard(message.entry_id)
+                        self.in_flight -= 1
+                        continue
                     if behind is NONE:
-                        behind = waiting[key] = deque()
+                        behind = waiting[key] = Flow()
                     behind.append(message)
                     if key in flows.parked:
                         self._block(1)
                     elif key in flows.held:
                         self._hold(1)
+                    else:
+                        self.behind += 1
                     continue
                 waiting[key] = NONE
             if message.is_suspect:
@@ -84,7 +98,67 @@ class Queue:
         lane.flows.count_raw(1)
         return True
 
-    def wait_for_retry(self, message: Message, lane: Lane) -> bool:
+    # -- read ahead -----------------------------------------------------------------------------------------------
+
+    def read_ahead(self, most: int, memory: int, slots: int, on_thin: Callable[[], None]) -> None:
+        """Keep up to `most` ids a lane of messages that wait behind their keys, while fewer are ready than `slots` can
+        start, and memory holds more than a quarter of `memory` that waits so. `on_thin` is called when there is
+        something to put aside, or to read again."""
+        self._read_ahead = most
+        self._memory = memory
+        self._slots = min(slots, memory // 4)
+        self._on_thin = on_thin
+
+    @property
+    def is_thirsty(self) -> bool:
+        """Whether slots may soon have nothing to do, because what is in memory waits behind keys."""
+        return self._read_ahead > 0 and len(self.ready) <= self._slots and self.behind > self._memory // 4
+
+    @property
+    def room_ahead(self) -> int:
+        """How many messages to read although memory is full."""
+        if not self.is_thirsty:
+            return 0
+        ready = sum(len(each.entries) if type(each) is RawEntries else 1 for each in self.ready)
+        return self._memory // 2 - ready if ready <= self._slots else 0
+
+    def has_room(self, lane: Lane, lanes: Collection[Lane]) -> bool:
+        """Whether a lane may read more: it is below its bound, and all of them below theirs, or it below its share."""
+        most, far = self._read_ahead, lane.flows.far
+        if not far:
+            return True
+        return far < most and (self.far(lanes) < 10 * most or far < 10 * most // max(1, len(lanes)))
+
+    def _is_far(self, flows: Flows, key: bytes, flow: Flow) -> bool:
+        """Whether one more message behind a key is kept only as an id."""
+        return len(flow) >= FEW or self.behind >= self._memory or key in flows.parked or key in flows.held
+
+    @staticmethod
+    def far(lanes: Iterable[Lane]) -> int:
+        """How many messages wait of which only the id is kept. May be called from any thread."""
+        return sum(lane.flows.far for lane in list(lanes))
+
+    def fill(self, lane: Lane, page: Page, key: bytes, gone: int, messages: Sequence[Message]) -> bool:
+        """Take messages of a key that were read again; `gone` ids are not needed any more. False: all was forgotten."""
+        flows = lane.flows
+        if not flows.filled(page, key, gone):
+            return False
+        flow = flows.waiting[key]
+        flow.extend(messages)
+        lane.in_flight.update([message.entry_id for message in messages])
+        self.in_flight += len(messages)
+        if key in flows.parked:
+            self._block(len(messages))
+        elif key in flows.held:
+            self._hold(len(messages))
+        else:
+            self.behind += len(messages)
+        if flows.end_drought(key):
+            self.release(lane, key)
+        flows.look_again(key)
+        return True
+
+    def wait_for_retry(self, message: Message, lane: Lane, *, is_ahead: bool = False) -> bool:
         """Take over a pending message whose retry is not due yet. False: its key has earlier messages."""
         if lane.flows.raw_entries:
             self.unpack(lane)
@@ -92,7 +166,7 @@ class Queue:
             message.routing_key = WHOLE
         key = message.routing_key
         if key is None or key in lane.flows.waiting:
-            self.offer(lane, (message,))
+            self.offer(lane, (message,), is_ahead=is_ahead)
             return False
         self.in_flight += 1
         self.park(message, lane)
@@ -127,7 +201,7 @@ class Queue:
         if self.rate_limit is None or not self.rate_limit.is_closed:
             return self.held
         raw, single = RawEntries, list(self.ready)
-        return self.held + sum(len(e.entries) if type(e) is raw else 1 + self.behind(e, e.origin) for e in single)
+        return self.held + sum(len(e.entries) if type(e) is raw else 1 + self.waits_behind(e, e.origin) for e in single)
 
     def taker(self) -> Callable[[], Any]:
         """What takes the next ready message: `take`, or less where there is no limit."""
@@ -163,14 +237,16 @@ class Queue:
         """The rate of a ready message is used up: it and what is behind its key wait for `let_go`."""
         self._next_suspect(message)
         lane.flows.hold(self._held_as(message), message)
-        self._hold(1 + self.behind(message, lane))
+        behind = self.waits_behind(message, lane)
+        self.behind -= behind
+        self._hold(1 + behind)
 
     def _held_as(self, message: Message) -> bytes | str:
         """Its key, or its id where no key waits behind it."""
         key = message.routing_key if self.is_ordered else None
         return message.entry_id.decode() if key is None else key
 
-    def behind(self, message: Message, lane: Lane) -> int:
+    def waits_behind(self, message: Message, lane: Lane) -> int:
         """How many messages wait behind the key of a message."""
         return lane.flows.behind(message.routing_key)
 
@@ -181,9 +257,16 @@ class Queue:
     def let_go(self, message: Message, lane: Lane) -> None:
         """Its rate has room again. It is the next one to start, so no other message can use that up."""
         if self.holds(message, lane):
-            lane.flows.let_go(self._held_as(message))
-            self._hold(-1 - self.behind(message, lane))
+            self._end_hold(lane, self._held_as(message), message)
             self._admit(message, is_first=True)
+            if lane.flows.thin:
+                self._on_thin()
+
+    def _end_hold(self, lane: Lane, name: bytes | str, message: Message) -> None:
+        lane.flows.let_go(name)
+        behind = self.waits_behind(message, lane)
+        self.behind += behind
+        self._hold(-1 - behind)
 
     def startable(self) -> int:
         """How many ready messages other tasks may start now."""
@@ -279,9 +362,24 @@ class Queue:
 
     def release(self, lane: Lane, key: bytes) -> None:
         """Let the next message of a key start."""
-        following = lane.flows.next(key)
+        flows = lane.flows
+        if flows.waiting.get(key) is NONE:
+            del flows.waiting[key]  # nearly always: without the call
+            return
+        following = flows.next(key)
         if following is not None:
+            self.behind -= 1
             self._admit(following)
+        if flows.thin:
+            self._on_thin()
+
+    def take_behind(self, lane: Lane, key: bytes, most: int) -> list[Message]:
+        """Up to so many next messages of a key, to be handled with the one that holds it."""
+        taken = lane.flows.take_behind(key, most)
+        self.behind -= len(taken)
+        if lane.flows.thin:
+            self._on_thin()
+        return taken
 
     def blocks_its_key(self, message: Message) -> bool:
         """Whether a parked message stays pending, with the later messages of its key waiting behind it."""
@@ -299,20 +397,26 @@ class Queue:
             key = later[0].routing_key
             assert key is not None, "only messages with a key wait"
             lane.flows.put_first(key, later)
+            self.behind += len(later)
 
     def park(self, message: Message, lane: Lane) -> None:
         """Keep a failed message and its key out of the way until `resume`."""
         key = message.routing_key
         assert key is not None, "a message without a key blocks nothing"
         self._next_suspect(message)
-        self._block(lane.flows.park(key, message))
+        waiting = lane.flows.park(key, message)
+        self.behind -= waiting - 1
+        self._block(waiting)
 
     def resume(self, message: Message, lane: Lane, following: Message) -> None:
         """A parked message is due, for its `following` attempt."""
         waited = lane.flows.unpark(message.routing_key, message)
         if waited:  # otherwise the lane was dropped meanwhile
+            self.behind += waited - 1
             self._block(-waited)
             self._admit(following)
+            if lane.flows.thin:
+                self._on_thin()
 
     def withdraw(self, lane: Lane) -> list[Message]:
         """Remove and return the lane's messages that have not started, and forget its parked ones.
@@ -357,14 +461,17 @@ class Queue:
                 gone.add(message.entry_id)
                 self.finish(message, lane)
         for message in [each for each in flows.parked.values() if each.entry_id in ids]:
-            self._block(-flows.unpark(message.routing_key, message))
+            waited = flows.unpark(message.routing_key, message)
+            self.behind += waited - 1
+            self._block(-waited)
             gone.add(message.entry_id)
             self.finish(message, lane)
         for name, message in [pair for pair in flows.held.items() if pair[1].entry_id in ids]:
-            flows.let_go(name)
-            self._hold(-1 - self.behind(message, lane))
+            self._end_hold(lane, name, message)
             gone.add(message.entry_id)
             self.finish(message, lane)
+        if flows.thin:
+            self._on_thin()
         return gone
 
     def _forget_behind(self, lane: Lane, key: bytes, count: int) -> None:
@@ -376,6 +483,7 @@ class Queue:
             self.held -= count
         else:
             self.in_flight -= count
+            self.behind -= count
 
     def _admit(self, message: Message, *, is_first: bool = False) -> None:
         """To `ready`, unless it is a suspect and another one is out."""

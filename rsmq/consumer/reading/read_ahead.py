@@ -1,0 +1,147 @@
+"""Reading ahead: what waits behind its key is put aside, only its id is kept, and it is read again when its turn comes.
+
+Pending is pending: such a message has no place of its own on the server, so retention, cancellation, reset and take-over
+know it as they know every other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import anyio
+
+from rsmq.consumer.reading.fetchers import Fetchers
+from rsmq.consumer.running.runner import Runner
+from rsmq.consumer.settling.settler import Settler
+from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.flows import PAGE, Page
+from rsmq.consumer.waiting.lane import Lane
+from rsmq.errors import BrokerError, GroupMissing
+from rsmq.handler.retry import is_suspect
+from rsmq.model.message import Message
+from rsmq.model.reason import lost_body
+from rsmq.model.words import count
+from rsmq.redis.scripts import OK, PUT_ASIDE, READ_AGAIN, STALE_EPOCH
+
+log = logging.getLogger("rsmq.fetch")
+
+PAUSE: Final = 0.1
+"""Seconds before the next attempt while the server is away, or while a lane may not be read."""
+
+
+class ReadAhead:
+    """Tells the server what has not started, and reads bodies again, for the flows of all lanes.
+
+    The calls of a lane are made one after the other, and numbered: one that comes late does nothing. A message whose
+    body is asked for has been put aside before.
+    """
+
+    def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler, fetchers: Fetchers) -> None:
+        self._settings, self._member, self._stats = context.settings, context.member, context.stats
+        self._topic, self._policy, self._lanes = context.topic, context.handler.retry, context.lanes
+        self._runner, self._queue, self._settler, self._fetchers = runner, runner.queue, settler, fetchers
+        self.wanted = asyncio.Event()
+        """There is something to put aside, or to read again."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.wanted.wait()
+            self.wanted.clear()
+            lanes = [lane for lane in self._lanes.values() if lane.flows.is_wanting and lane.lease.is_held()]
+            results = await asyncio.gather(*map(self._serve, lanes), return_exceptions=True)
+            self._runner.wake_soon()
+            for error in results:
+                if isinstance(error, BaseException) and not isinstance(error, BrokerError):
+                    raise error
+            if any(lane.flows.is_wanting for lane in lanes):
+                await anyio.sleep(PAUSE)
+                self.wanted.set()
+
+    async def _serve(self, lane: Lane) -> None:
+        flows = lane.flows
+        try:
+            while lane.lease.is_held() and not lane.is_quiet:
+                if flows.aside:
+                    await self._put_aside(lane)
+                    continue
+                is_full = self._queue.behind >= self._settings.prefetch
+                page = None if self._fetchers.is_paused or not lane.outgoing.has_room else flows.page(is_full=is_full)
+                if page is None:
+                    return
+                await self._read_again(lane, page)
+        except GroupMissing:  # it is made again from the start: all of it comes again, in order
+            lane.lease.lose()
+            raise
+        except BrokerError as error:
+            log.debug("what waits in %s waits for the server: %s", lane.stream, error)
+            raise
+
+    async def _put_aside(self, lane: Lane) -> None:
+        ids = lane.flows.aside[:PAGE]
+        keys = (lane.stream, lane.lease_key, lane.dlq_key)
+        about = (self._settings.dlq_length, *lost_body(lane.group, self._member))
+        reply = await self._settler.ask(
+            PUT_ASIDE, keys, (self._member, lane.epoch, lane.group, lane.flows.number(), *about, *ids)
+        )
+        if reply[0] == STALE_EPOCH:
+            lane.lease.lose()
+            return
+        lane.flows.is_aside(ids)
+        self._settler.report_lost(lane, reply[1:])  # their ids leave the flow when they are read again
+
+    async def _read_again(self, lane: Lane, page: Page) -> None:
+        flows = lane.flows
+        pairs = [(each, int(flows.is_first(each))) for ids in page.by_key.values() for each in ids]
+        keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key, lane.cancels_key, lane.cancelled_key)
+        trims = int(self._topic.max_length > 0 and self._topic.on_full == "trim")
+        args = (self._member, lane.epoch, lane.group, flows.number(), int(self._settings.prefetch_bytes) // 4, trims)
+        about = (self._settings.dlq_length, *lost_body(lane.group, self._member))
+        with lane.recovery.claiming():
+            reply = await self._settler.ask(
+                READ_AGAIN, keys, (*args, *about, *[part for pair in pairs for part in pair])
+            )
+            if reply[0] != OK:
+                if reply[0] == STALE_EPOCH:
+                    lane.lease.lose()
+                return
+            flows.answered(page)
+            await self._fill(lane, page, dict(pairs), {row[0]: row[1:] for row in reply[1:]})
+
+    async def _fill(self, lane: Lane, page: Page, firsts: dict[bytes, int], rows: dict[bytes, list[Any]]) -> None:
+        if any(row[0] == b"UNDELIVERED" for row in rows.values()):
+            log.warning("the server has lost writes: what waits in %s is read again from what it has kept", lane.stream)
+            lane.lease.lose()
+            return
+        late = list[Message]()
+        for key, ids in page.by_key.items():
+            found = [entry_id for entry_id in ids if entry_id in rows]  # from the front, up to the budget
+            messages = [
+                self._message(lane, entry_id, *rows[entry_id], is_first=bool(firsts[entry_id]))
+                for entry_id in found if len(rows[entry_id]) == 2
+            ]  # fmt: skip
+            if not self._queue.fill(lane, page, key, len(found), messages):
+                late += messages
+        self._note(lane, rows)
+        if late and lane.lease.is_held():  # the lane was made quiet meanwhile
+            await self._settler.hand_back(lane, late)
+
+    def _message(self, lane: Lane, entry_id: bytes, attempts: int, fields: list[bytes], *, is_first: bool) -> Message:
+        message = Message(lane, entry_id, fields, 1 if is_first else attempts + 1)
+        message.is_redelivered = not is_first
+        message.is_suspect = not is_first and is_suspect(attempts, self._policy)
+        return message
+
+    def _note(self, lane: Lane, rows: dict[bytes, list[Any]]) -> None:
+        words = [(entry_id, row[0]) for entry_id, row in rows.items() if len(row) == 1]
+        self._settler.report_lost(lane, [entry_id for entry_id, word in words if word == b"LOST"])
+        cancelled, trimmed = (sum(word == wanted for _, word in words) for wanted in (b"CANCELLED", b"TRIMMED"))
+        self._stats["cancelled"] += cancelled
+        self._stats["trimmed"] += trimmed
+        if trimmed:
+            log.warning("%s trimmed from %s before their turn came", count(trimmed, "message"), lane.stream)
+
+    def __repr__(self) -> str:
+        return f"<ReadAhead {self._queue!r}>"

@@ -1,0 +1,60 @@
+#!lua flags=allow-oom
+-- PURPOSE  Read messages whose ids their owner has kept: their turn comes.
+-- KEYS     1 stream  2 lease hash  3 retry zset  4 dead-letter stream  5 cancels hash  6 cancelled zset
+-- ARGV     1 owner  2 epoch  3 group  4 number of the call:int  5 budget:bytes  6 trims:0|1 (the topic removes entries
+--          itself when it is full)  7 keep:int, of dead letters  8..19 a lost body's dlq.* fields
+--          then for each: stream id, is_first:0|1 (1: a first delivery, which was put aside)
+-- RETURNS  {'OK', {id, attempts charged so far, fields} or {id, word}...} up to the budget: 'CANCELLED', 'LOST' and
+--          'TRIMMED' are settled, 'UNDELIVERED' is not known as delivered. Or {'LATE'} or {'STALE_EPOCH'}
+-- WHY      A first delivery gets its count of 1 back, so from here on it may have started. Others keep theirs:
+--          start_message charges them. Both ways to start ask for a cancellation. What is not pending, but was
+--          delivered, lost its consumer: it is made pending again. What was not delivered is above what a failover has
+--          kept, and comes again: the caller gives up the lane. A deleted entry becomes a dead letter, unless the topic
+--          has trimmed it: a hundred thousand of these would push all others out. What could fail is read before
+--          anything is written.
+-- USES     count_call, dict, order
+local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
+if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
+local has_parked, delivered, first = redis.call('ZCARD', KEYS[3]) > 0, order('0-0'), order('0-0')
+local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
+for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local group = dict(row)
+  if group.name == ARGV[3] then delivered = order(group['last-delivered-id']) end
+end
+redis.call('XPENDING', KEYS[1], ARGV[3])
+redis.call('XLEN', KEYS[4])
+local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
+if oldest then first = order(oldest[1]) end
+if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end
+local reply, bytes = { 'OK' }, 0
+local function settle(id, row, word)
+  redis.call('XACK', KEYS[1], ARGV[3], id)
+  if row and has_parked then redis.call('ZREM', KEYS[3], id .. '|' .. row[4]) end
+  reply[#reply + 1] = { id, word }
+end
+for i = 20, #ARGV, 2 do
+  local id = ARGV[i]
+  local row = redis.call('XPENDING', KEYS[1], ARGV[3], id, id, 1)[1]
+  if not row and order(id) > delivered then
+    reply[#reply + 1] = { id, 'UNDELIVERED' }
+    break
+  end
+  local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+  if may_be_cancelled and (redis.call('HGET', KEYS[5], id) or redis.call('ZSCORE', KEYS[6], id)) then
+    settle(id, row, 'CANCELLED')
+    redis.call('HDEL', KEYS[5], id)
+    redis.call('ZADD', KEYS[6], id:match('^%d+'), id)
+  elseif not entry and ARGV[6] == '1' and (not oldest or order(id) < first) then
+    settle(id, row, 'TRIMMED')
+  elseif not entry then
+    redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[7], '*', 'dlq.origin', id, unpack(ARGV, 8, 19))
+    settle(id, row, 'LOST')
+  else
+    local count = ARGV[i + 1] == '1' and 1 or row and row[4] or 1
+    redis.call('XCLAIM', KEYS[1], ARGV[3], ARGV[1], 0, id, 'RETRYCOUNT', count, 'FORCE', 'JUSTID')
+    reply[#reply + 1] = { id, count, entry[2] }
+    for _, part in ipairs(entry[2]) do bytes = bytes + #part end
+    if bytes > tonumber(ARGV[5]) then break end
+  end
+end
+return reply
