@@ -34,9 +34,9 @@ class Numbers:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def uuid7(self) -> uuid.UUID:
-        """A version 7 UUID of the present virtual moment."""
-        ms = int((EPOCH + world().now) * 1000)
+    def uuid7(self, *, nanoseconds: int | None = None) -> uuid.UUID:
+        """A version 7 UUID of a moment, by default of the present virtual one."""
+        ms = int((EPOCH + world().now) * 1000) if nanoseconds is None else nanoseconds // 1_000_000
         return uuid.UUID(
             int=ms << 80 | 7 << 76 | self._random.getrandbits(12) << 64 | 2 << 62 | self._random.getrandbits(62)
         )
