@@ -58,9 +58,9 @@ async def test_retry_poller_leaves_a_message_that_blocks_its_key_to_its_timer(
     broker, attempts = Broker(Settings(url=server_url, prefix=prefix, preflight="warn", partitions=1)), list[int]()
     start, call, offer, offered, is_heard = Settler.charge, Settler.ask, Queue.offer, list[int](), anyio.Event()
 
-    def note(queue: Queue, lane: Any, messages: Any) -> None:
+    def note(queue: Queue, lane: Any, messages: Any, *, is_ahead: bool = False) -> None:
         offered.extend(message.attempt for message in messages)
-        offer(queue, lane, messages)
+        offer(queue, lane, messages, is_ahead=is_ahead)
 
     async def unpark(settler: Settler, script: Any, *command: Any) -> Any:
         reply = await call(settler, script, *command)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsmq.consumer.waiting.context import ConsumerContext
+from rsmq.consumer.waiting.flows import Page
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import RateLimit
 from rsmq.consumer.waiting.queue import Queue
@@ -23,7 +24,23 @@ from rsmq.redis.topics import Topic
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["offer", "start", "finish", "park", "resume", "hold", "let_go", "withdraw"]),
+        st.sampled_from(
+            [
+                "offer",
+                "offer",
+                "start",
+                "finish",
+                "park",
+                "resume",
+                "hold",
+                "let_go",
+                "withdraw",
+                "cancel",
+                "put_aside",
+                "ask",
+                "answer",
+            ]
+        ),
         st.integers(0, 3),
         st.booleans(),
     ),
@@ -61,6 +78,11 @@ class History:
 
     def __init__(self) -> None:
         self.queue, self.lane = Queue(is_ordered=True), make_lane()
+        self.queue.read_ahead(100, 2, 1, lambda: None)
+        self.stored: dict[bytes, Message] = {}
+        self.aside = set[bytes]()
+        self.cancelled = set[bytes]()
+        self.page: Page | None = None
         self.running: list[Message] = []
         self.parked: list[Message] = []
         self.held: list[Message] = []
@@ -73,7 +95,45 @@ class History:
         message = make_message(self.lane, self.number, choice, is_suspect=is_suspect)
         if message.routing_key is not None:
             self.offered[message.routing_key].append(message)
-        self.queue.offer(self.lane, [message])
+        self.stored[message.entry_id] = message
+        self.lane.in_flight.add(message.entry_id)
+        self.queue.offer(self.lane, [message], is_ahead=True)
+
+    def put_aside(self, choice: int) -> None:
+        """The server knows that some have not started."""
+        ids = self.lane.flows.aside[: 1 + choice]
+        self.aside.update(ids)
+        self.lane.flows.is_aside(ids)
+
+    def cancel(self, choice: int) -> None:
+        """Messages are cancelled: those in memory at once, the others when they are read again."""
+        ids = [each for row in self.offered.values() for each in row[choice : choice + 1]]
+        started = {*self.running, *self.parked, *self.held}
+        wanted = {message.entry_id for message in ids if message not in started}
+        for entry_id in self.queue.cancel(self.lane, wanted):
+            self.lane.in_flight.discard(entry_id)
+            self._gone(self.stored[entry_id])
+        self.cancelled |= wanted & set(self.lane.flows.far_ids())
+
+    def ask(self, _: int) -> None:
+        """Bodies are asked for."""
+        if self.page is None and not self.lane.flows.aside:
+            self.page = self.lane.flows.page(is_full=self.queue.behind >= 2)
+            for ids in self.page.by_key.values() if self.page else ():
+                assert self.aside.issuperset(ids), "the server may believe that it has started"
+
+    def answer(self, choice: int) -> None:
+        """They are there, up to a budget."""
+        page, self.page = self.page, None
+        for key, ids in page.by_key.items() if page else ():
+            got = ids[: 1 + choice]
+            messages = [self.stored[each] for each in got if each not in self.cancelled]
+            assert page is not None
+            if self.queue.fill(self.lane, page, key, len(got), messages):
+                for each in self.cancelled.intersection(got):
+                    self._gone(self.stored[each])
+        if page:
+            self.lane.flows.answered(page)
 
     def start(self) -> None:
         """A worker takes the next one; it must be the oldest of its key that is not finished."""
@@ -123,7 +183,9 @@ class History:
 
     def withdraw(self) -> None:
         """The lane is handed over: only what runs remains."""
-        for message in self.queue.withdraw(self.lane):
+        far = set(self.lane.flows.far_ids())
+        assert far >= set(self.lane.flows.unsure())
+        for message in [*self.queue.withdraw(self.lane), *map(self.stored.__getitem__, far)]:
             self._gone(message)
         for message in self.parked:
             self._gone(message)
@@ -147,6 +209,8 @@ class History:
         assert self.queue.held == self.queue.limited == held
         assert self.queue.blocked == blocked + held
         suspects = len(self.queue._suspects)
+        assert self.queue.behind == waiting
+        assert self.lane.flows.far == len(list(self.lane.flows.far_ids()))
         assert self.queue.in_flight == len(self.running) + len(self.queue.ready) + waiting + suspects
 
 
@@ -163,7 +227,10 @@ def test_queue_keeps_order_and_counts_in_any_history(steps: list[tuple[str, int,
         else:
             getattr(history, step)(choice)
         history.check()
-    while history.parked or history.held or history.running or history.queue.ready:
+    while history.parked or history.held or history.running or history.queue.ready or history.lane.flows.far:
+        history.put_aside(3)
+        history.ask(0)
+        history.answer(3)
         history.resume(0)
         history.let_go(0)
         history.start()

@@ -1,7 +1,7 @@
 """Reading ahead: what waits behind its key is put aside, only its id is kept, and it is read again when its turn comes.
 
-Pending is pending: such a message has no place of its own on the server, so retention, cancellation, reset and take-over
-know it as they know every other.
+Pending is pending: such a message has no place of its own on the server, so retention, cancellation, reset and
+take-over know it as they know every other.
 """
 
 from __future__ import annotations

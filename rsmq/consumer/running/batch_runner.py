@@ -155,11 +155,11 @@ class BatchRunner(Runner):
             batch.append(message)
             heads.append(message)
             self._running[lane] += 1
-            if is_ordered and message.routing_key is not None:
-                if lane.flows.waiting.get(message.routing_key) and len(batch) < limit:
-                    behind = queue.take_behind(lane, message.routing_key, limit - len(batch))
-                    batch += behind
-                    self._running[lane] += len(behind)
+            key = message.routing_key
+            if is_ordered and key is not None and lane.flows.waiting.get(key):
+                behind = queue.take_behind(lane, key, limit - len(batch))
+                batch += behind
+                self._running[lane] += len(behind)
 
     async def _handle_started(self, task_slot: TaskSlot, picked: list[Message], heads: list[Message]) -> None:
         """Handle what may start of it, in a task that no handler has seen: a cancellation would lose the others."""

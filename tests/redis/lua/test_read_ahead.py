@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ LATE = [b"LATE"]
 
 
 @pytest.fixture
-async def partition(client: Client, keys: Keys) -> AsyncIterator[Partition]:
+async def partition(client: Client, keys: Keys) -> Partition:
     """A partition with a lease of `me`."""
-    yield await Partition(client, keys).prepare()
+    return await Partition(client, keys).prepare()
 
 
 async def put_aside(partition: Partition, number: int, *ids: bytes, owner: str = ME, epoch: str = EPOCH) -> Any:
@@ -157,6 +156,6 @@ async def test_call_without_a_group_changes_nothing(partition: Partition, call: 
     (first,) = await partition.deliver(1)
     await partition.call("XGROUP", "DESTROY", partition.stream, GROUP)
     before = await partition.call("HGETALL", partition.lease)
-    with pytest.raises(Exception, match="NOGROUP|group"):
+    with pytest.raises(Exception, match=r"(?i)group"):
         await call(partition, 1, *((first,) if call is put_aside else ((first, 1),)))
     assert await partition.call("HGETALL", partition.lease) == before

@@ -6,7 +6,8 @@
 -- WHY      Each case is final where it says so. Not delivered: its reader looks into `cancels` behind the read.
 --          Parked: `start_message` looks, and the owner is woken where the message holds its key. In a member's hands: a
 --          first delivery starts without telling the server, so only the owner knows; it answers in `cancels`, or by a
---          settlement, and this call is repeated until then. Both halves of an id may exceed the 53 bits of a number.
+--          settlement, and this call is repeated until then. With a count of 0 it has not started (it was put aside or
+--          handed back), and both ways to start it look: read_again and start_message. Both halves of an id may exceed the 53 bits of a number.
 -- USES     dict, order, last_delivered, find_parked
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 if redis.call('ZSCORE', KEYS[4], id) then return { 'CANCELLED', 0 } end
@@ -35,7 +36,10 @@ if not row then
   redis.call('HDEL', KEYS[3], id)
   return { 'SETTLED' }
 end
-if known == 'cancelled' then return { 'CANCELLED', 1 } end
+if known == 'cancelled' or row[4] == 0 and known ~= 'running' then
+  redis.call('HSET', KEYS[3], id, 'cancelled')
+  return { 'CANCELLED', 1 }
+end
 if known == 'running' and ARGV[3] == 'asked' then return { 'RUNNING' } end
 if known ~= 'interrupt' then redis.call('HSET', KEYS[3], id, ARGV[3]) end
 return { 'ASKED' }
