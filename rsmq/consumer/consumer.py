@@ -94,12 +94,20 @@ class Consumer:
         self.queue.limit(rate=whole, message_rate=by_message, group=calls)
 
     def _limited(self) -> dict[str, object]:
-        """For the vitals: how many messages only wait for a rate, and whose they are. Called from another thread."""
-        count, rate = self.queue.limited, self.queue.message_rate
-        if not count:
-            return {}
-        most = Counter[str]() if rate is None else rate.waiting(list(self.lanes.values()))
-        return {"limited": count, "limited_by": {name[:LONGEST_NAME]: n for name, n in most.most_common(MOST_NAMES)}}
+        """For the vitals: how many messages wait, for what, and whose rate it is. Called from another thread."""
+        lanes, rate = list(self.lanes.values()), self.queue.message_rate
+        waits = self.waits
+        found: dict[str, object] = {"waiting": {name: count for name, count in waits.items() if count}}
+        if waits["rate"]:
+            most = Counter[str]() if rate is None else rate.waiting(lanes)
+            found["limited"] = waits["rate"]
+            found["limited_by"] = {name[:LONGEST_NAME]: n for name, n in most.most_common(MOST_NAMES)}
+        return found if found["waiting"] else {}
+
+    @property
+    def waits(self) -> dict[str, int]:
+        """How many messages wait here for their `key`, for a `retry` that keeps its key, and for a `rate`."""
+        return self.queue.waits(list(self.lanes.values()))
 
     def _drop(self, lane: Lane) -> None:
         self.lifecycle.drop(lane)

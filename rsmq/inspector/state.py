@@ -107,7 +107,8 @@ class MemberState:
     its leases. `is_present`: its process holds its presence connection; None in a snapshot, which does not ask.
     `gc_every`: new objects between two runs of its garbage collector, 0 if that is off, None if it does not say.
     `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `limited`: messages in its memory that only wait for a
-    rate; `limited_by`: the keys or names with most of them, where the rate tells messages apart.
+    rate; `limited_by`: the keys or names with most of them, where the rate tells messages apart. `waiting`: how
+    many of what it has read wait for their "key", a "retry" or a "rate".
     """
 
     topic: str
@@ -124,6 +125,7 @@ class MemberState:
     lease_ttl: timedelta | None = None
     limited: int = 0
     limited_by: tuple[tuple[str, int], ...] = ()
+    waiting: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +224,17 @@ def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartiti
     )
 
 
+def counts(found: object) -> tuple[tuple[str, int], ...]:
+    """Names and numbers of a JSON object."""
+    return tuple((name, n) for name, n in found.items() if isinstance(n, int)) if isinstance(found, dict) else ()
+
+
 def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys."""
     name, info, left_ms, vitals = row
     member, about, vital = name.decode(errors="replace"), read_info(info), read_info(vitals)
     lag_ms, limited = vital.get("loop_lag_ms", -1), vital.get("limited")
-    most = vital.get("limited_by")
+    most, waiting = vital.get("limited_by"), vital.get("waiting")
     gc_every = about.get("gc_every")
     lease_ms = about.get("lease_ttl_ms")
     concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
@@ -244,5 +251,6 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         gc_every=gc_every if isinstance(gc_every, int) else None,
         lease_ttl=timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None,
         limited=limited if isinstance(limited, int) and limited > 0 else 0,
-        limited_by=tuple((name, n) for name, n in most.items() if isinstance(n, int)) if isinstance(most, dict) else (),
+        limited_by=counts(most),
+        waiting=counts(waiting),
     )

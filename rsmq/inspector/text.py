@@ -24,11 +24,11 @@ def age(value: timedelta | None) -> str:
 
 
 def limited(member: MemberState) -> str:
-    """How many messages of a member only wait for a rate, and whose they are; empty for none."""
-    if not member.limited:
-        return ""
+    """How many messages of a member wait for their key, a retry or a rate, and whose rate; empty for none."""
+    others = [f"{number(count)} wait for their {name}" for name, count in member.waiting if name in ("key", "retry")]
     most = ", ".join(f"{name} {number(count)}" for name, count in member.limited_by)
-    return f"{number(member.limited)} limited" + (f" ({most})" if most else "")
+    rated = [f"{number(member.limited)} limited" + (f" ({most})" if most else "")] if member.limited else []
+    return ", ".join([*rated, *others])
 
 
 def timestamp(at: datetime | None) -> str:

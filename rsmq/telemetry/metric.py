@@ -103,6 +103,9 @@ OWNED = Metric("rsmq_partitions_owned", "gauge", GROUP, "Partitions that this pr
 IN_FLIGHT = Metric("rsmq_messages_in_hand", "gauge", GROUP, "Messages fetched and not finished.")
 BLOCKED_MESSAGES = Metric("rsmq_messages_shelved", "gauge", GROUP, "Messages in memory whose key waits for a retry.")
 LIMITED = Metric("rsmq_messages_limited", "gauge", GROUP, "Messages in memory that only wait for a rate.")
+WAITING = Metric(
+    "rsmq_messages_waiting", "gauge", (*GROUP, "for"), "Messages that were read and wait for their key, retry or rate."
+)
 BUSY = Metric("rsmq_handlers_busy", "gauge", GROUP, "Handler calls running now.")
 LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Highest number of concurrent handler calls.")
 LONGEST = Metric("rsmq_handler_longest_seconds", "gauge", GROUP, "How long the oldest running handler call has run.")
@@ -131,8 +134,8 @@ RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows th
 
 WORKER = (
     INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED,
-    DELETED, REFUSED, NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_FLIGHT, BLOCKED_MESSAGES, LIMITED, BUSY, LIMIT,
-    LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
+    DELETED, REFUSED, NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_FLIGHT, BLOCKED_MESSAGES, LIMITED, WAITING, BUSY,
+    LIMIT, LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
     OUTBOX_AGE, OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip
 

@@ -66,6 +66,8 @@ def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iter
     yield Sample(metric.IN_FLIGHT, labels, consumer.queue.in_flight)
     yield Sample(metric.BLOCKED_MESSAGES, labels, consumer.queue.blocked)
     yield Sample(metric.LIMITED, labels, consumer.queue.limited)
+    for what, count in consumer.waits.items():
+        yield Sample(metric.WAITING, (*labels, what), count)
     yield Sample(metric.BUSY, labels, len(started))
     yield Sample(metric.LIMIT, labels, consumer.max_calls)
     yield Sample(metric.LONGEST, labels, now - min(started, default=now))

@@ -228,6 +228,11 @@ class Flows:
         and what a call for bodies on its way asks for."""
         return [*self.aside, *[entry_id for entry_id in self._asked if self.is_first(entry_id)]]
 
+    def far_behind(self, keys: Iterable[bytes | str]) -> int:
+        """How many wait as ids behind some keys. May be called from any thread."""
+        flows = [self.waiting.get(key) for key in list(keys) if isinstance(key, bytes)]
+        return sum(len(ids) for flow in flows if flow is not None and (ids := flow.ids))
+
     def far_ids(self) -> Iterator[bytes]:
         """The ids of all that waits without a message."""
         return chain.from_iterable(flow.ids for flow in self.waiting.values() if flow.ids)

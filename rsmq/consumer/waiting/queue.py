@@ -203,6 +203,20 @@ class Queue:
         raw, single = RawEntries, list(self.ready)
         return self.held + sum(len(e.entries) if type(e) is raw else 1 + self.waits_behind(e, e.origin) for e in single)
 
+    def waits(self, lanes: Iterable[Lane]) -> dict[str, int]:
+        """How many messages wait, and for what: `key` (behind one that runs or is ready), `retry` or `rate`, with those
+        behind. May be called from any thread."""
+        flows = [lane.flows for lane in list(lanes)]
+        for_retry, for_rate = (sum(each.far_behind(held) for each, held in of) for of in (
+            [(each, each.parked) for each in flows], [(each, each.held) for each in flows],
+        ))  # fmt: skip
+        far = sum(each.far for each in flows) - for_retry - for_rate
+        return {
+            "key": max(0, self.behind) + max(0, far),
+            "retry": max(0, self.blocked - self.held) + for_retry,
+            "rate": self.limited + for_rate,
+        }
+
     def taker(self) -> Callable[[], Any]:
         """What takes the next ready message: `take`, or less where there is no limit."""
         return self.take if self.is_limited else self.ready.popleft
