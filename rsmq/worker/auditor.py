@@ -41,13 +41,13 @@ class LaneAudit:
     """Findings about one lane. `suspects` were not pending at the last check; `restored` are pending again and still in
     flight.
 
-    `is_short`: fewer messages were pending at the last check than wait as ids and are in flight.
+    `has_too_few`: fewer messages were pending at the last check than wait as ids and are in flight.
     `due` (monotonic): when to count the entries again; `delivered`: the group's last delivered id at the last count.
     """
 
     suspects: set[bytes] = field(default_factory=set)
     restored: set[bytes] = field(default_factory=set)
-    is_short: bool = False
+    has_too_few: bool = False
     delivered: bytes | None = None
     due: float = 0.0
 
@@ -128,8 +128,8 @@ class Auditor:
         if not lane.flows.far:
             return set()
         pending, *_ = await self._client.execute_command("XPENDING", lane.stream, lane.group)
-        was_short, audit.is_short = audit.is_short, pending < min(before, lane.flows.far + len(lane.undecided()))
-        if not (was_short and audit.is_short):
+        was_short, audit.has_too_few = audit.has_too_few, pending < min(before, lane.flows.far + len(lane.undecided()))
+        if not (was_short and audit.has_too_few):
             return set()
         ids = list(lane.flows.far_ids())
         audit.restored.update(ids)  # also if a reply gets lost

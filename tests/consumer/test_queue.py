@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.flows import Page
+from rsmq.consumer.waiting.flows import IdPage
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import RateLimit
 from rsmq.consumer.waiting.queue import Queue
@@ -82,7 +82,7 @@ class History:
         self.stored: dict[bytes, Message] = {}
         self.aside = set[bytes]()
         self.cancelled = set[bytes]()
-        self.page: Page | None = None
+        self.page: IdPage | None = None
         self.running: list[Message] = []
         self.parked: list[Message] = []
         self.held: list[Message] = []

@@ -71,7 +71,7 @@ class Fetcher:
         self._blocked = False
         self._is_cycling, self._cycle_done = False, asyncio.Event()  # no read begins while it is connecting
         self._reader_count = 1
-        self._is_paused = False
+        self.is_paused = False
         lease, self._longest_read, self._latest = self._settings.lease_ttl, self._settings.longest_read, inf
         if context.handler.distribution == "shared":  # what was read long ago may be another member's by now
             self._longest_read, self._latest = min(self._longest_read, lease / 3), lease.total_seconds() / 2
@@ -214,7 +214,7 @@ class Fetcher:
         self._changed.clear()
         room, is_ahead = self._room()
         own = self._own_lanes()
-        if self._is_paused or not own:
+        if self.is_paused or not own:
             await self._wait_for_change(0.25)
         elif room <= 0 or (room <= self._settings.prefetch // 4 and self._queue.in_flight > 0 and not is_ahead):
             self._full.clear()
@@ -383,7 +383,7 @@ class Fetcher:
 
     def pause(self, is_paused: bool) -> None:
         """Read nothing new, or read again, from the next cycle on."""
-        self._is_paused = is_paused
+        self.is_paused = is_paused
 
     # -- for roles that change the lanes --------------------------------------------------------------------------
 

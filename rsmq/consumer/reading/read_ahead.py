@@ -16,7 +16,7 @@ from rsmq.consumer.reading.fetchers import Fetchers
 from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
-from rsmq.consumer.waiting.flows import PAGE, Page
+from rsmq.consumer.waiting.flows import PAGE, IdPage
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.errors import BrokerError, GroupMissing
 from rsmq.handler.retry import is_suspect
@@ -92,7 +92,7 @@ class ReadAhead:
         lane.flows.is_aside(ids)
         self._settler.report_lost(lane, reply[1:])  # their ids leave the flow when they are read again
 
-    async def _read_again(self, lane: Lane, page: Page) -> None:
+    async def _read_again(self, lane: Lane, page: IdPage) -> None:
         flows = lane.flows
         pairs = [(each, int(flows.is_first(each))) for ids in page.by_key.values() for each in ids]
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key, lane.cancels_key, lane.cancelled_key)
@@ -110,7 +110,7 @@ class ReadAhead:
             flows.answered(page)
             await self._fill(lane, page, dict(pairs), {row[0]: row[1:] for row in reply[1:]})
 
-    async def _fill(self, lane: Lane, page: Page, firsts: dict[bytes, int], rows: dict[bytes, list[Any]]) -> None:
+    async def _fill(self, lane: Lane, page: IdPage, firsts: dict[bytes, int], rows: dict[bytes, list[Any]]) -> None:
         if any(row[0] == b"UNDELIVERED" for row in rows.values()):
             log.warning("the server has lost writes: what waits in %s is read again from what it has kept", lane.stream)
             lane.lease.lose()

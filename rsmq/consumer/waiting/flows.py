@@ -23,7 +23,7 @@ FEWEST: Final = 8
 """Ids of one key in a call; the second one while memory is full."""
 
 
-class Flow(deque[Message]):
+class KeyFlow(deque[Message]):
     """What waits behind one key: messages in memory, and after them only the ids of others, as long as there are."""
 
     __slots__ = ("ids",)
@@ -33,11 +33,11 @@ class Flow(deque[Message]):
         self.ids: Ids | None = None
 
 
-NONE: Final = Flow(maxlen=0)
+NONE: Final = KeyFlow(maxlen=0)
 """What waits behind most keys: a flow for each of them would cost more than all else here."""
 
 
-class Page(NamedTuple):
+class IdPage(NamedTuple):
     """Ids that are read again in one call: of each key some from the front of its flow."""
 
     by_key: dict[bytes, list[bytes]]
@@ -75,7 +75,7 @@ class Flows:
         self._calls = 0
         self._fillings = 0
         self._known: tuple[int, frozenset[bytes]] | None = None
-        self.waiting: dict[bytes, Flow] = {}
+        self.waiting: dict[bytes, KeyFlow] = {}
         self.parked: dict[bytes, Message] = {}
         self.held: dict[bytes | str, Message] = {}
         self.untimed: set[bytes] = set()
@@ -94,7 +94,7 @@ class Flows:
         """Messages that were taken together with the one that holds their key wait behind it again, first."""
         flow = self.waiting.get(key, NONE)
         if flow is NONE:
-            flow = self.waiting[key] = Flow()
+            flow = self.waiting[key] = KeyFlow()
         flow.extendleft(reversed(messages))
 
     def next(self, key: bytes) -> Message | None:
@@ -142,7 +142,7 @@ class Flows:
         """Keep only the id of a message behind a key."""
         flow = self.waiting[key]
         if flow is NONE:
-            flow = self.waiting[key] = Flow()
+            flow = self.waiting[key] = KeyFlow()
         if flow.ids is None:
             flow.ids = Ids()
         flow.ids.append(message.entry_id)
@@ -154,7 +154,7 @@ class Flows:
             self.aside.append(message.entry_id)
         self._look_at(key, flow)
 
-    def _look_at(self, key: bytes, flow: Flow) -> None:
+    def _look_at(self, key: bytes, flow: KeyFlow) -> None:
         """Read more of a flow before it runs dry, unless its key cannot start soon."""
         if flow.ids and len(flow) <= FEW and key not in self.parked and key not in self.held:
             self.thin[key] = None
@@ -178,7 +178,7 @@ class Flows:
         if self.aside[: len(ids)] == ids:  # otherwise all was forgotten meanwhile
             del self.aside[: len(ids)]
 
-    def page(self, *, is_full: bool) -> Page | None:
+    def page(self, *, is_full: bool) -> IdPage | None:
         """What to read again next: first what is dry. `is_full`: only that, and little. `filled` must follow. None:
         nothing."""
         by_key, count, share = dict[bytes, list[bytes]](), 0, FEWEST if is_full else SHARE
@@ -190,9 +190,9 @@ class Flows:
                 by_key[key] = flow.ids.first(min(share, PAGE - count))
                 count += len(by_key[key])
         self._asked = [entry_id for ids in by_key.values() for entry_id in ids]
-        return Page(by_key, self._fillings) if by_key else None
+        return IdPage(by_key, self._fillings) if by_key else None
 
-    def filled(self, page: Page, key: bytes, gone: int) -> bool:
+    def filled(self, page: IdPage, key: bytes, gone: int) -> bool:
         """So many of a key's ids are read, or settled. False: all was forgotten meanwhile."""
         if page.of != self._fillings:
             return False
@@ -218,7 +218,7 @@ class Flows:
         if len(self.waiting.get(key, ())) > FEW:
             self.thin.pop(key, None)
 
-    def answered(self, page: Page) -> None:
+    def answered(self, page: IdPage) -> None:
         """The page has its answer."""
         if page.of == self._fillings:
             self._asked = []

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
-from rsmq.consumer.waiting.flows import FEW, NONE, Flow, Flows, Page
+from rsmq.consumer.waiting.flows import FEW, NONE, Flows, IdPage, KeyFlow
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
 from rsmq.consumer.waiting.raw_entries import RawEntries
@@ -73,7 +73,7 @@ class Queue:
                         self.in_flight -= 1
                         continue
                     if behind is NONE:
-                        behind = waiting[key] = Flow()
+                        behind = waiting[key] = KeyFlow()
                     behind.append(message)
                     if key in flows.parked:
                         self._block(1)
@@ -129,7 +129,7 @@ class Queue:
             return True
         return far < most and (self.far(lanes) < 10 * most or far < 10 * most // max(1, len(lanes)))
 
-    def _is_far(self, flows: Flows, key: bytes, flow: Flow) -> bool:
+    def _is_far(self, flows: Flows, key: bytes, flow: KeyFlow) -> bool:
         """Whether one more message behind a key is kept only as an id."""
         return len(flow) >= FEW or self.behind >= self._memory or key in flows.parked or key in flows.held
 
@@ -138,7 +138,7 @@ class Queue:
         """How many messages wait of which only the id is kept. May be called from any thread."""
         return sum(lane.flows.far for lane in list(lanes))
 
-    def fill(self, lane: Lane, page: Page, key: bytes, gone: int, messages: Sequence[Message]) -> bool:
+    def fill(self, lane: Lane, page: IdPage, key: bytes, gone: int, messages: Sequence[Message]) -> bool:
         """Take messages of a key that were read again; `gone` ids are not needed any more. False: all was forgotten."""
         flows = lane.flows
         if not flows.filled(page, key, gone):
@@ -377,8 +377,9 @@ class Queue:
     def release(self, lane: Lane, key: bytes) -> None:
         """Let the next message of a key start."""
         flows = lane.flows
-        if flows.waiting.get(key) is NONE:
-            del flows.waiting[key]  # nearly always: without the call
+        waiting = flows.waiting
+        if waiting.get(key) is NONE:
+            del waiting[key]  # nearly always: without the call
             return
         following = flows.next(key)
         if following is not None:
