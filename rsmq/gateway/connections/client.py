@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rsmq.errors import BrokerError, OwnershipError, SessionLost
+from rsmq.errors import BrokerError, BrokerUnavailable, OwnershipError, SessionLost
 from rsmq.gateway.connections.admission import admit
 from rsmq.gateway.connections.context import QUICK, RECHECK, Context, Transport, hang_up
 from rsmq.gateway.connections.delivery import Delivery
@@ -20,7 +20,7 @@ from rsmq.gateway.fleet.inbox_reader import InboxReader
 from rsmq.gateway.fleet.message import Published
 from rsmq.gateway.fleet.sessions import SHARED, SLACK_MS, Ended
 from rsmq.gateway.fleet.shares import has_shares
-from rsmq.gateway.fleet.wills import pack
+from rsmq.gateway.fleet.wills import pack, topic_of
 from rsmq.gateway.protocol import encode, packet
 from rsmq.gateway.protocol.machine import EARLY_BYTES, Machine, State
 from rsmq.gateway.protocol.packet import PubAcks, Publish, ReasonCode, RefusedPacket
@@ -283,10 +283,10 @@ class ClientConnection:
         present, known, wills = await self._reader.begin(
             clean=clean, expiry=self.expiry, has_removed=removed != NONE, will=will
         )
-        for epoch in wills:
-            await context.sessions.wills.schedule(self.client_id, epoch, context.now_ms())
-            context.spawn(context.sessions.wills.publish([(epoch, self.client_id)]))
-        self._publishing = ClientPublishing(context, self, life_ms, known)
+        will_topics = await self._publish_older(wills) if wills else set[str]()
+        if request.will is not None:
+            will_topics.add(request.will.topic)
+        self._publishing = ClientPublishing(context, self, life_ms, known, will_topics)
         self._machine.inbound.received.update(dict.fromkeys(known))
         if present:
             self.subscriptions = {each.filter: each for each in found}
@@ -295,6 +295,20 @@ class ClientConnection:
         elif found:  # the server has lost the session, but not its subscriptions
             await context.registry.write(*own, ())
         return present
+
+    async def _publish_older(self, older: dict[str, bytes]) -> set[str]:
+        """Publish the wills of older connections, before what this one publishes. Returns their topic names.
+
+        Raises BrokerUnavailable if that is not possible now: later they would stand behind what this one publishes.
+        """
+        wills, due = self._context.sessions.wills, [(epoch, self.client_id) for epoch in older]
+        for epoch in older:
+            await wills.schedule(self.client_id, epoch, self._context.now_ms())
+        if not await wills.publish(due):
+            self._keeps_will = False  # its own one: the client is refused
+            await self._context.sessions.closed(self._ended(self.epoch))
+            raise BrokerUnavailable("the will of its last connection cannot be published yet")
+        return {topic for raw in older.values() if (topic := topic_of(raw))}
 
     @property
     def epoch(self) -> str:

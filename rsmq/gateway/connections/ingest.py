@@ -51,15 +51,17 @@ class StoredPacket:
     """
 
     __slots__ = (
-        "_ingest", "_is_lost", "_left", "_reasons", "_size", "_stored", "batch", "came", "client", "packet", "sink",
-        "topic",
+        "_ingest", "_is_lost", "_left", "_reasons", "_size", "_stored", "batch", "came", "client", "message_id",
+        "packet", "sink", "topic",
     )  # fmt: skip
 
     def __init__(
-        self, ingest: Ingest, packet: Publish, client: str, topic: str, sink: Sink, stored: Callable[[int], None] | None
-    ) -> None:
+        self, ingest: Ingest, packet: Publish, client: str, topic: str, sink: Sink,
+        stored: Callable[[int], None] | None, message_id: str | None,
+    ) -> None:  # fmt: skip
         self._ingest, self._stored, self._left = ingest, stored, len(packet.payloads)
         self.packet, self.client, self.topic, self.sink = packet, client, topic, sink
+        self.message_id = message_id
         self._size = size_of(packet)
         ingest.unconfirmed += self._left
         ingest.wait_for(self._size)
@@ -187,7 +189,8 @@ class Ingest:
         stored: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         """Store a message, and then confirm it. `token`: it is stored once, however often it comes with this token."""
-        waiter = StoredPacket(self, packet, client, target.name, sink, stored)
+        message_id = None if token is None else f"mqtt:{token}"
+        waiter = StoredPacket(self, packet, client, target.name, sink, stored, message_id)
         if self._timings is not None:
             waiter.came = monotonic()
         try:
@@ -196,7 +199,6 @@ class Ingest:
                 encoder = plain_encoder(client, packet.topic)
             else:
                 encoder = encoder_for(packet, client)
-            message_id = None if token is None else f"mqtt:{token}"
             waiter.batch = self._producer.enqueue(target, packet.payloads, waiter, encoder, message_id)
         except ConfigError as error:  # such as too large headers
             for position in range(len(packet.payloads)):
@@ -217,7 +219,7 @@ class Ingest:
         if self._timings is not None and packet.qos and not reasons:
             self._timings.stored(monotonic() - waiter.came)
         if packet.retain and not reasons:
-            self._spawn(self._retain(from_packet(packet, waiter.client), batch, sink, pending))
+            self._spawn(self._retain(from_packet(packet, waiter.client), batch, waiter.message_id, sink, pending))
             return
         if pending is None:
             return
@@ -227,32 +229,54 @@ class Ingest:
         else:
             sink.confirm(pending, reasons)
 
-    async def _retain(self, published: Published, batch: Batch | None, sink: Sink, pending: PendingAck | None) -> None:
+    async def _retain(
+        self, published: Published, batch: Batch | None, message_id: str | None, sink: Sink, pending: PendingAck | None
+    ) -> None:
         """Keep a retained message before its acknowledgement: its client finds it from then on."""
         self._count += 1
         position = self._count
         try:
-            newest = b"" if batch is None else batch.newest
-            if batch is not None and not newest:  # its reply was lost, so the id of the message is not known
-                last = await self._client.execute_command("XREVRANGE", batch.stream, "+", "-", "COUNT", 1)
-                newest = last[0][0] if last else b""
-            reply = await self._retained.keep(published, stamp(newest, position))
+            stored = b"" if batch is None else await self._stored_as(batch, message_id)
+            reply = await self._retained.keep(published, stamp(stored, position))
         except RsmqError as error:
             sink.fail(error)
             return
         if pending is not None:
             sink.confirm(pending, [ReasonCode.QUOTA_EXCEEDED] if reply == b"FULL" else ())
 
+    async def _stored_as(self, batch: Batch, message_id: str | None) -> bytes:
+        """The stream id of a message, or of a later one of its batch.
+
+        A message with an id of its own may be a repetition, whose first one was stored long before, behind which others
+        came: its place is that of the first one. After a lost reply the id is not known, and the newest one counts.
+        """
+        newest = batch.newest
+        if message_id is not None:
+            key = self._keys.dedup(batch.topic.name, batch.partition, message_id)
+            newest = await self._client.execute_command("GET", key) or newest
+        if not newest:
+            last = await self._client.execute_command("XREVRANGE", batch.stream, "+", "-", "COUNT", 1)
+            newest = last[0][0] if last else b""
+        return bytes(newest)
+
+    def _by_clock(self) -> bytes:
+        """The place of a message that is in no stream: that of the server's clock, and behind all that was stored here.
+
+        That clock is known here as of an answer, so it is behind by the time that this one took.
+        """
+        clock = b"%d-0" % self._now_ms()
+        return max((clock, *(each.newest for each in self._stored.values() if each.newest)), key=parse_stream_id)
+
     def retain_unstored(self, published: Published, sink: Sink) -> None:
         """Keep a retained message of QoS 0, which is in no stream: its stamp is the server's clock."""
         self.unconfirmed += 1
         self.wait_for(size := max(len(published.payload), USUAL_BYTES))
-        self._spawn(self._retain_unstored(published, sink, size))
+        self._spawn(self._retain_unstored(published, self._by_clock(), sink, size))
 
-    async def _retain_unstored(self, published: Published, sink: Sink, size: int) -> None:
+    async def _retain_unstored(self, published: Published, stream_id: bytes, sink: Sink, size: int) -> None:
         self._count += 1
         try:
-            await self._retained.keep(published, stamp(f"{self._now_ms()}-0".encode(), self._count), by_clock=True)
+            await self._retained.keep(published, stamp(stream_id, self._count), by_clock=True)
         except RsmqError as error:
             sink.fail(error)
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from rsmq.gateway.connections.auth import Access
@@ -31,12 +31,19 @@ class Publisher(Protocol):
 
 
 class ClientPublishing:
-    """The messages of one connection on their way to the server. `known`: those of QoS 2 that are not released."""
+    """The messages of one connection on their way to the server. `known`: those of QoS 2 that are not released.
 
-    __slots__ = ("_context", "_noting", "_publisher", "_received", "releases")
+    `will_topics`: the topic names of its will, and of older ones that were published when it began.
+    """
 
-    def __init__(self, context: Context, publisher: Publisher, life_ms: int, known: dict[int, str]) -> None:
+    __slots__ = ("_context", "_noting", "_publisher", "_received", "_will_topics", "releases")
+
+    def __init__(
+        self, context: Context, publisher: Publisher, life_ms: int, known: dict[int, str],
+        will_topics: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self._context, self._publisher = context, publisher
+        self._will_topics = will_topics
         keys, batcher = context.inboxes.keys, context.inboxes.batcher
         both = (keys.session(publisher.client_id), keys.received(publisher.client_id))
         self._received = ReceivedIds(batcher, both, publisher.epoch, life_ms, known, publisher.fail)
@@ -70,13 +77,17 @@ class ClientPublishing:
             context.ingest.store(message, publisher.client_id, target, publisher)
 
     def _publish_unacknowledged(self, message: Publish, route: Route) -> None:
-        """A message of QoS 0. No Receive Maximum bounds how many wait for the server: what is too much is dropped."""
+        """A message of QoS 0. No Receive Maximum bounds how many wait for the server: what is too much is dropped.
+
+        What has the topic name of the client's will is stored as that is: on two ways one could overtake the other.
+        """
         context, publisher = self._context, self._publisher
-        is_written = route.is_explicit or message.retain
+        is_stored = route.is_explicit or message.topic in self._will_topics
+        is_written = is_stored or message.retain
         if is_written and not context.ingest.has_room(len(message.payload)):
             context.dropped("server too slow, QoS 0")
             is_written = False
-        if route.is_explicit:
+        if is_stored:
             if is_written:
                 target = context.routes.target_of(route.topic)
                 context.ingest.store(message, publisher.client_id, target, publisher)
@@ -155,7 +166,7 @@ class ConfirmedWithoutConnection:
 async def publish_will(context: Context, client: str, user: str | None, message: Publish, token: str) -> None:
     """Publish the will of a client, with the rights that it has now. Returns when it is stored, or refused for good.
 
-    Repeated with the same token, it is stored once; one of QoS 0 that no route stores must not be repeated.
+    Repeated with the same token, it is stored once. That is why one of QoS 0 is stored, too.
     """
     if not context.gatekeeper.allows(client, user, "write", message.topic):
         context.counts["refused: will not authorized"] += 1
@@ -163,11 +174,5 @@ async def publish_will(context: Context, client: str, user: str | None, message:
     context.counts["wills published"] += 1
     sink, route = ConfirmedWithoutConnection(), context.routes.find(message.topic)
     message.pending = PendingAck(PUBACK, [])
-    if message.qos == 0 and not route.is_explicit:
-        published = from_packet(message, client)
-        if message.retain:
-            context.ingest.retain_unstored(published, sink)
-        context.broadcast(published)
-        return
     context.ingest.store(message, client, context.routes.target_of(route.topic), sink, token)
     await sink.done

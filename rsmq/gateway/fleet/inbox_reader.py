@@ -96,10 +96,10 @@ class InboxReader:
 
     async def begin(
         self, *, clean: bool, expiry: int, has_removed: bool, will: bytes
-    ) -> tuple[bool, dict[int, str], list[str]]:
+    ) -> tuple[bool, dict[int, str], dict[str, bytes]]:
         """Begin the session when its subscriptions are right.
 
-        Returns whether it is resumed, its open QoS 2 ids, and the epochs of older wills that are to be published now.
+        Returns whether it is resumed, its open QoS 2 ids, and older wills that are to be published now, by epoch.
         `has_removed`: a clean start has removed subscriptions just now. Then this waits until no message that met them
         can be taken for a new one.
         """
@@ -116,7 +116,8 @@ class InboxReader:
         while left:
             left = (await batcher.submit(scripts.CLEAR_INBOX, self._keys, (0, CHUNK)))[2]
         received = {int(each): value.decode() for each, value in zip(reply[6::2], reply[7::2], strict=True)}
-        return bool(reply[1]), received, [each.decode() for each in reply[5]]
+        wills = {epoch.decode(): raw for epoch, raw in zip(reply[5][::2], reply[5][1::2], strict=True)}
+        return bool(reply[1]), received, wills
 
     def start(self) -> None:
         """Begin to read."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from rsmq.errors import RsmqError
-from rsmq.gateway.fleet.scripts import CLAIM_WILLS
+from rsmq.gateway.fleet.scripts import CLAIM_WILLS, TAKE_WILL
 from rsmq.gateway.protocol.packet import Publish, Will
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.keys import Keys
@@ -53,6 +53,14 @@ def unpack(raw: bytes) -> tuple[str | None, Publish]:
     return user, Publish(topic, payload, qos, retain=retain, properties=properties, forwarded=b64decode(forwarded))
 
 
+def topic_of(raw: bytes) -> str:
+    """Its topic name, empty if it cannot be read."""
+    try:
+        return unpack(raw)[1].topic
+    except ValueError:
+        return ""
+
+
 def token_of(client: str, epoch: str) -> str:
     """The same for each attempt to publish this will."""
     return f"will:{hashlib.sha256(client.encode()).hexdigest()[:24]}:{epoch}"
@@ -62,12 +70,13 @@ class Wills:
     """The wills of all clients that are due.
 
     A will is stored under the epoch of its connection, and its due time when that ends. Every gateway looks for wills
-    that are due; one of them takes each, publishes it under a message id that never changes, and removes it.
+    that are due; one of them takes each, publishes it under a message id that never changes, and removes it. So does
+    the next connection of its client, before it is answered: whichever is first, the others store nothing.
     """
 
     def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, publish: Publisher) -> None:
         self._client, self._keys, self._batcher, self._publish = client, keys, batcher, publish
-        self._under_way: set[tuple[str, str]] = set()
+        self._under_way: dict[tuple[str, str], asyncio.Future[bool]] = {}
 
     async def schedule(self, client: str, epoch: str, due_ms: int) -> None:
         """Publish a will at this time of the server. An earlier time that is noted already stays."""
@@ -84,25 +93,35 @@ class Wills:
             await self.publish([(epoch, client) for epoch, _, client in members])
             queues = [queue for queue, page in zip(queues, pages, strict=True) if len(page) == PAGE]
 
-    async def publish(self, due: Sequence[tuple[str, str]]) -> None:
+    async def publish(self, due: Sequence[tuple[str, str]]) -> bool:
         """Publish wills, by epoch and client id, that were not published or dropped before.
 
-        One that fails stays, and is tried again.
+        Returns whether that is done for all of them. One that fails stays, and is tried again.
         """
+        known = [self._under_way[each] for each in due if each in self._under_way]
         fresh = [each for each in dict.fromkeys(due) if each not in self._under_way]
-        if not fresh:
-            return
-        self._under_way.update(fresh)
-        try:
-            asked = [("HGET", self._keys.will(client), epoch) for epoch, client in fresh]
-            found = await ask_all(self._client, asked)
-            are_done = await asyncio.gather(*map(self._publish_one, fresh, found))
-            done = [each for each, is_done in zip(fresh, are_done, strict=True) if is_done]
-            gone = [("HDEL", self._keys.will(client), epoch) for epoch, client in done]
-            gone += [("ZREM", self._keys.mqtt(shard_of(each[1]), "wills"), ":".join(each)) for each in done]
-            await ask_all(self._client, gone)
-        finally:
-            self._under_way.difference_update(fresh)
+        if fresh:
+            task = asyncio.ensure_future(self._publish_all(fresh))
+            self._under_way.update(dict.fromkeys(fresh, task))
+            task.add_done_callback(lambda done: self._published(done, fresh))
+            known.append(task)
+        return all(await asyncio.gather(*(asyncio.shield(each) for each in known)))
+
+    def _published(self, done: asyncio.Future[bool], due: Sequence[tuple[str, str]]) -> None:
+        for each in due:
+            del self._under_way[each]
+        if not done.cancelled():
+            done.exception()  # whoever waited for it may be gone
+
+    async def _publish_all(self, due: Sequence[tuple[str, str]]) -> bool:
+        taken = [self._batcher.submit(TAKE_WILL, (self._keys.will(client),), (epoch,)) for epoch, client in due]
+        found = await asyncio.gather(*taken)
+        are_done = await asyncio.gather(*map(self._publish_one, due, found))
+        done = [each for each, is_done in zip(due, are_done, strict=True) if is_done]
+        gone = [("HDEL", self._keys.will(client), epoch) for epoch, client in done]
+        gone += [("ZREM", self._keys.mqtt(shard_of(each[1]), "wills"), ":".join(each)) for each in done]
+        await ask_all(self._client, gone)
+        return len(done) == len(due)
 
     async def _publish_one(self, due: tuple[str, str], raw: bytes | None) -> bool:
         """Returns whether it is published, or there is nothing to publish."""
@@ -115,10 +134,6 @@ class Wills:
             log.warning("the will of client %r cannot be read, and is dropped", client)
             return True
         try:
-            # One of QoS 0 has no message id: the gateway that has removed it publishes it. The survivors of a dead
-            # gateway all come here.
-            if message.qos == 0 and not await self._client.execute_command("HDEL", self._keys.will(client), epoch):
-                return True
             await self._publish(client, user, message, token_of(client, epoch))
         except RsmqError as error:
             log.info("the will of client %r is tried again: %s", client, error)
