@@ -24,6 +24,8 @@ from rsmq.redis.streams import ask_all
 BROADCAST: Final = Script("persistence/broadcast")
 KICK: Final = "mqtt-kick"
 """The header of a request to end the connection of a client."""
+PUBLISHED: Final = b"published"
+"""The field of a will that has been published just now."""
 PAGE: Final = 500
 POLL: Final = 0.05
 FIELDS: Final = ("gateway", "connected_ms", "seen_ms", "mqtt", "dropped")
@@ -117,7 +119,7 @@ class MqttClients:
         keys, commands = self._keys, list[tuple[Any, ...]]()
         for name in client_ids:
             commands += (
-                ("HMGET", keys.session(name), *FIELDS), ("ZCARD", keys.inbox(name)), ("HLEN", keys.will(name)),
+                ("HMGET", keys.session(name), *FIELDS), ("ZCARD", keys.inbox(name)), ("HKEYS", keys.will(name)),
                 ("HGET", keys.mqtt(shard_of(name), "subscriptions"), name),
             )  # fmt: skip
         found = await ask_all(self._client, commands)
@@ -143,7 +145,7 @@ class MqttClients:
 
 
 def read_client(
-    name: str, session: Sequence[bytes | None], waiting: int, wills: int, raw: bytes | None
+    name: str, session: Sequence[bytes | None], waiting: int, wills: Sequence[bytes], raw: bytes | None
 ) -> MqttClient | None:
     """A client from what the server has; None if it has no MQTT session."""
     gateway, connected, seen, expiry, dropped = session
@@ -152,7 +154,7 @@ def read_client(
     found, _ = unpack(raw.partition(b"|")[2] if raw else b"")
     return MqttClient(
         name, gateway.decode() if gateway else None, moment(connected), moment(seen), int(expiry), waiting,
-        int(dropped or 0), bool(wills), tuple(found),
+        int(dropped or 0), any(each != PUBLISHED for each in wills), tuple(found),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from rsmq.gateway.protocol.machine import EARLY_BYTES, Machine, State
 from rsmq.gateway.protocol.packet import PubAcks, Publish, ReasonCode, RefusedPacket
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.clock import to_ms
+from rsmq.persistence.mqtt_clients import PUBLISHED
 from rsmq.persistence.session import PAGE_BYTES
 
 log = logging.getLogger("rsmq.gateway")
@@ -301,8 +302,9 @@ class ClientConnection:
 
         Raises BrokerUnavailable if that is not possible now: later they would stand behind what this one publishes.
         """
-        wills, due = self._context.sessions.wills, [(epoch, self.client_id) for epoch in older]
-        for epoch in older:
+        wills = self._context.sessions.wills
+        due = [(epoch, self.client_id) for epoch in older if epoch != PUBLISHED.decode()]
+        for epoch, _ in due:
             await wills.schedule(self.client_id, epoch, self._context.now_ms())
         if not await wills.publish(due):
             self._keeps_will = False  # its own one: the client is refused

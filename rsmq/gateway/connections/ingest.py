@@ -13,6 +13,7 @@ from rsmq.gateway.connections.pressure import Pressure
 from rsmq.gateway.fleet.message import Published, Timings, content_type_of, from_packet
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.scripts import NOTE_RECEIVED
+from rsmq.gateway.fleet.wills import ROUTED_MS
 from rsmq.gateway.protocol.packet import LONGEST_NAME, PendingAck, Publish, ReasonCode
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.clock import monotonic
@@ -29,8 +30,6 @@ MOST_WAITING: Final = 64 << 20
 """Bytes of messages of all clients that may wait for the server."""
 USUAL_BYTES: Final = 1024
 """A small message counts as so many."""
-ROUTED_MS: Final = 10_000
-"""After so long a router has passed a message, as a rule."""
 AHEAD_MS: Final = 1000
 """A stream id may be ahead of the server's clock by so much, as it is known here."""
 STORED: Final = "!"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from rsmq.errors import RsmqError
-from rsmq.gateway.fleet.scripts import CLAIM_WILLS, TAKE_WILL
+from rsmq.gateway.fleet.scripts import CLAIM_WILLS, FORGET_WILL, TAKE_WILL
 from rsmq.gateway.protocol.packet import Publish, Will
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.keys import Keys
@@ -26,6 +26,8 @@ log = logging.getLogger("rsmq.gateway")
 PAGE: Final = 500
 HIDDEN_MS: Final = 3_000
 """How long a will belongs to the gateway that has taken it, which may die before it has published it."""
+ROUTED_MS: Final = 10_000
+"""After so long a router has passed a message, as a rule."""
 STORED: Final = (
     Property.MESSAGE_EXPIRY, Property.CONTENT_TYPE, Property.PAYLOAD_FORMAT, Property.USER_PROPERTY
 )  # fmt: skip
@@ -118,8 +120,9 @@ class Wills:
         found = await asyncio.gather(*taken)
         are_done = await asyncio.gather(*map(self._publish_one, due, found))
         done = [each for each, is_done in zip(due, are_done, strict=True) if is_done]
-        gone = [("HDEL", self._keys.will(client), epoch) for epoch, client in done]
-        gone += [("ZREM", self._keys.mqtt(shard_of(each[1]), "wills"), ":".join(each)) for each in done]
+        forgotten = [((self._keys.will(client),), (epoch, ROUTED_MS)) for epoch, client in done]
+        await asyncio.gather(*(self._batcher.submit(FORGET_WILL, *each) for each in forgotten))
+        gone = [("ZREM", self._keys.mqtt(shard_of(each[1]), "wills"), ":".join(each)) for each in done]
         await ask_all(self._client, gone)
         return len(done) == len(due)
 

@@ -1,7 +1,8 @@
 -- PURPOSE  Begin or resume the MQTT session of a client, after its connection has taken the inbox.
 -- KEYS     1 session hash  2 received hash  3 messages zset  4 will hash
 -- ARGV     1 epoch  2 clean:0|1  3 session expiry in seconds  4 margin_ms:0|1  5 its will ('' = none)
--- RETURNS  {'OK', present:0|1, floor, leftover:int, drained:0|1, {epoch and text of each will to publish now},
+-- RETURNS  {'OK', present:0|1, floor, leftover:int, drained:0|1, {epoch and text of each will to publish now; or
+--          'published' and the head of one that has just been},
 --          then packet id and value of each QoS 2 message that is not released}
 --          or {'STALE_EPOCH'}
 -- WHY      An inbox may exist without a session: letters were sent to a client that has never connected. A client
@@ -28,7 +29,10 @@ redis.call('HSET', KEYS[1], 'mqtt', ARGV[3], unpack(drained == 1 and { 'idle', '
 
 local old, due, wills = redis.call('HGETALL', KEYS[4]), {}, {}
 for i = 1, #old, 2 do
-  if old[i] ~= ARGV[1] and (ARGV[2] == '1' or old[i + 1]:sub(1, 2) == '0|') then
+  if old[i] == 'published' then
+    due[#due + 1] = old[i]
+    due[#due + 1] = old[i + 1]
+  elseif old[i] ~= ARGV[1] and (ARGV[2] == '1' or old[i + 1]:sub(1, 2) == '0|') then
     due[#due + 1] = old[i]
     due[#due + 1] = old[i + 1]
     wills[#wills + 1] = old[i]
