@@ -253,7 +253,7 @@ def test_packets_that_only_servers_send_are_refused(data: bytes) -> None:
 
 
 def test_an_unknown_protocol_level_is_refused_in_its_own_words() -> None:
-    for level, answer in [(1, b"\x20\2\0\1"), (2, b"\x20\2\0\1"), (6, b"\x20\3\0\x84\0"), (0x84, b"\x20\3\0\x84\0")]:
+    for level, answer in [(1, b"\x20\2\0\1"), (2, b"\x20\2\0\1"), (6, b"\x20\3\0\x84\0"), (0x85, b"\x20\3\0\x84\0")]:
         one = machine(connected=False)
         one.feed(p.connect(level=level, name="MQTT"))
         assert one.error is not None

@@ -169,8 +169,19 @@ class Gatekeeper:
                 "everyone in, or a callback"
             )
 
+    @property
+    def proves_names(self) -> bool:
+        """Whether anything here proves user names. Then a name without a proof is no name."""
+        options = self._options
+        return bool(options.password_file or options.jwt_key or options.client_ca or self.authenticate)
+
     async def admit(self, client: str, user: str | None, password: bytes | None, named: str | None) -> Admission:
-        """Who a client is. `named`: its name in its certificate, which is enough. Raises RefusedPacket."""
+        """Who a client is. `named`: its name in its certificate, which is enough. Raises RefusedPacket.
+
+        A client without credentials has no user. Credentials that nothing here can check are refused, unless nothing
+        proves any name: then each client is who it says.
+        """
+        has_some = user is not None or password is not None
         until: float | None = None
         if named is not None:
             user, is_right = named, bool(named) and await self._asked(client, named, password)
@@ -180,33 +191,36 @@ class Gatekeeper:
             if claims is not None and is_right:
                 user, until = claims
                 is_right = await self._asked(client, user, password)
-        else:
+        elif has_some or self.authenticate is not None:
             is_right = await self._knows(client, user, password)
+        else:
+            is_right = self._options.anonymous
         if not is_right:
-            has_some = user is not None or password is not None
             reason = ReasonCode.BAD_CREDENTIALS if has_some else ReasonCode.NOT_AUTHORIZED
             raise RefusedPacket(reason, "wrong or missing credentials")
-        if self._options.user_as_client_id and user is not None and user != client:
-            raise RefusedPacket(ReasonCode.CLIENT_ID_NOT_VALID, f"user {user!r} may not have the client id {client!r}")
+        if self._options.user_as_client_id and user != client:
+            whose = "a client without a user" if user is None else f"user {user!r}"
+            raise RefusedPacket(ReasonCode.CLIENT_ID_NOT_VALID, f"{whose} may not have the client id {client!r}")
         return Admission(user, until)
 
     async def _asked(self, client: str, user: str | None, password: bytes | None) -> bool:
         return self.authenticate is None or bool(await self.authenticate(client, user, password))
 
     async def _knows(self, client: str, user: str | None, password: bytes | None) -> bool:
-        """Whether a password is right. A wrong one takes as long as an unknown user."""
-        if user is None and self.authenticate is None:
-            return self._options.anonymous
+        """Whether the password file and the callback, or one of them, say that a client is who it says."""
         if user is not None and self._options.password_file is not None:
-            stored = self._users.get(user)
-            is_right = await anyio.to_thread.run_sync(
-                check_password, stored or DUMMY, password or b"", limiter=self._checks
-            )
-            if not (is_right and stored):
-                return False
-        elif self.authenticate is None:
-            return self._options.anonymous
-        return await self._asked(client, user, password)
+            return await self._is_password_of(user, password) and await self._asked(client, user, password)
+        if self.authenticate is not None:
+            return await self._asked(client, user, password)
+        return self._options.anonymous and not self.proves_names
+
+    async def _is_password_of(self, user: str, password: bytes | None) -> bool:
+        """Whether a password is right. A wrong one takes as long as an unknown user."""
+        stored = self._users.get(user)
+        is_right = await anyio.to_thread.run_sync(
+            check_password, stored or DUMMY, password or b"", limiter=self._checks
+        )
+        return is_right and stored is not None
 
     def allows(self, client: str, user: str | None, access: Access, topic: str) -> bool:
         """Whether a client may publish to a topic name (write), or get a message of it or subscribe to a filter."""

@@ -41,7 +41,7 @@ class ClientConnection:
     __slots__ = (
         "_at_eof", "_context", "_delivery", "_has_ended", "_is_reading", "_keep_alive", "_keeps_will", "_largest",
         "_loop", "_machine", "_outgoing", "_peer", "_publishing", "_rates", "_reader", "_transport", "client_id",
-        "expiry", "heard", "inbound", "is_closed", "level", "requests", "rights", "subscriptions", "user",
+        "expiry", "heard", "inbound", "is_bridge", "is_closed", "level", "requests", "rights", "subscriptions", "user",
     )  # fmt: skip
 
     def __init__(self, context: Context, transport: Transport, peer: Peer) -> None:
@@ -55,6 +55,7 @@ class ClientConnection:
         self.is_closed = self._has_ended = self._at_eof = False
         self.client_id, self.user = "", None  # type: tuple[str, str | None]
         self.level = 0
+        self.is_bridge = False
         self.subscriptions: dict[str, packet.Subscription] = {}
         self.heard = self._loop.time()
         self._keep_alive = self.expiry = 0
@@ -218,7 +219,7 @@ class ClientConnection:
 
     async def _begin(self, request: packet.Connect) -> None:
         context = self._context
-        self.level = request.level
+        self.level, self.is_bridge = request.level, request.is_bridge
         granted = grant(request, context.options, context.limits)
         self.client_id, self.expiry, self._keep_alive = granted.client_id, granted.expiry, granted.keep_alive
         await admit(context, self, request, self._peer)

@@ -30,6 +30,7 @@ class SubscribingClient(Protocol):
     subscriptions: dict[str, Subscription]
     requests: list[Subscribe | Unsubscribe]
     is_closed: bool
+    is_bridge: bool
     inbound: Inbound
 
     @property
@@ -65,7 +66,7 @@ async def subscribe(context: Context, client: SubscribingClient, request: Subscr
     await published(client)
     wanted = dict(client.subscriptions)
     reasons, granted = list[int](), list[tuple[Subscription, bool]]()
-    for each in request.subscriptions:
+    for each in map(of_bridge, request.subscriptions) if client.is_bridge else request.subscriptions:
         reason = refusal(context, client, each, wanted)
         if reason is None:
             granted.append((each, each.filter not in wanted))
@@ -99,6 +100,14 @@ async def subscribe(context: Context, client: SubscribingClient, request: Subscr
     client.answered()  # the request still stands there: what comes now starts no second turn
     for each, found in retained:
         await send_retained(context, client, each, found)
+
+
+def of_bridge(each: Subscription) -> Subscription:
+    """A subscription of another broker: it wants nothing back that it has sent, and the retain flag as it was.
+
+    Version 5 has options for both. A bridge of an older version says in its CONNECT that it is one.
+    """
+    return each._replace(no_local=not each.filter.startswith(SHARE), retain_as_published=True)
 
 
 async def published(client: SubscribingClient) -> None:

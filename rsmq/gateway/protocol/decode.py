@@ -7,6 +7,7 @@ from typing import Final
 
 from rsmq.gateway.protocol import packet
 from rsmq.gateway.protocol.packet import (
+    BRIDGE,
     LONGEST_NAME,
     MOST_PACKET_IDS,
     NO_ID,
@@ -223,6 +224,9 @@ def _read_connect(data: bytes, at: int, end: int, _level: int) -> Connect:
     level, at = data[at], at + 1
     if name not in NAMES:
         raise MalformedPacket("the protocol is not MQTT")
+    is_bridge = level & BRIDGE != 0 and level & ~BRIDGE in (V31, V311)
+    if is_bridge:
+        level &= ~BRIDGE
     if level not in NAMES[name]:
         raise UnsupportedVersion(level)
     if at + 3 > end:
@@ -243,7 +247,7 @@ def _read_connect(data: bytes, at: int, end: int, _level: int) -> Connect:
     if flags & 64:
         password, at = read_binary(data, at, end)
     _expect_end(at, end)
-    return Connect(level, client_id, bool(flags & 2), keep_alive, will, username, password, properties)
+    return Connect(level, client_id, bool(flags & 2), keep_alive, will, username, password, properties, is_bridge)
 
 
 def _check_connect_flags(flags: int, level: int) -> None:

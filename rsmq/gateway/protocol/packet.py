@@ -28,6 +28,8 @@ V31: Final = 3
 V311: Final = 4
 V5: Final = 5
 """The protocol levels."""
+BRIDGE: Final = 0x80
+"""Set in the protocol level by a bridge of another broker, such as Mosquitto's with its defaults."""
 
 MOST_PACKET_IDS: Final = 65_535
 LONGEST_NAME: Final = 256
@@ -136,7 +138,7 @@ class Will(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """The first packet of a client."""
+    """The first packet of a client. `is_bridge`: it is another broker."""
 
     level: int
     client_id: str
@@ -146,6 +148,7 @@ class Connect(NamedTuple):
     username: str | None
     password: bytes | None
     properties: Properties
+    is_bridge: bool = False
 
 
 class PendingAck:
