@@ -185,6 +185,7 @@ CANCEL_DELAYED: Final = Script("control/cancel_delayed")
 SETTLE_CANCELLED: Final = Script("consumer/settle_cancelled")
 ANSWER_CANCEL: Final = Script("consumer/answer_cancel")
 FORGET_REMOVED: Final = Script("worker/forget_removed")
+FORGET_STRAY: Final = Script("worker/forget_stray")
 
 OK: Final = b"OK"
 STALE_EPOCH: Final = b"STALE_EPOCH"

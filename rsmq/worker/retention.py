@@ -15,7 +15,7 @@ from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER
+from rsmq.redis.scripts import FORGET_NAMES, FORGET_REMOVED, REMOVE_CONSUMER, Script
 from rsmq.redis.streams import MOST_PARKED, consumers_of, trim
 from rsmq.redis.topics import Topic, Topics
 
@@ -23,10 +23,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("rsmq.retention")
 
-MOST_NOTES: Final = 10_000
-"""Notes of a partition that one round looks at."""
-MOST_NAMES: Final = 1000
-"""Unique names of a partition that one round looks at."""
+PAGE_NOTES: Final = 1000
+"""Notes or unique names of a partition that one call looks at."""
 FULL_TRIM: Final = 1000
 """One call trims at most 100 nodes of a stream, 10 000 entries by default; after this many, more may be left."""
 
@@ -46,7 +44,6 @@ class Retention:
         self._lease_ttl_ms = to_ms(settings.lease_ttl)
         self._was_out = False
         self._broken: set[str] = set()
-        self._cursors = dict[tuple[str, int], bytes]()  # how far the unique names of a partition are looked at
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Errors end here: an outage is logged once and waited out."""
@@ -124,17 +121,25 @@ class Retention:
 
     async def forget(self, topic: str, partition: int, group: str) -> int:
         """Forget the notes of a group on messages that are removed; returns how many."""
-        keys, at = self._keys, (topic, partition, group)
-        names = (keys.stream(topic, partition), keys.cancelled(*at), keys.errors(*at), keys.cancels(*at))
-        return int(await FORGET_REMOVED(self._client, names, (MOST_NOTES,)))
+        keys, at, total = self._keys, (topic, partition, group), 0
+        for notes in (keys.errors, keys.cancels):
+            names = (keys.stream(topic, partition), keys.cancelled(*at), notes(*at))
+            total += await self._sweep(FORGET_REMOVED, names)
+        return total
 
     async def forget_names(self, topic: str, partition: int) -> int:
-        """Forget some unique names whose message is gone; the next call looks at others. Returns how many."""
+        """Forget unique names whose message is gone; returns how many."""
         keys, at = self._keys, (topic, partition)
-        names = (keys.stream(*at), keys.unique(*at), keys.delayed(*at))
-        args = (self._cursors.get(at, b"0"), MOST_NAMES)
-        self._cursors[at], forgotten = await FORGET_NAMES(self._client, names, args)
-        return int(forgotten)
+        return await self._sweep(FORGET_NAMES, (keys.stream(*at), keys.unique(*at), keys.delayed(*at)))
+
+    async def _sweep(self, script: Script, names: Sequence[str]) -> int:
+        """Look at a whole hash, in pages: however fast it grows, what is kept is only what is needed."""
+        cursor, total = b"0", 0
+        while True:
+            cursor, forgotten = await script(self._client, names, (cursor, PAGE_NOTES))
+            total += int(forgotten)
+            if cursor == b"0":
+                return total
 
     def __repr__(self) -> str:
         return f"<Retention every {self._interval:g} s>"

@@ -36,6 +36,7 @@ from rsmq.worker.eviction_monitor import EvictionMonitor
 from rsmq.worker.retention import Retention
 from rsmq.worker.scheduler import Scheduler
 from rsmq.worker.services import Services
+from rsmq.worker.strays import StrayMover
 
 log = logging.getLogger("rsmq.worker")
 
@@ -142,6 +143,7 @@ class Worker:
             Retention(client, keys, settings, self._topics, self.consumers).run,
             EvictionMonitor(client).run,
             Auditor(client, keys, self._topics, self.consumers).run,
+            StrayMover(client, keys, self._topics, self.consumers).run,
             self._monitor_leases,
         ]
 

@@ -1,0 +1,169 @@
+"""Stray messages: published under an old description of their topic, into partitions that it has no more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import anyio.abc
+
+from rsmq.consumer.consumer import Consumer
+from rsmq.errors import BrokerError, ConfigError, Malformed
+from rsmq.model.keys import Keys
+from rsmq.model.packing import unpack_fields
+from rsmq.model.partition import MOST_PARTITIONS, partition_for
+from rsmq.model.stream_id import parse_stream_id, sortable
+from rsmq.model.words import count
+from rsmq.redis.client.connector import Client
+from rsmq.redis.scripts import FORGET_STRAY, OK, PUBLISH_MARKED, Value
+from rsmq.redis.streams import MOST_SEQUENCE, ask_all, groups_of
+from rsmq.redis.topics import Topic, Topics
+
+log = logging.getLogger("rsmq.strays")
+
+INTERVAL: Final = 2.0
+CLUSTER_INTERVAL: Final = 10.0
+"""Seconds between two looks: one EXISTS for a topic, on a cluster one for each partition that could be there."""
+PAGE: Final = 200
+
+
+class StrayMover:
+    """Moves what no group would read into the partitions that the topic has.
+
+    A topic that was deleted, or lost with FLUSHALL, can be made again with fewer partitions. Publishers go on with the
+    description that they know, for ten seconds, and clients in other languages for as long as they like. The member
+    that reads partition 0 looks for such partitions. One that somebody reads (its lease is held) is left alone.
+
+    A message is moved once while nothing fails: a mark in the target's slot says how far a stray stream was moved, as
+    for a relay. Order: messages of a key keep theirs among the strays; those that came the right way may be before
+    them.
+    """
+
+    def __init__(self, client: Client, keys: Keys, topics: Topics, consumers: Sequence[Consumer]) -> None:
+        self._client, self._keys, self._topics, self._consumers = client, keys, topics, consumers
+        self._was_out = False
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Errors end here: the next round tries it again."""
+        task_status.started()
+        while True:
+            await anyio.sleep(CLUSTER_INTERVAL if self._client.is_cluster else INTERVAL)
+            try:
+                await self.look()
+                self._was_out = False
+            except (BrokerError, ConfigError) as error:
+                (log.debug if self._was_out else log.warning)("stray messages wait: %s", error)
+                self._was_out = True
+
+    async def look(self) -> int:
+        """One round over the topics whose partition 0 this process reads; returns how many messages were moved."""
+        moved = 0
+        for name in sorted({each.topic.name for each in self._consumers if 0 in each.lanes}):
+            for partition in await self._suspects(name):
+                topic = await self._topics.find(name)
+                if topic is None or partition < topic.partitions or await self._is_read(name, partition):
+                    continue
+                found = await self._move_stream(topic, partition) + await self._move_delayed(topic, partition)
+                if found:
+                    log.warning(
+                        "topic %s has %s, and %s came into partition %d, from a publisher that knew an older "
+                        "description: moved", name, count(topic.partitions, "partition"), count(found, "message"),
+                        partition,
+                    )  # fmt: skip
+                moved += found
+        return moved
+
+    async def _suspects(self, name: str) -> list[int]:
+        """Partitions that the topic does not have, and that have a stream or delayed messages."""
+        topic = await self._topics.find(name)
+        if topic is None:
+            return []
+        numbers = range(topic.partitions, MOST_PARTITIONS)
+        names = [(self._keys.stream(name, number), self._keys.delayed(name, number)) for number in numbers]
+        if not names:
+            return []
+        if not self._client.is_cluster:
+            every = [key for pair in names for key in pair]
+            if not await self._client.execute_command("EXISTS", *every):
+                return []
+        replies = await ask_all(self._client, [("EXISTS", *pair) for pair in names])
+        return [number for number, found in zip(numbers, replies, strict=True) if found]
+
+    async def _is_read(self, name: str, partition: int) -> bool:
+        """Whether a member that knows an older description holds a lease on it."""
+        seconds, _ = await self._client.execute_command("TIME")
+        for row in await groups_of(self._client, self._keys.stream(name, partition)):
+            lease = self._keys.lease(name, partition, row["name"].decode(errors="replace"))
+            owner, until_ms = await self._client.execute_command("HMGET", lease, "owner", "until_ms")
+            if owner and (until_ms or b"").isdigit() and int(until_ms) > int(seconds) * 1000:
+                return True
+        return False
+
+    async def _move_stream(self, topic: Topic, partition: int) -> int:
+        stream, moved = self._keys.stream(topic.name, partition), 0
+        last, has_room = await self._first_needed(stream), True
+        while has_room and (
+            page := await self._client.execute_command("XRANGE", stream, b"(" + last, "+", "COUNT", PAGE)
+        ):
+            for entry_id, fields in page:
+                has_room = await self._append(topic, partition, entry_id, fields)
+                if not has_room:
+                    break
+                last = entry_id
+                moved += 1
+            await self._client.execute_command("XTRIM", stream, "MINID", "=", following(last))
+        if has_room:
+            await self._forget(topic, partition)
+        return moved
+
+    async def _first_needed(self, stream: str) -> bytes:
+        """The id before the first entry that some group has not settled."""
+        delivered = []
+        for row in await groups_of(self._client, stream):
+            delivered.append(b"0-0" if row["pending"] else row["last-delivered-id"])
+        return min(delivered, key=parse_stream_id, default=b"0-0")
+
+    async def _append(self, topic: Topic, partition: int, entry_id: bytes, fields: Sequence[bytes]) -> bool:
+        """Put an entry where it belongs, unless that was done. False: there is no room."""
+        target = target_of(topic, fields, entry_id)
+        mark: list[Value] = [f"stray|{partition}", sortable(entry_id), len(fields)]
+        keys = (self._keys.stream(topic.name, target), self._keys.jobs(topic.name, target))
+        word, *_ = await PUBLISH_MARKED(self._client, keys, (topic.max_length, topic.on_full, *mark, *fields))
+        return bool(word == OK)
+
+    async def _move_delayed(self, topic: Topic, partition: int) -> int:
+        source, moved = self._keys.delayed(topic.name, partition), 0
+        while page := await self._client.execute_command("ZRANGE", source, 0, PAGE - 1, "WITHSCORES"):
+            for packed, due in zip(page[::2], page[1::2], strict=True):
+                try:
+                    fields = unpack_fields(packed)
+                except Malformed:
+                    fields = []
+                target = self._keys.delayed(topic.name, target_of(topic, fields, packed))
+                await self._client.execute_command("ZADD", target, due, packed)
+                await self._client.execute_command("ZREM", source, packed)
+                moved += 1
+        return moved
+
+    async def _forget(self, topic: Topic, partition: int) -> None:
+        """The stray stream is empty, so the marks go, too: a new one may begin with lower ids."""
+        for target in range(topic.partitions):
+            await self._client.execute_command("HDEL", self._keys.jobs(topic.name, target), f"stray|{partition}")
+        await FORGET_STRAY(self._client, (self._keys.stream(topic.name, partition),))
+
+    def __repr__(self) -> str:
+        return f"<StrayMover {len(self._consumers)} consumers>"
+
+
+def target_of(topic: Topic, fields: Sequence[bytes], own: bytes) -> int:
+    """The partition of a message in its topic: by its key, else by its id, else by what it was found as."""
+    found = dict(zip(fields[::2], fields[1::2], strict=False))
+    return partition_for(found.get(b"key") or found.get(b"id") or own, topic.partitions)
+
+
+def following(entry_id: bytes) -> str:
+    """The lowest id above this one."""
+    ms, sequence = parse_stream_id(entry_id)
+    return f"{ms}-{sequence + 1}" if sequence < MOST_SEQUENCE else f"{ms + 1}-0"
