@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 
@@ -19,7 +20,9 @@ from rsmq.model.keys import Keys
 from rsmq.model.packing import unpack_fields
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import OK, REPLAY_DEAD_LETTER
-from rsmq.redis.streams import Partitioned, ask_all
+from rsmq.redis.streams import Partitioned, ask_all, trim
+
+log = logging.getLogger("rsmq.dlq")
 
 PAGE: Final = 20
 """Entries per read of a partition: a dead letter may have a megabyte."""
@@ -40,6 +43,15 @@ class ReplayRate:
 
 DROPPED: Final = FIELDS | {b"group"}
 """Fields that a replay does not copy."""
+
+
+class Limited(Partitioned, Protocol):
+    """A topic with its limit."""
+
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def on_full(self) -> str: ...
 
 
 class DeadLetters:
@@ -82,29 +94,36 @@ class DeadLetters:
         return None
 
     async def replay(
-        self, topic: Partitioned, group: str, ids: Iterable[str] | None = None, *, every: Duration = timedelta(0)
+        self, topic: Limited, group: str, ids: Iterable[str] | None = None, *, every: Duration = timedelta(0)
     ) -> int:
         """Publish dead letters again, for this group only, at most one per `every`; returns how many.
 
-        Without `ids` all that exist now; messages that fail again meanwhile stay. Each moves in one script; an entry
-        too wide for a script is added and then deleted, and is delivered twice if this process dies in between.
+        Without `ids` all that exist now; messages that fail again meanwhile stay. It ends early, with a warning in the
+        log, where a partition has no room (`max_length`): the others stay dead letters. Each moves in one script; an
+        entry too wide for a script is added and then deleted, and is delivered twice if this process dies in between.
         """
         if ids is None:
             return await self.replay_selected(topic, group, Selection(), every=every)
         replayed, throttle = 0, ReplayRate(every)
         for wanted in ids:
             await throttle.wait()
-            replayed += await self._replay_one(topic.name, group, wanted)
+            done = await self._replay_one(topic, group, wanted)
+            if done is None:
+                break
+            replayed += done
         return replayed
 
     async def replay_selected(
-        self, topic: Partitioned, group: str, selection: Selection, *, every: Duration = timedelta(0)
+        self, topic: Limited, group: str, selection: Selection, *, every: Duration = timedelta(0)
     ) -> int:
         """The same for the selected ones, oldest first. After an error or cancellation a part of them is replayed."""
         replayed, throttle = 0, ReplayRate(every)
         async for letter in self.select(topic, group, selection):
             await throttle.wait()
-            replayed += await self._replay_one(topic.name, group, letter.id)
+            done = await self._replay_one(topic, group, letter.id)
+            if done is None:
+                break
+            replayed += done
         return replayed
 
     async def purge(self, topic: Partitioned, group: str, older_than: Duration | None = None) -> int:
@@ -146,17 +165,28 @@ class DeadLetters:
         newest = await self._client.execute_command("XREVRANGE", key, "+", "-", "COUNT", 1)
         return newest[0][0].decode() if newest else "0-0"
 
-    async def _replay_one(self, topic: str, group: str, letter: str) -> int:
-        """1 if it was replayed, 0 if it is gone."""
+    async def _replay_one(self, topic: Limited, group: str, letter: str) -> int | None:
+        """1 if it was replayed, 0 if it is gone, None if there is no room for it."""
         partition, stream_id = split_id(letter)
-        stream, dlq = self._keys.stream(topic, partition), self._keys.dlq(topic, partition, group)
-        reply = await REPLAY_DEAD_LETTER(self._client, (stream, dlq), (stream_id, group))
+        keys = [self._keys.stream(topic.name, partition), self._keys.dlq(topic.name, partition, group)]
+        args = (stream_id, group, topic.max_length, topic.on_full)
+        reply = await REPLAY_DEAD_LETTER(self._client, keys, args)
+        if reply[0] == b"FULL":
+            where = (topic.name, partition)
+            await trim(self._client, self._keys, *where, keep_age_ms=0, keep_length=0, exact=True)
+            reply = await REPLAY_DEAD_LETTER(self._client, keys, args)
+        if reply[0] == b"FULL":
+            log.warning(
+                "%s.%d is full (max_length %d): what is left of the replay stays in the dead letters of %s. Replay it "
+                "again when the consumers have caught up", topic.name, partition, topic.max_length, group,
+            )  # fmt: skip
+            return None
         if reply[0] == b"PACKED":
             flat = unpack_fields(reply[1])
             pairs = [(name, value) for name, value in zip(flat[::2], flat[1::2], strict=False) if name not in DROPPED]
             fields = [part for pair in pairs for part in pair]
-            await self._client.execute_command("XADD", stream, "*", *fields, "group", group)
-            await self._client.execute_command("XDEL", dlq, stream_id)
+            await self._client.execute_command("XADD", keys[0], "*", *fields, "group", group)
+            await self._client.execute_command("XDEL", keys[1], stream_id)
             return 1
         return int(reply[0] == OK)
 

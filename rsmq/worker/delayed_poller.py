@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import anyio
 import anyio.abc
 
-from rsmq.errors import BrokerError, BrokerUnavailable
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.model.backoff import Backoff
 from rsmq.model.clock import monotonic
 from rsmq.model.keys import Keys
@@ -18,6 +19,8 @@ from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.scripts import RELEASE_DELAYED
+from rsmq.redis.streams import trim
+from rsmq.redis.topics import Topics
 
 log = logging.getLogger("rsmq.delay")
 
@@ -38,9 +41,14 @@ class DelayedPoller:
     """
 
     def __init__(
-        self, client: Client, keys: Keys, settings: Settings, partitions: Callable[[], Sequence[Partition]]
+        self,
+        client: Client,
+        keys: Keys,
+        settings: Settings,
+        partitions: Callable[[], Sequence[Partition]],
+        topics: Topics,
     ) -> None:
-        self._client, self._keys, self._partitions = client, keys, partitions
+        self._client, self._keys, self._partitions, self._topics = client, keys, partitions, topics
         self._resolution = settings.delay_resolution.total_seconds()
         self._connection = ShardedConnection(client)
         self._backoff = Backoff(2 * self._resolution, LONGEST_PAUSE)
@@ -89,7 +97,8 @@ class DelayedPoller:
         if not partitions:
             return []
         names = (self._keys.stream, self._keys.delayed, self._keys.unique)
-        calls = [([name(*each) for name in names], (MOST_AT_ONCE,)) for each in partitions]
+        limits = {name: await self._limit(name) for name in {name for name, _ in partitions}}
+        calls = [([name(*each) for name in names], (MOST_AT_ONCE, *limits[each[0]])) for each in partitions]
         replies = await self._connection.exchange(
             [(keys[0], pack(RELEASE_DELAYED.command(keys, args))) for keys, args in calls]
         )
@@ -97,9 +106,21 @@ class DelayedPoller:
         for partition, reply in zip(partitions, replies, strict=True):
             moved.append(0 if isinstance(reply, Exception) else reply[0])
             self._log_failure(partition, reply)
+            if not isinstance(reply, Exception) and reply[2]:
+                await self._make_room(partition)
         if all(isinstance(reply, BrokerUnavailable) for reply in replies):
             raise replies[0]
         return moved
+
+    async def _limit(self, name: str) -> tuple[int, str]:
+        """The `max_length` of a topic, and what happens when it is full."""
+        topic = self._topics.cached(name) or await self._topics.find(name)
+        return (topic.max_length, topic.on_full) if topic is not None else (0, "reject")
+
+    async def _make_room(self, partition: Partition) -> None:
+        """Remove what a full partition keeps only for a replay. Else what is due waits for its consumers."""
+        with suppress(ConfigError):
+            await trim(self._client, self._keys, *partition, keep_age_ms=0, keep_length=0, exact=True)
 
     def _log_failure(self, partition: Partition, reply: object) -> None:
         """A partition that fails is logged once; the other partitions go on."""

@@ -139,7 +139,7 @@ class Worker:
         """The roles that run once for all consumers; they end after the consumers."""
         client, keys, settings = self._client, self._keys, self._settings
         return [
-            DelayedPoller(client, keys, settings, self._partitions).run,
+            DelayedPoller(client, keys, settings, self._partitions, self._topics).run,
             Retention(client, keys, settings, self._topics, self.consumers).run,
             EvictionMonitor(client).run,
             Auditor(client, keys, self._topics, self.consumers).run,

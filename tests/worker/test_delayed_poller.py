@@ -6,6 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
@@ -14,6 +15,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
+from rsmq.redis.topics import Topics
 from rsmq.worker import delayed_poller
 from rsmq.worker.delayed_poller import MOST_AT_ONCE, DelayedPoller
 from tests.outage import LongBackoff, refused
@@ -26,6 +28,11 @@ PARTITIONS = [("orders", 0), ("orders", 1)]
 async def delay(client: Client, keys: Keys, partition: int, due: int, data: str) -> None:
     """Store a delayed message that is due at `due`."""
     await client.execute_command("ZADD", keys.delayed("orders", partition), due, pack_fields(["data", data]))
+
+
+def poller_of(client: Client, keys: Keys, settings: Settings, partitions: Any) -> DelayedPoller:
+    """A poller of these partitions."""
+    return DelayedPoller(client, keys, settings, lambda: partitions, Topics(client, keys, settings))
 
 
 async def moved(client: Client, keys: Keys, partition: int) -> list[bytes]:
@@ -41,7 +48,7 @@ async def test_due_messages_move_in_order_of_their_time(client: Client, keys: Ke
     for data, due in (("2", now - 10), ("1", now - 20), ("soon", now + 1100), ("later", now + 10**9)):
         await delay(client, keys, 0, due, data)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(DelayedPoller(client, keys, settings, lambda: PARTITIONS).run)
+        tasks.start_soon(poller_of(client, keys, settings, PARTITIONS).run)
 
         async def arrived() -> bool:
             return await moved(client, keys, 0) == [b"1", b"2", b"soon"]
@@ -56,11 +63,11 @@ async def test_many_due_messages_move_in_bounded_calls(client: Client, keys: Key
     for number in range(1000):
         await delay(client, keys, 1, number, str(number))
     slow = replace(settings, delay_resolution=timedelta(hours=1))
-    poller = DelayedPoller(client, keys, slow, lambda: PARTITIONS)
+    poller = poller_of(client, keys, slow, PARTITIONS)
     assert await poller.release(PARTITIONS) == [0, MOST_AT_ONCE]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)
-        tasks.start_soon(DelayedPoller(client, keys, slow, lambda: PARTITIONS).run)
+        tasks.start_soon(poller_of(client, keys, slow, PARTITIONS).run)
 
         async def arrived() -> bool:
             return len(await moved(client, keys, 1)) >= 1000
@@ -76,7 +83,7 @@ async def test_poller_polls_only_the_current_partitions(client: Client, keys: Ke
     await delay(client, keys, 1, 1, "1")
     partitions: list[tuple[str, int]] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(DelayedPoller(client, keys, settings, lambda: partitions).run)
+        tasks.start_soon(poller_of(client, keys, settings, partitions).run)
         partitions.append(("orders", 1))
 
         async def arrived() -> bool:
@@ -92,7 +99,7 @@ async def test_broken_partition_does_not_stop_the_others(
 ) -> None:
     """A key of the wrong type is logged once, and the other partition goes on."""
     await client.execute_command("SET", keys.delayed("orders", 0), "not a zset")
-    poller = DelayedPoller(client, keys, settings, lambda: PARTITIONS)
+    poller = poller_of(client, keys, settings, PARTITIONS)
     for number in range(3):
         await delay(client, keys, 1, 1, str(number))
         assert await poller.release(PARTITIONS) == [0, 1]
@@ -105,7 +112,7 @@ async def test_delayed_poller_during_an_outage_waits_and_goes_on(keys: Keys, cap
     with Server(aof=True) as server:
         settings = Settings(url=server.url)
         async with Connector(server.url, settings).connected() as client, anyio.create_task_group() as tasks:
-            tasks.start_soon(DelayedPoller(client, keys, settings, lambda: PARTITIONS).run)
+            tasks.start_soon(poller_of(client, keys, settings, PARTITIONS).run)
             await client.execute_command("SCRIPT", "FLUSH")
             await delay(client, keys, 0, 1, "before")
 
@@ -141,7 +148,7 @@ async def test_delayed_poller_survives_a_long_outage(
         settings = Settings(url=url, delay_resolution=timedelta(milliseconds=1))
         client = Connector(url, settings).client()
         async with anyio.create_task_group() as tasks:
-            await tasks.start(DelayedPoller(client, keys, settings, lambda: PARTITIONS[:1]).run)
+            await tasks.start(poller_of(client, keys, settings, PARTITIONS[:1]).run)
             await until(lambda: failures() > 30, "30 attempts have failed")
             tasks.cancel_scope.cancel()
         await client.aclose()

@@ -174,7 +174,10 @@ class Outputs:
         out = self._keys.out(lane.topic, lane.partition, lane.group) if self._client.is_cluster else ""
         every = [output for _, entry in page for output in entry.stored]
         arguments = OutputArguments(self._producer, every, first=(lane.stream, lane.lease_key), out=out)
-        args: list[Value] = [self._member, lane.epoch, lane.group, is_again, *arguments.counts]
+        streams, zsets, has_rules = arguments.counts
+        if lane.outgoing.can_swap:
+            has_rules = 2
+        args: list[Value] = [self._member, lane.epoch, lane.group, is_again, streams, zsets, has_rules]
         for entry_id, entry in page:
             args += (entry_id, len(entry.stored))
             for output in entry.stored:
@@ -210,12 +213,14 @@ class Outputs:
         self._stats["not_pending"] += done - acknowledged
         if done:
             self.relay.wake(lane)
+        was_swap = lane.outgoing.can_swap
+        lane.outgoing.swap(False)
         if not full:
             lane.outgoing.note_full(False)
             return True
-        return await self._make_room(lane, page[done][1], keys[full - 1]) or done > 0
+        return await self._make_room(lane, page[done][1], keys[full - 1], can_swap=done > 0 or not was_swap) or done > 0
 
-    async def _make_room(self, lane: Lane, entry: MessageOutputs, key: str) -> bool:
+    async def _make_room(self, lane: Lane, entry: MessageOutputs, key: str, *, can_swap: bool) -> bool:
         """Remove what is kept in a full target only for a replay, and read its limits again. False: no room yet."""
         output = next((each for each in entry.outputs if self._keys.stream(each.topic, each.partition) == key), None)
         if output is None:  # the out-stream: its relay makes room
@@ -229,6 +234,9 @@ class Outputs:
             )
         except (BrokerError, ConfigError) as error:  # such as a user without the right to trim
             log.debug("%s is full and cannot be trimmed: %s", key, error)
+        if not removed and can_swap and output.topic == lane.topic:  # it would wait for itself
+            lane.outgoing.swap(True)
+            return True
         if not removed:
             self._note_full(lane, key, f"the consumers of {output.topic!r} catch up, or raise its max_length")
         return removed > 0

@@ -35,15 +35,17 @@ class MessageOutputs:
 class Outgoing:
     """The outputs of one lane. `kept` has those of messages that run or are done. In `waiting` they wait for the answer
     of the script that settles their message, in order. `is_full`: a target has no room for the first of them.
+    `can_swap`: the next call may put one output of each message into its own full topic, which the message leaves.
     """
 
-    __slots__ = ("is_full", "is_served", "kept", "waiting")
+    __slots__ = ("can_swap", "is_full", "is_served", "kept", "waiting")
 
     def __init__(self) -> None:
         self.kept: dict[bytes, MessageOutputs] = {}
         self.waiting: dict[bytes, MessageOutputs] = {}
         self.is_served = False
         self.is_full = False
+        self.can_swap = False
 
     @property
     def has_room(self) -> bool:
@@ -99,6 +101,10 @@ class Outgoing:
     def note_full(self, is_full: bool) -> None:
         """Whether the target of the first of them has no room."""
         self.is_full = is_full
+
+    def swap(self, can_swap: bool) -> None:
+        """Whether the next call may."""
+        self.can_swap = can_swap
 
     def take_all(self) -> list[Message]:
         """Give up what waits. Returns the messages."""

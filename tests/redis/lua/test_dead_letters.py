@@ -64,13 +64,13 @@ async def test_replay_dead_letter_moves_it_back_once(partition: Partition) -> No
         GROUP,
     )
     keys = (partition.stream, partition.dlq)
-    word, entry = await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP))
+    word, entry = await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP, 0, "reject"))
     assert word == b"OK"
     assert await partition.call("XRANGE", partition.stream, "-", "+") == [
         [entry, [b"data", b"x", b"key", b"k", b"group", GROUP.encode()]]
     ]
     assert await partition.call("XLEN", partition.dlq) == 0
-    assert await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP)) == [b"GONE"]
+    assert await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP, 0, "reject")) == [b"GONE"]
     assert await partition.call("XLEN", partition.stream) == 1
 
 
@@ -79,7 +79,9 @@ async def test_replay_of_a_packed_dead_letter_returns_its_fields(partition: Part
     packed = pack_fields(["data", "x"])
     letter = await partition.call("XADD", partition.dlq, "*", "dlq.packed", packed, "dlq.reason", "malformed")
     for _ in range(2):
-        reply = await REPLAY_DEAD_LETTER(partition.client, (partition.stream, partition.dlq), (letter, GROUP))
+        reply = await REPLAY_DEAD_LETTER(
+            partition.client, (partition.stream, partition.dlq), (letter, GROUP, 0, "reject")
+        )
         assert reply == [b"PACKED", packed]
     assert await partition.call("EXISTS", partition.stream) == 0
     assert await partition.call("XLEN", partition.dlq) == 1
@@ -127,3 +129,13 @@ async def test_remove_consumer_with_pending_messages_is_refused(partition: Parti
     for _ in range(2):
         assert await REMOVE_CONSUMER(partition.client, (partition.stream,), (GROUP, "me")) == b"OK"
         assert await partition.call("XINFO", "CONSUMERS", partition.stream, GROUP) == []
+
+
+async def test_replay_into_a_full_partition_leaves_the_dead_letter(partition: Partition) -> None:
+    """There is no room, unless the topic makes it."""
+    await partition.call("XADD", partition.stream, "*", "data", "there")
+    letter = await partition.call("XADD", partition.dlq, "*", "data", "x", "dlq.reason", "failed")
+    keys = (partition.stream, partition.dlq)
+    assert await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP, 1, "reject")) == [b"FULL"]
+    assert await partition.call("XLEN", partition.dlq) == 1
+    assert (await REPLAY_DEAD_LETTER(partition.client, keys, (letter, GROUP, 2, "reject")))[0] == b"OK"

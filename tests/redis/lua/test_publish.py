@@ -40,8 +40,10 @@ class Partition:
         packed = pack_fields(["data", "x", "id", message_id])
         return await DELAY_MESSAGE(self.client, (self.delayed, self.dedup(message_id)), (due, WINDOW, packed))
 
-    async def release(self, limit: int = 100) -> Any:
-        return await RELEASE_DELAYED(self.client, (self.stream, self.delayed, self.unique), (limit,))
+    async def release(self, limit: int = 100, *, most: int = 0, on_full: str = "reject") -> Any:
+        reply = await RELEASE_DELAYED(self.client, (self.stream, self.delayed, self.unique), (limit, most, on_full))
+        assert most or reply[2] == 0
+        return reply if most else reply[:2]
 
     async def now_ms(self) -> int:
         seconds, microseconds = await self.call("TIME")
@@ -174,3 +176,16 @@ async def test_release_delayed_with_an_unreadable_entry_moves_the_others(partiti
     await partition.delay("2", "a")
     assert await partition.release() == [2, -1]
     assert await partition.entries() == [[b"packed", foreign], [b"data", b"x", b"id", b"a"]]
+
+
+async def test_release_moves_as_many_as_there_is_room_for(partition: Partition) -> None:
+    """What is due waits, in order, until there is room; a topic that trims takes all of it."""
+    for number in range(4):
+        await partition.delay(str(number + 1), f"id-{number}")
+    assert (await partition.release(most=3))[::2] == [3, 1]
+    assert (await partition.release(most=3))[::2] == [0, 1]
+    await partition.call("XTRIM", partition.stream, "MAXLEN", 2)
+    assert (await partition.release(most=3))[::2] == [1, 0]
+    assert [fields[3] for fields in await partition.entries()] == [b"id-1", b"id-2", b"id-3"]
+    await partition.delay("1", "late")
+    assert (await partition.release(most=3, on_full="trim"))[::2] == [1, 0]

@@ -2,7 +2,7 @@
 -- PURPOSE  Acknowledge handled messages of one partition and store the outputs of their handlers: both or neither.
 -- KEYS     1 stream  2 lease hash  then the keys of the outputs, each once: streams, delayed zsets, dedup strings
 -- ARGV     1 owner  2 epoch ('' = shared)  3 group  4 again:0|1 (1: an earlier call may have been executed)
---          5 streams:int  6 zsets:int  7 has_rules:0|1  then per message: stream id, outputs:int, and per output:
+--          5 streams:int  6 zsets:int  7 has_rules:0|1|2 (2: swap)  then per message: stream id, outputs:int, and per output:
 --          target:int (an index in KEYS), rule, n:int, n values (field, value, ... or a packed entry). A rule is '' (no limit) or
 --          'max_length:int reject|trim dedup:int (an index, or 0) window_ms:int due (ms since 1970, '+ms' from now, or '')'
 -- RETURNS  {'OK', messages done with:int, acknowledged:int, index of a full target or 0} or {'STALE_EPOCH'}
@@ -11,6 +11,7 @@
 --          allow-oom a server without memory refuses the whole call. A message without room holds back those after it:
 --          their order counts. Under a lease only the owner settles: on a first call, a message that is not pending lost
 --          its consumer (see start_message), unless the group was created again and will receive it once more.
+--          Swap: a message makes room for one output into its own topic, which else would wait for itself for ever.
 -- USES     dict, acknowledge, can_write, can_append
 if ARGV[2] ~= '' then
   local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
@@ -26,9 +27,11 @@ for index = 3, #KEYS do
   lengths[index] = redis.call(write == 'XADD' and 'XLEN' or write == 'ZADD' and 'ZCARD' or 'EXISTS', KEYS[index])
 end
 
+local function topic_of(stream) return stream:match('^(.*)%.') end
+
 -- walk over the outputs of a message: measure them (returns the end, and a target without room), or store them
 local function walk(at, count, is_storing)
-  local full, has_rules = 0, ARGV[7] == '1'
+  local full, has_rules, can_swap = 0, ARGV[7] ~= '0', ARGV[7] == '2'
   for _ = 1, count do
     local target, last, id = tonumber(ARGV[at]), at + 2 + ARGV[at + 2], nil
     local max, on_full, dedup, window, due
@@ -38,7 +41,9 @@ local function walk(at, count, is_storing)
       -- stored before, under the same id
     elseif not is_storing then
       lengths[target] = lengths[target] + 1
-      if max > 0 and on_full == 'reject' and due == '' and lengths[target] > max then full = target end
+      if max > 0 and on_full == 'reject' and due == '' and lengths[target] > max then
+        full, can_swap = can_swap and topic_of(KEYS[target]) == topic_of(KEYS[1]) and full or target, false
+      end
     elseif due and due ~= '' then
       id = tonumber(due) + (due:sub(1, 1) == '+' and now or 0)
       redis.call('ZADD', KEYS[target], string.format('%.0f', id), ARGV[last])
@@ -61,7 +66,7 @@ end
 local at, done, acknowledged = 8, 0, 0
 while at <= #ARGV do
   local next, full = nil, 0
-  if ARGV[7] == '1' then next, full = walk(at + 2, ARGV[at + 1], false) end
+  if ARGV[7] ~= '0' then next, full = walk(at + 2, ARGV[at + 1], false) end
   if full > 0 then return { 'OK', done, acknowledged, full } end
   if acknowledge(KEYS[1], ARGV[3], ARGV[at], ARGV[2] == '' and ARGV[1], ARGV[4] == '0') then
     acknowledged, next = acknowledged + 1, walk(at + 2, ARGV[at + 1], true)

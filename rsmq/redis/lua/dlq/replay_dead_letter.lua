@@ -1,7 +1,7 @@
 -- PURPOSE  Publish a dead letter again.
 -- KEYS     1 stream  2 dead-letter stream
--- ARGV     1 dead letter's id  2 group
--- RETURNS  {'OK', stream id}, {'GONE'}, {'ELSEWHERE'} (it has no body here) or {'PACKED', packed fields}
+-- ARGV     1 dead letter's id  2 group  3 max_length:int (0 = no limit)  4 on_full:reject|trim
+-- RETURNS  {'OK', stream id}, {'FULL'}, {'GONE'}, {'ELSEWHERE'} (it has no body here) or {'PACKED', packed fields}
 -- WHY      The right to XDEL is checked first: if it were refused after the XADD, each try would leave another copy.
 --          The field `group` addresses the new entry to the group that failed; the other groups have handled the
 --          message. Without its expiry: it was replayed on purpose.
@@ -10,6 +10,8 @@ if not redis.acl_check_cmd('XDEL', KEYS[2], ARGV[1]) then
 end
 local entry = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
 if not entry then return { 'GONE' } end
+local max = tonumber(ARGV[3])
+if max > 0 and ARGV[4] ~= 'trim' and redis.call('XLEN', KEYS[1]) >= max then return { 'FULL' } end
 local fields = {}
 for i = 1, #entry[2], 2 do
   local name = entry[2][i]
