@@ -11,6 +11,7 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, entry_fields, new_message_ids
 from rsmq.model.message_ref import location
 from rsmq.model.packing import pack_fields
+from rsmq.model.partition import partition_for
 from rsmq.producer.in_doubt import InDoubt
 from rsmq.redis.client.client import as_reply
 from rsmq.redis.client.raw_connection import pack
@@ -121,13 +122,22 @@ class Batch(ABC):
     """Whether the script itself recognises a message that was stored before."""
 
     __slots__ = (
-        "deadline", "entries", "has_made_room", "home", "ids", "in_doubt", "is_closed", "keys", "newest", "partition",
-        "size", "stream", "topic", "waiters", "whole", "window_ms",
+        "deadline", "entries", "has_made_room", "home", "ids", "in_doubt", "is_closed", "is_cluster", "keys",
+        "newest", "partition", "size", "stream", "topic", "waiters", "whole", "window_ms",
     )  # fmt: skip
 
     def __init__(
-        self, keys: Keys, topic: Topic, partition: int, stream: str, *, deadline: float, window_ms: int
+        self,
+        keys: Keys,
+        topic: Topic,
+        partition: int,
+        stream: str,
+        *,
+        deadline: float,
+        window_ms: int,
+        is_cluster: bool = False,
     ) -> None:
+        self.is_cluster = is_cluster
         self.keys, self.topic, self.partition, self.stream = keys, topic, partition, stream
         self.home = location(topic.name, partition)
         self.deadline, self.window_ms = deadline, window_ms
@@ -289,7 +299,7 @@ class Once(Batch):
         for message_id, fields in zip(self.ids, self.entries, strict=True):
             since = self.since.get(message_id, b"")
             args = (self.topic.max_length, self.topic.on_full, self.window_ms, since, message_id, *fields)
-            packed.append(pack(self.script.command((self.stream, self._dedup(message_id)), args)))
+            packed.append(pack(self.script.command((self.stream, *self._dedups(message_id)), args)))
         return packed
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:
@@ -301,14 +311,25 @@ class Once(Batch):
                 return stored, newest, Full()
             if reply[0] == b"OK":
                 newest = reply[1]
-                self.answers.append(NEW)
+                self.answers.append(self._new(self.ids[stored], self.entries[stored]))
             else:
                 is_new = None if self.ids[stored] in self._again else False
                 self.answers.append((is_new, {1: True, 0: False}.get(reply[2])))
         return len(replies), newest, None
 
-    def _dedup(self, message_id: str) -> str:
-        return self.keys.dedup(self.topic.name, self.partition, message_id)
+    def _dedups(self, message_id: str) -> list[str]:
+        """Where the id is remembered: in the partition of the message, and in that of the id, which every key has.
+
+        On a cluster a script cannot reach the second one: there an id is one message only with one key.
+        """
+        partitions = {self.partition: None}
+        if not self.is_cluster:
+            partitions[partition_for(message_id, self.topic.partitions)] = None
+        return [self.keys.dedup(self.topic.name, each, message_id) for each in partitions]
+
+    def _new(self, message_id: str, fields: Fields) -> Answer:
+        """What is known of a message that was stored: on a cluster not whether another key has the id, too."""
+        return (None, True) if self.is_cluster and self.topic.partitions > 1 and "key" in fields[::2] else NEW
 
 
 class Delay(Once):
@@ -327,7 +348,7 @@ class Delay(Once):
         packed = []
         for message_id, fields in zip(self.ids, self.entries, strict=True):
             args = (self.due[message_id], self.window_ms, pack_fields(fields))
-            packed.append(pack(self.script.command((delayed, self._dedup(message_id)), args)))
+            packed.append(pack(self.script.command((delayed, *self._dedups(message_id)), args)))
         return packed
 
     def read(self, replies: Sequence[Any]) -> tuple[int, bytes, Exception | None]:

@@ -59,7 +59,10 @@ class SendQueue:
     def new(self, kind: type[B], topic: Topic, partition: int, stream: str) -> B:
         """An empty batch, not queued yet."""
         deadline = awake() + self._patience
-        return kind(self._keys, topic, partition, stream, deadline=deadline, window_ms=self._window_ms)
+        return kind(
+            self._keys, topic, partition, stream, deadline=deadline, window_ms=self._window_ms,
+            is_cluster=self._client.is_cluster,
+        )  # fmt: skip
 
     def open(self, batch: B) -> B:
         """Queue a batch as the last one of its partition."""

@@ -471,3 +471,27 @@ async def test_process_handler_is_told_to_return_its_output() -> None:
     with pytest.raises(ConfigError, match="output='invoices'"):
         await message.publish("out", "x")
     assert await run_sync(lambda: message.fence) == 0
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_outputs_into_the_own_full_topic_go_on(settings: Settings, partitions: int) -> None:
+    """Each message makes room for the step that follows it: all would wait for each other for ever."""
+    broker, hops = Broker(replace(settings, preflight="warn", partitions=partitions, max_length=5)), list[int]()
+
+    @broker.handler("work", group="g", concurrency=4)
+    async def work(order: dict[str, int], message: Message) -> None:
+        hops.append(order["hop"])
+        if order["hop"] < 3:
+            await message.publish("work", {"hop": order["hop"] + 1}, key=f"{message.key}+")
+
+    async with broker:
+        stored = 0
+        while True:
+            try:
+                await broker.publish("work", {"hop": 0}, key=f"k{stored}")
+            except TopicFull:
+                break
+            stored += 1
+        async with broker.running():
+            await until(lambda: hops.count(3) == stored, "all steps are handled")
+    assert [hops.count(hop) for hop in range(4)] == [stored] * 4

@@ -738,3 +738,27 @@ async def test_every_layout_of_a_message_is_stored_as_its_fields(
     head = json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
     raw, data = {b"data": b"b" * length, b"type": BYTES.encode()}, {b"data": b'{"n":%d}' % length}
     assert found == [raw | {b"h": head}, raw, data | {b"h": head}, data]
+
+
+@pytest.mark.parametrize("first", [{"key": "a"}, {}, {"key": "a", "delay": timedelta(hours=1)}])
+@pytest.mark.parametrize(
+    "again", [{"key": "b"}, {}, {"delay": timedelta(hours=1)}, {"key": "c", "delay": timedelta(hours=1)}]
+)
+async def test_an_id_is_one_message_whatever_its_key(
+    producer: Producer, client: Client, keys: Keys, first: dict[str, Any], again: dict[str, Any]
+) -> None:
+    """In any partition, at once or later: the first one counts, and the second call says so."""
+    for number in range(10):
+        ref = await producer.publish("orders", "x", message_id=f"id-{number}", **first)
+        assert ref.is_new
+        other = await producer.publish("orders", "x", message_id=f"id-{number}", **again)
+        assert other.is_new is False
+        if first.get("key") != again.get("key"):
+            assert other.is_same is not True
+    refs = await producer.publish_many("orders", range(10), key=lambda n: f"many-{n}", message_id=lambda n: f"id-{n}")
+    assert [ref.is_new for ref in refs] == [False] * 10
+    total = 0
+    for partition in range(8):
+        total += await client.execute_command("XLEN", keys.stream("orders", partition))
+        total += await client.execute_command("ZCARD", keys.delayed("orders", partition))
+    assert total == 10

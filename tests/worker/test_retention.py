@@ -210,3 +210,27 @@ async def test_room_is_made_beside_a_group_that_starts_at_a_time(orders: ServedO
 async def is_trimmed(orders: ServedOrders) -> bool:
     """At most the 100 entries of one node of the stream are left."""
     return await orders.length(0) <= 100
+
+
+async def test_round_forgets_notes_and_names_behind_many_that_stay(orders: ServedOrders) -> None:
+    """More than one page of notes on messages that are there do not hide those of messages that are gone."""
+    topic = await orders.make(retention_length=100_000)
+    await orders.fill(0, 1, read=1, settle=0)
+    keys, call = orders.keys, orders.client.execute_command
+    kept = [part for n in range(15_000) for part in (f"9{n:012d}-0", "asked")]
+    gone = [part for n in range(15_000) for part in (f"{n + 1}-0", "1 1 old")]
+    for at in range(0, len(kept), 5000):
+        await call("HSET", keys.cancels("orders", 0, GROUP), *kept[at : at + 5000], *gone[at : at + 5000])
+        await call("HSET", keys.errors("orders", 0, GROUP), *kept[at : at + 5000], *gone[at : at + 5000])
+    names = [part for n in range(5000) for part in (f"n{n}", pack_record(["settled", "id", f"{n + 1}-0", ""]))]
+    await call("HSET", keys.unique("orders", 0), *names)
+    orders.consumers.append(Consumer(topic, {0: None}))
+    await orders.retention().tidy()
+    assert await call("HLEN", keys.cancels("orders", 0, GROUP)) == 15_000
+    assert await call("HLEN", keys.errors("orders", 0, GROUP)) == 15_000
+    assert await call("HLEN", keys.unique("orders", 0)) == 0
+
+
+def pack_record(values: list[str]) -> bytes:
+    """Short texts as an array of MessagePack, as `publish_unique.lua` writes the record of a name."""
+    return bytes([0x90 + len(values)]) + b"".join(bytes([0xA0 + len(value)]) + value.encode() for value in values)

@@ -1,5 +1,5 @@
 -- PURPOSE  Keep a message until it is due.
--- KEYS     1 delayed zset  2 dedup string of this message id
+-- KEYS     1 delayed zset  2 dedup string of this message id  3 the same in the partition of the id, if that is another one
 -- ARGV     1 due:ms since 1970, or '+ms' from the server's now  2 window_ms:int  3 packed entry
 -- RETURNS  {'OK', due_ms} or {'DUPLICATE', due_ms, is_same:1|0|-1 (payload and key; -1: it is not among the first 1 000
 --          that are due then)}
@@ -21,8 +21,10 @@ local function unpacked(packed)
   return fields
 end
 
-local known = redis.call('GET', KEYS[2])
-if known then
+local known = redis.call('GET', KEYS[2]) or KEYS[3] and redis.call('GET', KEYS[3])
+if known and (KEYS[3] and redis.call('EXISTS', KEYS[2]) == 0 or known:sub(1, 1) == '@') then
+  return { 'DUPLICATE', known, 0 } -- with another key, or without one
+elseif known then
   local mine, is_same = unpacked(ARGV[3]), -1
   local there = not known:match('^%d+$') and {} -- in the stream, or cancelled
     or redis.call('ZRANGEBYSCORE', KEYS[1], known, known, 'LIMIT', 0, 1000)
@@ -35,8 +37,11 @@ if known then
   return { 'DUPLICATE', known, is_same }
 end
 can_write('ZADD', KEYS[1], 'SET', KEYS[2])
+if KEYS[3] then can_write('SET', KEYS[3]) end
 redis.call('ZADD', KEYS[1], due, ARGV[3])
 local now = redis.call('TIME')
 local left = math.max(0, due - now[1] * 1000)
-redis.call('SET', KEYS[2], string.format('%.0f', due), 'PX', string.format('%.0f', left + tonumber(ARGV[2])))
+local life = string.format('%.0f', left + tonumber(ARGV[2]))
+redis.call('SET', KEYS[2], string.format('%.0f', due), 'PX', life)
+if KEYS[3] then redis.call('SET', KEYS[3], '@' .. KEYS[1]:match('(%d+)}'), 'PX', life) end
 return { 'OK', string.format('%.0f', due) }
