@@ -3,100 +3,128 @@
 from __future__ import annotations
 
 import ast
-import asyncio
-import inspect
+import json
+import os
 import re
+import shlex
+import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from sybil import Example
+from packaging.requirements import Requirement
 from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
 
 from rsmq import Settings
 from rsmq.model.words import duration
+from tests.repository.page_runner import normal
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 FRAGMENTS = {"devices.md", "pipeline.md", "application.md", "testing.md", "tutorial.md", "django.md"}
 """Their blocks are parts of larger programs, which `test_pages.py`, `test_typed_through.py` and `tests/django` test."""
+WITH_CODE = [path for path in DOCS if "```python" in path.read_text()]
+INSTALLS = re.compile(r"(?:^|`)pip install ([^`\n]+)", re.MULTILINE)
 FOREIGN = re.compile(r"^``` \{ \.python \.foreign \}\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def run(example: Example) -> None:
-    """One block in its page's namespace; `await` may stand outside of a function."""
-    page = example.document.namespace["__page__"]
-    code = compile(
-        "\n" * (example.line + 1) + example.parsed, example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-        dont_inherit=True,
+def requirements(extras: frozenset[str]) -> Iterator[Requirement]:
+    """What rsmq asks for with these extras, as pyproject.toml says."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    yield from map(Requirement, project["dependencies"])
+    for name in extras:
+        yield from map(Requirement, project["optional-dependencies"][name])
+
+
+def closure(wanted: Iterable[Requirement]) -> set[str]:
+    """The distributions that pip would install for these requirements; of the extras of rsmq itself, too."""
+    found, open_ = dict[str, set[str]](), list(wanted)
+    while open_:
+        each = open_.pop()
+        if each.marker is not None and not each.marker.evaluate({"extra": ""}):
+            continue
+        name, extras = normal(each.name), set(each.extras)
+        if name in found and extras <= found[name]:
+            continue
+        found[name] = found.get(name, set()) | extras
+        if name == "rsmq":
+            open_ += requirements(frozenset(extras))
+            continue
+        try:
+            inner = [Requirement(text) for text in metadata.requires(name) or ()]
+        except metadata.PackageNotFoundError:
+            continue
+        for one in inner:
+            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *found[name])):
+                one.marker = None
+                open_.append(one)
+    return set(found)
+
+
+def installed_by(page: Path) -> set[str]:
+    """The distributions that the commands on a page install, and those of rsmq without an extra."""
+    wanted = [Requirement("rsmq")]
+    for line in INSTALLS.findall(page.read_text()):
+        for word in shlex.split(line, comments=True):
+            if not word.startswith("-"):
+                wanted.append(Requirement(re.sub(r"^\./|^/.*/", "", word)))
+    return closure(wanted)
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """Line and code of each Python block, also of those that a reader does not see."""
+    document = Document.parse(str(page), CodeBlockParser(language="python", evaluator=lambda example: None))
+    return [(example.line + 1, str(example.parsed)) for example in document.examples()]
+
+
+@pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.name)
+def test_the_blocks_of_a_page_run_in_order(path: Path, server_url: str, prefix: str, tmp_path: Path) -> None:
+    """In the order of the page, each with the names of those before it and the packages that the page installs."""
+    found = blocks(path)
+    assert found
+    if path.name in FRAGMENTS:
+        for _, code in found:
+            compile(code, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        return
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RSMQ_")} | {
+        "RSMQ_URL": server_url, "RSMQ_PREFIX": prefix, "PYTHONPATH": str(ROOT),
+        "DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}",
+    }  # fmt: skip
+    given = json.dumps({"path": str(path), "allowed": sorted(installed_by(path)), "blocks": found})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.repository.page_runner"], cwd=tmp_path, env=environment, input=given, text=True,
+        capture_output=True, timeout=200, check=False,
     )  # fmt: skip
-    if code.co_flags & inspect.CO_COROUTINE:
-        page.main.run(eval(code, vars(page)))
-    else:
-        exec(code, vars(page))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-class Main:
-    """One task for all blocks of a page, as if they stood in one `main`. Between them no loop runs."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._loop = self._runner.get_loop()
-        self._work = asyncio.Queue[tuple[Awaitable[object], asyncio.Future[object]]]()
-        self._task = self._loop.create_task(self._main())
-
-    async def _main(self) -> None:
-        while True:
-            block, result = await self._work.get()
-            try:
-                result.set_result(await block)
-            except Exception as error:
-                result.set_exception(error)
-
-    def run(self, block: Awaitable[object]) -> None:
-        """Until it is done."""
-        result: asyncio.Future[object] = self._loop.create_future()
-        self._work.put_nowait((block, result))
-        self._loop.run_until_complete(result)
-
-    def close(self) -> None:
-        """No block follows: what still runs is cancelled and ends, as at the end of `asyncio.run`."""
-        self._runner.close()
+@pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.name)
+def test_a_page_names_the_packages_that_its_blocks_import(path: Path) -> None:
+    """By `pip install` on the page itself; also of blocks that are parts of larger programs."""
+    homes, allowed = metadata.packages_distributions(), installed_by(path)
+    for _, code in blocks(path):
+        for node in ast.walk(compile(code, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                own = {normal(each) for each in homes.get(name.partition(".")[0], ())} - {"rsmq"}
+                assert not own or own & allowed, f"{path.name} imports {name}: say `pip install` of {own}"
 
 
-@pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch, server_url: str, prefix: str, tmp_path: Path) -> Iterator[ModuleType]:
-    """A module that can be imported, as `app.py` would be, on a prefix of its own."""
-    module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)
-    monkeypatch.setenv("RSMQ_URL", server_url)
-    monkeypatch.setenv("RSMQ_PREFIX", prefix)
-    monkeypatch.setenv("DATABASE_URL", f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
-    main = module.main = Main()  # type: ignore[attr-defined]
-    yield module
-    main.close()
-
-
-@pytest.mark.parametrize("path", [path for path in DOCS if "```python" in path.read_text()], ids=lambda path: path.name)
-def test_the_blocks_of_a_page_run_in_order(path: Path, page: ModuleType) -> None:
-    """In the order of the page, each with the names that the ones before it have made."""
-    document = Document.parse(str(path), CodeBlockParser(language="python", evaluator=run))
-    document.namespace["__page__"] = page
-    examples = list(document.examples())
-    assert examples
-    for example in examples:
-        if path.name in FRAGMENTS:
-            compile(example.parsed, example.path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        else:
-            example.evaluate()
+def test_extras_are_followed_to_what_they_install() -> None:
+    """Through the extras of rsmq and those of other packages, and not into those that nothing asks for."""
+    plain, sql = closure([Requirement("rsmq")]), closure([Requirement("rsmq[sql]")])
+    assert {"redis", "anyio", "mmh3"} <= plain
+    assert sql - plain >= {"sqlalchemy", "greenlet"}
+    assert not {"sqlalchemy", "fast-depends", "pyspark", "pytest"} & plain
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
