@@ -18,7 +18,7 @@ import pytest
 
 from rsmq.redis.embedded.server import EmbeddedServer
 from tests.cli.conftest import Cli, Running
-from tests.repository.test_code_blocks import Main
+from tests.repository.page_runner import Main
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
