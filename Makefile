@@ -1,6 +1,6 @@
 # Everything sets itself up on its first run (.venv, from Python 3.11 or newer) and starts at once on its second.
 
-.PHONY: help demo test check docs bench chaos simulation matrix clean
+.PHONY: help demo test test-fast shares coverage oldest repeat check docs bench chaos simulation matrix clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -14,14 +14,35 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
 
 demo: $(DEMO) ## Real departures through several worker processes, one of which is killed; ends with a verdict
 	@$(BIN)/rsmq demo
 	@echo "The same with MQTT clients and a gateway: $(BIN)/rsmq demo --mqtt"
 
 test: $(READY) $(NODE) ## All tests, four at a time: many of them wait
-	@$(BIN)/python -m pytest -n 4
+	@$(BIN)/python -m pytest -n 4 $(if $(SHARD),--shard $(SHARD))
+
+test-fast: $(READY) ## The tests without Spark, clusters, browsers, chaos and long searches: a few minutes
+	@$(BIN)/python -m pytest -n 4 --fast
+
+shares: $(READY) $(NODE) ## All tests, and how long each area took: writes the table of tests/README.md
+	@mkdir -p .cache
+	@$(BIN)/python -m pytest -n 4 --junit-xml .cache/tests.xml; $(BIN)/python -m tests.shares .cache/tests.xml --write
+
+coverage: $(READY) ## The quick tests, and the share of lines that they ran
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pytest-cov
+	@$(BIN)/python -m pytest -n 4 --fast --cov=rsmq --cov-report=term:skip-covered | grep -E "^(TOTAL|FAILED|ERROR)"
+
+oldest: ## The quick tests with the oldest dependencies that pyproject.toml allows
+	@$(PYTHON) -m venv .cache/oldest
+	@.cache/oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@.cache/oldest/bin/uv pip install --quiet --python .cache/oldest/bin/python --resolution lowest-direct \
+		--editable '.[dev,demo]'
+	@.cache/oldest/bin/python -m pytest -n 4 --fast
+
+repeat: $(READY) ## A suite again and again: SUITE=gateway TIMES=50; failures.json says what failed, by test and seed
+	@$(BIN)/python -m tests.repeat $(or $(SUITE),chaos simulation gateway) --times $(or $(TIMES),50) --first $(or $(FIRST),1)
 
 check: $(READY) ## Format, lint, types
 	@$(BIN)/ruff format --check --quiet .
@@ -51,7 +72,7 @@ simulation: $(READY) $(OTHER) ## 20 000 races on virtual time (an hour or more),
 	@$(BIN)/python -m tests.simulation --count $(or $(SEEDS),20000) --jobs 2
 
 matrix: $(READY) ## The contract over every server and every way to reach it; writes docs/compatibility.md
-	@$(BIN)/python -m tests.matrix
+	@$(BIN)/python -m tests.matrix $(if $(SERVER),--server "$(SERVER)") $(WAYS)
 
 clean: ## Remove what the other targets have made
 	@rm -rf .venv .bench .cache .chaos .matrix site .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

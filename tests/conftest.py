@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
@@ -40,13 +41,46 @@ TOGETHER = {"tests/pipeline/": "spark", "tests/pipeline/test_cluster.py": "spark
 """Where one expensive fixture serves many files: these stay in one process when the tests run in several."""
 
 
+SLOW = (
+    "tests/pipeline/", "tests/cluster/", "tests/sentinel/", "tests/chaos/", "tests/matrix/", "tests/dashboard/",
+    "tests/examples/", "tests/cli/", "tests/robustness/", "tests/fuzz/", "tests/interleavings/", "tests/telemetry/",
+    "tests/security/", "tests/benchmarks/", "tests/django/", "tests/sql/", "tests/contract/test_simulation.py",
+    "tests/contract/test_liveness.py", "tests/contract/test_poison.py", "tests/repository/test_site.py",
+    "tests/repository/test_typed_through.py", "tests/repository/test_typing.py", "tests/testing/test_chaos.py",
+)  # fmt: skip
+"""What `make test-fast` leaves out: suites with Spark, clusters, browsers or many processes, and long searches."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--fast`, which `make test-fast` gives, and `--shard` of the workflow."""
+    parser.addoption("--fast", action="store_true", help="leave out what takes long: SLOW in tests/conftest.py")
+    parser.addoption("--shard", metavar="N/M", help="of M parts of the tests, by file, run the one with the number N")
+
+
+def shard_of(scope: str, shards: int) -> int:
+    """The part that a file or a group belongs to, from 1: by its name, so that each machine says the same."""
+    return zlib.crc32(scope.encode()) % shards + 1
+
+
+def scope_of(nodeid: str) -> str:
+    """What stays in one process: a file, or all that shares a Spark or a cluster."""
+    return TOGETHER.get(longest(TOGETHER, nodeid)) or nodeid.partition("::")[0]
+
+
 def longest(starts: Iterable[str], nodeid: str) -> str:
     """The longest of these texts that the id starts with, or an empty one."""
     return max((start for start in starts if nodeid.startswith(start)), key=len, default="")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n`, sort by LONGEST_FIRST."""
+    """Leave out what `--fast` and `--shard` do not ask for; with `-n`, sort by LONGEST_FIRST."""
+    kept = [item for item in items if not (config.getoption("--fast") and longest(SLOW, item.nodeid))]
+    if shard := config.getoption("--shard"):
+        number, _, shards = shard.partition("/")
+        kept = [item for item in kept if shard_of(scope_of(item.nodeid), int(shards)) == int(number)]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
     if hasattr(config, "workerinput"):
         ranks = {start: rank for rank, start in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: ranks.get(longest(ranks, item.nodeid), len(ranks)))
@@ -83,7 +117,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER.get(longest(TOGETHER, nodeid)) or nodeid.partition("::")[0]
+            return scope_of(nodeid)
 
     config.option.loadscopereorder = False  # that is by the number of tests
     return ByFile(config, log)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import LONGEST_FIRST, TOGETHER, pytest_xdist_make_scheduler
+from tests.conftest import LONGEST_FIRST, SLOW, TOGETHER, pytest_xdist_make_scheduler, scope_of, shard_of
 from tests.forks import ROOT
 
 
@@ -29,7 +31,27 @@ def test_scheduler_keeps_a_file_or_a_shared_fixture_in_one_process(nodeid: str, 
     assert option.loadscopereorder is False
 
 
-@pytest.mark.parametrize("start", [*LONGEST_FIRST, *TOGETHER])
+@pytest.mark.parametrize("start", [*LONGEST_FIRST, *SLOW, *TOGETHER])
 def test_start_of_a_group_exists(start: str) -> None:
     """A file or folder that was renamed would lose its place."""
     assert (ROOT / start).exists()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_each_file_is_in_one_part_and_what_belongs_together_in_the_same(shards: int) -> None:
+    """The parts of the workflow together are all tests."""
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    parts = {each: shard_of(scope_of(each), shards) for each in files}
+    assert set(parts.values()) == set(range(1, shards + 1))
+    assert len({part for path, part in parts.items() if scope_of(path) == "cluster"}) == 1
+
+
+def test_fast_leaves_out_the_slow_folders_only() -> None:
+    """As `make test-fast` does: no test of a folder in SLOW, and those of the others."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--fast", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/model/test_keys.py", "tests/matrix"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "tests/model/test_keys.py" in done.stdout
+    assert "tests/matrix/" not in done.stdout
+    assert done.returncode == 0

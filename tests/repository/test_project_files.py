@@ -11,11 +11,15 @@ import pytest
 import yaml
 
 from tests.browsers import BROWSERS
+from tests.matrix.__main__ import SERVERS
+from tests.repeat import SUITES
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
 YAML = sorted([*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"])
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+NIGHTLY: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 
@@ -47,9 +51,50 @@ def test_the_workflow_installs_a_browser_before_the_tests() -> None:
 
 def test_the_workflow_matrix_requires_what_the_classifiers_claim() -> None:
     """Every Python from 3.11 to 3.14 is run; one that is not claimed is an experiment and may fail."""
-    matrix = WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["include"]
-    assert [each["python"] for each in matrix] == PYTHONS
-    assert [each["python"] for each in matrix if not each["experimental"]] == claimed()
+    job = WORKFLOW["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == PYTHONS
+    experiments = re.findall(r'"(3\.\d+)"', job["continue-on-error"])
+    assert [each for each in PYTHONS if each not in experiments] == claimed()
+
+
+def test_the_workflow_runs_all_parts_of_the_tests() -> None:
+    """A part that no job runs would be a suite that nobody runs."""
+    parts = [part.split("/") for part in WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["shard"]]
+    assert [int(number) for number, _ in parts] == list(range(1, len(parts) + 1))
+    assert {int(of) for _, of in parts} == {len(parts)}
+
+
+def test_the_workflow_plays_the_contract_on_every_server() -> None:
+    """Those that the suites know."""
+    assert WORKFLOW["jobs"]["servers"]["strategy"]["matrix"]["server"] == SERVERS
+
+
+def test_the_nightly_rounds_are_fifty_of_each_suite() -> None:
+    """Each round has its own number, which is its seed."""
+    job = NIGHTLY["jobs"]["repeat"]
+    matrix = job["strategy"]["matrix"]
+    (times,) = [int(each) for step in job["steps"] for each in re.findall(r"TIMES=(\d+)", step.get("run", ""))]
+    rounds = [first + number for first in matrix["first"] for number in range(times)]
+    assert rounds == list(range(1, 51))
+    assert set(matrix["suite"]) == set(SUITES)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_an_action_is_pinned_by_its_commit(workflow: Path) -> None:
+    """A tag can be moved to other code; the version stands behind it for people."""
+    uses = re.findall(r"uses: (.*)", workflow.read_text())
+    assert uses
+    assert [each for each in uses if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)] == []
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_target_that_a_workflow_makes_exists(workflow: Path) -> None:
+    """With each of its options, too."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target, options in re.findall(r"\bmake ([\w-]+)((?:\s+[A-Z]+=\S+)*)", workflow.read_text()):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+        for name in re.findall(r"([A-Z]+)=", options):
+            assert f"$({name})" in makefile or name == "PYTHON", name
 
 
 def test_the_lowest_python_is_the_same_everywhere() -> None:

@@ -1,0 +1,94 @@
+"""Suites that are played again and again: what failed is kept by test and seed. And the shares of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import repeat, shares
+
+SOMETIMES = """
+import sys
+
+def test_fails_in_one_round():
+    seed = next(each for each in sys.argv if each.startswith("--hypothesis-seed="))
+    assert not seed.endswith("=2"), "the second round"
+
+def test_passes():
+    pass
+"""
+
+
+def test_failures_are_kept_by_test_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds, of which one fails; its command fails again."""
+    file, kept = tmp_path / "test_sometimes.py", tmp_path / "failures.json"
+    file.write_text(SOMETIMES)
+    monkeypatch.setattr(repeat, "pytest_command", one_process(repeat.pytest_command))
+    assert repeat.main([str(file), "--times", "3", "--output", str(kept)]) == 1
+    found = json.loads(kept.read_text())
+    (test,) = found
+    assert test.endswith("test_sometimes::test_fails_in_one_round")
+    (failure,) = found[test]
+    assert failure["seed"] == 2
+    assert "the second round" in failure["said"]
+    again = subprocess.run([sys.executable, *shlex.split(failure["command"])[1:]], capture_output=True, check=False)
+    assert again.returncode == 1
+
+
+def one_process(command: object) -> object:
+    """Without `-n 2`, which starts two more interpreters a round."""
+
+    def plain(paths: list[str], seed: int) -> list[str]:
+        return [each for each in command(paths, seed) if each not in ("-n", "2")]  # type: ignore[operator]
+
+    return plain
+
+
+def test_rounds_that_pass_leave_an_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The artifact is there, and says that nothing failed."""
+    file, kept = tmp_path / "test_sometimes.py", tmp_path / "failures.json"
+    file.write_text(SOMETIMES)
+    monkeypatch.setattr(repeat, "pytest_command", one_process(repeat.pytest_command))
+    assert repeat.main([str(file), "--times", "1", "--output", str(kept)]) == 0
+    assert json.loads(kept.read_text()) == {}
+
+
+def test_a_run_that_cannot_start_counts_as_failed(tmp_path: Path) -> None:
+    """A suite that was renamed must not look clean."""
+    assert [test for test, _ in repeat.play([str(tmp_path / "nothing.py")], 1)] == ["pytest"]
+
+
+@pytest.mark.parametrize("path", [path for paths in repeat.SUITES.values() for path in paths])
+def test_a_suite_that_is_repeated_exists(path: str) -> None:
+    """Its folder or file."""
+    assert Path(path).exists() or (Path(__file__).parents[2] / path).exists()
+
+
+def test_shares_are_those_of_the_report(tmp_path: Path) -> None:
+    """By folder, the longest first, with the time of the whole run."""
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite time="90"><testcase classname="tests.dlq.test_a" name="x" time="30"/>'
+        '<testcase classname="tests.dlq.test_b" name="y" time="30"/><testcase classname="tests.test_asgi" time="20"/>'
+        "</testsuite></testsuites>"
+    )
+    found = shares.shares(report)
+    assert found == {"dlq": (2, 60.0), "(files)": (1, 20.0)}
+    said = shares.text(found, 90, "2026-01-31")
+    assert "took 1.5 minutes" in said
+    assert said.index("| dlq | 2 | 60 | 75 % |") < said.index("| (files) | 1 | 20 | 25 % |")
+
+
+def test_the_page_names_each_folder_of_the_tests() -> None:
+    """A suite without a line there stands for nothing that a reader could know."""
+    text = shares.README.read_text(encoding="utf-8").partition("## Which suite")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z]+)`", text))
+    folders = {path.parent.name for path in shares.README.parent.glob("*/__init__.py")}
+    assert folders - named == set()
+    assert named - folders == set()
