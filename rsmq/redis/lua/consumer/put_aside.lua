@@ -5,14 +5,15 @@
 --          fields  18.. stream ids
 -- RETURNS  {'OK', lost id...}, {'LATE'} (this call, or a later one, was executed before) or {'STALE_EPOCH'}
 -- WHY      XREADGROUP counts a delivery, which may have started. A count of 0 says that it did not: so it is no suspect
---          when its owner dies. A call that comes after a later one, of this script or of read_again, does nothing: it
---          would hide the start of a message that kills. XCLAIM drops a message whose entry was deleted without a trace,
---          so that becomes a dead letter in the same step. What is not pending is left to the audit.
--- USES     count_call
+--          when its owner dies. A call that comes after a later one, of this script or of read_again, does nothing:
+--          it would hide the start of a message that kills. XCLAIM drops a message whose entry was deleted without a
+--          trace, so that becomes a dead letter in the same step. What is not pending is left to the audit.
+-- USES     count_call, dict, can_append, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
 redis.call('XPENDING', KEYS[1], ARGV[3])
-redis.call('XLEN', KEYS[3])
+can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'XADD', KEYS[3])
+can_append(KEYS[3])
 if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end
 local reply = { 'OK' }
 for first = 18, #ARGV, 500 do

@@ -12,9 +12,11 @@
 --          kept, and comes again: the caller gives up the lane. A deleted entry becomes a dead letter, unless the topic
 --          has trimmed it: a hundred thousand of these would push all others out. What could fail is read before
 --          anything is written.
--- USES     count_call, dict, order
+-- USES     count_call, dict, order, can_append, can_write
 local lease = redis.call('HMGET', KEYS[2], 'owner', 'epoch')
 if lease[1] ~= ARGV[1] or lease[2] ~= ARGV[2] then return { 'STALE_EPOCH' } end
+can_write('HSET', KEYS[2], 'XCLAIM XACK', KEYS[1], 'ZREM', KEYS[3], 'XADD', KEYS[4], 'HDEL', KEYS[5], 'ZADD', KEYS[6])
+can_append(KEYS[4])
 local has_parked, delivered, first = redis.call('ZCARD', KEYS[3]) > 0, order('0-0'), order('0-0')
 local may_be_cancelled = redis.call('HLEN', KEYS[5]) + redis.call('ZCARD', KEYS[6]) > 0
 for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
@@ -22,7 +24,6 @@ for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   if group.name == ARGV[3] then delivered = order(group['last-delivered-id']) end
 end
 redis.call('XPENDING', KEYS[1], ARGV[3])
-redis.call('XLEN', KEYS[4])
 local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
 if oldest then first = order(oldest[1]) end
 if not count_call(KEYS[2], ARGV[2], ARGV[4]) then return { 'LATE' } end
