@@ -39,7 +39,7 @@ oldest: ## The quick tests with the oldest dependencies that pyproject.toml allo
 	@.cache/oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	@.cache/oldest/bin/uv pip install --quiet --python .cache/oldest/bin/python --resolution lowest-direct \
 		--editable '.[dev,demo]'
-	@.cache/oldest/bin/python -m pytest -n 4 --fast
+	@.cache/oldest/bin/python -m pytest -n 4 --fast -o filterwarnings=default # old versions warn about new ones
 
 repeat: $(READY) ## A suite again and again: SUITE=gateway TIMES=50; failures.json says what failed, by test and seed
 	@$(BIN)/python -m tests.repeat $(or $(SUITE),chaos simulation gateway) --times $(or $(TIMES),50) --first $(or $(FIRST),1)
