@@ -25,7 +25,7 @@ MARKS = {"ok": "ok", "warn": "WARN", "refuse": "REFUSE"}
 
 
 def doctor(
-    over: Annotated[timedelta, duration_option("How long the lag is measured.")] = "1s",  # type: ignore[assignment]
+    over: Annotated[timedelta, duration_option("How long the backlog is watched.")] = "1s",  # type: ignore[assignment]
     outbox: Annotated[
         str | None, typer.Option("--outbox", metavar="DATABASE_URL", help="Also check the outbox of this database.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`rsmq exporter`: lag, pending, oldest and dead letters of all groups, for Prometheus."""
+"""`rsmq exporter`: backlog, oldest message and dead letters of all groups, for Prometheus."""
 
 from __future__ import annotations
 

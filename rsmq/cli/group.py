@@ -1,4 +1,4 @@
-"""`rsmq group`: lag, owners and state of groups; reset, pause, resume and delete them."""
+"""`rsmq group`: backlog, owners and state of groups; reset, pause, resume and delete them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = noun("Groups: list, show, reset, pause, resume, delete.")
 
 @app.command("list", epilog="Example: rsmq group list orders")
 def list_(topic: AnyTopic = None, url: Url = None, as_json: Json = False) -> None:
-    """All groups: lag, pending, parked and dead messages."""
+    """All groups: messages that are unread, pending, waiting for a retry, or dead."""
 
     async def read(connection: CommandConnection) -> list[GroupState]:
         if topic is not None:
@@ -28,17 +28,17 @@ def list_(topic: AnyTopic = None, url: Url = None, as_json: Json = False) -> Non
 
     states = ask(url, read)
     rows = (
-        (state.topic, state.name, lag(state), state.pending, state.parked, state.dead_letters, len(state.members),
-         state.distribution, "paused" if state.is_paused else "")
+        (state.topic, state.name, unread(state), state.pending, state.waiting_for_retry, state.dead_letters,
+         len(state.members), state.distribution, "paused" if state.is_paused else "")
         for state in states
     )  # fmt: skip
-    columns = ("topic", "group", "#lag", "#pending", "#parked", "#dead", "#members", "distribution", "state")
+    columns = ("topic", "group", "#unread", "#pending", "#retry", "#dead", "#members", "distribution", "state")
     print_rows(states, columns, rows, asked("there are no groups", url), as_json=as_json)
 
 
 @app.command("show", epilog="Example: rsmq group show orders billing")
 def show(topic: TopicName, group: GroupName, url: Url = None, as_json: Json = False) -> None:
-    """One group, partition by partition: owner, epoch, lease, lag."""
+    """One group, partition by partition: owner, epoch, lease, what is unread."""
     state = ask(url, lambda connection: connection.group(topic, group))
     if as_json:
         print_json(state)
@@ -46,11 +46,11 @@ def show(topic: TopicName, group: GroupName, url: Url = None, as_json: Json = Fa
     print_line(f"{topic}/{group}: {state.distribution or 'never joined'}, {'paused' if state.is_paused else 'running'}")
     print_line(f"members: {', '.join(state.members) or 'none'}")
     rows = (
-        (each.partition, each.owner, each.epoch, lease(each), lag(each), each.pending, each.parked, each.dead_letters,
-         each.consumers, each.last_delivered_id)
+        (each.partition, each.owner, each.epoch, lease(each), unread(each), each.pending, each.waiting_for_retry,
+         each.dead_letters, each.consumers, each.last_delivered_id)
         for each in state.shares
     )  # fmt: skip
-    columns = ("#partition", "owner", "#epoch", "lease", "#lag", "#pending", "#parked", "#dead", "#consumers")
+    columns = ("#partition", "owner", "#epoch", "lease", "#unread", "#pending", "#retry", "#dead", "#consumers")
     print_table((*columns, "delivered to"), rows, "it has no partitions")
 
 
@@ -63,10 +63,10 @@ def reset(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Let a group handle its topic again from a start. Its pending and parked messages are dropped."""
+    """Let a group handle its topic again from a start. Messages that are pending or wait for a retry are dropped."""
     start = parse_start(to)
     before = ask(url, lambda connection: connection.group(topic, group))
-    dropped = f"{before.pending} pending and {count(before.parked, 'parked message')}"
+    dropped = f"{before.pending} pending messages and {before.waiting_for_retry} that wait for a retry"
     confirm(f"Reset {topic}/{group} to {to}, dropping {dropped}?", is_agreed=yes)
 
     async def act(connection: CommandConnection) -> GroupState:
@@ -74,12 +74,12 @@ def reset(
         return await connection.group(topic, group)
 
     after = ask(url, act)
-    print_result(after, f"{topic}/{group} starts at {to}, with a lag of {messages(after)}", as_json=as_json)
+    print_result(after, f"{topic}/{group} starts at {to}, with {messages(after)} unread", as_json=as_json)
 
 
 @app.command("delete", epilog="Example: rsmq group delete orders billing --yes")
 def delete(topic: TopicName, group: GroupName, yes: Yes = False, url: Url = None, as_json: Json = False) -> None:
-    """Delete a group with its parked messages and dead letters. It no longer keeps its topic from being trimmed."""
+    """Delete a group with its retries and dead letters. It no longer keeps its topic from being trimmed."""
 
     async def read(connection: CommandConnection) -> GroupState:
         state = await connection.group(topic, group)
@@ -87,7 +87,8 @@ def delete(topic: TopicName, group: GroupName, yes: Yes = False, url: Url = None
         return state
 
     state = ask(url, read)
-    what = f"a lag of {messages(state)}, {state.parked} parked and {count(state.dead_letters, 'dead letter')}"
+    dead = count(state.dead_letters, "dead letter")
+    what = f"{messages(state)} unread, {state.waiting_for_retry} waiting for a retry and {dead}"
     confirm(f"Delete {topic}/{group}, with {what}?", is_agreed=yes)
 
     async def act(connection: CommandConnection) -> None:
@@ -99,7 +100,7 @@ def delete(topic: TopicName, group: GroupName, yes: Yes = False, url: Url = None
 
 @app.command("pause", epilog="Example: rsmq group pause orders billing")
 def pause(topic: TopicName, group: GroupName, url: Url = None, as_json: Json = False) -> None:
-    """Deliver no new messages to a group. Its members keep their leases and finish what is in flight."""
+    """Deliver no new messages to a group. Its members keep their leases and finish what they have."""
     switch(topic, group, url, as_json, paused=True)
 
 
@@ -121,14 +122,14 @@ def switch(topic: str, group: str, url: str | None, as_json: bool, *, paused: bo
     print_result({"topic": topic, "group": group, "is_paused": paused}, f"{topic}/{group} is {word}", as_json=as_json)
 
 
-def lag(state: GroupState | GroupPartition) -> str:
-    """The lag. After a reset into the middle of a stream only an upper bound is known."""
-    return f"{'' if state.is_lag_exact else '<= '}{state.lag}"
+def unread(state: GroupState | GroupPartition) -> str:
+    """What is unread. After a reset into the middle of a stream only an upper bound is known."""
+    return f"{'' if state.is_unread_exact else '<= '}{state.unread}"
 
 
 def messages(state: GroupState) -> str:
-    """The lag with its noun."""
-    return f"{lag(state)} message{'' if state.lag == 1 else 's'}"
+    """The same with its noun."""
+    return f"{unread(state)} message{'' if state.unread == 1 else 's'}"
 
 
 def lease(partition: GroupPartition) -> str:

@@ -38,7 +38,7 @@ def top(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Watch topics, groups and members: rates, lag and its trend, owners. The worst come first, idle ones are folded.
+    """Watch topics, groups and members: rates, backlog, trend, owners. The worst come first, idle ones are folded.
 
     Keys: q quits, s sorts, / filters, i shows idle groups, arrows choose, Enter opens a group, Esc goes back. Rates are
     measured between two refreshes. --json prints an object a line. With --once, or without a terminal, all tables are
@@ -118,7 +118,7 @@ class TopScreen:
 
 
 def as_object(board: Board) -> dict[str, Any]:
-    """For programs. Of a partition only what the tables show: its owner while the lease runs, its lag where known."""
+    """For programs. Of a partition only what the tables show: its owner while the lease runs, unread where known."""
     found = asdict(board)
     for group, state in zip(found["groups"], board.groups, strict=True):
         for member in group["members"]:
@@ -126,7 +126,8 @@ def as_object(board: Board) -> dict[str, Any]:
         group["shares"] = [
             {
                 "partition": share.partition, "owner": share.owner if share.is_owned else "", "epoch": share.epoch,
-                "lag": share.lag if share.is_lag_exact else None, "in_flight": share.pending, "parked": share.parked,
+                "unread": share.unread if share.is_unread_exact else None, "pending": share.pending,
+                "waiting_for_retry": share.waiting_for_retry,
                 "dead_letters": share.dead_letters, "oldest": share.oldest,
             }
             for share in state.shares

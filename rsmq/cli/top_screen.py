@@ -46,11 +46,12 @@ def topics_of(rows: Sequence[TopicTrend]) -> Table:
 
 def groups_of(rows: Sequence[GroupTrend]) -> Table:
     """The groups."""
-    table = columns("group", "state", "#out/s", "#lag", "trend", "#oldest", "#in flight", "#parked", "#dead", "owned")
+    table = columns("group", "state", "#out/s", "#unread", "#ready", "#running", "waiting", "trend", "#oldest", "#dead",
+                    "owned")  # fmt: skip
     for row in rows:
         table.add_row(
-            name(f"{row.topic}/{row.name}"), state(row), rate(row.rate_out), amount(row.lag), trend(row),
-            age(row.oldest), amount(row.in_flight), amount(row.parked), dead(row),
+            name(f"{row.topic}/{row.name}"), state(row), rate(row.rate_out), *map(amount, (row.unread, row.work.ready,
+            row.work.running)), Text(text.waiting(row.work)), trend(row), age(row.oldest), dead(row),
             Text(f"{row.owned}/{len(row.shares)}"),
         )  # fmt: skip
     return table
@@ -59,21 +60,21 @@ def groups_of(rows: Sequence[GroupTrend]) -> Table:
 def partitions_of(group: GroupTrend) -> Table:
     """The partitions of a group with their owners."""
     head = f"{group.topic}/{group.name}"
-    table = columns(head, "owner", "#epoch", "#lag", "#oldest", "#in flight", "#parked", "#dead")
+    table = columns(head, "owner", "#epoch", "#unread", "#oldest", "#pending", "#retry", "#dead")
     for row in group.shares:
-        lag = row.lag if row.is_lag_exact else None
-        table.add_row(Text(str(row.partition)), owner(row), *map(amount, (row.epoch, lag)), age(row.oldest),
-                      *map(amount, (row.pending, row.parked, row.dead_letters)))  # fmt: skip
+        unread = row.unread if row.is_unread_exact else None
+        table.add_row(Text(str(row.partition)), owner(row), *map(amount, (row.epoch, unread)), age(row.oldest),
+                      *map(amount, (row.pending, row.waiting_for_retry, row.dead_letters)))  # fmt: skip
     return table
 
 
 def members_of(rows: Sequence[MemberState]) -> Table:
     """The members."""
-    table = columns("member", "serves", "handler", "#heard", "#loop lag", "#in flight", "partitions")
+    table = columns("member", "serves", "handler", "#heard", "#loop lag", "#running", "#pending", "partitions")
     for row in rows:
         table.add_row(
             name(row.id), name(f"{row.topic}/{row.group}"), name(row.handler), heard(row), loop_lag(row),
-            in_flight(row), Text(" ".join(map(str, row.partitions)) or NOTHING),
+            running(row), amount(row.pending), Text(" ".join(map(str, row.partitions)) or NOTHING),
         )  # fmt: skip
     return table
 
@@ -133,11 +134,10 @@ def heard(row: MemberState) -> Text:
     return Text("dead", style="red") if row.heard_ago is None else Text(duration(row.heard_ago))
 
 
-def in_flight(row: MemberState) -> Text:
-    """What it has in flight of what it may run, and what only waits for a rate."""
-    return Text(
-        f"{row.in_flight}/{row.concurrency}" + (f", {waits}" if (waits := printable(text.limited(row))) else "")
-    )
+def running(row: MemberState) -> Text:
+    """What it runs of what it may run, and what waits for a rate."""
+    waits = printable(text.waiting_for_rate(row))
+    return Text(f"{row.work.running}/{row.concurrency}" + (f", {waits}" if waits else ""))
 
 
 def loop_lag(row: MemberState) -> Text:

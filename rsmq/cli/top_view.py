@@ -37,7 +37,7 @@ class TopView:
 
 def backlog(group: GroupTrend) -> int:
     """Everything that a group has not settled; unknown counts as none."""
-    return (group.lag or 0) + group.in_flight + group.parked
+    return (group.unread or 0) + group.work.total
 
 
 def is_idle(group: GroupTrend) -> bool:
@@ -48,7 +48,7 @@ def is_idle(group: GroupTrend) -> bool:
 SORTS: Final[tuple[tuple[str, Callable[[GroupTrend], object]], ...]] = (
     ("worst first", lambda group: (not (group.is_unserved and backlog(group)), -group.new_dead_letters,
                                    -backlog(group), -group.dead_letters)),
-    ("lag", lambda group: -(group.lag or 0)),
+    ("unread", lambda group: -(group.unread or 0)),
     ("oldest", lambda group: -(group.oldest or timedelta(0))),
     ("out/s", lambda group: -(group.rate_out or 0)),
     ("dead", lambda group: -group.dead_letters),
@@ -150,7 +150,7 @@ def totals(board: Board) -> Text:
     dead = sum(group.dead_letters for group in board.groups)
     parts = [count(len(board.topics), "topic"), count(len(board.groups), "group"),
              f"in {text.rate(incoming)}/s", f"out {text.rate(out)}/s",
-             f"waiting {number(sum(map(backlog, board.groups)))}", f"dead {number(dead)}"]  # fmt: skip
+             f"backlog {number(sum(map(backlog, board.groups)))}", f"dead {number(dead)}"]  # fmt: skip
     return Text(" · ".join(parts), style="dim")
 
 
@@ -166,14 +166,14 @@ def folded(groups: Sequence[GroupTrend], idle: int, view: TopView) -> Text:
 
 def heading(width: int) -> Text:
     """The names of the columns."""
-    names = ("out/s", "lag", "oldest", "flight", "parked", "dead")
+    names = ("out/s", "unread", "ready", "running", "waiting", "oldest", "dead")
     return Text(f"{'group':<{name_width(width)}} {'state':<8}" + "".join(f" {each:>{NUMBERS}}" for each in names),
                 style="bold")  # fmt: skip
 
 
 def name_width(width: int) -> int:
     """What the numbers leave for the name."""
-    return max(10, min(60, width - 9 - 6 * (NUMBERS + 1)))
+    return max(10, min(60, width - 9 - 7 * (NUMBERS + 1)))
 
 
 def row(group: GroupTrend, width: int) -> Text:
@@ -181,8 +181,9 @@ def row(group: GroupTrend, width: int) -> Text:
     room, name, state = name_width(width), printable(f"{group.topic}/{group.name}"), text.state(group)
     line = Text(f"{name if len(name) <= room else name[: room - 1] + '…':<{room}} ")
     line.append(f"{state:<8}", style=STATES[state])
-    cells = [text.rate(group.rate_out), short(group.lag), text.age(group.oldest), short(group.in_flight),
-             short(group.parked)]  # fmt: skip
+    work = group.work
+    cells = [text.rate(group.rate_out), *map(short, (group.unread, work.ready, work.running, work.waiting)),
+             text.age(group.oldest)]  # fmt: skip
     line.append("".join(f" {cell:>{NUMBERS}}" for cell in cells))
     line.append(f" {short(group.dead_letters):>{NUMBERS}}", style="red" if group.new_dead_letters else "")
     return line
@@ -203,12 +204,14 @@ def page_of(board: Board, opened: tuple[str, str]) -> list[Text]:
         return [Text(f"{name} does not exist any more")]
     lines = [
         Text(f"{name}  {text.state(found)}  {text.rate(found.rate_out)}/s out", style="bold"),
-        Text(f"lag {number(found.lag)}  {text.trend(found)}  oldest {text.age(found.oldest)}  in flight "
-             f"{number(found.in_flight)}  parked {number(found.parked)}  dead {number(found.dead_letters)}"),
+        Text(f"unread {number(found.unread)}  ready {number(found.work.ready)}  running {number(found.work.running)}  "
+             f"waiting {text.waiting(found.work) or 0}"),
+        Text(f"backlog {number(found.backlog)} {text.trend(found)}  oldest {text.age(found.oldest)}  "
+             f"dead {number(found.dead_letters)}"),
         Text(), Text("members", style="bold"),
     ]  # fmt: skip
     lines += [member(each) for each in found.members] or [Text("none", style="red")]
-    lines += [Text(), Text(f"{'part.':>5} {'owner':<28} {'lag':>7} {'oldest':>7} {'flight':>7} {'parked':>7} "
+    lines += [Text(), Text(f"{'part.':>5} {'owner':<28} {'unread':>7} {'oldest':>7} {'pending':>7} {'retry':>7} "
                            f"{'dead':>7}", style="bold")]  # fmt: skip
     return lines + [share(each) for each in found.shares]
 
@@ -218,15 +221,15 @@ def member(each: MemberState) -> Text:
     if each.heard_ago is None:
         return Text(f"{printable(each.id)}  dead", style="red")
     lag = f"  loop lag {duration(each.loop_lag)}" if each.loop_lag is not None else ""
-    limited = f"  {waits}" if (waits := printable(text.limited(each))) else ""
+    rate = f"  {waits}" if (waits := printable(text.waiting_for_rate(each))) else ""
     parts = " ".join(map(str, each.partitions)) or "none"
-    flight = f"{each.in_flight} of {each.concurrency} in flight"
-    return Text(f"{printable(each.id)}  {flight}{limited}{lag}  partitions {parts}")
+    running = f"{each.work.running} of {each.concurrency} running, {each.pending} pending"
+    return Text(f"{printable(each.id)}  {running}{rate}{lag}  partitions {parts}")
 
 
 def share(each: GroupPartition) -> Text:
     """A partition in one line."""
     owner = printable(each.owner)[:28] if each.is_owned else "none"
-    cells = (short(each.lag if each.is_lag_exact else None), text.age(each.oldest), short(each.pending),
-             short(each.parked), short(each.dead_letters))  # fmt: skip
+    cells = (short(each.unread if each.is_unread_exact else None), text.age(each.oldest), short(each.pending),
+             short(each.waiting_for_retry), short(each.dead_letters))  # fmt: skip
     return Text(f"{each.partition:>5} {owner:<28}" + "".join(f" {cell:>7}" for cell in cells))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -36,6 +35,7 @@ from rsmq.heartbeat.lease import Leases
 from rsmq.heartbeat.membership import Membership, refuse_mixed_ordering
 from rsmq.model.clock import monotonic, to_ms
 from rsmq.model.message import Message
+from rsmq.model.work import Work
 from rsmq.redis.scripts import Ask
 
 log = logging.getLogger("rsmq.consumer")
@@ -93,21 +93,19 @@ class Consumer:
         by_message = BothRates(by_key, by_name) if by_key and by_name else by_key or by_name
         self.queue.limit(rate=whole, message_rate=by_message, group=calls)
 
-    def _limited(self) -> dict[str, object]:
-        """For the vitals: how many messages wait, for what, and whose rate it is. Called from another thread."""
-        lanes, rate = list(self.lanes.values()), self.queue.message_rate
-        waits = self.waits
-        found: dict[str, object] = {"waiting": {name: count for name, count in waits.items() if count}}
-        if waits["rate"]:
-            most = Counter[str]() if rate is None else rate.waiting(lanes)
-            found["limited"] = waits["rate"]
-            found["limited_by"] = {name[:LONGEST_NAME]: n for name, n in most.most_common(MOST_NAMES)}
-        return found if found["waiting"] else {}
-
     @property
-    def waits(self) -> dict[str, int]:
-        """How many messages wait here for their `key`, for a `retry` that keeps its key, and for a `rate`."""
-        return self.queue.waits(list(self.lanes.values()))
+    def work(self) -> Work:
+        """What its messages do now. May be called from any thread: a number may be a message old."""
+        running = sum(len(task_slot.messages) for task_slot in self.task_slots)
+        return self.queue.work(running, list(self.lanes.values()))
+
+    def _vitals(self) -> dict[str, object]:
+        """What its messages do, and whose wait for a rate. Called from another thread."""
+        work, rate = self.work, self.queue.message_rate
+        if not work.waiting_for_rate or rate is None:
+            return {**work.known}
+        most = rate.waiting(list(self.lanes.values())).most_common(MOST_NAMES)
+        return {**work.known, "waiting_for_rate_by": {name[:LONGEST_NAME]: number for name, number in most}}
 
     def _drop(self, lane: Lane) -> None:
         self.lifecycle.drop(lane)
@@ -169,9 +167,7 @@ class Consumer:
             info = {"handler": self.handler.name, "concurrency": self.handler.concurrency, "lease_ttl_ms": lease_ms}
             info["ordering"] = self.handler.ordering
             info["gc_every"] = gc.get_threshold()[0] if gc.isenabled() else 0
-            await self._heartbeat.join(
-                self.topic.name, self.handler.group, info, self.membership.refresh, self._limited
-            )
+            await self._heartbeat.join(self.topic.name, self.handler.group, info, self.membership.refresh, self._vitals)
             await self._refuse_mixed_ordering()
             is_member = True
             tasks.cancel_scope.cancel()

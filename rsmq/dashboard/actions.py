@@ -86,7 +86,8 @@ class ActionForm:
             if group is None:
                 return {}
             return {
-                "paused": group.is_paused, "lag": group.lag, "pending": group.pending, "parked": group.parked,
+                "paused": group.is_paused, "unread": group.unread, "pending": group.pending,
+                "waiting_for_retry": group.waiting_for_retry,
                 "dead_letters": group.dead_letters,
             }  # fmt: skip
         if self.value("schedule"):
@@ -177,7 +178,7 @@ async def reset(wanted: ActionForm) -> Action:
         await reset_group(queries.client, queries.keys, topic, wanted.group, start)
         return f"{wanted.topic}/{wanted.group} starts at {start}"
 
-    dropped = f"{state.pending} pending and {count(state.parked, 'parked message')}"
+    dropped = f"{state.pending} pending messages and {state.waiting_for_retry} that wait for a retry"
     return Action(f"Reset {wanted.group_of_topic} to {start}? This drops {dropped}.", "reset", act, is_danger=True)
 
 

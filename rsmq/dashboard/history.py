@@ -30,7 +30,7 @@ KEPT: Final = 24 * 60
 GAP: Final = timedelta(seconds=2.5 * EVERY)
 """Between two samples of one unbroken line."""
 
-GROUP_FIELDS: Final = ("settled", "lag", "in flight", "parked", "dead letters")
+GROUP_FIELDS: Final = ("settled", "unread", "ready", "running", "waiting", "dead letters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,14 @@ def sample_of(at: datetime, board: Board) -> HistoryMinute:
     groups: dict[str, list[float | None]] = {}
     for each in board.groups:
         out = None if each.rate_out is None else round(each.rate_out, 2)
-        values: list[float | None] = [out, each.lag, each.in_flight, each.parked, each.dead_letters]
+        values: list[float | None] = [
+            out,
+            each.unread,
+            each.work.ready,
+            each.work.running,
+            each.work.waiting,
+            each.dead_letters,
+        ]
         if any(value != 0 for value in values):
             groups[f"{each.topic}/{each.name}"] = values
     rates = {each.name: None if each.rate_in is None else round(each.rate_in, 2) for each in board.topics}

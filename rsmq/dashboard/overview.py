@@ -14,7 +14,7 @@ from rsmq.dashboard.queries import EVERY, MOST_NAMED, RunningMessage
 from rsmq.dashboard.roles import Role
 from rsmq.inspector.schedules import ScheduleState, look_up
 from rsmq.inspector.state import GroupPartition, MemberState, PartitionState
-from rsmq.inspector.text import age, limited, rate, state, timestamp, trend
+from rsmq.inspector.text import age, rate, state, timestamp, trend, waiting, waiting_for_rate
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.clock import from_epoch_ms
 from rsmq.model.words import duration, number
@@ -44,9 +44,10 @@ FLOW: Final[dict[str, Measure]] = {
     "settled": lambda board: summed(group.rate_out for group in board.groups),
 }
 WAITING: Final[dict[str, Measure]] = {
-    "lag": lambda board: summed(group.lag for group in board.groups),
-    "in flight": lambda board: summed(group.in_flight for group in board.groups),
-    "parked": lambda board: summed(group.parked for group in board.groups),
+    "unread": lambda board: summed(group.unread for group in board.groups),
+    "ready": lambda board: summed(group.work.ready for group in board.groups),
+    "running": lambda board: summed(group.work.running for group in board.groups),
+    "waiting": lambda board: summed(group.work.waiting for group in board.groups),
 }
 DEAD: Final[dict[str, Measure]] = {"dead letters": lambda board: summed(group.dead_letters for group in board.groups)}
 
@@ -174,7 +175,7 @@ def only(board: Board, topic: str, group: str | None = None) -> Board:
 
 def worst_first(group: GroupTrend) -> tuple[bool, bool, int, str, str]:
     """Groups that need a look come first: with work and without members, then by backlog."""
-    backlog = (group.lag or 0) + group.in_flight + group.parked
+    backlog = (group.unread or 0) + group.work.total
     return (not (group.is_unserved and backlog), not group.dead_letters, -backlog, group.topic, group.name)
 
 
@@ -255,16 +256,17 @@ def topic_table(visit: Visit, topics: Sequence[TopicTrend]) -> Html:
 
 def group_table(visit: Visit, groups: Sequence[GroupTrend]) -> Html:
     """Groups."""
-    columns = ("group", "topic", "state", "#settled/s", "#lag", "trend", "#oldest", "#in flight", "#parked", "#dead",
-               "owned")  # fmt: skip
+    columns = ("group", "topic", "state", "#settled/s", "#unread", "#ready", "#running", "waiting", "trend",
+               "#oldest", "#dead", "owned")  # fmt: skip
     rows = [
         Row(
             f"{each.topic}/{each.name}",
             (
                 link(each.name, visit.url("group", each.topic, each.name)),
                 link(each.topic, visit.url("topic", each.topic)), tag("span", state(each), class_=state(each)),
-                rate(each.rate_out), number(each.lag), trend(each), age(each.oldest), number(each.in_flight),
-                linked(each.parked, visit.url("parked", each.topic, each.name)),
+                rate(each.rate_out), number(each.unread), number(each.work.ready), number(each.work.running),
+                link(waiting(each.work) or "0", visit.url("parked", each.topic, each.name)),
+                trend(each), age(each.oldest),
                 linked(each.dead_letters, visit.url("dead-letters", each.topic, each.name)),
                 f"{each.owned}/{len(each.shares)}",
             ),
@@ -314,12 +316,12 @@ def moment(stream_id: str | None) -> str:
 
 def share_table(visit: Visit, shares: Sequence[GroupPartition]) -> Html:
     """The partitions of a group."""
-    columns = ("#partition", "owner", "#epoch", "#lag", "#oldest", "#in flight", "#parked", "#dead")
+    columns = ("#partition", "owner", "#epoch", "#unread", "#oldest", "#pending", "#retry", "#dead")
     rows = [
         Row(str(each.partition), (
             each.partition, each.owner if each.is_owned else "none", each.epoch,
-            number(each.lag if each.is_lag_exact else None), age(each.oldest), each.pending, each.parked,
-            each.dead_letters))
+            number(each.unread if each.is_unread_exact else None), age(each.oldest), each.pending,
+            each.waiting_for_retry, each.dead_letters))
         for each in shares
     ]  # fmt: skip
     return visit.live.table("partitions", columns, rows, "not read yet")
@@ -327,7 +329,7 @@ def share_table(visit: Visit, shares: Sequence[GroupPartition]) -> Html:
 
 def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence[RunningMessage] = ()) -> Html:
     """Members, with the message that each has had for longest."""
-    columns = ("member", "serves", "handler", "heard of", "#loop lag", "#in flight", "longest", "partitions")
+    columns = ("member", "serves", "handler", "heard of", "#loop lag", "#running", "longest", "partitions")
     longest = {each.member: each for each in reversed(running)}
     rows = [
         Row(
@@ -335,7 +337,7 @@ def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence
             (
                 each.id, link(f"{each.topic}/{each.group}", visit.url("group", each.topic, each.group)), each.handler,
                 tag("span", "dead", class_="unserved") if each.heard_ago is None else f"{spoken(each.heard_ago)} ago",
-                age(each.loop_lag), joined_limits(f"{each.in_flight} of {each.concurrency}", each),
+                age(each.loop_lag), joined_limits(f"{each.work.running} of {each.concurrency}", each),
                 f"for {spoken(longest[each.id].since)}" if each.id in longest else "–",
                 " ".join(map(str, each.partitions)) or "–",
             ),
@@ -345,9 +347,9 @@ def member_table(visit: Visit, members: Sequence[MemberState], running: Sequence
     return visit.live.table("members", columns, rows, "there are no members")
 
 
-def joined_limits(in_flight: str, member: MemberState) -> str:
-    """What a member has in flight, and what only waits for a rate."""
-    return f"{in_flight}, {waits}" if (waits := limited(member)) else in_flight
+def joined_limits(running: str, member: MemberState) -> str:
+    """What a member runs, and what waits for a rate."""
+    return f"{running}, {waits}" if (waits := waiting_for_rate(member)) else running
 
 
 def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage]) -> Html:
@@ -359,7 +361,7 @@ def running_table(visit: Visit, topic: str, running: Sequence[RunningMessage]) -
         for each in running[:MOST_NAMED]
     ]  # fmt: skip
     columns = ("stream id", "message id", "#partition", "member", "since", "#delivery")
-    return visit.live.table("running", columns, rows, "nothing is in flight")
+    return visit.live.table("running", columns, rows, "nothing is running")
 
 
 def spoken(span: timedelta) -> str:

@@ -50,7 +50,7 @@ MOST_DEVICES: Final = 100
 MOST_WAITING: Final = 10
 MOST_RUNNING: Final = 20
 MOST_NAMED: Final = 50
-"""Messages in flight that a page shows with their ids."""
+"""Messages of members that a page shows with their ids."""
 PREVIEW: Final = 200
 LONGEST: Final = 20_000
 """Characters of a payload that a page shows."""

@@ -124,10 +124,10 @@ class Heartbeat:
         group: str,
         info: Mapping[str, object],
         on_change: Callable[[], None],
-        limited: Callable[[], Mapping[str, object]] = dict,
+        vitals: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
-        """Become a member; returns when the other members can see this one. `limited`: see `GroupMembership`."""
-        membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change, limited)
+        """Become a member; returns when the other members can see this one. `vitals`: see `GroupMembership`."""
+        membership = GroupMembership(topic, group, json.dumps({"member": self.member, **info}), on_change, vitals)
         for channel in (self._keys.presence(self.member), self._keys.changes(topic, group)):
             await asyncio.wrap_future(self._presence.listen(channel))  # first: the others count its silence
         self._registration.add(membership)

@@ -20,14 +20,14 @@ from rsmq.redis.scripts import MEASURE_MEMBERS
 class GroupMembership:
     """One group that this member belongs to. `confirmed` is done when the other members can see this one.
 
-    `limited` says in the vitals which messages only wait for a rate; it may be called from any thread.
+    `vitals` says what its messages do; it may be called from any thread.
     """
 
     topic: str
     group: str
     info: str
     on_change: Callable[[], None]
-    limited: Callable[[], Mapping[str, object]] = dict
+    vitals: Callable[[], Mapping[str, object]] = dict
     confirmed: Future[None] = field(default_factory=Future)
 
 
@@ -94,7 +94,7 @@ class Registration:
         """Only operators read it. A server out of memory refuses the write, and nothing depends on it."""
         with self._writing:
             current = [each for each in memberships if self._is_current(each)]
-            texts = [json.dumps({**lag, **each.limited()}) for each in current]
+            texts = [json.dumps({**lag, **each.vitals()}) for each in current]
             names = [self._keys.vitals(each.topic, each.group, self._member) for each in current]
             client.pipelined([("SET", *pair, "PX", self._ttl) for pair in zip(names, texts, strict=True)])
 

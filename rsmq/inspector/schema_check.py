@@ -20,7 +20,7 @@ from rsmq.redis.client.client import Client
 from rsmq.redis.streams import ask_all, groups_of
 from rsmq.redis.topics import Topic, Topics
 
-Kind = Literal["backlog", "pending", "parked", "delayed", "dead"]
+Kind = Literal["unread", "pending", "parked", "delayed", "dead"]
 PAGE: Final = 1000
 MOST_ERRORS: Final = 20
 """Different errors that are counted apart; the rest is counted as others."""
@@ -81,7 +81,7 @@ class SchemaCheck:
 
     async def _check(self, handler: Handler, topic: Topic, sample: int) -> list[SchemaFinding]:
         kinds: Mapping[Kind, Any] = {
-            "backlog": self._backlog, "pending": self._pending, "parked": self._parked, "delayed": self._delayed,
+            "unread": self._unread, "pending": self._pending, "parked": self._parked, "delayed": self._delayed,
         }  # fmt: skip
         share = -(-sample // topic.partitions)
         findings = []
@@ -93,7 +93,7 @@ class SchemaCheck:
             findings.append(finding)
         return [*findings, await self._dead(handler, topic, sample)]
 
-    async def _backlog(self, handler: Handler, partition: int, count: int) -> AsyncIterator[Entry]:
+    async def _unread(self, handler: Handler, partition: int, count: int) -> AsyncIterator[Entry]:
         """What the group has not got yet; all of the stream for a group that is new and starts at the beginning."""
         stream = self._keys.stream(handler.topic, partition)
         after = None if handler.start == "latest" else "0-0"

@@ -11,11 +11,13 @@ from datetime import timedelta
 from typing import Any, Final
 
 from rsmq.model.member import read_info
+from rsmq.model.work import Work
 from rsmq.redis.preflight import Finding
 from rsmq.redis.topics import Topic
 
 UNKNOWN: Final = -1
 LARGEST_MS: Final = 10**12
+NO_WORK: Final = Work()
 
 Row = Sequence[Any]
 
@@ -51,30 +53,31 @@ class GroupPartition:
     """One partition as one group sees it.
 
     `owner` is empty if the partition has no lease (always, under shared distribution); `lease_left` is negative for a
-    lease that ran out. `lag` counts undelivered messages; where the server does not know it (after a reset into the
-    middle of a stream) it is the length of the stream, an upper bound, and `is_lag_exact` is False. `read` counts the
-    entries ever read, None where the server does not know.
+    lease that ran out. `unread` counts messages that were never delivered; where the server does not know it (after a
+    reset into the middle of a stream) it is the length of the stream, an upper bound, and `is_unread_exact` is False.
+    `read` counts the entries ever read, None where the server does not know.
 
-    `oldest` is the age of the oldest message that is pending, undelivered or parked (only the 100 parked messages that
-    are due next are considered); `oldest_in_stream` leaves parked messages out. `in_flight` has the pending messages of
-    each member.
+    `pending` counts what was delivered and is not settled, as XPENDING does; `pending_of` has those of each member.
+    With key order a message that waits for its retry is pending, too. `oldest` is the age of the oldest message that is
+    pending, unread or waits for a retry (only the 100 that are due next are considered); `oldest_in_stream` leaves out
+    those that wait for a retry.
     """
 
     partition: int
     owner: str
     epoch: int
     lease_left: timedelta | None
-    lag: int
-    is_lag_exact: bool
+    unread: int
+    is_unread_exact: bool
     read: int | None
     pending: int
-    parked: int
+    waiting_for_retry: int
     dead_letters: int
     consumers: int
     last_delivered_id: str
     oldest: timedelta | None
     oldest_in_stream: timedelta | None
-    in_flight: Mapping[str, int]
+    pending_of: Mapping[str, int]
 
     @property
     def is_owned(self) -> bool:
@@ -91,10 +94,10 @@ class GroupState:
     distribution: str
     is_paused: bool
     members: tuple[str, ...]
-    lag: int
-    is_lag_exact: bool
+    unread: int
+    is_unread_exact: bool
     pending: int
-    parked: int
+    waiting_for_retry: int
     dead_letters: int
     shares: tuple[GroupPartition, ...]
 
@@ -106,9 +109,9 @@ class MemberState:
     `heard_ago` is None when its heartbeat has expired, `loop_lag` when the member does not report it. `partitions` are
     its leases. `is_present`: its process holds its presence connection; None in a snapshot, which does not ask.
     `gc_every`: new objects between two runs of its garbage collector, 0 if that is off, None if it does not say.
-    `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `limited`: messages in its memory that only wait for a
-    rate; `limited_by`: the keys or names with most of them, where the rate tells messages apart. `waiting`: how
-    many of what it has read wait for their "key", a "retry" or a "rate".
+    `lease_ttl`: its RSMQ_LEASE_TTL, None if it does not say. `pending`: what the server has delivered to it and it has
+    not settled. `work`: what it did with these messages at its last heartbeat. `waiting_for_rate_by`: the keys or names
+    with most messages that wait for a rate, where the rate tells messages apart.
     """
 
     topic: str
@@ -118,14 +121,13 @@ class MemberState:
     concurrency: int
     heard_ago: timedelta | None
     loop_lag: timedelta | None
-    in_flight: int
+    pending: int
     partitions: tuple[int, ...]
     is_present: bool | None = None
     gc_every: int | None = None
     lease_ttl: timedelta | None = None
-    limited: int = 0
-    limited_by: tuple[tuple[str, int], ...] = ()
-    waiting: tuple[tuple[str, int], ...] = ()
+    work: Work = NO_WORK
+    waiting_for_rate_by: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,25 +180,25 @@ def topic_state(topic: Topic, rows: Sequence[Row]) -> TopicState:
 
 def group_partition(partition: PartitionState, row: Row, reply: Row, now_ms: int) -> GroupPartition:
     """From the group's row of MEASURE_PARTITION and the reply of MEASURE_GROUP_PARTITION."""
-    _, delivered, read, lag, consumers = row
-    pending, following, parked, parked_count, dead, owner, epoch, until_ms, *counts = reply
-    in_flight = {name.decode(errors="replace"): count for name, count in zip(counts[::2], counts[1::2], strict=True)}
+    _, delivered, read, unread, consumers = row
+    pending, following, parked_id, waiting_for_retry, dead, owner, epoch, until_ms, *counts = reply
+    pending_of = {name.decode(errors="replace"): count for name, count in zip(counts[::2], counts[1::2], strict=True)}
     return GroupPartition(
         partition=partition.partition,
         owner=owner.decode(),
         epoch=int(epoch),
         lease_left=timedelta(milliseconds=int(until_ms) - now_ms) if owner and int(until_ms) else None,
-        lag=partition.length if lag == UNKNOWN else lag,
-        is_lag_exact=lag != UNKNOWN,
+        unread=partition.length if unread == UNKNOWN else unread,
+        is_unread_exact=unread != UNKNOWN,
         read=None if read == UNKNOWN else read,
-        pending=sum(in_flight.values()),
-        parked=parked_count,
+        pending=sum(pending_of.values()),
+        waiting_for_retry=waiting_for_retry,
         dead_letters=dead,
         consumers=consumers,
         last_delivered_id=delivered.decode(),
-        oldest=age_of((pending, following, parked), now_ms),
+        oldest=age_of((pending, following, parked_id), now_ms),
         oldest_in_stream=age_of((pending, following), now_ms),
-        in_flight=in_flight,
+        pending_of=pending_of,
     )
 
 
@@ -215,10 +217,10 @@ def group_state(topic: str, name: str, about: Row, shares: Sequence[GroupPartiti
         distribution=distribution.decode(),
         is_paused=paused == b"1",
         members=tuple(sorted(member.decode(errors="replace") for member in members[::4])),
-        lag=sum(share.lag for share in shares),
-        is_lag_exact=all(share.is_lag_exact for share in shares),
+        unread=sum(share.unread for share in shares),
+        is_unread_exact=all(share.is_unread_exact for share in shares),
         pending=sum(share.pending for share in shares),
-        parked=sum(share.parked for share in shares),
+        waiting_for_retry=sum(share.waiting_for_retry for share in shares),
         dead_letters=sum(share.dead_letters for share in shares),
         shares=tuple(shares),
     )
@@ -233,8 +235,7 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
     """From the member's row of MEASURE_MEMBERS. Another client may have written anything into its keys."""
     name, info, left_ms, vitals = row
     member, about, vital = name.decode(errors="replace"), read_info(info), read_info(vitals)
-    lag_ms, limited = vital.get("loop_lag_ms", -1), vital.get("limited")
-    most, waiting = vital.get("limited_by"), vital.get("waiting")
+    lag_ms, most = vital.get("loop_lag_ms", -1), vital.get("waiting_for_rate_by")
     gc_every = about.get("gc_every")
     lease_ms = about.get("lease_ttl_ms")
     concurrency, is_lag = about.get("concurrency"), isinstance(lag_ms, int | float) and 0 <= lag_ms < LARGEST_MS
@@ -246,11 +247,10 @@ def member_state(group: GroupState, row: Row, ttl: timedelta) -> MemberState:
         concurrency=concurrency if isinstance(concurrency, int) else 0,
         heard_ago=max(timedelta(0), ttl - timedelta(milliseconds=left_ms)) if left_ms >= 0 else None,
         loop_lag=timedelta(milliseconds=lag_ms) if is_lag else None,
-        in_flight=sum(share.in_flight.get(member, 0) for share in group.shares),
+        pending=sum(share.pending_of.get(member, 0) for share in group.shares),
         partitions=tuple(share.partition for share in group.shares if share.owner == member),
         gc_every=gc_every if isinstance(gc_every, int) else None,
         lease_ttl=timedelta(milliseconds=lease_ms) if isinstance(lease_ms, int) and 0 < lease_ms < LARGEST_MS else None,
-        limited=limited if isinstance(limited, int) and limited > 0 else 0,
-        limited_by=counts(most),
-        waiting=counts(waiting),
+        work=Work.read(vital),
+        waiting_for_rate_by=counts(most),
     )

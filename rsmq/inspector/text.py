@@ -8,6 +8,7 @@ from typing import Final
 from rsmq.inspector.state import MemberState
 from rsmq.inspector.trend import GroupTrend
 from rsmq.model.words import duration, number
+from rsmq.model.work import Work
 
 NONE: Final = "–"
 ARROWS: Final = {"growing": "↑", "shrinking": "↓", "steady": "→"}
@@ -23,12 +24,18 @@ def age(value: timedelta | None) -> str:
     return NONE if value is None else duration(value)
 
 
-def limited(member: MemberState) -> str:
-    """How many messages of a member wait for their key, a retry or a rate, and whose rate; empty for none."""
-    others = [f"{number(count)} wait for their {name}" for name, count in member.waiting if name in ("key", "retry")]
-    most = ", ".join(f"{name} {number(count)}" for name, count in member.limited_by)
-    rated = [f"{number(member.limited)} limited" + (f" ({most})" if most else "")] if member.limited else []
-    return ", ".join([*rated, *others])
+def waiting_for_rate(member: MemberState) -> str:
+    """How many messages of a member wait for a rate, and whose they are; empty for none."""
+    waiting = member.work.waiting_for_rate
+    if not waiting:
+        return ""
+    most = ", ".join(f"{name} {number(count)}" for name, count in member.waiting_for_rate_by)
+    return f"{number(waiting)} {'waits' if waiting == 1 else 'wait'} for a rate" + (f" ({most})" if most else "")
+
+
+def waiting(work: Work) -> str:
+    """How many messages wait, and for what; empty for none."""
+    return ", ".join(f"{number(count)} for a {reason}" for reason, count in work.reasons.items() if count)
 
 
 def timestamp(at: datetime | None) -> str:

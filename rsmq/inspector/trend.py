@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from rsmq.inspector.state import GroupPartition, GroupState, MemberState, Snapshot, TopicState
+from rsmq.inspector.state import NO_WORK, GroupPartition, GroupState, MemberState, Snapshot, TopicState
+from rsmq.model.work import Work
 
 STEADY: Final = 0.5
 """Messages a second: a backlog that changes by less counts as steady."""
@@ -28,19 +29,20 @@ class TopicTrend:
 @dataclass(frozen=True, slots=True)
 class GroupTrend:
     """A group. `rate_out` is the messages that it settles a second. `growth` is what its backlog grows by a second,
-    negative when it shrinks; `empty_in` is None unless it shrinks. `lag` is None where the server does not know it."""
+    negative when it shrinks; `empty_in` is None unless it shrinks. `unread` is None where the server does not know
+    it, and so is `backlog`, the sum of `unread` and `work`."""
 
     topic: str
     name: str
     distribution: str
     is_paused: bool
     rate_out: float | None
-    lag: int | None
+    unread: int | None
     growth: float | None
     empty_in: timedelta | None
     oldest: timedelta | None
-    in_flight: int
-    parked: int
+    work: Work
+    backlog: int | None
     dead_letters: int
     new_dead_letters: int
     owned: int
@@ -85,8 +87,7 @@ def compare(before: Snapshot | None, after: Snapshot) -> Board:
         span=timedelta(seconds=seconds) if seconds else None,
         topics=tuple(topic_trend(topics.get(state.topic.name), state, seconds) for state in after.topics),
         groups=tuple(
-            group_trend(groups.get((state.topic, state.name)), state, seconds, members_of(after, state))
-            for state in after.groups
+            group_trend(groups.get((state.topic, state.name)), before, state, after, seconds) for state in after.groups
         ),
     )
 
@@ -109,10 +110,12 @@ def topic_trend(before: TopicState | None, after: TopicState, seconds: float) ->
 
 
 def group_trend(
-    before: GroupState | None, after: GroupState, seconds: float, members: Sequence[MemberState]
+    before: GroupState | None, earlier: Snapshot, after: GroupState, later: Snapshot, seconds: float
 ) -> GroupTrend:
-    """A message is settled when it was read, is not pending and is not parked."""
-    was, now = None if before is None else backlog(before), backlog(after)
+    """A message is settled when it was read, is not pending and waits for no retry."""
+    members = members_of(later, after)
+    was = None if before is None else backlog(before, members_of(earlier, before))
+    now = backlog(after, members)
     growth = None if was is None or now is None or not seconds else (now - was) / seconds
     is_shrinking = now is not None and growth is not None and growth <= -STEADY
     return GroupTrend(
@@ -121,12 +124,12 @@ def group_trend(
         distribution=after.distribution,
         is_paused=after.is_paused,
         rate_out=rate(None if before is None else settled(before), settled(after), seconds),
-        lag=after.lag if after.is_lag_exact else None,
+        unread=after.unread if after.is_unread_exact else None,
         growth=growth,
         empty_in=timedelta(seconds=now / -growth) if is_shrinking and now is not None and growth else None,
         oldest=max((share.oldest for share in after.shares if share.oldest is not None), default=None),
-        in_flight=after.pending,
-        parked=after.parked,
+        work=work_of(after, members),
+        backlog=now,
         dead_letters=after.dead_letters,
         new_dead_letters=0 if before is None else max(0, after.dead_letters - before.dead_letters),
         owned=sum(share.is_owned for share in after.shares),
@@ -143,12 +146,28 @@ def added(topic: TopicState) -> int:
 def settled(group: GroupState) -> int | None:
     """Messages that the group has finished since its counters began."""
     read = [share.read for share in group.shares if share.read is not None]
-    return sum(read) - group.pending - group.parked if len(read) == len(group.shares) else None
+    return sum(read) - group.pending - group.waiting_for_retry if len(read) == len(group.shares) else None
 
 
-def backlog(group: GroupState) -> int | None:
+def work_of(group: GroupState, members: Sequence[MemberState]) -> Work:
+    """What becomes of the messages that were delivered and are not settled.
+
+    The members say what they do with theirs at each heartbeat; the server counts what is pending and what waits for a
+    retry now. What no member speaks of is ready: its owner starts it next, or another one that takes it over.
+    """
+    said = sum((member.work for member in members if member.heard_ago is not None), NO_WORK)
+    left = group.pending
+    running = min(said.running, left)
+    kept = min(said.waiting_for_retry, left - running)  # pending, and counted by the server as waiting for a retry
+    behind_key = min(said.waiting_for_key, left - running - kept)
+    behind_rate = min(said.waiting_for_rate, left - running - kept - behind_key)
+    ready = left - running - kept - behind_key - behind_rate
+    return Work(running, ready, behind_key, behind_rate, max(kept, group.waiting_for_retry))
+
+
+def backlog(group: GroupState, members: Sequence[MemberState]) -> int | None:
     """Everything that it has not settled."""
-    return group.lag + group.pending + group.parked if group.is_lag_exact else None
+    return group.unread + work_of(group, members).total if group.is_unread_exact else None
 
 
 def rate(before: int | None, after: int | None, seconds: float) -> float | None:

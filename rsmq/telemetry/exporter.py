@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.inspector.observer import Observer
 from rsmq.inspector.state import GroupState, MemberState, TopicState
-from rsmq.inspector.trend import members_of
+from rsmq.inspector.trend import members_of, work_of
 from rsmq.model.clock import monotonic
 from rsmq.telemetry import metric
 from rsmq.telemetry.endpoint import page_of
@@ -126,16 +126,19 @@ def of_group(group: GroupState, members: Sequence[MemberState]) -> Iterator[Samp
     """The samples of one group."""
     silent = sum(member.heard_ago is None for member in members)
     ages = [share.oldest_in_stream.total_seconds() for share in group.shares if share.oldest_in_stream is not None]
+    work, labels = work_of(group, members), (group.topic, group.name)
     values = {
-        metric.LAG: group.lag,
-        metric.LAG_EXACT: group.is_lag_exact,
+        metric.BACKLOG: group.unread + work.total,
+        metric.UNREAD: group.unread,
+        metric.UNREAD_EXACT: group.is_unread_exact,
         metric.OLDEST: max(ages, default=0.0),
-        metric.PENDING: group.pending,
-        metric.PARKED: group.parked,
+        metric.GROUP_RUNNING: work.running,
+        metric.GROUP_READY: work.ready,
         metric.DEAD: group.dead_letters,
         metric.MEMBERS: len(members) - silent,
         metric.SILENT: silent,
         metric.UNOWNED: 0 if group.distribution == "shared" else sum(not share.is_owned for share in group.shares),
         metric.PAUSED: group.is_paused,
     }
-    yield from (Sample(kind, (group.topic, group.name), value) for kind, value in values.items())
+    yield from (Sample(kind, labels, value) for kind, value in values.items())
+    yield from (Sample(metric.GROUP_WAITING, (*labels, reason), count) for reason, count in work.reasons.items())

@@ -90,7 +90,7 @@ RESTORED = Metric(
     "rsmq_messages_restored_total",
     "counter",
     GROUP,
-    "Messages in flight made pending again: their consumer was deleted.",
+    "Messages of a member made pending again: their consumer was deleted.",
 )
 DELETED = Metric("rsmq_entries_deleted_total", "counter", GROUP, "Entries deleted by other clients.")
 REFUSED = Metric("rsmq_settles_refused_total", "counter", GROUP, "Settles refused because the lease had moved on.")
@@ -100,11 +100,10 @@ NOT_PENDING = Metric(
 READS = Metric("rsmq_reads_total", "counter", GROUP, "Reads that brought messages.")
 LEASE_MOVES = Metric("rsmq_lease_moves_total", "counter", (*GROUP, "move"), "Leases taken, released and lost.")
 OWNED = Metric("rsmq_partitions_owned", "gauge", GROUP, "Partitions that this process reads.")
-IN_FLIGHT = Metric("rsmq_messages_in_hand", "gauge", GROUP, "Messages fetched and not finished.")
-BLOCKED_MESSAGES = Metric("rsmq_messages_shelved", "gauge", GROUP, "Messages in memory whose key waits for a retry.")
-LIMITED = Metric("rsmq_messages_limited", "gauge", GROUP, "Messages in memory that only wait for a rate.")
+RUNNING = Metric("rsmq_messages_running", "gauge", GROUP, "Messages that a handler of this process handles now.")
+READY = Metric("rsmq_messages_ready", "gauge", GROUP, "Messages in memory that may start as soon as a handler is free.")
 WAITING = Metric(
-    "rsmq_messages_waiting", "gauge", (*GROUP, "for"), "Messages that were read and wait for their key, retry or rate."
+    "rsmq_messages_waiting", "gauge", (*GROUP, "for"), "Messages in memory that wait: for a key, a rate, a retry."
 )
 BUSY = Metric("rsmq_handlers_busy", "gauge", GROUP, "Handler calls running now.")
 LIMIT = Metric("rsmq_handlers_limit", "gauge", GROUP, "Highest number of concurrent handler calls.")
@@ -134,22 +133,28 @@ RELAYED = Metric("rsmq_outbox_relayed_total", "counter", ("database",), "Rows th
 
 WORKER = (
     INFO, SERVING, SETTLED, RETRIED, CANCELLED, BURIED, EXPIRED, REDELIVERED, HANDED_BACK, LOST_BODIES, RESTORED,
-    DELETED, REFUSED, NOT_PENDING, READS, LEASE_MOVES, OWNED, IN_FLIGHT, BLOCKED_MESSAGES, LIMITED, WAITING, BUSY,
-    LIMIT, LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
+    DELETED, REFUSED, NOT_PENDING, READS, LEASE_MOVES, OWNED, RUNNING, READY, WAITING, BUSY, LIMIT,
+    LONGEST, SECONDS, FAILED, READ_AGE, HEARTBEAT_AGE, LOOP_LAG, BLOCKED, PUBLISHED, UNPUBLISHED, OUTBOX_ROWS,
     OUTBOX_AGE, OUTBOX_REFUSED, RELAYED,
 )  # fmt: skip
 
 # -- of the groups, from the server, by `rsmq exporter`
 
 UP = Metric("rsmq_up", "gauge", (), "1 if the server answered this scrape.")
-ASKING = Metric("rsmq_look_seconds", "gauge", (), "How long the exporter took to ask the server.")
+ASKING = Metric("rsmq_exporter_query_seconds", "gauge", (), "How long the exporter took to ask the server.")
 STORED = Metric("rsmq_topic_messages", "gauge", ("topic",), "Entries stored, also settled ones kept for replay.")
 DELAYED = Metric("rsmq_topic_delayed_messages", "gauge", ("topic",), "Messages that are not due yet.")
-LAG = Metric("rsmq_group_lag_messages", "gauge", GROUP, "Messages never delivered to the group.")
-LAG_EXACT = Metric("rsmq_group_lag_exact", "gauge", GROUP, "0 if the lag is only an upper bound.")
+BACKLOG = Metric("rsmq_group_backlog_messages", "gauge", GROUP, "Unread, ready, running and waiting messages together.")
+UNREAD = Metric("rsmq_group_unread_messages", "gauge", GROUP, "Messages never delivered to the group.")
+UNREAD_EXACT = Metric("rsmq_group_unread_exact", "gauge", GROUP, "0 if the unread are only an upper bound.")
 OLDEST = Metric("rsmq_group_oldest_seconds", "gauge", GROUP, "Age of the oldest message not settled; 0 if none is.")
-PENDING = Metric("rsmq_group_pending_messages", "gauge", GROUP, "Messages delivered and not settled.")
-PARKED = Metric("rsmq_group_parked_messages", "gauge", GROUP, "Messages that wait for their next attempt.")
+GROUP_RUNNING = Metric("rsmq_group_running_messages", "gauge", GROUP, "Messages that handlers handle now.")
+GROUP_READY = Metric(
+    "rsmq_group_ready_messages", "gauge", GROUP, "Delivered messages that may start, and those of dead members."
+)
+GROUP_WAITING = Metric(
+    "rsmq_group_waiting_messages", "gauge", (*GROUP, "for"), "Messages that wait: for a key, a rate, a retry."
+)
 DEAD = Metric("rsmq_group_dead_letters", "gauge", GROUP, "Dead letters kept.")
 MEMBERS = Metric("rsmq_group_members", "gauge", GROUP, "Members whose heartbeat is fresh.")
 SILENT = Metric("rsmq_group_silent_members", "gauge", GROUP, "Members whose heartbeat has run out.")
@@ -157,7 +162,8 @@ UNOWNED = Metric("rsmq_group_unowned_partitions", "gauge", GROUP, "Partitions wi
 PAUSED = Metric("rsmq_group_paused", "gauge", GROUP, "1 while the group is paused.")
 
 GROUPS = (
-    UP, ASKING, STORED, DELAYED, LAG, LAG_EXACT, OLDEST, PENDING, PARKED, DEAD, MEMBERS, SILENT, UNOWNED, PAUSED,
+    UP, ASKING, STORED, DELAYED, BACKLOG, UNREAD, UNREAD_EXACT, GROUP_READY, GROUP_RUNNING, GROUP_WAITING, OLDEST,
+    DEAD, MEMBERS, SILENT, UNOWNED, PAUSED,
 )  # fmt: skip
 
 # -- of one gateway process, from its own counters

@@ -63,11 +63,10 @@ def of_consumer(consumer: Consumer, cancelled: Counter[tuple[str, str]]) -> Iter
     started = [task_slot.started for task_slot in consumer.task_slots if task_slot.messages]
     turned = [fetcher.last_success for fetcher in consumer.fetchers.active]
     yield Sample(metric.OWNED, labels, len(consumer.lanes))
-    yield Sample(metric.IN_FLIGHT, labels, consumer.queue.in_flight)
-    yield Sample(metric.BLOCKED_MESSAGES, labels, consumer.queue.blocked)
-    yield Sample(metric.LIMITED, labels, consumer.queue.limited)
-    for what, count in consumer.waits.items():
-        yield Sample(metric.WAITING, (*labels, what), count)
+    work = consumer.work
+    yield Sample(metric.RUNNING, labels, work.running)
+    yield Sample(metric.READY, labels, work.ready)
+    yield from (Sample(metric.WAITING, (*labels, reason), count) for reason, count in work.reasons.items())
     yield Sample(metric.BUSY, labels, len(started))
     yield Sample(metric.LIMIT, labels, consumer.max_calls)
     yield Sample(metric.LONGEST, labels, now - min(started, default=now))

@@ -272,7 +272,7 @@ def test_group_is_listed_paused_resumed_and_reset(cli: Cli, group: None) -> None
     """A group is listed, paused, resumed and reset, and says what holds its topic."""
     cli.ok("publish", "orders", "-", stdin="1\n2\n3\n")
     (listed,) = cli.json("group", "list", "orders")
-    assert (listed["name"], listed["lag"], listed["is_paused"]) == ("billing", 3, False)
+    assert (listed["name"], listed["unread"], listed["is_paused"]) == ("billing", 3, False)
     held = cli("topic", "why-not-trimmed", "orders")
     assert held.returncode == 1
     assert "billing" in held.stdout
@@ -280,7 +280,7 @@ def test_group_is_listed_paused_resumed_and_reset(cli: Cli, group: None) -> None
     assert "paused" in cli.ok("group", "show", "orders", "billing")
     assert cli.ok("group", "resume", "orders", "billing") == "orders/billing is running\n"
     assert cli("group", "reset", "orders", "billing", "--to", "latest").returncode == 2
-    assert "a lag of 0 messages" in cli.ok("group", "reset", "orders", "billing", "--to", "latest", "--yes")
+    assert "0 messages unread" in cli.ok("group", "reset", "orders", "billing", "--to", "latest", "--yes")
     assert cli("topic", "why-not-trimmed", "orders").returncode == 0
     cli.ok("topic", "set", "orders", "--archive", "required")
     held = cli("topic", "why-not-trimmed", "orders")
@@ -291,7 +291,7 @@ def test_group_is_listed_paused_resumed_and_reset(cli: Cli, group: None) -> None
     assert cli("topic", "set", "orders", "--on-full", "trim").returncode == 2
     assert "archive: required" in cli.ok("topic", "show", "orders")
     cli.ok("topic", "set", "orders", "--archive", "off")
-    assert cli.json("group", "reset", "orders", "billing", "--to", "2020-01-01T00:00:00Z", "--yes")["lag"] == 3
+    assert cli.json("group", "reset", "orders", "billing", "--to", "2020-01-01T00:00:00Z", "--yes")["unread"] == 3
     assert len(cli.ok("tail", "orders", "--group", "billing", "-n", "2").splitlines()) == 2
     unknown = cli("group", "show", "orders", "billin")
     assert (unknown.returncode, unknown.stderr) == (

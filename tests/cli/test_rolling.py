@@ -65,4 +65,4 @@ def test_rolling_deployment_under_load_repeats_nothing(cli: Cli, start: Callable
     wait_until(lambda: len(begun()) == published, f"all {published} are handled")
     assert set(begun().values()) == {1}
     wait_until(lambda: cli.json("group", "show", "orders", "billing")["pending"] == 0, "all are settled")
-    assert cli.json("group", "show", "orders", "billing")["lag"] == 0
+    assert cli.json("group", "show", "orders", "billing")["unread"] == 0

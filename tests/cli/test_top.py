@@ -25,6 +25,7 @@ from rsmq.cli.keyboard import keys_of
 from rsmq.cli.top_screen import draw
 from rsmq.cli.top_view import TopView, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
+from rsmq.model.work import Work
 from tests.cli.conftest import Cli, Running
 from tests.inspector.states import MEMBER, PART
 from tests.servers import Server, wait_until
@@ -42,7 +43,7 @@ def test_top_once_prints_rates(cli: Cli, app: Path, start: Start) -> None:
     board = cli.json("top", "--once", *FAST)
     assert [(topic["name"], topic["partitions"], topic["rate_in"]) for topic in board["topics"]] == [("orders", 2, 0.0)]
     (group,) = board["groups"]
-    assert (group["name"], group["lag"], group["owned"], group["rate_out"]) == ("billing", 0, 2, 0.0)
+    assert (group["name"], group["backlog"], group["owned"], group["rate_out"]) == ("billing", 0, 2, 0.0)
     assert group["members"][0]["handler"] == "bill"
     text = cli.ok("top", "orders", "--once", *FAST)
     assert "orders/billing" in text
@@ -156,7 +157,7 @@ def test_top_on_a_terminal_gives_it_back_at_ctrl_c(cli: Cli) -> None:
 
 
 BOARD = Board(timedelta(seconds=1), (), tuple(
-    GroupTrend(f"t{n:02}", "g" * 200, "hash", False, float(n), 10**n, None, None, None, 0, 0, 0, 0, 0, (), ())
+    GroupTrend(f"t{n:02}", "g" * 200, "hash", False, float(n), 10**n, None, None, None, Work(), 10**n, 0, 0, 0, (), ())
     for n in range(10)
 ))  # fmt: skip
 KEYS = ["up", "down", "page up", "page down", "home", "end", "enter", "esc", "s", "i", "/", "t", "0", "backspace", "é"]
@@ -193,27 +194,45 @@ def test_screen_marks_what_is_wrong() -> None:
 
     Names cannot control the terminal.
     """
-    share = replace(PART, owner="", is_lag_exact=False, oldest=timedelta(minutes=3))
+    share = replace(PART, owner="", is_unread_exact=False, oldest=timedelta(minutes=3))
     late = replace(
-        MEMBER, id="w\x1b[31m", concurrency=8, heard_ago=None, loop_lag=timedelta(seconds=2), in_flight=3
+        MEMBER, id="w\x1b[31m", concurrency=8, heard_ago=None, loop_lag=timedelta(seconds=2), pending=5,
+        work=Work(running=3)
     )  # fmt: skip
     group = GroupTrend(
-        "orders", "billing", "hash", False, 12.5, None, 100.0, None, timedelta(minutes=3), 3, 0, 2, 1, 0, (share,),
+        "orders", "billing", "hash", False, 12.5, None, 100.0, None, timedelta(minutes=3),
+        Work(waiting_for_key=3), None, 2, 1, 0, (share,),
         (late,),
     )  # fmt: skip
     text = drawn(Board(timedelta(seconds=1), (TopicTrend("orders", 1, 5000, 0, 112.0, 1),), (group,)))
-    for part in ("unserved", "↑ +100/s", "+1", "3 min", "none", "dead", "2 s", "3/8", "5 000", "112", r"w\x1b[31m"):
+    for part in (
+        "unserved",
+        "↑ +100/s",
+        "+1",
+        "3 min",
+        "none",
+        "dead",
+        "2 s",
+        "3/8",
+        "3 for a key",
+        "5 000",
+        "112",
+        r"w\x1b[31m",
+    ):
         assert part in text, part
     assert "\x1b" not in text
 
 
-def test_a_group_on_the_screen_shows_what_is_limited() -> None:
+def test_a_group_on_the_screen_shows_what_waits_for_a_rate() -> None:
     """What a member holds back for a rate, on the page of the group; 0 is not shown."""
-    for limited in (7, 0):
-        held = replace(MEMBER, limited=limited, limited_by=(("acme\x1b", 5), ("other", 2)))
+    for waiting_for_rate in (7, 0):
+        work = Work(waiting_for_rate=waiting_for_rate)
+        held = replace(MEMBER, work=work, waiting_for_rate_by=(("acme\x1b", 5), ("other", 2)))
         group = GroupTrend(
-            "orders", "billing", "hash", False, 12.5, None, None, None, None, 3, 0, 0, 0, 0, (PART,), (held,)
+            "orders", "billing", "hash", False, 12.5, None, None, None, None, work, None, 0, 0, 0, (PART,), (held,)
         )  # fmt: skip
         board = Board(timedelta(seconds=1), (), (group,))
         page = "\n".join(map(str, picture(board, TopView(opened=("orders", "billing")), "title", 120, 24)))
-        assert (r"  7 limited (acme\x1b 5, other 2)  " in page) is ("limited" in page) is bool(limited)
+        assert (
+            (r"  7 wait for a rate (acme\x1b 5, other 2)  " in page) is ("for a rate" in page) is bool(waiting_for_rate)
+        )

@@ -38,7 +38,7 @@ def test_sigterm_lets_running_handlers_finish(cli: Cli, start: Start, app: Path)
     assert worker.end() == 0
     assert worker.matching("finished 1")
     group = cli.json("group", "show", "orders", "billing")
-    assert (group["pending"], group["lag"], group["members"]) == (0, 0, [])
+    assert (group["pending"], group["unread"], group["members"]) == (0, 0, [])
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -83,7 +83,7 @@ async def test_rate_of_a_group_is_used_up_by_one_member_while_others_are_idle(ma
 
         async def shown() -> bool:
             found = (await patient(inspector.snapshot)()).members
-            by = [each.limited_by for each in found if each.limited]
+            by = [each.waiting_for_rate_by for each in found if each.work.waiting_for_rate]
             return {name for each in by for name, _ in each} == {"acme"} and sum(n for each in by for _, n in each) == 8
 
         await until(shown, "rsmq top and the dashboard show which provider it is")

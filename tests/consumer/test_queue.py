@@ -19,6 +19,7 @@ from rsmq.heartbeat.lease import Lease
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.settings import Settings
+from rsmq.model.work import Work
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topic
 
@@ -212,6 +213,15 @@ class History:
         assert self.queue.behind == waiting
         assert self.lane.flows.far == len(list(self.lane.flows.far_ids()))
         assert self.queue.in_flight == len(self.running) + len(self.queue.ready) + waiting + suspects
+        parked = len(self.lane.flows.parked)
+        far, far_held = self.lane.flows.far, self.lane.flows.far_behind(self.lane.flows.held)
+        assert self.queue.work(len(self.running), [self.lane]) == Work(
+            running=len(self.running),
+            ready=len(self.queue.ready) + suspects,
+            waiting_for_key=waiting + blocked - parked + far - far_held,
+            waiting_for_rate=held + far_held,
+            waiting_for_retry=parked,
+        )
 
 
 @settings(max_examples=300, deadline=None)

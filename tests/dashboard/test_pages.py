@@ -254,7 +254,7 @@ def test_parked_messages_are_moved_run_now_and_cancelled(web: httpx.Client, scen
     ids = [
         scene.ok("publish", "orders", '{"later": true}', *key).strip() for key in ((), ("--key", "a"), ("--key", "b"))
     ]
-    parked = lambda: scene.json("group", "show", "orders", "billing")["parked"]  # noqa: E731
+    parked = lambda: scene.json("group", "show", "orders", "billing")["waiting_for_retry"]  # noqa: E731
     wait_until(lambda: parked() == 3, "they are parked")
     assert [each in web.get("group/orders/billing").text for each in ids] == [False, True, True], "a key is kept"
     subject, refs = {"topic": "orders", "group": "billing"}, lambda: shown_refs(web)

@@ -150,7 +150,7 @@ def test_workers_inside_of_gunicorn_survive_a_reload_and_a_stop(cli: Cli, starte
     handled = sorted(number for _, number in billed(cli))
     assert len(set(handled)) == len(handled), "an order was handled twice"
     group = cli.json("group", "show", "orders", "billing")
-    assert (group["pending"], len(handled) + group["lag"]) == (0, len(sent))
+    assert (group["pending"], len(handled) + group["unread"]) == (0, len(sent))
     assert gunicorn.matching("Traceback") == []
 
 

@@ -189,7 +189,7 @@ async def test_rate_by_key_holds_for_each_key_and_through_a_handover(make: Calla
         inspector = Inspector(one.client, one.keys, one.settings)
 
         async def shown() -> bool:
-            return [member.limited for member in (await inspector.snapshot()).members] == [60]
+            return [member.work.waiting_for_rate for member in (await inspector.snapshot()).members] == [60]
 
         await until(shown, "rsmq top shows it")
         async with other.running():

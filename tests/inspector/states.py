@@ -9,13 +9,13 @@ from rsmq.redis.topics import Topic
 
 LIMITS = Topic("orders", 1, 0, "reject", timedelta(days=1), 100_000, 0)
 PART = GroupPartition(
-    partition=0, owner="w1", epoch=3, lease_left=timedelta(seconds=4), lag=100, is_lag_exact=True, read=50, pending=8,
-    parked=2, dead_letters=1, consumers=1, last_delivered_id="5-0", oldest=timedelta(seconds=9),
-    oldest_in_stream=timedelta(seconds=9), in_flight={"w1": 8},
+    partition=0, owner="w1", epoch=3, lease_left=timedelta(seconds=4), unread=100, is_unread_exact=True, read=50,
+    pending=8, waiting_for_retry=2, dead_letters=1, consumers=1, last_delivered_id="5-0", oldest=timedelta(seconds=9),
+    oldest_in_stream=timedelta(seconds=9), pending_of={"w1": 8},
 )  # fmt: skip
 MEMBER = MemberState(
     topic="orders", group="billing", id="w1", handler="bill", concurrency=64, heard_ago=timedelta(seconds=1),
-    loop_lag=timedelta(milliseconds=3), in_flight=8, partitions=(0,),
+    loop_lag=timedelta(milliseconds=3), pending=8, partitions=(0,),
 )  # fmt: skip
 
 
@@ -23,8 +23,8 @@ def group_of(*shares: GroupPartition) -> GroupState:
     """The group with these partitions."""
     return GroupState(
         topic="orders", name="billing", distribution="hash", is_paused=False, members=("w1",),
-        lag=sum(each.lag for each in shares), is_lag_exact=all(each.is_lag_exact for each in shares),
-        pending=sum(each.pending for each in shares), parked=sum(each.parked for each in shares),
+        unread=sum(each.unread for each in shares), is_unread_exact=all(each.is_unread_exact for each in shares),
+        pending=sum(each.pending for each in shares), waiting_for_retry=sum(each.waiting_for_retry for each in shares),
         dead_letters=sum(each.dead_letters for each in shares), shares=shares,
     )  # fmt: skip
 

@@ -13,13 +13,14 @@ from rsmq.inspector.doctor.facts import ConsumerState, OldestPending, WaitingOut
 from rsmq.inspector.doctor.mqtt import MqttFacts
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
 from rsmq.model.settings import Settings
+from rsmq.model.work import Work
 from rsmq.persistence.mqtt_clients import MqttClient, MqttGateway
 from rsmq.redis.topics import Topic
 from tests.inspector.states import LIMITS, MEMBER, PART
 
 PARTITION = ("orders", "billing", 0)
 GROUP = GroupTrend(
-    "orders", "billing", "hash", False, 0.0, 0, 0.0, None, None, 0, 0, 0, 0, 1, (PART,), (MEMBER,)
+    "orders", "billing", "hash", False, 0.0, 0, 0.0, None, None, Work(), 0, 0, 0, 1, (PART,), (MEMBER,)
 )  # fmt: skip
 TOPIC = TopicTrend("orders", 1, 10, 0, 0.0, 1)
 HOUR = timedelta(hours=1)
@@ -82,9 +83,12 @@ CASES = {
     "no group": (facts(None, replace(TOPIC, groups=0)), "has 10 messages and no group"),
     "group lacks partitions": (facts(topic=replace(TOPIC, partitions=9)), "partition 1, 2, 3, 4, 5 and 3 more"),
     "paused": (facts(replace(GROUP, is_paused=True)), "rsmq group resume orders billing"),
-    "unserved": (facts(replace(GROUP, members=(DEAD,), lag=7, parked=1)), "8 messages wait: start `rsmq worker`"),
-    "unserved, lag unknown": (
-        facts(replace(GROUP, members=(), lag=None, in_flight=1)),
+    "unserved": (
+        facts(replace(GROUP, members=(DEAD,), unread=7, work=Work(waiting_for_retry=1), backlog=8)),
+        "8 messages wait: start `rsmq worker`",
+    ),
+    "unserved, unread unknown": (
+        facts(replace(GROUP, members=(), unread=None, work=Work(ready=1), backlog=None)),
         "an unknown number of messages",
     ),
     "growing": (facts(replace(GROUP, growth=250.0)), "grows by 250 messages a second"),

@@ -90,13 +90,13 @@ async def test_snapshot_counts_messages_where_they_are(observer: Observer, setti
                 seen = await observer.snapshot()
                 (topic,), (group,), (member,) = seen.topics, seen.groups, seen.members
                 (share,) = group.shares
-                if share.pending == share.parked == share.dead_letters == 1 and member.loop_lag is not None:
+                if share.pending == share.waiting_for_retry == share.dead_letters == 1 and member.loop_lag is not None:
                     break
                 await anyio.sleep(0.02)
         assert broker.worker is not None
-        assert share.in_flight == {broker.worker.member: 1}
+        assert share.pending_of == {broker.worker.member: 1}
         assert share.owner == member.id == broker.worker.member
-        assert (share.lag, share.read) == (0, 3)
+        assert (share.unread, share.read) == (0, 3)
         assert share.oldest is not None
         assert timedelta(0) <= share.oldest < timedelta(minutes=5)
         assert (topic.partitions[0].added, topic.partitions[0].delayed) == (3, 1)
@@ -129,7 +129,7 @@ async def test_snapshot_costs_a_few_numbers_a_partition(
     assert counting.exchanges == 4
     assert counting.largest < 1000
     assert [share.pending for share in snapshot.groups[0].shares] == [2] * partitions
-    assert [share.lag for share in snapshot.groups[1].shares] == [5] * partitions
+    assert [share.unread for share in snapshot.groups[1].shares] == [5] * partitions
 
 
 async def test_snapshot_changes_nothing(observer: Observer, client: Client, keys: Keys, settings: Settings) -> None:
@@ -163,7 +163,7 @@ async def test_oldest_includes_parked_messages(observer: Observer, client: Clien
     await client.execute_command("ZADD", keys.retry("orders", 0, "a"), 1, f"{ids[1]}|1")
     assert 290 < await age() < 399
     (share,) = (await observer.snapshot()).groups[0].shares
-    assert (share.lag, share.is_lag_exact, share.read) == (4, False, None)
+    assert (share.unread, share.is_unread_exact, share.read) == (4, False, None)
     assert share.oldest_in_stream is not None
     assert 90 < share.oldest_in_stream.total_seconds() < 199
 
@@ -204,7 +204,7 @@ async def test_plain_commands_answer_as_the_scripts(client: Client, keys: Keys, 
 
         async def have_ended() -> bool:
             groups = (await steady(client, keys, settings)).groups
-            return started.is_set() and sum(group.parked + group.dead_letters for group in groups) == 2
+            return started.is_set() and sum(group.waiting_for_retry + group.dead_letters for group in groups) == 2
 
         await until(have_ended, "one is in flight, one parked, one dead")
         scripted = await steady(client, keys, settings)

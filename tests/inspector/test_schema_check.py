@@ -70,7 +70,7 @@ async def test_every_kind_of_message_is_decoded(settings: Settings) -> None:
         before = await broker.client.execute_command("DBSIZE")
         found = await check(broker, new_code(settings))
         assert {kind: (each.checked, each.failed) for kind, each in found.items()} == {
-                "backlog": (0, 0), "pending": (2, 1), "parked": (2, 1), "delayed": (2, 1), "dead": (2, 1),
+                "unread": (0, 0), "pending": (2, 1), "parked": (2, 1), "delayed": (2, 1), "dead": (2, 1),
             }  # fmt: skip
         assert list(found["delayed"].errors) == ["the payload does not fit New: n: Field required"]
         assert found["pending"].example.startswith("0/1")
@@ -87,16 +87,16 @@ async def test_a_new_group_gets_what_its_start_says(settings: Settings) -> None:
         await broker.client.execute_command("XADD", stream, "*", "data", "x", "group", "other")
         await broker.client.execute_command("XADD", stream, "*", "nothing", "x")
         found = await check(broker, new_code(settings))
-        assert (found["backlog"].checked, found["backlog"].failed) == (3, 3)
-        assert "the entry has no field `data`" in found["backlog"].errors
-        assert (await check(broker, new_code(settings, start="latest")))["backlog"].checked == 0
+        assert (found["unread"].checked, found["unread"].failed) == (3, 3)
+        assert "the entry has no field `data`" in found["unread"].errors
+        assert (await check(broker, new_code(settings, start="latest")))["unread"].checked == 0
         for partition in range(8):
             await broker.client.execute_command(
                 "XGROUP", "CREATE", broker.keys.stream("orders", partition), "billing", "$", "MKSTREAM"
             )
-        assert (await check(broker, new_code(settings)))["backlog"].checked == 0
+        assert (await check(broker, new_code(settings)))["unread"].checked == 0
         await broker.publish("orders", {"n": 1})
-        assert (await check(broker, new_code(settings)))["backlog"].checked == 1
+        assert (await check(broker, new_code(settings)))["unread"].checked == 1
         other = Broker(settings)
         other.handler("missing", group="g")(handle)
         assert await check(broker, other) == {}
@@ -111,10 +111,10 @@ async def test_a_sample_has_the_oldest_and_the_newest(settings: Settings) -> Non
     broker = Broker(replace(settings, preflight="warn", partitions=1))
     async with broker:
         await broker.publish_many("orders", [OLD, *({"n": n} for n in range(50)), {"n": "x"}])
-        found = (await check(broker, new_code(settings), 4))["backlog"]
+        found = (await check(broker, new_code(settings), 4))["unread"]
         assert (found.checked, found.failed) == (4, 2)
-        assert (await check(broker, new_code(settings), 1))["backlog"].checked == 1
-        finding = SchemaFinding("orders", "billing", "bill", "backlog")
+        assert (await check(broker, new_code(settings), 1))["unread"].checked == 1
+        finding = SchemaFinding("orders", "billing", "bill", "unread")
         model = type("Odd", (BaseModel,), {"__annotations__": {f"f{n}": int for n in range(40)}})
         for n in range(40):
             wide = Broker()

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from rsmq.inspector.state import Snapshot
 from rsmq.inspector.trend import GroupTrend, compare
+from rsmq.model.work import Work
 from tests.inspector.states import MEMBER, PART, snapshot
 
 
@@ -22,13 +23,18 @@ def test_single_snapshot_has_no_rates() -> None:
     assert (board.span, board.topics[0].rate_in) == (None, None)
     group = board.groups[0]
     assert (group.rate_out, group.growth, group.trend, group.empty_in) == (None, None, "", None)
-    assert (group.lag, group.in_flight, group.parked, group.dead_letters, group.owned) == (100, 8, 2, 1, 1)
+    assert (group.unread, group.work, group.dead_letters, group.owned) == (
+        100,
+        Work(ready=8, waiting_for_retry=2),
+        1,
+        1,
+    )
     assert group.oldest == timedelta(seconds=9)
 
 
 def test_two_snapshots_make_rates() -> None:
-    """In: what was added. Out: what was read and is neither in flight nor parked."""
-    later = replace(PART, lag=60, read=130, parked=0, pending=10, dead_letters=4)
+    """In: what was added. Out: what was read, is not pending and waits for no retry."""
+    later = replace(PART, unread=60, read=130, waiting_for_retry=0, pending=10, dead_letters=4)
     board = compare(snapshot(10.0), snapshot(12.0, later, added=190))
     group = board.groups[0]
     assert board.span == timedelta(seconds=2)
@@ -39,26 +45,38 @@ def test_two_snapshots_make_rates() -> None:
     assert group.new_dead_letters == 3
 
 
+def test_backlog_is_the_sum_of_what_is_unread_ready_running_and_waiting() -> None:
+    """What members said at a heartbeat, within what the server counts now: with key order a retry is pending, too."""
+    said = Work(running=3, ready=1, waiting_for_key=2, waiting_for_retry=2)
+    group = row(None, snapshot(0.0, member=replace(MEMBER, work=said)))
+    assert group.work == Work(running=3, ready=1, waiting_for_key=2, waiting_for_retry=2)
+    assert group.backlog == 100 + 8
+    late = row(None, snapshot(0.0, replace(PART, pending=1), member=replace(MEMBER, work=said)))
+    assert late.work == Work(running=1, waiting_for_retry=2), "the rest was settled since the heartbeat"
+    dead = row(None, snapshot(0.0, member=replace(MEMBER, work=said, heard_ago=None)))
+    assert dead.work == Work(ready=8, waiting_for_retry=2), "the next owner takes them over"
+
+
 def test_parked_message_is_not_counted_as_settled() -> None:
     """Parking acknowledges a message, but it is not settled."""
-    parked = replace(PART, parked=10, pending=0)
+    parked = replace(PART, waiting_for_retry=10, pending=0)
     assert row(snapshot(0.0), snapshot(1.0, parked)).rate_out == 0.0
 
 
 def test_trend_says_growing_or_steady() -> None:
     """The trend is of the whole backlog; a change of nearly nothing is none."""
-    assert row(snapshot(0.0), snapshot(1.0, replace(PART, lag=300))).trend == "growing"
+    assert row(snapshot(0.0), snapshot(1.0, replace(PART, unread=300))).trend == "growing"
     assert row(snapshot(0.0), snapshot(1.0)).trend == "steady"
     assert row(snapshot(0.0), snapshot(1.0)).empty_in is None
 
 
 def test_reset_or_new_topic_has_no_rate() -> None:
     """Counters that went back, or are not known, make no negative rate."""
-    reset = replace(PART, read=0, lag=150, pending=0, parked=0)
+    reset = replace(PART, read=0, unread=150, pending=0, waiting_for_retry=0)
     assert row(snapshot(0.0), snapshot(1.0, reset)).rate_out is None
-    unknown = replace(PART, read=None, is_lag_exact=False)
+    unknown = replace(PART, read=None, is_unread_exact=False)
     group = row(snapshot(0.0), snapshot(1.0, unknown))
-    assert (group.rate_out, group.lag, group.growth) == (None, None, None)
+    assert (group.rate_out, group.unread, group.growth) == (None, None, None)
     assert compare(snapshot(0.0, added=9), snapshot(1.0, added=2)).topics[0].rate_in is None
     assert compare(Snapshot(0.0, (), (), ()), snapshot(1.0)).topics[0].rate_in is None
 

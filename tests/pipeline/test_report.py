@@ -71,7 +71,7 @@ async def test_report_shows_what_a_worker_did(vault: Vault, settings: Settings, 
     (death,) = found.deaths
     assert (death.reason, death.letters, death.example) == ("rejected", 6, EVIL)
     (group,) = found.groups
-    assert (group.name, group.lag, group.pending, group.waiting, group.dead_letters) == ("billing", 0, 0, None, 6)
+    assert (group.name, group.unread, group.pending, group.waiting, group.dead_letters) == ("billing", 0, 0, None, 6)
     assert (sum(load.messages for load in group.loads), group.jain) == (60, 1.0)
     path = write_page(found, str(tmp_path / "report.html"))
     text = path.read_text()

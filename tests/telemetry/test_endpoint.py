@@ -40,7 +40,7 @@ def test_metrics_count_what_the_worker_did(serve: Callable[..., Running], endpoi
     assert seen[f"rsmq_partitions_owned{BILLING}"] == 2
     assert seen["rsmq_lease_moves_total{group=billing,move=taken,topic=orders}"] == 2
     assert seen["rsmq_lease_moves_total{group=billing,move=lost,topic=orders}"] == 0
-    assert seen[f"rsmq_messages_in_hand{BILLING}"] == seen[f"rsmq_handlers_busy{BILLING}"] == 0
+    assert seen[f"rsmq_messages_running{BILLING}"] == seen[f"rsmq_handlers_busy{BILLING}"] == 0
     assert seen["rsmq_heartbeat_age_seconds"] >= 0
     assert seen["rsmq_loop_lag_seconds_count"] > 0
 

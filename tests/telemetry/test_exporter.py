@@ -48,19 +48,19 @@ async def test_group_metrics_follow_the_work(client: Client, keys: Keys, setting
     async with broker:
         await broker.publish_many("orders", [{"n": n} for n in range(3)])
         seen = await until(client, keys, settings, lambda now: now["rsmq_group_oldest_seconds"] > 0)
-        assert (seen["rsmq_topic_messages"], seen["rsmq_group_lag_messages"]) == (3, 3)
+        assert (seen["rsmq_topic_messages"], seen["rsmq_group_unread_messages"]) == (3, 3)
         assert seen["rsmq_group_members"] == 0
         assert seen["rsmq_group_oldest_seconds"] < 60
         async with broker.running():
             await asyncio.wait_for(started.wait(), PATIENCE)
-            seen = await until(client, keys, settings, lambda now: now["rsmq_group_pending_messages"] == 3)
-            assert (seen["rsmq_group_lag_messages"], seen["rsmq_group_members"]) == (0, 1)
+            seen = await until(client, keys, settings, lambda now: now["rsmq_group_running_messages"] == 3)
+            assert (seen["rsmq_group_unread_messages"], seen["rsmq_group_members"]) == (0, 1)
             await until(client, keys, settings, lambda now: now["rsmq_group_unowned_partitions"] == 0)
             assert 0 < seen["rsmq_group_oldest_seconds"] < 60
             go.set()
-            seen = await until(client, keys, settings, lambda now: now["rsmq_group_pending_messages"] == 0)
+            seen = await until(client, keys, settings, lambda now: now["rsmq_group_backlog_messages"] == 0)
             seen = await until(client, keys, settings, lambda now: now["rsmq_group_dead_letters"] == 1)
-            assert seen["rsmq_group_oldest_seconds"] == seen["rsmq_group_parked_messages"] == 0
+            assert seen["rsmq_group_oldest_seconds"] == seen["rsmq_group_ready_messages"] == 0
     await until(client, keys, settings, lambda now: now["rsmq_group_unowned_partitions"] == 2)
     assert seen.keys() <= {metric.name for metric in GROUPS}
 

@@ -159,7 +159,9 @@ class DemoRun:
         self.screen.groups = groups
         self._follow_the_kill(groups)
         self._redraw(self.screen)
-        is_idle = all(not share.lag and not share.pending and not share.parked for g in groups for share in g.shares)
+        is_idle = all(
+            not share.unread and not share.pending and not share.waiting_for_retry for g in groups for share in g.shares
+        )
         return self._is_published and is_idle and not self._is_recovering
 
     def _follow_the_kill(self, groups: list[GroupState]) -> None:

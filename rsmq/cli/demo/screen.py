@@ -67,7 +67,7 @@ class DemoScreen(Timeline):
         table.add_column("partition", justify="right")
         for group in self.groups:
             table.add_column(group.name, min_width=9)
-            table.add_column("lag", justify="right", min_width=7)
+            table.add_column("unread", justify="right", min_width=7)
             table.add_column("in flight", justify="right", min_width=7)
         for partition in range(max((len(group.shares) for group in self.groups), default=0)):
             cells = [str(partition)]
@@ -80,7 +80,7 @@ class DemoScreen(Timeline):
     def _share(self, share: GroupPartition) -> list[Text | str]:
         name = self.name(share.owner)
         colour = COLOURS[self.members.index(share.owner) % len(COLOURS)] if share.owner else "red"
-        return [Text(name, style=colour), f"{share.lag:,}", f"{share.pending:,}"]
+        return [Text(name, style=colour), f"{share.unread:,}", f"{share.pending:,}"]
 
     def _progress(self) -> RenderableType:
         rate = sum(self.handled.values()) / max(0.1, monotonic() - self.started)

@@ -14,6 +14,7 @@ from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, MessageRate, RateLimit
 from rsmq.consumer.waiting.raw_entries import RawEntries
 from rsmq.model.message import Message, RawEntry
+from rsmq.model.work import Work
 
 WHOLE: Final = b""
 """The one key of all messages of a partition, with order per partition."""
@@ -216,6 +217,16 @@ class Queue:
             "retry": max(0, self.blocked - self.held) + for_retry,
             "rate": self.limited + for_rate,
         }
+
+    def work(self, running: int, lanes: Collection[Lane]) -> Work:
+        """What all messages do now, of which so many are running. May be called from any thread."""
+        raw, single, waits = RawEntries, [*self.ready, *self._suspects], self.waits(lanes)
+        startable = sum(len(each.entries) if type(each) is raw else 1 for each in single)
+        parked = sum(len(lane.flows.parked) for lane in lanes)
+        closed = self.limited - self.held  # all that is ready, with what is behind it
+        behind_closed = max(0, closed - startable) if closed else 0
+        for_key = waits["key"] - behind_closed + waits["retry"] - parked
+        return Work(running, 0 if closed else startable, max(0, for_key), waits["rate"], parked)
 
     def taker(self) -> Callable[[], Any]:
         """What takes the next ready message: `take`, or less where there is no limit."""

@@ -161,12 +161,12 @@ async def topics_without_ids(client: Client, keys: Keys, topics: Sequence[TopicS
 
 
 def crowded(board: Board) -> list[tuple[str, int]]:
-    """Partitions in which a group's lag is far above its average."""
+    """Partitions in which far more is unread than in the average one of the group."""
     found = set()
     for group in board.groups:
-        lags = {share.partition: share.lag if share.is_lag_exact else 0 for share in group.shares}
+        lags = {share.partition: share.unread if share.is_unread_exact else 0 for share in group.shares}
         mean = sum(lags.values()) / max(1, len(lags))
-        found |= {(group.topic, number) for number, lag in lags.items() if lag > max(1000, 3 * mean)}
+        found |= {(group.topic, number) for number, unread in lags.items() if unread > max(1000, 3 * mean)}
     return sorted(found)
 
 

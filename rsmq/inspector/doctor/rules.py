@@ -68,8 +68,8 @@ def check_served(facts: QueueFacts) -> Iterator[str]:
     for group in facts.board.groups:
         if group.is_paused:
             yield f"{title(group)} is paused: `rsmq group resume {words(group)}`"
-        elif group.is_unserved and (group.lag or group.in_flight or group.parked):
-            known = None if group.lag is None else group.lag + group.in_flight + group.parked
+        elif group.is_unserved and (group.unread or group.work.total):
+            known = group.backlog
             many = "messages wait"
             waiting = f"an unknown number of {many}" if known is None else count(known, "message waits", many)
             yield (
@@ -83,7 +83,7 @@ def check_trend(facts: QueueFacts) -> Iterator[str]:
     for group in facts.board.groups:
         if group.growth is not None and group.growth > GROWTH and not group.is_paused:
             yield (
-                f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second (lag {group.lag}): "
+                f"the backlog of {title(group)} grows by {group.growth:,.0f} messages a second: "
                 f"start more workers (`rsmq worker --processes N`, at most {len(group.shares)}), or raise concurrency"
             )
 
@@ -200,11 +200,12 @@ def check_keys(facts: QueueFacts) -> Iterator[str]:
     for (topic, partition), (key, part) in facts.common_keys.items():
         if part >= COMMON:
             yield (
-                f"{part:.0%} of the newest messages of {topic}.{partition} have the key {key!r}, and its lag is "
-                f"far above the others: a key is handled one message at a time. Use a finer key, or ordering='none'"
+                f"{part:.0%} of the newest messages of {topic}.{partition} have the key {key!r}, and far more "
+                f"is unread there than in the others: a key is handled one message at a time. Use a finer key, or "
+                f"ordering='none'"
             )
         else:
-            text = f"the lag of {topic}.{partition} is far above the other partitions, and no single key explains it"
+            text = f"far more is unread in {topic}.{partition} than in the others, and no single key explains it"
             yield f"{text}: see `rsmq tail {topic}`, and `rsmq member list {topic}` for its owner"
 
 
@@ -253,7 +254,7 @@ def check_outbox(backlog: int, age: timedelta, refused: int, error: str | None) 
 
 
 RULES: Final[Mapping[Callable[[QueueFacts], Iterator[str]], str]] = {
-    check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "lag",
+    check_timeouts: "timeouts", check_groups: "group", check_served: "group", check_trend: "backlog",
     check_members: "partitions", check_leases: "leases", check_ids: "ids", check_loops: "loop",
     check_collectors: "garbage collector",
     check_consumers: "consumer", check_pending: "pending", check_retention: "retention", check_keys: "hot key",

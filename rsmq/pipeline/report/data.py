@@ -80,9 +80,9 @@ class GroupReport:
     topic: str
     name: str
     distribution: str
-    lag: int
+    unread: int
     pending: int
-    parked: int
+    waiting_for_retry: int
     dead_letters: int
     waiting: timedelta | None
     loads: tuple[MemberLoad, ...]

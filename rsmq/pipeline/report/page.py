@@ -90,7 +90,10 @@ def cards(data: ReportData) -> str:
         (short(history.messages), "messages"),
         (f"{short(sum(volume.bytes for volume in history.volumes))}B", "keys and payloads"),
         (short(sum(death.letters for death in data.deaths)), "dead letters"),
-        (short(sum(group.lag + group.pending + group.parked for group in data.groups)), "not settled now"),
+        (
+            short(sum(group.unread + group.pending + group.waiting_for_retry for group in data.groups)),
+            "not settled now",
+        ),
         ("–" if waiting is None else duration(waiting), "longest wait now"),
     ]
     if data.backlog is not None:
@@ -136,7 +139,7 @@ def latency(history: TrafficHistory) -> str:
 def groups(found: Sequence[GroupReport]) -> str:
     """What each group has not settled yet."""
     rows = (
-        (f"{each.topic} / {each.name}", each.lag, each.pending, each.parked, each.dead_letters,
+        (f"{each.topic} / {each.name}", each.unread, each.pending, each.waiting_for_retry, each.dead_letters,
          "–" if each.waiting is None else duration(each.waiting), len(each.loads) or "–",
          "–" if each.jain is None else f"{each.jain:.3f}")
         for each in found
