@@ -98,10 +98,6 @@ class OwnershipError(RsmqError):
     """This member no longer owns what it tried to change. Nothing was changed."""
 
 
-class LeaseLost(OwnershipError):
-    """The lease ran out, or was taken, while a handler was running: the message is redelivered by the new owner."""
-
-
 class StaleEpoch(OwnershipError):
     """The server refused a write because the lease has a newer epoch."""
 

@@ -73,7 +73,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         self._is_stopped_early = False
         self.cancelled = Counter()
         self._portal = Portal(self._publisher)
-        self.declared: Callable[[str], int | None] = self.partitions_of
+        self.declared: Callable[[str], int | None] = self._partitions_of
         self.make_producer: MakeProducer = Producer
 
     # -- registering ----------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Broker(Router, Publishing, Requesting, Commands):
         super()._refuse_late(what)
 
     @contextmanager
-    def pointed_at(self, settings: Settings, *, around: Middleware | None = None) -> Iterator[Self]:
+    def _pointed_at(self, settings: Settings, *, around: Middleware | None = None) -> Iterator[Self]:
         """Use other settings inside the block, for tests: another server, another prefix.
 
         `around` is a middleware for the block, outside all others. Raises ConfigError while the broker is connected.

@@ -233,7 +233,7 @@ class Consumer:
     async def _end_fetching(self) -> None:
         for lane in self.lanes.values():
             lane.quiet()
-        with anyio.move_on_after(self._settings.longest_read.total_seconds() + 1):
+        with anyio.move_on_after(self._settings._longest_read.total_seconds() + 1):
             try:
                 await self.fetchers.exclude()
             except BrokerError as error:

@@ -46,7 +46,7 @@ class Waking:
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, topic: str, group: str) -> None:
         self._client, self._keys, self._topic, self._group = client, keys, topic, group
-        self._deadline = awake() + settings.lease_ttl.total_seconds() + settings.lease_margin.total_seconds()
+        self._deadline = awake() + settings.lease_ttl.total_seconds() + settings._lease_margin.total_seconds()
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     @property

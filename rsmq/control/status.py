@@ -179,7 +179,7 @@ def expired(message: Message, status: GroupStatus, now_ms: int) -> datetime | No
     left = message.lifetime(now_ms)
     if left is None or left > 0 or status.state not in ("undelivered", "waiting", "parked", "settled"):
         return None
-    return None if status.state == "settled" and message.becomes_dead else message.expires
+    return None if status.state == "settled" and message._becomes_dead else message.expires
 
 
 def dead_status(group: str, letter: DeadLetter, failed: tuple[FailedAttempt, ...] = ()) -> GroupStatus:

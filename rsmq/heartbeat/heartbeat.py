@@ -56,7 +56,7 @@ class InFlightMessages:
 
 
 class Heartbeat:
-    """Renews everything of one member every `heartbeat_interval`.
+    """Renews everything of one member every `_heartbeat_interval`.
 
     A renewal counts from its start: a lease is believed until `started + ttl - margin`. What the server refuses is lost
     at once. No error ends the thread: it logs an outage once and tries again.
@@ -67,7 +67,7 @@ class Heartbeat:
         self._settings, self._keys = settings, keys
         self._connector = connector
         self._ttl = to_ms(settings.lease_ttl)
-        self._fresh = (settings.lease_ttl - settings.lease_margin - settings.heartbeat_interval / 2).total_seconds()
+        self._fresh = (settings.lease_ttl - settings._lease_margin - settings._heartbeat_interval / 2).total_seconds()
         self._registration = Registration(keys, member, self._ttl)
         self._lock = threading.Lock()
         self._leases: dict[Lease, Callable[[Lease], None]] = {}
@@ -177,7 +177,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         client = self._connector.blocking_client()
-        interval = self._settings.heartbeat_interval.total_seconds()
+        interval = self._settings._heartbeat_interval.total_seconds()
         while not self._ending.is_set():
             self._renewal_wanted.clear()
             try:
@@ -202,7 +202,7 @@ class Heartbeat:
         with self._lock:
             leases, in_flight = dict(self._leases), list(self._in_flight.values())
         memberships = self._registration.memberships
-        deadline = monotonic() + (self._settings.lease_ttl - self._settings.lease_margin).total_seconds()
+        deadline = monotonic() + (self._settings.lease_ttl - self._settings._lease_margin).total_seconds()
         own = self._keys.presence(self.member)
         touches = [list(self._touches(each)) for each in in_flight]
         renewals = [RENEW_LEASE.command((lease.key,), (lease.owner, lease.epoch, self._ttl)) for lease in leases]

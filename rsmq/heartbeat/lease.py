@@ -95,7 +95,7 @@ class Leases:
         if reply[0] != OK:
             return None
         await self._cut_off(key, reply[3].decode().splitlines())
-        deadline = started + (ttl - self._settings.lease_margin).total_seconds()
+        deadline = started + (ttl - self._settings._lease_margin).total_seconds()
         return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline, int(reply[4]))
 
     async def _cut_off(self, key: str, readers: list[str]) -> None:

@@ -82,7 +82,7 @@ class Membership:
         seen of the server's time is noted in `clock`."""
         self._ask = ask or (lambda script, keys, args: script(client, keys, args))
         self._client, self._keys, self._member, self._topic, self._group = client, keys, member, topic, group
-        self._interval = settings.heartbeat_interval.total_seconds()
+        self._interval = settings._heartbeat_interval.total_seconds()
         self._presence_interval = settings.presence_interval.total_seconds()
         grace = settings.presence_grace.total_seconds()
         self._watches_presence = grace > 0

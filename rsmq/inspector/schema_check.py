@@ -55,7 +55,7 @@ class SchemaFinding:
             if message.addressee is not None and message.addressee != handler.group.encode():
                 return
             self.checked += 1
-            message.check_size()
+            message._check_size()
             handler.decode(message.data)
         except Malformed as error:
             text = str(error)

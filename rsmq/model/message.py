@@ -138,7 +138,7 @@ class Message:
             self.expires_ms: int | None = None
             self.data, self._id = entry[1], entry[3]
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
-            self.check_size()
+            self._check_size()
             (check_headers if len(entry) == 10 else read_headers)(entry[-1])  # only those of a device repeat
         else:
             self._read_any_layout(entry)
@@ -178,7 +178,7 @@ class Message:
         pairs = iter(self.entry)
         return dict(zip(pairs, pairs, strict=False))
 
-    def check_size(self) -> None:
+    def _check_size(self) -> None:
         """Raise Oversized for a payload that is larger than any setting allows. The fetcher calls this when needed."""
         if len(self.data) > LARGEST_PAYLOAD:
             raise Oversized(len(self.data), LARGEST_PAYLOAD)
@@ -224,7 +224,7 @@ class Message:
         return None if self.is_plain or self.expires_ms is None else from_epoch_ms(min(self.expires_ms, LATEST_MS))
 
     @property
-    def becomes_dead(self) -> bool:
+    def _becomes_dead(self) -> bool:
         """Whether it becomes a dead letter when it expires; otherwise it is dropped."""
         return self._fields.get(ON_EXPIRY) == b"dead"
 
@@ -266,7 +266,7 @@ class Message:
         return self.origin.run
 
     @property
-    def has_outputs(self) -> bool:
+    def _has_outputs(self) -> bool:
         """Whether its handler has published by it, in this attempt."""
         return self.entry_id in getattr(self.origin, "outputs", ())
 

@@ -235,17 +235,17 @@ class Settings:
         self._refuse_contradictions()
 
     @property
-    def heartbeat_interval(self) -> timedelta:
+    def _heartbeat_interval(self) -> timedelta:
         """The interval between two lease renewals."""
         return self.lease_ttl / 4 if self.heartbeat is None else self.heartbeat
 
     @property
-    def longest_read(self) -> timedelta:
+    def _longest_read(self) -> timedelta:
         """The limit of a blocking read."""
         return min(self.lease_ttl / 3, timedelta(seconds=2)) if self.block is None else self.block
 
     @property
-    def lease_margin(self) -> timedelta:
+    def _lease_margin(self) -> timedelta:
         """How long before the server's deadline a member gives up its lease."""
         return self.lease_ttl / 6
 
@@ -255,14 +255,14 @@ class Settings:
 
     def _refuse_contradictions(self) -> None:
         """Raise ConfigError for settings that do not fit together."""
-        if self.heartbeat_interval * 3 > self.lease_ttl:
+        if self._heartbeat_interval * 3 > self.lease_ttl:
             raise ConfigError(
-                f"heartbeat ({duration(self.heartbeat_interval)}) must be at most a third of lease_ttl "
+                f"heartbeat ({duration(self._heartbeat_interval)}) must be at most a third of lease_ttl "
                 f"({duration(self.lease_ttl)}): one lost renewal must not cost the lease"
             )
-        if self.longest_read >= self.lease_ttl:
+        if self._longest_read >= self.lease_ttl:
             raise ConfigError(
-                f"block ({duration(self.longest_read)}) must be shorter than lease_ttl ({duration(self.lease_ttl)})"
+                f"block ({duration(self._longest_read)}) must be shorter than lease_ttl ({duration(self.lease_ttl)})"
             )
         if timedelta(0) < self.presence_grace < 2 * self.presence_interval:
             raise ConfigError(

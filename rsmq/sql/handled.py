@@ -66,7 +66,7 @@ class MarkedWork:
 
     def refuse_outputs(self, instead: str) -> None:
         """Raise ConfigError if the handler has published by a message: a mark that is found would skip the output."""
-        if any([message.has_outputs for message in self.messages]):  # noqa: C419
+        if any([message._has_outputs for message in self.messages]):  # noqa: C419
             raise ConfigError(
                 f"message.publish in a handler with {self.name}: its output is lost if the worker dies between the "
                 f"commit and the settlement. Write `{instead}`, which commits with the rest, or publish in a handler "

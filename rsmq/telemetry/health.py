@@ -61,7 +61,7 @@ class HealthLimits:
     @classmethod
     def of(cls, settings: Settings) -> HealthLimits:
         """The limits of these settings. A turn may last as long as a worker waits for an unreachable server."""
-        read = settings.longest_read.total_seconds() + READ_MARGIN
+        read = settings._longest_read.total_seconds() + READ_MARGIN
         stall = settings.stall_limit.total_seconds()
         return cls(
             stall=stall,

@@ -145,7 +145,7 @@ class Harness:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.enter_context(self.broker.pointed_at(self.settings, around=self._observe))
+            stack.enter_context(self.broker._pointed_at(self.settings, around=self._observe))
             self._hold_schedules(stack)
             await stack.enter_async_context(self._serving())
             self._stack = stack.pop_all()

@@ -42,7 +42,7 @@ async def serve(job: Job) -> None:
                 note("commit", message)
         return result
 
-    with broker.pointed_at(Settings(**job.settings), around=keep_ledger):
+    with broker._pointed_at(Settings(**job.settings), around=keep_ledger):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
         async with anyio.create_task_group() as tasks:
             await tasks.start(broker.run)

@@ -28,7 +28,7 @@ from tests.servers import Server, wait_until
 
 ROOT = Path(__file__).parents[2]
 
-INTERNAL = {"pointed_at", "partitions_of", "producer", "make_producer", "declared", "cancelled"}
+INTERNAL = {"producer", "make_producer", "declared", "cancelled"}
 """Names of `Broker` that the reference hides."""
 
 

@@ -107,7 +107,7 @@ async def test_outputs_many_and_letters_carry_an_expiry(broker: Broker) -> None:
 
     @broker.handler("out", group="g")
     async def handle_output(message: Message) -> None:
-        got["output"] = (message.expires, message.becomes_dead)
+        got["output"] = (message.expires, message._becomes_dead)
 
     broker.deliver("t", to=lambda _: "device-1")
     async with broker.running():

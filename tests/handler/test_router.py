@@ -91,7 +91,7 @@ def test_wrong_topic_is_refused_at_once(broker: Broker) -> None:
 async def test_registration_while_the_worker_runs_is_refused(broker: Broker, settings: Settings) -> None:
     """The worker serves what it had at its start: a later handler, middleware or lifespan would be silently missing."""
     broker.handler("t", group="g")(handle)
-    with broker.pointed_at(replace(settings, preflight="warn")):
+    with broker._pointed_at(replace(settings, preflight="warn")):
         async with broker.running():
             with pytest.raises(ConfigError, match="handler handle comes too late, the worker runs already"):
                 broker.handler("u", group="g")(handle)

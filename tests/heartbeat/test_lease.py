@@ -52,7 +52,7 @@ async def test_lease_deadline_is_before_the_end_on_the_server(client: Client, ke
     before = monotonic()
     lease = await Leases(client, keys, settings, "one").take(TOPIC, 0, GROUP, reader="")
     assert lease is not None
-    held_for = (settings.lease_ttl - settings.lease_margin).total_seconds()
+    held_for = (settings.lease_ttl - settings._lease_margin).total_seconds()
     assert before + held_for <= lease.deadline <= monotonic() + held_for
 
 

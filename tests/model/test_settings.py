@@ -16,8 +16,8 @@ def test_defaults_fit_together() -> None:
     """The defaults keep their own rules: three renewals a lease, the margin inside it."""
     settings = Settings()
     assert settings.url is None
-    assert settings.heartbeat_interval * 3 <= settings.lease_ttl
-    assert settings.lease_margin < settings.lease_ttl - settings.heartbeat_interval
+    assert settings._heartbeat_interval * 3 <= settings.lease_ttl
+    assert settings._lease_margin < settings.lease_ttl - settings._heartbeat_interval
 
 
 @pytest.mark.parametrize(

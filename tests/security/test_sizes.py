@@ -72,8 +72,8 @@ def test_an_entry_beyond_every_publisher_is_oversized() -> None:
     """By its payload, or by all its fields together."""
     origin = MessageOrigin("t", 0, "g")
     with pytest.raises(Oversized):
-        Message(origin, b"1-1", [b"data", b"x" * (LARGEST_PAYLOAD + 1)]).check_size()
-    Message(origin, b"1-1", [b"data", b"x" * LARGEST_PAYLOAD]).check_size()
+        Message(origin, b"1-1", [b"data", b"x" * (LARGEST_PAYLOAD + 1)])._check_size()
+    Message(origin, b"1-1", [b"data", b"x" * LARGEST_PAYLOAD])._check_size()
     with pytest.raises(Oversized):
         Message(origin, b"1-1", [b"data", b"", b"other", b"x" * (2 * LARGEST_PAYLOAD)])
 

@@ -334,10 +334,10 @@ class Fates:
         if victim is None:
             return
         settings, now = victim.broker.settings, run.world.now
-        believed = (settings.lease_ttl - settings.lease_margin).total_seconds()
+        believed = (settings.lease_ttl - settings._lease_margin).total_seconds()
         recent = [(at, each) for at, each in self._slow[label] if at > now - believed] + [(now, span)]
         self._slow[label] = recent
-        if sum(each for _, each in recent) > believed - settings.heartbeat_interval.total_seconds():
+        if sum(each for _, each in recent) > believed - settings._heartbeat_interval.total_seconds():
             run.world.note(f"the heartbeat of {victim.process.name} is too slow for its lease")
             self.excuse(victim, "slow heartbeats")
 

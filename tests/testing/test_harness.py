@@ -194,7 +194,7 @@ async def test_wrong_use_of_the_harness_is_refused(shop: Shop, harness: Callable
             await test.publish_and_handle("order", {})
         with pytest.raises(ConfigError, match="only forward"):
             await test.advance(-HOUR)
-        with pytest.raises(ConfigError, match="the broker is connected"), shop.broker.pointed_at(test.settings):
+        with pytest.raises(ConfigError, match="the broker is connected"), shop.broker._pointed_at(test.settings):
             pass
 
 

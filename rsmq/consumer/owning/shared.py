@@ -77,7 +77,7 @@ class SharedDistribution:
                 self._lifecycle.drop(lane)
             if self._heartbeat.is_absent:
                 continue  # the others would adopt what it reads
-            deadline = monotonic() + self._lease_seconds - self._settings.lease_margin.total_seconds()
+            deadline = monotonic() + self._lease_seconds - self._settings._lease_margin.total_seconds()
             lease = Lease.shared(topic.name, group, partition, self._context.member, deadline)
             lane = Lane(self._context.keys, topic.name, partition, group, lease)
             self._lifecycle.begin(lane)

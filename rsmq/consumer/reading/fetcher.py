@@ -72,7 +72,7 @@ class Fetcher:
         self._is_cycling, self._cycle_done = False, asyncio.Event()  # no read begins while it is connecting
         self._reader_count = 1
         self.is_paused = False
-        lease, self._longest_read, self._latest = self._settings.lease_ttl, self._settings.longest_read, inf
+        lease, self._longest_read, self._latest = self._settings.lease_ttl, self._settings._longest_read, inf
         if context.handler.distribution == "shared":  # what was read long ago may be another member's by now
             self._longest_read, self._latest = min(self._longest_read, lease / 3), lease.total_seconds() / 2
         self.last_turn = self.last_success = awake()  # when `run` last began a cycle, and last ended one well
@@ -352,7 +352,7 @@ class Fetcher:
                         self._settler.add_done(lane, [entry_id])
                         continue
                     if size > LARGEST_PAYLOAD:  # only then can it be too large
-                        message.check_size()
+                        message._check_size()
                     messages.append(message)
                 except Malformed as error:
                     unreadable.append((lane, entry_id, error))

@@ -245,7 +245,7 @@ class Reclaimer:
         """The message, unless it crashed too many workers, is malformed, or is meant for another group."""
         try:
             message = Message(lane, entry_id, fields, attempts + 1)
-            message.check_size()
+            message._check_size()
         except Malformed as error:
             await self._settler.bury_unreadable(lane, entry_id, attempts, error)
             return None

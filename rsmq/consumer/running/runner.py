@@ -199,7 +199,7 @@ class Runner(Pool):
         if left is None or left > 0:
             return False
         self._stats["expired"] += 1
-        if message.becomes_dead:
+        if message._becomes_dead:
             decision = Bury(Reason.EXPIRED, f"it expired {pause(timedelta(milliseconds=-left))} ago")
             log.warning("%s: expired, moved to dead letters: %s", self._name, message)
             await self.bury(message, lane, decision, message.attempt - 1)

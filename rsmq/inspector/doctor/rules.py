@@ -35,7 +35,7 @@ def judge(facts: QueueFacts) -> list[Finding]:
 
 def check_timeouts(facts: QueueFacts) -> Iterator[str]:
     """The server keeps idle connections, and notices half-open ones."""
-    idle, block = int(facts.config.get("timeout") or 0), facts.settings.longest_read
+    idle, block = int(facts.config.get("timeout") or 0), facts.settings._longest_read
     if idle and timedelta(seconds=idle) <= 2 * block:
         yield (
             f"the server closes connections that are idle for {duration(timedelta(seconds=idle))}, a worker's "
