@@ -43,7 +43,7 @@ FLOW: Final[dict[str, Measure]] = {
     "in": lambda board: summed(topic.rate_in for topic in board.topics),
     "settled": lambda board: summed(group.rate_out for group in board.groups),
 }
-WAITING: Final[dict[str, Measure]] = {
+BACKLOG: Final[dict[str, Measure]] = {
     "unread": lambda board: summed(group.unread for group in board.groups),
     "ready": lambda board: summed(group.work.ready for group in board.groups),
     "running": lambda board: summed(group.work.running for group in board.groups),
@@ -156,7 +156,7 @@ async def group(visit: Visit, name: str, group: str) -> Page:
             tag("p", links[0], " · ", links[1]), group_table(visit, board.groups), tag("div", actions, class_="bar"),
             ranges(visit), charts(visit, {name}, group),
             tag("h2", "Members"), member_table(visit, board.members, running),
-            tag("h2", "In flight"), running_table(visit, name, running),
+            tag("h2", "Running"), running_table(visit, name, running),
             tag("h2", "Partitions"), share_table(visit, shown.shares if shown else ()),
         ],
         is_live=True,
@@ -185,7 +185,7 @@ def worst_first(group: GroupTrend) -> tuple[bool, bool, int, str, str]:
 def tiles(visit: Visit, board: Board) -> Html:
     """A number for each measure."""
     made = []
-    for name, measure in (FLOW | WAITING | DEAD).items():
+    for name, measure in (FLOW | BACKLOG | DEAD).items():
         value = measure(board)
         text = rate(value) if name in FLOW else number(None if value is None else int(value))
         label = f"{name} a second" if name in FLOW else name
@@ -212,7 +212,7 @@ def charts(visit: Visit, seen: set[str], group: str | None = None) -> Html:
     name = visit.given("range")
     gap = GAP if RANGES.get(name, ("", 0))[1] else timedelta(seconds=3 * EVERY)
     made = []
-    for at, (title, measures) in enumerate((("messages a second", FLOW), ("waiting", WAITING))):
+    for at, (title, measures) in enumerate((("messages a second", FLOW), ("backlog", BACKLOG))):
         if group is not None:
             measures = {each: measure for each, measure in measures.items() if each != "in"}
         made.append(chart(visit.live, f"chart-{at}", title, series(visit, measures, seen, group), gap))
