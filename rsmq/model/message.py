@@ -28,6 +28,7 @@ from rsmq.model.headers import write_headers as write_headers
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_in
 from rsmq.model.output_options import OutputOptions, refuse_thread
+from rsmq.model.secret import secret_in
 from rsmq.model.words import LONGEST_SHOWN, shown
 
 JSON: Final = "application/json"
@@ -381,6 +382,10 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
         where = nonfinite_in(payload)
         if where is not None:
             raise NotJson(where)
+    if b"*****" in data:
+        where = secret_in(payload, data)
+        if where is not None:
+            raise NotJson(where, f"the secret at {where} would arrive as asterisks (give its model a field_serializer)")
     return data, JSON
 
 

@@ -49,6 +49,17 @@ async def test_lead_schedule_of_a_new_schedule_begins_now(client: Client, keys: 
     assert TTL - 1000 < int(found[b"until|clock"]) - now <= TTL + 1000
 
 
+async def test_lead_schedule_with_another_rule_begins_now(client: Client, keys: Keys) -> None:
+    """A schedule that a deployment has changed was not due before: no tick of the new rule was missed."""
+    await lead(client, keys, "a")
+    await client.execute_command("HSET", keys.every("t", 0), "last|clock", 1000)
+    assert (await lead(client, keys, "a"))[1] == 1000
+    changed = ("clock", "a", TTL, '{"rule": "another"}')
+    word, last, now, _ = await LEAD_SCHEDULE(client, (keys.every("t", 0),), changed)
+    assert (word, last) == (OK, now)
+    assert (await LEAD_SCHEDULE(client, (keys.every("t", 0),), changed))[1] == last
+
+
 async def test_lead_schedule_while_another_leads_is_refused(client: Client, keys: Keys) -> None:
     """The others wait until the leader releases it; a release by another process changes nothing."""
     await lead(client, keys, "a")

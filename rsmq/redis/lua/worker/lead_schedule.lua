@@ -3,12 +3,13 @@
 -- ARGV     1 name of the schedule  2 owner  3 ttl_ms:int, 0 releases it  4 its rule, shown to operators:json
 -- RETURNS  {'OK', last tick:ms, now:ms, when a run was asked for:ms or 0} or {'HELD', remaining_ms}
 -- WHY      Only the leader does the work of a tick. That a tick is published once does not depend on it: see
---          publish_tick. A new schedule begins now. A lease longer than its ttl comes from a jump of the clock and
+--          publish_tick. A new schedule begins now, and so does one whose rule has changed. A lease longer than its ttl comes from a jump of the clock and
 --          counts as free.
 local name, owner, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local found = redis.call('HMGET', KEYS[1], 'owner|' .. name, 'until|' .. name, 'last|' .. name, 'run|' .. name)
+local found = redis.call('HMGET', KEYS[1], 'owner|' .. name, 'until|' .. name, 'last|' .. name, 'run|' .. name,
+  'rule|' .. name)
 local left = tonumber(found[2] or 0) - now
 if ttl == 0 then
   if found[1] == owner then redis.call('HDEL', KEYS[1], 'owner|' .. name, 'until|' .. name) end
@@ -17,5 +18,7 @@ end
 if found[1] and found[1] ~= owner and left > 0 and left <= ttl then return { 'HELD', left } end
 redis.call('HSET', KEYS[1], 'owner|' .. name, owner, 'until|' .. name, string.format('%.0f', now + ttl), 'rule|' .. name,
   ARGV[4])
-if not found[3] then redis.call('HSET', KEYS[1], 'last|' .. name, string.format('%.0f', now)) end
-return { 'OK', tonumber(found[3] or now), now, tonumber(found[4] or 0) }
+local last, is_changed = tonumber(found[3] or now), found[5] and found[5] ~= ARGV[4]
+if is_changed then last = math.max(last, now) end
+if is_changed or not found[3] then redis.call('HSET', KEYS[1], 'last|' .. name, string.format('%.0f', last)) end
+return { 'OK', last, now, tonumber(found[4] or 0) }
