@@ -91,6 +91,8 @@ async def test_wrong_acknowledgements_end_the_connection(client: Make, name: str
     assert await late.is_silent()
     late.send(p.ack(5, 1234))
     assert (await late.take(6)).reason == 0x92
+    late.send(p.ack(5, 1234, 0x97, 0))
+    assert await late.is_silent(), "behind a PUBREC with an error comes no PUBREL"
 
 
 async def test_an_error_in_an_ack_removes_the_message(client: Make, name: str) -> None:

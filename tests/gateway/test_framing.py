@@ -137,10 +137,18 @@ def test_qos_3_and_dup_with_qos_0_are_refused() -> None:
 
 
 @pytest.mark.parametrize("level", [3, 4, 5])
-@pytest.mark.parametrize("flags", [0x0A, 0x12, 0x22, 0x1E, 0x3E, 0x03])
+@pytest.mark.parametrize("flags", [0x0A, 0x12, 0x22, 0x1A, 0x1E, 0x3E, 0x03])
 def test_will_flags_that_contradict_each_other_are_refused(level: int, flags: int) -> None:
+    """Version 3.1 says nothing about the bits that have no meaning: there they are ignored."""
     will = None if not flags & 4 else ("w", b"", 0, False)
-    assert refused(p.connect(level=level, flags=flags, will=will), connected=False) == ReasonCode.MALFORMED_PACKET
+    data = p.connect(level=level, flags=flags, will=will)
+    if level == 3 and not flags & 4:
+        one = machine(connected=False)
+        (request,) = one.feed(data)
+        assert isinstance(request, Connect)
+        assert (request.will, request.clean_start, one.error) == (None, True, None)
+    else:
+        assert refused(data, connected=False) == ReasonCode.MALFORMED_PACKET
 
 
 def test_a_password_without_a_user_is_refused_in_3_and_allowed_in_5() -> None:

@@ -227,7 +227,8 @@ class Delivery:
         if state is None:
             if is_out:
                 raise ProtocolError("a PUBREC for a message of QoS 1")
-            self._send(encode.ack(packet.PUBREL, ack.packet_id, 0x92, self._level))
+            if ack.reason < 0x80:  # behind an error comes no PUBREL
+                self._send(encode.ack(packet.PUBREL, ack.packet_id, 0x92, self._level))
         elif ack.reason >= 0x80:
             del self._states[ack.packet_id]
             self.reader.ack(ack.packet_id)

@@ -251,11 +251,11 @@ def _read_connect(data: bytes, at: int, end: int, _level: int) -> Connect:
 
 
 def _check_connect_flags(flags: int, level: int) -> None:
-    if flags & 1:
+    if flags & 1 and level != V31:
         raise MalformedPacket("the reserved flag of a CONNECT is set")
-    if flags & 0x18 == 0x18:
+    if flags & 0x18 == 0x18 and (flags & 4 or level != V31):
         raise MalformedPacket("the will has QoS 3")
-    if not flags & 4 and flags & 0x38:
+    if not flags & 4 and flags & 0x38 and level != V31:  # in version 3.1 they say nothing then
         raise MalformedPacket("there is no will, but its QoS or retain flag is set")
     if level != V5 and flags & 0xC0 == 0x40:
         raise MalformedPacket("there is a password without a user name")
