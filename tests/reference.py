@@ -115,10 +115,10 @@ HIDDEN: Final = frozenset(
         "Outbox.row",
         "Outbox.figures",
         "Gateway.timings",
+        "Gateway.pressure",
         "Gateway.route",
         "Gateway.authenticate",
         "Gateway.authorize",
-        "Gateway.now_ms",
         "TypedTopic.checked",
         "Session.refused",
     ]

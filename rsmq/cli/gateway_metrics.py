@@ -39,13 +39,13 @@ class Durations:
 
 def read(gateway: Gateway, durations: Durations) -> Iterator[Sample]:
     """The samples of one gateway. It may be called from any thread."""
-    context, router = gateway.context, gateway.router
-    if context is None or router is None:
+    context, router, pressure = gateway.context, gateway.router, gateway.pressure
+    if context is None or router is None or pressure is None:
         return
     counts = dict(context.counts)
-    yield Sample(metric.MQTT_CONNECTIONS, (), len(context.connections))
+    yield Sample(metric.MQTT_CONNECTIONS, (), len(context.clients.connections))
     yield Sample(metric.MQTT_UNCONFIRMED, (), context.ingest.unconfirmed)
-    yield Sample(metric.MQTT_HELD, (), 0 if context.ingest.pressure is None else context.ingest.pressure.held)
+    yield Sample(metric.MQTT_HELD, (), pressure.held)
     yield Sample(metric.MQTT_ROUTED, (), router.routed)
     yield Sample(metric.MQTT_LETTERS, (), router.letters)
     yield from durations.samples()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import anyio
 import anyio.abc
@@ -17,29 +17,34 @@ from rsmq.broker.connection import Connection, connection
 from rsmq.errors import BrokerError, ConfigError
 from rsmq.gateway.about import about
 from rsmq.gateway.connections.auth import Authenticate, Authorize, Gatekeeper
-from rsmq.gateway.connections.client import ClientConnection
-from rsmq.gateway.connections.context import Context, connection_tasks
+from rsmq.gateway.connections.clients import Clients
+from rsmq.gateway.connections.context import Context
+from rsmq.gateway.connections.counts import Counts
 from rsmq.gateway.connections.ingest import Ingest
 from rsmq.gateway.connections.listener import listen
 from rsmq.gateway.connections.peer import networks
 from rsmq.gateway.connections.pressure import PRESSURE_TURN, Pressure
 from rsmq.gateway.connections.proxied import ProxiedServer
-from rsmq.gateway.connections.publishing import publish_will
+from rsmq.gateway.connections.publishing import WillPublisher
+from rsmq.gateway.connections.rules import GatewayRules
+from rsmq.gateway.connections.tasks import ConnectionTasks
+from rsmq.gateway.connections.unstored import Unstored
 from rsmq.gateway.fleet.broadcast import Broadcast
-from rsmq.gateway.fleet.message import Published, Timings, combine
+from rsmq.gateway.fleet.message import Timings
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.routes import Routes
 from rsmq.gateway.fleet.sessions import Sessions
-from rsmq.gateway.fleet.shares import Shares, choose
+from rsmq.gateway.fleet.shares import Shares
+from rsmq.gateway.fleet.state import FleetState
 from rsmq.gateway.fleet.wills import Wills
 from rsmq.gateway.lease import GatewayLease
 from rsmq.gateway.options import GatewayOptions, split_listen, tls_context
 from rsmq.gateway.protocol.machine import ClientLimits
-from rsmq.gateway.protocol.packet import ReasonCode, Subscription
+from rsmq.gateway.protocol.packet import ReasonCode
 from rsmq.gateway.sys_topics import SysTopics, totals
-from rsmq.model.clock import monotonic
+from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.own_tasks import own_tasks
 from rsmq.persistence.mqtt_clients import KICK
 from rsmq.producer import Producer
@@ -79,7 +84,6 @@ class Gateway:
         self.listen = tuple(listen)
         self.options = GatewayOptions() if options is None else options
         self.routes = Routes()
-        self.gatekeeper: Gatekeeper | None = None
         self._authenticate: Authenticate | None = None
         self._authorize: Authorize | None = None
         self.context: Context | None = None
@@ -89,9 +93,11 @@ class Gateway:
         self.timings: Timings | None = None
         """Gets durations, if something measures them. To be set before `run`."""
         self.router: MqttRouter | None = None
+        self.pressure: Pressure | None = None
         self._stopping = anyio.Event()
         self._lease: GatewayLease | None = None
-        self._passed_on = self._started_ms = 0
+        self._started_ms = 0
+        """By the server's clock; 0 before it runs."""
 
     # -- registering -----------------------------------------------------------------------------------------------
 
@@ -117,28 +123,27 @@ class Gateway:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation."""
         addresses = [split_listen(each) for each in self.listen]
-        gatekeeper = self.gatekeeper = Gatekeeper(self.options)
-        gatekeeper.authenticate, gatekeeper.authorize = self._authenticate, self._authorize
+        gatekeeper = Gatekeeper(self.options, self._authenticate, self._authorize)
         gatekeeper.require_some()
         networks(self.options.proxies)
         if any(each.is_encrypted for each in addresses):
             tls_context(self.options)  # a wrong certificate ends the start before anything is connected
-        settings = self._broker.settings
+        settings, counts = self._broker.settings, Counts()
         async with connection(
             settings, self._broker.keys, declared=self._broker.declared, make_producer=Producer, publishes_only=False
-        ) as opened, own_tasks() as tasks, connection_tasks() as spawn:  # fmt: skip
-            context = self.context = self._build(opened, gatekeeper, lambda work: spawn(guarded(work, context)))
+        ) as opened, own_tasks() as tasks, ConnectionTasks(counts) as connection_tasks:  # fmt: skip
+            context = self.context = self._build(opened, gatekeeper, connection_tasks, counts)
             tasks.start_soon(self._others.run)
             await self.routes.look_up(opened.topics)
             lease = self._lease = GatewayLease(context)
             await lease.begin()
             if self.options.most_sessions:
-                await context.sessions.count()
-            await context.registry.catch_up()  # from here on the router knows which subscriptions are new
+                await context.fleet.sessions.count()
+            await context.fleet.registry.catch_up()  # from here on the router knows which subscriptions are new
             async with self._routing(opened, context):
                 servers = [await listen(context, address) for address in addresses]
                 self.ports = [each.getsockname()[1] for server in servers for each in server.sockets]
-                log.info("gateway %s listens on %s", context.sessions.gateway, ", ".join(self.listen))
+                log.info("gateway %s listens on %s", context.fleet.sessions.gateway, ", ".join(self.listen))
                 await self._tell_about(context, opened)
                 task_status.started()
                 async with anyio.create_task_group() as upkeep:
@@ -146,48 +151,52 @@ class Gateway:
                     for role in (self._turn, self._keep_routes, self._keep_pressure):
                         upkeep.start_soon(role, context, opened)
                     if self.options.sys_interval:
-                        told = SysTopics(opened.client, self._broker.keys, self._deliver_locally)
+                        told = SysTopics(opened.client, self._broker.keys, context.clients.deliver)
                         upkeep.start_soon(told.run, context)
                     await self._stopping.wait()
                     upkeep.cancel_scope.cancel()
-                await self._end(context, servers)
+                await self._end(context, servers, connection_tasks)
             tasks.cancel_scope.cancel()
         self.is_ended = True
 
-    def _build(
-        self, opened: Connection, gatekeeper: Gatekeeper, spawn: Callable[[Coroutine[Any, Any, None]], object]
-    ) -> Context:
-        """All parts of this gateway."""
-        client, inboxes, keys = opened.client, opened.inboxes, self._broker.keys
-        batcher = inboxes.batcher
+    def _build(self, opened: Connection, gatekeeper: Gatekeeper, tasks: ConnectionTasks, counts: Counts) -> Context:
+        """All parts of this gateway, from the ground up: each gets what it needs, which is there already."""
+        options, keys, client, inboxes = self.options, self._broker.keys, opened.client, opened.inboxes
+        batcher, writer = inboxes.batcher, inboxes.writer
         gateway = inboxes.gateway  # the same name as in the sessions of its clients
+        writer.wait_for_readers(options.full_inbox_wait.total_seconds(), partial(counts.dropped, "full inbox"))
+        rules = self._rules(gatekeeper)
+        clock = ServerClock()
         registry = Registry(client, keys, batcher)
-        shares = Shares(client, keys, registry, inboxes.writer)
-        wills = Wills(client, keys, batcher, lambda *will: publish_will(context, *will))
-        retained = Retained(client, keys, batcher, self.options.most_retained)
-        ingest = Ingest(opened.producer, client, keys, batcher, retained, spawn, self.now_ms, self.timings)
+        retained = Retained(client, keys, batcher, options.most_retained)
+        shares = Shares(client, keys, registry, writer)
+        clients = Clients(options, counts)
+
+        others = self._others = Broadcast(
+            client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, clients.deliver,
+            partial(counts.dropped, "other gateways, QoS 0"),
+        )  # fmt: skip
+        router = self.router = MqttRouter(registry, writer)
+        pressure = self.pressure = Pressure(
+            router, lambda names: others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
+        )
+        others.obey(KICK, clients.kick)
+        others.obey(HOLD, lambda names: pressure.hold(names.split()))
+
+        ingest = Ingest(opened.producer, client, keys, retained, pressure, tasks.spawn, clock.now_ms, self.timings)
+        unstored = Unstored(clients, registry, others)
+        wills = Wills(client, keys, batcher, WillPublisher(rules, counts, ingest).publish)
+        sessions = Sessions(client, keys, batcher, registry, shares, wills, gateway, clock, tasks.spawn)
+        fleet = FleetState(clock, inboxes, registry, retained, shares, wills, sessions)
+        return Context(rules, fleet, clients, ingest, unstored, counts, tasks.spawn, self.timings)
+
+    def _rules(self, gatekeeper: Gatekeeper) -> GatewayRules:
+        options = self.options
         largest = int(self._broker.settings.payload_limit) + PACKET_SLACK
         limits = ClientLimits(
-            min(self.options.most_packet_bytes or largest, largest), self.options.receive_maximum,
-            self.options.topic_aliases,
-        )  # fmt: skip
-        context = Context(
-            self.options, limits, gatekeeper, inboxes, registry, retained, ingest,
-            Sessions(client, keys, batcher, registry, shares, wills, gateway), shares, self.routes, spawn,
-            self._broadcast, self.now_ms, self.timings, proxies=networks(self.options.proxies),
-        )  # fmt: skip
-        self.router = MqttRouter(registry, lambda: inboxes.writer)
-        inboxes.writer.patience = self.options.full_inbox_wait.total_seconds()
-        inboxes.writer.on_dropped = lambda _client, number: context.counts.update({"dropped: full inbox": number})
-        pressure = ingest.pressure = Pressure(
-            self.router, lambda names: self._others.order(HOLD, " ".join(names)), asyncio.get_running_loop().time
+            min(options.most_packet_bytes or largest, largest), options.receive_maximum, options.topic_aliases
         )
-        orders = {KICK: self._kick, HOLD: lambda names: pressure.hold(names.split())}
-        self._others = Broadcast(
-            client, keys.broadcast, keys.gateway_alive(gateway), batcher, gateway, self._deliver_locally, orders,
-            lambda: context.counts.update({"dropped: other gateways, QoS 0": 1}),
-        )  # fmt: skip
-        return context
+        return GatewayRules(options, limits, gatekeeper, self.routes, networks(options.proxies))
 
     @asynccontextmanager
     async def _routing(self, opened: Connection, context: Context) -> AsyncIterator[None]:
@@ -203,18 +212,18 @@ class Gateway:
             finally:
                 worker.stop(END_SECONDS)
 
-    async def _end(self, context: Context, servers: Sequence[asyncio.Server | ProxiedServer]) -> None:
+    async def _end(
+        self, context: Context, servers: Sequence[asyncio.Server | ProxiedServer], tasks: ConnectionTasks
+    ) -> None:
         """Close the listeners and all connections. Their sessions are kept for the next gateway."""
         for server in servers:
             server.close()
-        connections: list[ClientConnection] = list(context.connections.values())
-        for each in connections:
-            each.close(ReasonCode.SERVER_SHUTTING_DOWN)
+        context.clients.close(ReasonCode.SERVER_SHUTTING_DOWN)
         with anyio.move_on_after(END_SECONDS, shield=True):
-            while context.ending:
+            while tasks.running:
                 await anyio.sleep(0.01)
             try:
-                await context.sessions.beat(0)
+                await context.fleet.sessions.beat(0)
             except BrokerError as error:
                 log.info("this gateway could not leave: %s", error)
 
@@ -228,66 +237,12 @@ class Gateway:
         Rights count at once. Clients whose user is gone, or has another password, are disconnected. Raises ConfigError
         for a wrong file: then what was read before stays.
         """
-        if self.gatekeeper is None or self.context is None:
+        if self.context is None:
             return
-        gone = self.gatekeeper.load()
-        for each in list(self.context.connections.values()):
-            each.rights.clear()
-            if each.user in gone:
-                each.close(ReasonCode.NOT_AUTHORIZED, "its user is gone, or has another password")
+        self.context.clients.rights_changed(self.context.rules.gatekeeper.load())
         log.info("the files are read again")
 
-    # -- QoS 0 -----------------------------------------------------------------------------------------------------
-
-    def _broadcast(self, message: Published) -> None:
-        chosen = self._choose(message)
-        self._deliver_locally(message, chosen)
-        self._others.send(message, chosen)
-
-    def _choose(self, message: Published) -> dict[str, str]:
-        """The member of each share that gets a message of QoS 0. Only connected ones can."""
-        assert self.context is not None
-        registry, chosen = self.context.registry, dict[str, str]()
-        if registry.shares:
-            self._passed_on += 1
-            for _, subscription in registry.tree.match(message.topic):
-                if (share := subscription.filter) in registry.shares:
-                    chosen[share] = choose(str(self._passed_on), registry.shares[share], registry.offline)
-        return chosen
-
-    def _deliver_locally(self, message: Published, chosen: Mapping[str, str]) -> None:
-        """Pass a message of QoS 0 to the clients that are connected here. `chosen`: the member of each share."""
-        assert self.context is not None
-        for share, member in chosen.items():
-            client = self.context.connections.get(member)
-            if client is not None and (subscription := client.subscriptions.get(share)) is not None:
-                client.direct(
-                    message, retain=subscription.retain_as_published and message.retain,
-                    identifiers=(subscription.identifier,) if subscription.identifier else (),
-                )  # fmt: skip
-        found = defaultdict[Any, list[Subscription]](list)
-        for client, subscription in self.context.local.match(message.topic):
-            if not (subscription.no_local and client.client_id == message.client):
-                found[client].append(subscription)
-        for client, subscriptions in found.items():
-            copy = combine(message, subscriptions)
-            assert copy is not None, "a subscriber has a subscription"
-            client.direct(message, retain=copy.retain, identifiers=copy.identifiers)
-
-    def _kick(self, client_id: str) -> None:
-        """An operator ends the connection of a client."""
-        assert self.context is not None
-        client = self.context.connections.get(client_id)
-        if client is not None:
-            self.context.counts["kicked"] += 1
-            client.close(ReasonCode.ADMINISTRATIVE_ACTION, "an operator has ended the connection")
-
     # -- upkeep ----------------------------------------------------------------------------------------------------
-
-    def now_ms(self) -> int:
-        """The server's clock, as of the last beat."""
-        assert self.context is not None
-        return self.context.sessions.now_ms
 
     async def _turn(self, context: Context, _opened: Connection) -> None:
         """Deadlines, polls of inboxes, wills that are due, and sessions that expire."""
@@ -295,30 +250,30 @@ class Gateway:
         polled, turns = monotonic(), 0
         while True:
             await anyio.sleep(TURN)
-            context.wheel.turn(context.loop_time)
+            context.clients.wheel.turn()
             if monotonic() - polled >= poll:
                 polled = monotonic()
-                for each in list(context.connections.values()):
-                    each.poll()
+                context.clients.poll()
             turns += 1
             try:
-                await context.sessions.wills.fire()
-                await context.registry.catch_up()
+                await context.fleet.wills.fire()
+                await context.fleet.registry.catch_up()
                 if turns % SWEEP_TURNS == 0:
-                    await context.sessions.sweep()
+                    await context.fleet.sessions.sweep()
             except BrokerError as error:
                 log.info("wills and expired sessions wait for the server: %s", error)
 
     async def _keep_pressure(self, context: Context, _opened: Connection) -> None:
         """Slow publishers down where the router lags."""
-        while context.ingest.pressure is not None:
+        assert self.pressure is not None
+        while True:
             await anyio.sleep(PRESSURE_TURN)
-            context.ingest.pressure.turn(self.now_ms())
+            self.pressure.turn(context.fleet.clock.now_ms())
 
     async def _tell_about(self, context: Context, opened: Connection) -> None:
         """Say what this gateway does, for the doctor."""
-        key = self._broker.keys.gateway_about(context.sessions.gateway)
-        self._started_ms = self._started_ms or self.now_ms()
+        key = self._broker.keys.gateway_about(context.fleet.sessions.gateway)
+        self._started_ms = self._started_ms or context.fleet.clock.now_ms()
         assert self._lease is not None
         await self._lease.look_up()
         said = about(
@@ -334,22 +289,10 @@ class Gateway:
                 await self.routes.look_up(opened.topics)
                 await self._tell_about(context, opened)
                 if self.options.most_sessions:
-                    await context.sessions.count()
+                    await context.fleet.sessions.count()
             except BrokerError as error:
                 log.info("topics wait for the server: %s", error)
 
     def __repr__(self) -> str:
-        number = len(self.context.connections) if self.context else 0
+        number = len(self.context.clients.connections) if self.context else 0
         return f"<Gateway {', '.join(self.listen)} connections={number}>"
-
-
-async def guarded(work: Coroutine[Any, Any, None], context: Context) -> None:
-    """Work for one connection: whatever goes wrong there ends neither the gateway nor other connections."""
-    context.ending += 1
-    try:
-        await work
-    except Exception:
-        context.counts["failed: unexpected"] += 1
-        log.exception("a connection's task failed")
-    finally:
-        context.ending -= 1

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import secrets
 
 import anyio
 
 from rsmq.errors import BrokerError
 from rsmq.gateway.connections.context import Context
-from rsmq.gateway.fleet.sessions import instance_of
 from rsmq.gateway.fleet.suspects import BEAT, Renewal, Suspects
 from rsmq.gateway.protocol.packet import ReasonCode
 from rsmq.model.clock import monotonic, to_ms
@@ -21,7 +19,8 @@ class GatewayLease:
     """Renews the lease of this gateway, and ends the connections of gateways that stay dead."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._length = context, context.options.lease
+        self._context = context
+        self._length = context.rules.options.lease
         self._under_way = set[str]()
         self.server = ""
         """The server process that has it; empty after an outage, until `look_up`."""
@@ -33,7 +32,7 @@ class GatewayLease:
 
     async def look_up(self) -> None:
         """Learn which server process has it."""
-        self.server = self.server or await self._context.sessions.server()
+        self.server = self.server or await self._context.fleet.sessions.server()
 
     async def keep(self) -> None:
         """Renew it, and end what dead gateways have left, until cancelled."""
@@ -51,7 +50,7 @@ class GatewayLease:
                         self._under_way.add(each)
                         self._context.spawn(self._bury(each))
                 for each in suspects.unseen(monotonic()):
-                    if self.server and await self._context.sessions.last_server(each) == self.server:
+                    if self.server and await self._context.fleet.sessions.last_server(each) == self.server:
                         suspects.vouch(each)
             except BrokerError as error:
                 suspects.interrupted(monotonic())
@@ -59,12 +58,12 @@ class GatewayLease:
                 log.info("the lease waits for the server: %s", error)
 
     async def _renew(self, *, new: bool = False, of_all: bool = False) -> Renewal | None:
-        return await self._context.sessions.beat(to_ms(self._length), new=new, of_all=of_all)
+        return await self._context.fleet.sessions.beat(to_ms(self._length), new=new, of_all=of_all)
 
     async def _bury(self, gateway: str) -> None:
         """End the connections of a dead gateway. That may take longer than a lease, which is renewed meanwhile."""
         try:
-            await self._context.sessions.bury(gateway)
+            await self._context.fleet.sessions.bury(gateway)
         except BrokerError as error:
             log.info("the end of gateway %s waits for the server: %s", gateway, error)
         finally:
@@ -73,11 +72,9 @@ class GatewayLease:
     async def _start_anew(self) -> None:
         """The others have ended the connections of this gateway: so does it, and goes on under a new name."""
         log.warning("this gateway was away for longer than its lease: its clients have to connect again")
-        context = self._context
-        for each in list(context.connections.values()):
-            each.close(ReasonCode.SERVER_BUSY)
-        context.sessions.gateway = f"{instance_of(context.sessions.gateway)}~{secrets.token_hex(4)}"
+        self._context.clients.close(ReasonCode.SERVER_BUSY)
+        self._context.fleet.sessions.rename()
         await self._renew(new=True)
 
     def __repr__(self) -> str:
-        return f"<GatewayLease of {self._context.sessions.gateway}>"
+        return f"<GatewayLease of {self._context.fleet.sessions.gateway}>"

@@ -65,8 +65,8 @@ class SysTopics:
     async def run(self, context: Context) -> None:
         """Until cancelled. Nothing is asked while no client reads them."""
         while True:
-            await anyio.sleep(context.options.sys_interval.total_seconds())
-            if not any(context.local.match(name) for name in self._names):
+            await anyio.sleep(context.rules.options.sys_interval.total_seconds())
+            if not any(map(context.clients.has_subscribers, self._names)):
                 continue
             try:
                 gateways = await self._clients.gateways()
@@ -74,7 +74,7 @@ class SysTopics:
             except BrokerError as error:
                 log.info("$SYS waits for the server: %s", error)
                 continue
-            found = figures(gateways, context.registry.subscriptions, retained, context.now_ms())
+            found = figures(gateways, context.fleet.registry.subscriptions, retained, context.fleet.clock.now_ms())
             for name, value in found.items():
                 self._deliver(Published(name, value.encode(), 0, False, "", None, b""), {})
 

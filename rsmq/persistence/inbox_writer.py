@@ -186,7 +186,7 @@ class AddLettersCall(Call):
         """An inbox was full. Returns its batch if the rest of that waits for room."""
         batch = self.batches[int(number) - 1]
         if int(dropped):
-            self.writer.on_dropped(batch.queue.device, int(dropped))
+            self.writer.dropped(int(dropped))
         if int(stored) < 0:
             return None
         self.writer.wait(batch, int(stored), int(taken))
@@ -198,10 +198,6 @@ class InboxWriter:
 
     Invariant: at most one batch per source and device is in flight. The positions of a source only grow, and the
     server skips letters at or below the last position it has stored: a batch can be sent again, but not overtaken.
-
-    `patience`: a letter of an MQTT session whose inbox is full, and whose client is connected, waits for room as long
-    as the client takes letters, and for so many seconds more. Otherwise the oldest letter is dropped. `on_dropped` gets
-    the client, and how many.
     """
 
     def __init__(self, batcher: ScriptBatcher, keys: Keys, settings: Settings, *, is_cluster: bool) -> None:
@@ -213,10 +209,24 @@ class InboxWriter:
         self._count = 0
         self._queues: dict[str, dict[str, DeviceQueue]] = {}
         self._ready: list[DeviceQueue] = []
-        self.patience = 0.0
-        self.on_dropped: Callable[[str, int], None] = lambda _device, _count: None
+        self._patience = 0.0
+        """In seconds; 0: nobody waits for readers."""
+        self._on_dropped: Callable[[int], None] = lambda _count: None
         self._given_up: dict[str, WaitForRoom] = {}
         self._throttled = ThrottledLog(log)
+
+    def wait_for_readers(self, patience: float, on_dropped: Callable[[int], None]) -> None:
+        """Let letters of MQTT sessions wait for room in a full inbox, as a gateway needs it.
+
+        A letter whose client is connected waits as long as the client takes letters, and for so many seconds more.
+        Otherwise the oldest letter is dropped. `on_dropped` gets how many.
+        """
+        self._patience = patience
+        self._on_dropped = on_dropped
+
+    def dropped(self, count: int) -> None:
+        """The server has dropped so many letters to make room."""
+        self._on_dropped(count)
 
     # -- from this process ----------------------------------------------------------------------------------------
 
@@ -322,7 +332,7 @@ class InboxWriter:
 
     def submit(self, batches: list[LetterBatch]) -> None:
         """Send batches in one call."""
-        self._batcher.add(AddLettersCall(self, batches, self._options, waits=self.patience > 0))
+        self._batcher.add(AddLettersCall(self, batches, self._options, waits=self._patience > 0))
 
     def wait(self, batch: LetterBatch, stored: int, taken: int) -> None:
         """Try the rest of a batch again when its inbox may have room, unless its client takes no letters.
@@ -334,7 +344,7 @@ class InboxWriter:
         del batch.letters[:stored]
         batch.wait = WaitForRoom(now, taken) if batch.wait is None else batch.wait.after(now, stored, taken)
         if not self._is_given_up(device, now, stored, taken):
-            if now - batch.wait.since < self.patience:
+            if now - batch.wait.since < self._patience:
                 self._throttled.warn("publishers wait", f"the inbox of {device!r} is full")
                 loop.call_later(RETRY, self.submit, [batch])
                 return
@@ -355,7 +365,7 @@ class InboxWriter:
         self._given_up = {each: its for each, its in self._given_up.items() if its.since + GIVEN_UP > wait.since}
         self._given_up[device] = wait
         self._throttled.warn(
-            "letters are dropped", f"the inbox of {device!r} is full, and it has taken none for {self.patience:g} s"
+            "letters are dropped", f"the inbox of {device!r} is full, and it has taken none for {self._patience:g} s"
         )
 
     def batch_ended(self, queue: DeviceQueue, error: Exception | None) -> None:

@@ -19,6 +19,7 @@ from rsmq.gateway.fleet.router import MqttRouter
 from rsmq.gateway.fleet.sessions import Ended, Sessions
 from rsmq.gateway.fleet.shares import Shares
 from rsmq.gateway.fleet.wills import Wills
+from rsmq.model.clock import ServerClock
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.settings import Settings
 from rsmq.persistence.inbox_writer import InboxWriter
@@ -201,7 +202,7 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
     running = asyncio.create_task(batcher.run())
     writer = InboxWriter(batcher, keys, broker.settings, is_cluster=False)
     registry = Registry(client, keys, batcher)
-    router = MqttRouter(registry, lambda: writer)
+    router = MqttRouter(registry, writer)
     await broker.publish(name, b"early", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     await broker.publish(name, b"late", headers={"mqtt-topic": name, "mqtt-client": "other", "mqtt-qos": "1"})
     early, late = [
@@ -219,7 +220,8 @@ async def test_a_message_routed_behind_the_end_of_its_session_is_not_stored(
         registry.catch_up = catch_up  # type: ignore[method-assign]
         ending = Registry(client, keys, batcher)
         shares = Shares(client, keys, ending, writer)
-        await Sessions(client, keys, batcher, ending, shares, None, "late").end(name, epoch)  # type: ignore[arg-type]
+        ends = Sessions(client, keys, batcher, ending, shares, None, "late", ServerClock(), asyncio.create_task)  # type: ignore[arg-type]
+        await ends.end(name, epoch)
 
     registry.catch_up = catch_up_and_end  # type: ignore[method-assign]
     assert await router.route([late]) is None
@@ -417,7 +419,8 @@ async def make_sessions(broker: Broker, gateway: str) -> AsyncIterator[Sessions]
             """No will is expected."""
             raise AssertionError
 
-        yield Sessions(client, keys, batcher, registry, shares, Wills(client, keys, batcher, publish), gateway)
+        wills = Wills(client, keys, batcher, publish)
+        yield Sessions(client, keys, batcher, registry, shares, wills, gateway, ServerClock(), tasks.create_task)
         running.cancel()
 
 

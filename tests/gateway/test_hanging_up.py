@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from rsmq.gateway.connections.context import hang_up
+from rsmq.gateway.connections.client_link import hang_up
 
 pytestmark = pytest.mark.anyio
 

@@ -73,21 +73,19 @@ def keeper(found: tuple[str, ...], path: Path) -> Gatekeeper:
     """A gatekeeper with these."""
     (path / "passwords").write_text(f"admin:{hashed(b'secret')}\neve:{hashed(b'other')}\n")
     (path / "key").write_text(SECRET)
-    made = Gatekeeper(
+
+    async def check(_client: str, user: str | None, password: bytes | None) -> bool:
+        return (user, password) == ("admin", CALLED)
+
+    return Gatekeeper(
         GatewayOptions(
             anonymous="anonymous" in found, user_as_client_id="user_as_client_id" in found,
             password_file=path / "passwords" if "password_file" in found else None,
             jwt_key=path / "key" if "jwt_key" in found else None,
             client_ca=path / "ca" if "client_ca" in found else None,
-        )
+        ),
+        check if "callback" in found else None,
     )  # fmt: skip
-    if "callback" in found:
-
-        async def check(_client: str, user: str | None, password: bytes | None) -> bool:
-            return (user, password) == ("admin", CALLED)
-
-        made.authenticate = check
-    return made
 
 
 def expected(found: tuple[str, ...], knock: Knock, client: str) -> tuple[str | None] | None:

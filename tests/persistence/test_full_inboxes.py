@@ -125,11 +125,10 @@ class Play:
             for _ in range(self.chance.choice([1, 1, 2]))
         ]
         for each in self.writers:
-            each.patience = PATIENCE
-            each.on_dropped = self._drop
+            each.wait_for_readers(PATIENCE, self._drop)
         self.readers = list[Reader]()
 
-    def _drop(self, _client: str, count: int) -> None:
+    def _drop(self, count: int) -> None:
         self.dropped += count
 
     def reader(self, name: str, *, window: int = 100, pauses: tuple[float, ...] = (0.02,)) -> Reader:

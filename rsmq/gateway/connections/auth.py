@@ -123,12 +123,17 @@ class Admission(NamedTuple):
 class Gatekeeper:
     """Decides who may connect and what they may do. Callbacks of the user are asked after the files."""
 
-    def __init__(self, options: GatewayOptions) -> None:
+    def __init__(
+        self,
+        options: GatewayOptions,
+        authenticate: Authenticate | None = None,
+        authorize: Authorize | None = None,
+    ) -> None:
         self._options = options
+        self._authenticate = authenticate
+        self._authorize = authorize
         self._users: dict[str, str] = {}
         self._rules: dict[str | None, list[AclRule]] | None = None
-        self.authenticate: Authenticate | None = None
-        self.authorize: Authorize | None = None
         self._checks = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._tokens: Tokens | None = None
         self.encryption: ssl.SSLContext | None = None
@@ -162,7 +167,7 @@ class Gatekeeper:
         """Raise ConfigError if nothing decides who may connect."""
         options = self._options
         if not (
-            options.anonymous or options.password_file or options.jwt_key or options.client_ca or self.authenticate
+            options.anonymous or options.password_file or options.jwt_key or options.client_ca or self._authenticate
         ):
             raise ConfigError(
                 "no client could connect: give --password-file, --jwt-key, --client-ca, or --anonymous to let "
@@ -173,7 +178,7 @@ class Gatekeeper:
     def proves_names(self) -> bool:
         """Whether anything here proves user names. Then a name without a proof is no name."""
         options = self._options
-        return bool(options.password_file or options.jwt_key or options.client_ca or self.authenticate)
+        return bool(options.password_file or options.jwt_key or options.client_ca or self._authenticate)
 
     async def admit(self, client: str, user: str | None, password: bytes | None, named: str | None) -> Admission:
         """Who a client is. `named`: its name in its certificate, which is enough. Raises RefusedPacket.
@@ -191,7 +196,7 @@ class Gatekeeper:
             if claims is not None and is_right:
                 user, until = claims
                 is_right = await self._asked(client, user, password)
-        elif has_some or self.authenticate is not None:
+        elif has_some or self._authenticate is not None:
             is_right = await self._knows(client, user, password)
         else:
             is_right = self._options.anonymous
@@ -204,13 +209,13 @@ class Gatekeeper:
         return Admission(user, until)
 
     async def _asked(self, client: str, user: str | None, password: bytes | None) -> bool:
-        return self.authenticate is None or bool(await self.authenticate(client, user, password))
+        return self._authenticate is None or bool(await self._authenticate(client, user, password))
 
     async def _knows(self, client: str, user: str | None, password: bytes | None) -> bool:
         """Whether the password file and the callback, or one of them, say that a client is who it says."""
         if user is not None and self._options.password_file is not None:
             return await self._is_password_of(user, password) and await self._asked(client, user, password)
-        if self.authenticate is not None:
+        if self._authenticate is not None:
             return await self._asked(client, user, password)
         return self._options.anonymous and not self.proves_names
 
@@ -228,7 +233,7 @@ class Gatekeeper:
             return False
         if self._rules is not None and not self._ruled(client, user, access, topic):
             return False
-        return self.authorize is None or bool(self.authorize(client, user, access, topic))
+        return self._authorize is None or bool(self._authorize(client, user, access, topic))
 
     def remembers(
         self, known: dict[tuple[str, str], bool], client: str, user: str | None, access: Access, topic: str
@@ -263,7 +268,7 @@ class Gatekeeper:
     @property
     def checks_delivery(self) -> bool:
         """Whether a message may be withheld although its filter was allowed: a filter may be wider than a rule."""
-        return self._rules is not None or self.authorize is not None
+        return self._rules is not None or self._authorize is not None
 
     def may_subscribe(self, client: str, user: str | None, text: str) -> bool:
         """Whether everything that a filter matches may be read."""

@@ -26,21 +26,16 @@ class ClientProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
-        context, user = self._context, None
+        rules, user = self._context.rules, None
         socket = self._socket = cast("asyncio.Transport", transport)  # those of uvloop are of no class of asyncio
-        socket.set_write_buffer_limits(high=context.options.write_buffer)
+        socket.set_write_buffer_limits(high=rules.options.write_buffer)
         address = self._peer.address or (socket.get_extra_info("peername") or ("",))[0]
-        if context.options.client_ca is not None and socket.get_extra_info("sslcontext") is not None:
-            user = user_of(socket.get_extra_info("peercert") or {}, context.options.certificate_user)
+        if rules.options.client_ca is not None and socket.get_extra_info("sslcontext") is not None:
+            user = user_of(socket.get_extra_info("peercert") or {}, rules.options.certificate_user)
         self._peer = Peer(address, user)
-        if (exceeded := context.exceeded(address)) is not None:
-            limit, text = exceeded
-            context.counts[f"refused: {limit}"] += 1
-            context.refusals.warn(f"clients are refused, {limit}", text)
+        if not self._context.clients.open_socket(address):
             socket.close()
             return
-        context.addresses.add(address)
-        context.sockets += 1
         self._is_counted = True
         self.started(socket, self._peer)
 
@@ -70,7 +65,6 @@ class ClientProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
         if self._is_counted:
-            self._context.addresses.remove(self._peer.address)
-            self._context.sockets -= 1
+            self._context.clients.close_socket(self._peer.address)
         if self._client is not None:
             self._client.ended()

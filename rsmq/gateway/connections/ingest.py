@@ -130,18 +130,28 @@ class Ingest:
     """Stores the messages of all clients of a gateway. `spawn` starts a task that the gateway ends."""
 
     def __init__(
-        self, producer: Producer, client: Client, keys: Keys, batcher: ScriptBatcher, retained: Retained,
-        spawn: Callable[[Any], object], now_ms: Callable[[], int], timings: Timings | None = None,
+        self, producer: Producer, client: Client, keys: Keys, retained: Retained,
+        pressure: Pressure, spawn: Callable[[Any], object], now_ms: Callable[[], int], timings: Timings | None = None,
     ) -> None:  # fmt: skip
-        self._producer, self._client, self._keys, self._batcher = producer, client, keys, batcher
-        self._retained, self._spawn, self._now_ms, self._timings = retained, spawn, now_ms, timings
-        self._token, self._count = secrets.token_hex(8), 0
-        self.unconfirmed = self.waiting = 0
-        """Messages that wait for the server, and their bytes."""
+        self._producer = producer
+        self._client = client
+        self._keys = keys
+        self._retained = retained
+        self._pressure = pressure
+        self._spawn = spawn
+        self._now_ms = now_ms
+        self._timings = timings
+        self._token = secrets.token_hex(8)
+        """Of this process."""
+        self._count = 0
+        """Of messages with a token or a stamp."""
+        self.unconfirmed = 0
+        """Messages that wait for the server."""
+        self.waiting = 0
+        """Bytes of those."""
         self._held_back: dict[Callable[[], None], None] = {}
         self._stored: dict[str, Batch] = {}
         """By stream: the newest batch that this gateway has stored."""
-        self.pressure: Pressure | None = None
 
     def has_room(self, size: int) -> bool:
         """Whether a further message of QoS 0 may wait for the server."""
@@ -222,8 +232,8 @@ class Ingest:
             return
         if pending is None:
             return
-        pressure = self.pressure
-        if pressure is not None and pressure.is_on and pending.packet_ids and batch is not None:
+        pressure = self._pressure
+        if pressure.is_on and pending.packet_ids and batch is not None:
             pressure.after(f"{waiter.topic}.{batch.partition}", lambda: sink.confirm(pending, reasons))
         else:
             sink.confirm(pending, reasons)

@@ -44,12 +44,12 @@ async def listen(context: Context, address: MqttAddress) -> asyncio.Server | Pro
     """Accept connections on an address."""
     encryption: dict[str, Any] = {}
     if address.is_encrypted:
-        seconds = context.options.connect_timeout.total_seconds()
-        encryption = {"ssl": context.gatekeeper.encryption, "ssl_handshake_timeout": seconds}
+        seconds = context.rules.options.connect_timeout.total_seconds()
+        encryption = {"ssl": context.rules.gatekeeper.encryption, "ssl_handshake_timeout": seconds}
     kind: Callable[..., asyncio.Protocol] = MqttProtocol
     if address.is_web:
         kind = import_module("rsmq.gateway.connections.web_socket").WebSocketProtocol  # its package is an extra
-    if context.proxies:
+    if context.rules.proxies:
         sockets = bound(address.host, address.port, BACKLOG)
         return ProxiedServer(context, sockets, lambda client: kind(context, client), encryption)
     return await asyncio.get_running_loop().create_server(

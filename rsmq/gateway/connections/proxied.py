@@ -46,7 +46,7 @@ class ProxiedServer:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:  # no file descriptor is left, or the client has gone
-                self._context.refusals.warn("connections cannot be accepted", error)
+                self._context.counts.warn("connections cannot be accepted", error)
                 return
             accepted.setblocking(False)
             task = self._loop.create_task(self._serve(accepted, address[0]))
@@ -57,8 +57,8 @@ class ProxiedServer:
         """Read the header, and hand the socket over."""
         context, found = self._context, address
         try:
-            if is_in(address, context.proxies):
-                async with asyncio.timeout(context.options.connect_timeout.total_seconds()):
+            if is_in(address, context.rules.proxies):
+                async with asyncio.timeout(context.rules.options.connect_timeout.total_seconds()):
                     found = await self._header(accepted) or address
         except BaseException as error:
             accepted.close()
@@ -66,7 +66,7 @@ class ProxiedServer:
                 raise
             context.counts["refused: proxy protocol"] += 1
             text = str(error) or "its header of the PROXY protocol is not complete"
-            context.refusals.warn("connections of load balancers are closed", f"{address}: {text}")
+            context.counts.warn("connections of load balancers are closed", f"{address}: {text}")
             return
         with contextlib.suppress(OSError):  # it has gone, or its handshake has failed: the socket is closed
             await self._loop.connect_accepted_socket(lambda: self._make(found), accepted, **self._encryption)

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
-from rsmq.gateway.connections.auth import Access
+from rsmq.gateway.connections.client_link import ClientLink
 from rsmq.gateway.connections.context import Context
-from rsmq.gateway.connections.ingest import STORED, ReceivedIds, size_of
+from rsmq.gateway.connections.counts import Counts
+from rsmq.gateway.connections.ingest import STORED, Ingest, ReceivedIds, size_of
+from rsmq.gateway.connections.rules import GatewayRules
 from rsmq.gateway.fleet.message import from_packet
 from rsmq.gateway.fleet.routes import Route
 from rsmq.gateway.protocol import encode
 from rsmq.gateway.protocol.packet import PUBACK, AckPacket, PendingAck, Publish, ReasonCode
 from rsmq.gateway.protocol.topic_filter import is_within
-
-
-class Publisher(Protocol):
-    """The connection of the client."""
-
-    client_id: str
-    level: int
-
-    @property
-    def epoch(self) -> str: ...
-    def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> None: ...
-    def fail(self, error: Exception) -> None: ...
-    def send(self, data: bytes) -> None: ...
-    def may(self, access: Access, topic: str) -> bool: ...
 
 
 class ClientPublishing:
@@ -39,12 +26,13 @@ class ClientPublishing:
     __slots__ = ("_context", "_noting", "_publisher", "_received", "_will_topics", "releases")
 
     def __init__(
-        self, context: Context, publisher: Publisher, life_ms: int, known: dict[int, str],
+        self, context: Context, publisher: ClientLink, life_ms: int, known: dict[int, str],
         will_topics: Collection[str] = (),
     ) -> None:  # fmt: skip
-        self._context, self._publisher = context, publisher
+        self._context = context
+        self._publisher = publisher
         self._will_topics = will_topics
-        keys, batcher = context.inboxes.keys, context.inboxes.batcher
+        keys, batcher = context.fleet.inboxes.keys, context.fleet.inboxes.batcher
         both = (keys.session(publisher.client_id), keys.received(publisher.client_id))
         self._received = ReceivedIds(batcher, both, publisher.epoch, life_ms, known, publisher.fail)
         self._noting = 0
@@ -58,7 +46,7 @@ class ClientPublishing:
         number = len(message.payloads)
         context.counts["messages received"] += number
         reason = 0
-        if not is_within(message.topic, context.options.most_levels, context.options.most_topic_bytes):
+        if not is_within(message.topic, context.rules.options.most_levels, context.rules.options.most_topic_bytes):
             reason = ReasonCode.TOPIC_NAME_INVALID
         elif not publisher.may("write", message.topic):
             reason = ReasonCode.NOT_AUTHORIZED
@@ -67,13 +55,13 @@ class ClientPublishing:
             if message.pending is not None:
                 publisher.confirm(message.pending, (reason,) * number)
             return
-        route = context.routes.find(message.topic)
+        route = context.rules.routes.find(message.topic)
         if message.qos == 0:
             self._publish_unacknowledged(message, route)
         elif message.qos == 2:
             self._publish_once(message, route.topic)
         else:
-            target = context.routes.target_of(route.topic)
+            target = context.rules.routes.target_of(route.topic)
             context.ingest.store(message, publisher.client_id, target, publisher)
 
     def _publish_unacknowledged(self, message: Publish, route: Route) -> None:
@@ -85,17 +73,17 @@ class ClientPublishing:
         is_stored = route.is_explicit or message.topic in self._will_topics
         is_written = is_stored or message.retain
         if is_written and not context.ingest.has_room(len(message.payload)):
-            context.dropped("server too slow, QoS 0")
+            context.counts.dropped("server too slow, QoS 0")
             is_written = False
         if is_stored:
             if is_written:
-                target = context.routes.target_of(route.topic)
+                target = context.rules.routes.target_of(route.topic)
                 context.ingest.store(message, publisher.client_id, target, publisher)
             return
         published = from_packet(message, publisher.client_id)
         if is_written:
             context.ingest.retain_unstored(published, publisher)
-        context.broadcast(published)
+        context.unstored.publish(published)
 
     def _publish_once(self, message: Publish, topic: str) -> None:
         """A message of QoS 2. Its token is noted first, so that a repetition is stored under the same one."""
@@ -107,7 +95,7 @@ class ClientPublishing:
             return
         size = size_of(message)
         value = known or f"{topic}:{self._context.ingest.next_token()}"
-        target = self._context.routes.target_of(value.partition(":")[0])
+        target = self._context.rules.routes.target_of(value.partition(":")[0])
 
         def stored(reason: int) -> None:
             if received.known.get(packet_id) == value:  # it may be released already, or noted by a repetition
@@ -163,16 +151,24 @@ class ConfirmedWithoutConnection:
             self.done.set_exception(error)
 
 
-async def publish_will(context: Context, client: str, user: str | None, message: Publish, token: str) -> None:
-    """Publish the will of a client, with the rights that it has now. Returns when it is stored, or refused for good.
+class WillPublisher:
+    """Publishes the wills of clients, with the rights that they have then."""
 
-    Repeated with the same token, it is stored once. That is why one of QoS 0 is stored, too.
-    """
-    if not context.gatekeeper.allows(client, user, "write", message.topic):
-        context.counts["refused: will not authorized"] += 1
-        return
-    context.counts["wills published"] += 1
-    sink, route = ConfirmedWithoutConnection(), context.routes.find(message.topic)
-    message.pending = PendingAck(PUBACK, [])
-    context.ingest.store(message, client, context.routes.target_of(route.topic), sink, token)
-    await sink.done
+    def __init__(self, rules: GatewayRules, counts: Counts, ingest: Ingest) -> None:
+        self._rules = rules
+        self._counts = counts
+        self._ingest = ingest
+
+    async def publish(self, client: str, user: str | None, message: Publish, token: str) -> None:
+        """Publish the will of a client. Returns when it is stored, or refused for good.
+
+        Repeated with the same token, it is stored once. That is why one of QoS 0 is stored, too.
+        """
+        if not self._rules.gatekeeper.allows(client, user, "write", message.topic):
+            self._counts["refused: will not authorized"] += 1
+            return
+        self._counts["wills published"] += 1
+        sink, route = ConfirmedWithoutConnection(), self._rules.routes.find(message.topic)
+        message.pending = PendingAck(PUBACK, [])
+        self._ingest.store(message, client, self._rules.routes.target_of(route.topic), sink, token)
+        await sink.done

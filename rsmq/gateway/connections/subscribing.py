@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final
 
 from rsmq.errors import BrokerError, OwnershipError
+from rsmq.gateway.connections.client_link import ClientLink
 from rsmq.gateway.connections.context import Context
 from rsmq.gateway.fleet.message import Published, identifiers_of
 from rsmq.gateway.fleet.retained import Retained, is_name
 from rsmq.gateway.fleet.shares import has_shares
 from rsmq.gateway.protocol import encode
-from rsmq.gateway.protocol.inbound import Inbound
 from rsmq.gateway.protocol.packet import V31, ReasonCode, Subscribe, Subscription, Unsubscribe
 from rsmq.gateway.protocol.topic_filter import SHARE, is_within
 from rsmq.persistence.letter import EXPIRES, RETAIN, ms_left, read_mqtt, seal_mqtt
@@ -21,28 +21,7 @@ EARLY_BYTES: Final = 256 << 10
 """Retained messages that are read before a SUBACK."""
 
 
-class SubscribingClient(Protocol):
-    """The connection of the client."""
-
-    client_id: str
-    user: str | None
-    level: int
-    subscriptions: dict[str, Subscription]
-    requests: list[Subscribe | Unsubscribe]
-    is_closed: bool
-    is_bridge: bool
-    inbound: Inbound
-
-    @property
-    def epoch(self) -> str: ...
-    def send(self, data: bytes) -> None: ...
-    def direct(self, message: Published, *, retain: bool, identifiers: tuple[int, ...]) -> None: ...
-    def close(self, reason: ReasonCode, text: str = "") -> None: ...
-    def fail(self, error: Exception) -> None: ...
-    def answered(self) -> None: ...
-
-
-async def serve(context: Context, client: SubscribingClient) -> None:
+async def serve(context: Context, client: ClientLink) -> None:
     """Answer the requests of a client one after the other: each is the base of the next."""
     while client.requests and not client.is_closed:
         request = client.requests[0]
@@ -58,7 +37,7 @@ async def serve(context: Context, client: SubscribingClient) -> None:
         del client.requests[0]
 
 
-async def subscribe(context: Context, client: SubscribingClient, request: Subscribe) -> None:
+async def subscribe(context: Context, client: ClientLink, request: Subscribe) -> None:
     """Add or replace subscriptions, acknowledge them, and send what is retained.
 
     A message that this gateway has acknowledged before does not meet a new subscription, but may be retained.
@@ -79,20 +58,20 @@ async def subscribe(context: Context, client: SubscribingClient, request: Subscr
         return
     if granted:
         before = context.ingest.just_stored()
-        await context.registry.write(client.client_id, client.epoch, wanted.values(), before=before)
+        await context.fleet.registry.write(client.client_id, client.epoch, wanted.values(), before=before)
         if client.is_closed:
             return
         client.subscriptions = wanted
         for each, _ in granted:
-            context.subscribe_locally(client, each)
+            context.clients.subscribe(client, each)
         if has_shares(each for each, _ in granted):
-            await context.registry.catch_up()  # this gateway chooses a member for messages of QoS 0
+            await context.fleet.registry.catch_up()  # this gateway chooses a member for messages of QoS 0
     retained = list[tuple[Subscription, FoundRetained]]()
     for each, is_new in granted:
         if each.filter.startswith(SHARE):
             continue  # no retained messages [MQTT-4.8.2]
         if each.retain_handling == 0 or (each.retain_handling == 1 and is_new):
-            found = FoundRetained(context.retained, each.filter, context.options.retained_per_subscribe)
+            found = FoundRetained(context.fleet.retained, each.filter, context.rules.options.retained_per_subscribe)
             await found.look(EARLY_BYTES - sum(other.size for _, other in retained))
             if not found.is_empty:
                 retained.append((each, found))
@@ -110,7 +89,7 @@ def of_bridge(each: Subscription) -> Subscription:
     return each._replace(no_local=not each.filter.startswith(SHARE), retain_as_published=True)
 
 
-async def published(client: SubscribingClient) -> None:
+async def published(client: ClientLink) -> None:
     """Wait until what the client has published is stored: it came before its request."""
     if client.inbound.unconfirmed and not client.is_closed:
         stored = asyncio.Event()
@@ -119,14 +98,14 @@ async def published(client: SubscribingClient) -> None:
 
 
 def refusal(
-    context: Context, client: SubscribingClient, each: Subscription, wanted: dict[str, Subscription]
+    context: Context, client: ClientLink, each: Subscription, wanted: dict[str, Subscription]
 ) -> ReasonCode | None:
     """Why a subscription is not possible, or None."""
-    if not is_within(each.filter, context.options.most_levels, context.options.most_topic_bytes):
+    if not is_within(each.filter, context.rules.options.most_levels, context.rules.options.most_topic_bytes):
         return ReasonCode.TOPIC_FILTER_INVALID
-    if not context.gatekeeper.may_subscribe(client.client_id, client.user, each.filter):
+    if not context.rules.gatekeeper.may_subscribe(client.client_id, client.user, each.filter):
         return ReasonCode.NOT_AUTHORIZED
-    if each.filter not in wanted and len(wanted) >= context.options.most_subscriptions:
+    if each.filter not in wanted and len(wanted) >= context.rules.options.most_subscriptions:
         return ReasonCode.QUOTA_EXCEEDED
     return None
 
@@ -173,9 +152,7 @@ class FoundRetained:
                 yield each
 
 
-async def send_retained(
-    context: Context, client: SubscribingClient, subscription: Subscription, found: FoundRetained
-) -> None:
+async def send_retained(context: Context, client: ClientLink, subscription: Subscription, found: FoundRetained) -> None:
     """The retained messages that a new subscription matches: through the inbox, where they have packet ids."""
     number = 0
     identifiers = (subscription.identifier,) if subscription.identifier else ()
@@ -184,7 +161,7 @@ async def send_retained(
             return
         number += 1
         letter = read_mqtt(envelope)
-        left = ms_left(envelope, context.now_ms()) if letter.flags & EXPIRES else None
+        left = ms_left(envelope, context.fleet.clock.now_ms()) if letter.flags & EXPIRES else None
         if left is not None and left <= 0:
             continue
         qos = min(letter.flags & 3, subscription.qos)
@@ -196,12 +173,12 @@ async def send_retained(
         properties = letter.properties + identifiers_of(identifiers)
         flags = qos | RETAIN | (letter.flags & EXPIRES)
         sealed = seal_mqtt(flags, letter.topic.encode(), properties, letter.data)
-        await context.inboxes.writer.store(client.client_id, sealed, b"" if left is None else left)
-    if number >= context.options.retained_per_subscribe:
-        context.counts["dropped: retained beyond the limit"] += 1
+        await context.fleet.inboxes.writer.store(client.client_id, sealed, b"" if left is None else left)
+    if number >= context.rules.options.retained_per_subscribe:
+        context.counts.dropped("retained beyond the limit")
 
 
-async def unsubscribe(context: Context, client: SubscribingClient, request: Unsubscribe) -> None:
+async def unsubscribe(context: Context, client: ClientLink, request: Unsubscribe) -> None:
     """End subscriptions, and acknowledge that."""
     left = {name: each for name, each in client.subscriptions.items() if name not in request.filters}
     reasons = [
@@ -209,11 +186,11 @@ async def unsubscribe(context: Context, client: SubscribingClient, request: Unsu
         for name in request.filters
     ]
     if len(left) < len(client.subscriptions):
-        await context.registry.write(client.client_id, client.epoch, left.values())
+        await context.fleet.registry.write(client.client_id, client.epoch, left.values())
         if client.is_closed:
             return
         for name in client.subscriptions.keys() - left.keys():
-            context.local.remove(name, client)
+            context.clients.unsubscribe(client, name)
         client.subscriptions = left
     client.send(encode.unsuback(request.packet_id, reasons, client.level))
     client.answered()

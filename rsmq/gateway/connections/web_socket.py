@@ -12,8 +12,9 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from rsmq.gateway.connections.client import ClientConnection
+from rsmq.gateway.connections.client_link import LINGER
 from rsmq.gateway.connections.client_protocol import ClientProtocol
-from rsmq.gateway.connections.context import LINGER, Context
+from rsmq.gateway.connections.context import Context
 from rsmq.gateway.connections.peer import Peer
 
 PROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
@@ -69,17 +70,17 @@ class WebSocketProtocol(ClientProtocol):
 
     def __init__(self, context: Context, address: str = "") -> None:
         super().__init__(context, address)
-        origins = context.options.origins
+        origins = context.rules.options.origins
         self._frames = ServerProtocol(
             origins=[Origin(each) for each in origins] if origins else None, subprotocols=PROTOCOLS,
-            max_size=(None, context.limits.packet_size + EXTRA),
+            max_size=(None, context.rules.limits.packet_size + EXTRA),
         )  # fmt: skip
 
     def started(self, transport: asyncio.Transport, peer: Peer) -> None:
         """Its request may come."""
         self._transport = FramedTransport(transport, self._frames)
         context = self._context
-        context.wheel.add(context.loop_time + context.options.connect_timeout.total_seconds(), self._look)
+        context.clients.wheel.add_after(context.rules.options.connect_timeout.total_seconds(), self._look)
 
     def _look(self, _now: float) -> None:
         """A client whose request has not come in time is closed."""

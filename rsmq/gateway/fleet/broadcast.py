@@ -30,22 +30,26 @@ MOST_WAITING: Final = 1_000
 
 class Broadcast:
     """Passes messages on to all other gateways. `received` gets theirs; `dropped` is called for each that is lost.
-    `orders` are what others ask for, by header: each gets the value.
 
     Its connection also listens on the channel `alive`, so that the others notice at once when this process has died.
     """
 
     def __init__(
         self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
-        received: Callable[[Published, Mapping[str, str]], None], orders: Mapping[str, Callable[[str], None]],
-        dropped: Callable[[], None],
+        received: Callable[[Published, Mapping[str, str]], None], dropped: Callable[[], None],
     ) -> None:  # fmt: skip
         self._client, self._channel, self._batcher = client, channel, batcher
         self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
         self._own = bytes((len(gateway),)) + gateway.encode()
-        self._received, self._orders, self._dropped = received, orders, dropped
+        self._received = received
+        self._dropped = dropped
+        self._orders: dict[str, Callable[[str], None]] = {}
         self._waiting: list[bytes] = []
         self._in_flight = 0
+
+    def obey(self, name: str, order: Callable[[str], None]) -> None:
+        """Call `order` with what another gateway asks for under this name."""
+        self._orders[name] = order
 
     def send(self, message: Published, chosen: Mapping[str, str]) -> None:
         """Pass a message on, together with all others of this turn of the loop. `chosen`: a member of each share."""
@@ -125,9 +129,9 @@ class Broadcast:
         end = at + 2 + int.from_bytes(data[at : at + 2], "big")
         try:
             headers = read_headers(data[at + 2 : end])
-            for name, obey in self._orders.items():
+            for name, order in self._orders.items():
                 if name in headers:
-                    obey(headers[name])
+                    order(headers[name])
                     return
             message, chosen = from_headers(headers, data[end:]), from_json(headers.get(SHARES, "{}"))
         except (Malformed, ValueError):

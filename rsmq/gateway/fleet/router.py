@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -71,9 +71,13 @@ class MqttRouter:
     read after the messages: see `Registry`.
     """
 
-    def __init__(self, registry: Registry, writer: Callable[[], InboxWriter]) -> None:
-        self._registry, self._writer = registry, writer
-        self.routed = self.letters = 0
+    def __init__(self, registry: Registry, writer: InboxWriter) -> None:
+        self._registry = registry
+        self._writer = writer
+        self.routed = 0
+        """Messages."""
+        self.letters = 0
+        """For all their receivers."""
         self._plans: dict[bytes, RoutePlan] = {}
         """By headers."""
         self._version = self._planned = 0
@@ -147,7 +151,7 @@ class MqttRouter:
             return
         milliseconds, _, number = message.entry_id.partition(b"-")
         position = milliseconds.zfill(20) + number.zfill(20)
-        writer, data = self._writer(), message.data
+        writer, data = self._writer, message.data
         for front, clients in plan.fronts:
             writer.put(clients, source, pack_letter(position, milliseconds, plan.ttl_ms, front + data), stored)
             self.letters += len(clients)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
-from rsmq.errors import BrokerUnavailable, ConfigError, SessionTaken
+from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, SessionTaken
 from rsmq.gateway.fleet.registry import Registry
 from rsmq.gateway.fleet.scripts import (
     BEAT_GATEWAY,
@@ -25,6 +25,7 @@ from rsmq.gateway.fleet.scripts import (
 from rsmq.gateway.fleet.shares import Shares
 from rsmq.gateway.fleet.suspects import SILENT_MS, Renewal
 from rsmq.gateway.fleet.wills import Wills
+from rsmq.model.clock import ServerClock, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.mqtt_subscription import SHARDS, shard_of
 from rsmq.redis.client.connector import Client
@@ -68,20 +69,28 @@ class Sessions:
 
     def __init__(
         self, client: Client, keys: Keys, batcher: ScriptBatcher, registry: Registry, shares: Shares, wills: Wills,
-        gateway: str,
+        gateway: str, clock: ServerClock, spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:  # fmt: skip
-        self._client, self._keys, self._batcher, self._registry = client, keys, batcher, registry
+        self._client = client
+        self._keys = keys
+        self._batcher = batcher
+        self._registry = registry
         self._shares = shares
-        self.wills, self.gateway = wills, gateway
-        self._offset_ms = 0.0
+        self._wills = wills
+        self._clock = clock
+        self._spawn = spawn
+        self.gateway = gateway
+        """The name of this gateway; a new one when its lease was lost."""
         self.known = 0
         """Sessions of the whole fleet, as of the last `count`, and those that have begun and ended here since."""
         self._unfinished: list[Ended] = []
+        """Ends that `sweep` has to store."""
+        self._leaving: dict[str, asyncio.Event] = {}
+        """Clients whose last connection is not stored as ended yet."""
 
-    @property
-    def now_ms(self) -> int:
-        """The server's clock, as of the last beat."""
-        return int(time.monotonic() * 1000 + self._offset_ms)
+    def rename(self) -> None:
+        """The others have ended the connections of this gateway: it goes on under a new name."""
+        self.gateway = f"{instance_of(self.gateway)}~{secrets.token_hex(4)}"
 
     @property
     def _clients(self) -> str:
@@ -121,6 +130,32 @@ class Sessions:
         key = self._keys.mqtt(shard_of(client), "sessions")
         self._batcher.submit(FORGET_END, (key,), (f"{epoch}:{client}",)).add_done_callback(asyncio.Future.exception)
 
+    def began(self, *, is_new: bool) -> None:
+        """A client has connected. `is_new`: it had no session."""
+        self.known += is_new
+
+    def leave(self, ended: Ended, settled: Callable[[], Awaitable[None]]) -> None:
+        """Store that a connection has ended, when the server knows all that its client has acknowledged."""
+        self._leaving[ended.client] = left = asyncio.Event()
+        self._spawn(self._leave(ended, settled, left))
+
+    async def _leave(self, ended: Ended, settled: Callable[[], Awaitable[None]], left: asyncio.Event) -> None:
+        try:
+            await settled()
+            await self.closed(ended)
+        except BrokerError as error:
+            log.warning("the end of client %r waits for the server: %s", ended.client, error)
+            self.close_later(ended)
+        finally:
+            left.set()
+            if self._leaving.get(ended.client) is left:
+                del self._leaving[ended.client]
+
+    async def left(self, client: str) -> None:
+        """Wait until the end of a client's last connection here is stored, if it has ended."""
+        if (leaving := self._leaving.get(client)) is not None:
+            await leaving.wait()
+
     async def closed(self, ended: Ended, gateway: str | None = None) -> None:
         """A connection has ended. Its session ends with it, or is kept for its expiry; its will waits for its delay."""
         await self._close_all([ended], self._clients if gateway is None else self._keys.gateway_clients(gateway))
@@ -136,13 +171,13 @@ class Sessions:
         forgotten = (self._batcher.submit(FORGET_CLIENT, (clients,), (each.client, each.epoch)) for each in ended)
         await asyncio.gather(*forgotten)
         due = [(each.epoch, each.client) for each, delay in zip(ended, delays, strict=True) if delay == 0]
-        await self.wills.publish(due)
+        await self._wills.publish(due)
 
     def _note_end(self, ended: Ended, delay: int) -> asyncio.Future[Any] | None:
         """Note when its will is due, and when its session expires."""
         if delay < 0 and not ended.expiry:
             return None
-        now, shard = self.now_ms, shard_of(ended.client)
+        now, shard = self._clock.now_ms(), shard_of(ended.client)
         keys = (self._keys.mqtt(shard, "wills"), self._keys.mqtt(shard, "sessions"))
         due = now + delay * 1000 if delay >= 0 else ""
         expires = now + ended.expiry * 1000 if ended.expiry else ""
@@ -188,7 +223,9 @@ class Sessions:
             del self._unfinished[0]
         for shard in range(SHARDS):
             due = self._keys.mqtt(shard, "sessions")
-            found = await self._client.execute_command("ZRANGEBYSCORE", due, "-inf", self.now_ms, "LIMIT", 0, PAGE)
+            found = await self._client.execute_command(
+                "ZRANGEBYSCORE", due, "-inf", self._clock.now_ms(), "LIMIT", 0, PAGE
+            )
             for member in found:
                 epoch, _, client = member.decode().partition(":")
                 await self.end(client, epoch)
@@ -201,9 +238,10 @@ class Sessions:
         One that is paused or cut off keeps its lease.
         """
         args = (self.gateway, ttl_ms, int(new), 0 if of_all else SILENT_MS)
+        asked = monotonic()
         reply = await BEAT_GATEWAY(self._client, (self._keys.gateways,), args)
         now = int(reply[1])
-        self._offset_ms = now - time.monotonic() * 1000
+        self._clock.saw(asked, now / 1000)
         if reply[0] != OK:
             return None
         leases = {name.decode(): int(ms) for name, ms in zip(reply[2::2], reply[3::2], strict=True)}
