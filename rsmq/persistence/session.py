@@ -23,7 +23,9 @@ from rsmq.errors import (
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.settings import Settings
+from rsmq.persistence.ack_queue import AckQueue
 from rsmq.persistence.doorbell import Doorbell
+from rsmq.persistence.inbox_cursor import LARGEST_WINDOW, PAGE_BYTES, InboxCursor
 from rsmq.persistence.inbox_writer import InboxWriter, mark_ttl_ms
 from rsmq.persistence.letter import Letter
 from rsmq.redis import scripts
@@ -35,21 +37,17 @@ log = logging.getLogger("rsmq.inbox")
 
 CONNECTIONS: Final = 2
 """While the server works on one write, this process packs the next and reads the replies of the last."""
-LARGEST_WINDOW: Final = 32_767
-"""Half of all packet ids: a new letter finds a free one even if the other half is held (QoS 2)."""
-MOST_PER_PAGE: Final = 200
-PAGE_BYTES: Final = 1 << 20
-"""A page ends when it has so many bytes: about 2 ms of the server's time."""
 CHUNK: Final = 1000
-MOST_ACKS: Final = 500
-"""Seqs in one script call: about 1 ms of the server's time."""
 
 
 class Inboxes:
-    """What all sessions and senders of one connection share: the letter writer, a batcher of calls, a doorbell."""
+    """Sessions and senders of one connection share this: the letter writer, a batcher of calls, a doorbell."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, gateway: str) -> None:
-        self.client, self.keys, self.settings, self.gateway = client, keys, settings, gateway
+        self.client = client
+        self.keys = keys
+        self.settings = settings
+        self.gateway = gateway
         patience = settings.unavailable_timeout.total_seconds()
         self.batcher = ScriptBatcher(client, patience=patience, connections=CONNECTIONS, log=log)
         self.doorbell = Doorbell(client)
@@ -85,23 +83,32 @@ class Session:
     def __init__(self, inboxes: Inboxes, device: str, *, clean: bool, window: int, auto_ack: bool) -> None:
         if type(window) is not int or not 1 <= window <= LARGEST_WINDOW:
             raise ConfigError(f"window={window!r} is not possible: use 1 to {LARGEST_WINDOW} letters")
-        self.device, self.window = device, window
+        self.device = device
+        self.window = window
         self.epoch = ""
+        """Empty until it is open."""
         self.is_present = False
+        """Whether the device had a session already."""
         *keys, self._channel = inboxes.keys.device(device)
-        self._keys, self._state = tuple(keys), keys[1]
-        self._batcher, self._doorbell, self._inboxes = inboxes.batcher, inboxes.doorbell, inboxes
-        self._ttl_ms, self._poll = to_ms(inboxes.settings.inbox_ttl), poll_seconds(inboxes.settings)
+        self._keys = tuple(keys)
+        self._state = keys[1]
+        self._batcher = inboxes.batcher
+        self._doorbell = inboxes.doorbell
+        self._inboxes = inboxes
+        self._ttl_ms = to_ms(inboxes.settings.inbox_ttl)
+        self._poll = poll_seconds(inboxes.settings)
         self._close_timeout = inboxes.settings.command_timeout.total_seconds()
-        self._clean, self._auto_ack = clean, auto_ack
-        self._cursor, self._sent = "0", 0
+        self._clean = clean
+        self._auto_ack = auto_ack
+        self._cursor = InboxCursor(window)
         self._letters: deque[Letter] = deque()
-        self._out: dict[int, int] = {}
-        self._blocked = 0
-        self._is_drained = False
+        """Read, and not yielded yet."""
         self._wake = asyncio.Event()
-        self._rings = self._heard = 0
-        self._acks, self._receipts = AckBatcher(self, scripts.ACK_LETTERS), AckBatcher(self, scripts.RECEIVE_LETTERS)
+        self._heard = 0
+        """The rings that a page has followed up."""
+        confirmations = SessionConfirmations(self)
+        self._acks = AckQueue(confirmations, scripts.ACK_LETTERS)
+        self._receipts = AckQueue(confirmations, scripts.RECEIVE_LETTERS)
         self._error: BaseException | None = None
         self._is_raised = False
         self._last: Letter | None = None
@@ -116,7 +123,7 @@ class Session:
             reply = await self._open()
             self.epoch = reply[1].decode()
             self.is_present = bool(reply[2]) and not self._clean
-            self._sent, self._cursor = int(reply[3]), reply[4].decode()
+            self._cursor.open(int(reply[3]), reply[4])
             left = reply[5]
             while left:  # letters under the floor of the inbox are removed in bounded steps
                 left = (await self._batcher.submit(scripts.CLEAR_INBOX, self._keys, (0, CHUNK)))[2]
@@ -179,11 +186,11 @@ class Session:
         self._receipts.flush()
         self._acks.flush()
         self._raise_error()
-        room = 0 if self._blocked else self.window - len(self._out)
-        if room > 0 and not self._is_drained:
-            await self._page(min(room, MOST_PER_PAGE))
-        elif room <= 0 and self._rings != self._heard:
-            await self._page(0)  # nothing can be read, but another session of the device may have taken over
+        cursor = self._cursor
+        if cursor.room > 0 and not cursor.is_drained:
+            await self._page()
+        elif cursor.room <= 0 and cursor.rings != self._heard:
+            await self._page()  # of no letters: another session of the device may have taken over
         else:
             self._wake.clear()  # no await since the flags were read: no ring can be lost between
             with anyio.move_on_after(self._poll) as waited:
@@ -191,33 +198,23 @@ class Session:
             if waited.cancelled_caught:
                 self._ring()
 
-    async def _page(self, count: int) -> None:
+    async def _page(self) -> None:
         """Read the next letters. The only way for a letter from its inbox to the device."""
-        heard = self._rings
-        reply = await self._call(scripts.PAGE_LETTERS, self._cursor, count, PAGE_BYTES, self._ttl_ms)
+        cursor = self._cursor
+        heard, before = cursor.rings, cursor.blocked
+        reply = await self._call(scripts.PAGE_LETTERS, cursor.at, cursor.page_size, PAGE_BYTES, self._ttl_ms)
         if reply[0] != scripts.OK:
             self._end(self.refused(reply[0]))
             return
         self._heard = heard
-        cursor, is_drained = reply[1].decode(), bool(int(reply[2])) and self._rings == heard
-        for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
-            seq = int(ref)
-            letter = Letter(seq, envelope, device=self.device, is_redelivered=seq <= self._sent)
-            if letter.packet_id in self._out:
-                self._block(letter)
-                return
-            self._letters.append(letter)
-            self._out[letter.packet_id] = seq
-            self._cursor = ref.decode()
-        self._cursor, self._is_drained = cursor, is_drained
-
-    def _block(self, letter: Letter) -> None:
-        """Read no further: an older letter, gone from the inbox, has its packet id until the device acknowledges it."""
-        log.warning(
-            "device %r: letter %d waits for its packet id %d, which is unacknowledged since letter %d",
-            self.device, letter.seq, letter.packet_id, self._out[letter.packet_id],
-        )  # fmt: skip
-        self._blocked, self._is_drained = letter.packet_id, False
+        for seq, envelope in zip(*cursor.take(reply, heard), strict=True):
+            self._letters.append(Letter(seq, envelope, device=self.device, is_redelivered=seq <= cursor.sent))
+        blocked = cursor.blocked
+        if blocked is not None and blocked is not before:
+            log.warning(
+                "device %r: letter %d waits for its packet id %d, which is unacknowledged since letter %d",
+                self.device, blocked.seq, blocked.packet_id, cursor.out[blocked.packet_id],
+            )  # fmt: skip
 
     def refused(self, word: bytes) -> OwnershipError:
         """The error for the word with which a script refuses this session."""
@@ -265,10 +262,8 @@ class Session:
 
     def _free(self, letter: Letter) -> None:
         """Take a letter out of the window."""
-        if self._out.get(letter.packet_id) == letter.seq:
-            del self._out[letter.packet_id]
-            if self._blocked == letter.packet_id:
-                self._blocked = 0
+        if self._cursor.out.get(letter.packet_id) == letter.seq:
+            self._cursor.free((letter.packet_id,))
         if letter is self._last:
             self._last = None
         self._wake.set()
@@ -281,8 +276,7 @@ class Session:
 
     def _ring(self) -> None:
         """The doorbell rang: there may be a new letter, or another session of this device."""
-        self._rings += 1
-        self._is_drained = False
+        self._cursor.ring()
         self._wake.set()
 
     def _end(self, error: BaseException) -> None:
@@ -298,7 +292,7 @@ class Session:
 
     def __repr__(self) -> str:
         state = type(self._error).__name__ if self._error else "open" if self.epoch else "not open"
-        return f"<Session {self.device} {state} out={len(self._out)}>"
+        return f"<Session {self.device} {state} out={len(self._cursor.out)}>"
 
 
 def poll_seconds(settings: Settings) -> float:
@@ -306,48 +300,29 @@ def poll_seconds(settings: Settings) -> float:
     return min(settings.inbox_poll, settings.inbox_ttl / 3).total_seconds()
 
 
-class AckBatcher:
-    """Collects the seqs for one script of a session. At most one call is in flight; later seqs go with the next one."""
+class SessionConfirmations:
+    """Follows the acknowledgements of one session to the server."""
 
-    def __init__(self, session: Session, script: Script) -> None:
-        self._session, self._script = session, script
-        self._pending: list[int] = []
-        self._in_flight: asyncio.Future[Any] | None = None
-        self._is_scheduled = False
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
-    def add(self, seq: int) -> None:
-        """Add a seq. It is sent in the next turn of the event loop, with all that are added until then."""
-        self._pending.append(seq)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._scheduled_flush)
+    def call(self, script: Script, *args: Value) -> asyncio.Future[Any]:
+        """Call a script of the inbox."""
+        return self._session._call(script, *args)
 
-    def _scheduled_flush(self) -> None:
-        self._is_scheduled = False
-        self.flush()
+    def confirmed(self, script: Script, seqs: list[int]) -> None:
+        """The server has them: nothing follows."""
 
-    def flush(self) -> None:
-        """Send the pending seqs now, unless a call is in flight."""
-        if self._pending and self._in_flight is None:
-            taken, self._pending = self._pending[:MOST_ACKS], self._pending[MOST_ACKS:]
-            self._in_flight = self._session._call(self._script, *taken)
-            self._in_flight.add_done_callback(self._replied)
-
-    def _replied(self, answer: asyncio.Future[Any]) -> None:
-        self._in_flight = None
-        error = None if answer.cancelled() else answer.exception()
-        if error is None and not answer.cancelled() and answer.result()[0] != scripts.OK:
-            error = self._session.refused(answer.result()[0])
+    def unconfirmed(self, error: BaseException | None, word: bytes) -> None:
+        """A call has failed, or was refused: the session ends. If it was cancelled, the broker is being closed."""
         if error is not None:
-            self._pending.clear()
             self._session._end(error)
-        self.flush()
+        elif word:
+            self._session._end(self._session.refused(word))
 
-    async def settled(self) -> None:
-        """Wait until nothing is pending or in flight."""
-        self.flush()
-        while self._in_flight is not None:
-            await asyncio.wait([self._in_flight])
+    def rewind(self, kept: int) -> bool:
+        """The server has lost letters that it had confirmed: the session is lost with them."""
+        return False
 
-    def __repr__(self) -> str:
-        return f"<AckBatcher pending={len(self._pending)}{' in flight' if self._in_flight else ''}>"
+    def answered(self) -> None:
+        """A call has ended: nothing waits for that."""

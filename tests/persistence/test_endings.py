@@ -287,7 +287,8 @@ async def test_session_raises_when_its_broker_closes(make_broker: Callable[..., 
 async def is_asleep(session: Session) -> bool:
     """Whether it has read everything and nothing wakes it for a while: its poll is an hour away."""
     for _ in range(20):
-        if not session._rings or session._rings != session._heard or session._wake.is_set():
+        rings = session._cursor.rings
+        if not rings or rings != session._heard or session._wake.is_set():
             return False
         await anyio.sleep(0.001)
     return True

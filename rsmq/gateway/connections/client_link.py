@@ -27,7 +27,7 @@ LARGEST: Final = 0xFFFFFFF
 
 
 class Transport(Protocol):
-    """What a connection needs of its socket."""
+    """The socket, as far as a connection needs it."""
 
     def write(self, data: bytes, /) -> None: ...
     def close(self) -> None: ...
@@ -170,8 +170,7 @@ class ClientLink:
     def pause_delivery(self, *, is_paused: bool) -> None:
         """Whether the client does not read: then its messages wait in the inbox."""
         if self._reader is not None:
-            self._reader.is_paused = is_paused
-            self._reader.turn()
+            self._reader.pause(is_paused=is_paused)
 
     def poll(self) -> None:
         """Look into the inbox in case a ring was lost; this renews the session, too."""

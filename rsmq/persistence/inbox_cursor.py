@@ -1,0 +1,117 @@
+"""How far one connection has read its inbox, and which letters are out. Pure: no server, no task, no clock.
+
+Sessions of devices and connections of MQTT clients read by this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from rsmq.persistence.letter import PACKET_IDS
+
+LARGEST_WINDOW: Final = 32_767
+"""Half of all packet ids: a new letter finds a free one even if the other half is held (QoS 2)."""
+MOST_PER_PAGE: Final = 200
+PAGE_BYTES: Final = 1 << 20
+"""A page ends when it has so many bytes: about 2 ms of the server's time."""
+START: Final = "0"
+"""The position before the first letter: seqs begin at 1."""
+
+
+class Blocked(NamedTuple):
+    """A letter that cannot be passed on: an older one, gone from the inbox, has its packet id until it is
+    acknowledged."""
+
+    seq: int
+    packet_id: int
+
+
+class InboxCursor:
+    """The position in an inbox. Letters are passed on once, in order, while fewer than `window` are out.
+
+    Invariant: `at` is behind every letter that was passed on, and before every letter that was not. Whatever is not
+    known is None, never a value that a letter, a seq or a packet id may have.
+    """
+
+    __slots__ = ("at", "blocked", "is_drained", "is_paused", "out", "rings", "sent", "window")
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.at = START
+        """The position behind which the next page begins."""
+        self.sent = 0
+        """The seq up to which earlier connections have sent letters."""
+        self.out: dict[int, int] = {}
+        """Seqs by packet id: passed on, and not acknowledged. A negative seq: the server has lost the letter."""
+        self.blocked: Blocked | None = None
+        self.is_drained = False
+        """The last page was the end of the inbox, and nothing has rung since it was asked for."""
+        self.is_paused = False
+        """The client does not read."""
+        self.rings = 0
+        """How often the doorbell has rung."""
+
+    def open(self, sent: int, at: bytes) -> None:
+        """Begin where the server says."""
+        self.sent = sent
+        self.at = at.decode()
+
+    def ring(self) -> None:
+        """There may be a new letter, or another connection of the device."""
+        self.rings += 1
+        self.is_drained = False
+
+    @property
+    def room(self) -> int:
+        """How many letters the next page may have. 0 or less: none."""
+        return 0 if self.is_paused or self.blocked is not None else self.window - len(self.out)
+
+    @property
+    def page_size(self) -> int:
+        """`room`, within what one page may have."""
+        return min(max(self.room, 0), MOST_PER_PAGE)
+
+    def take(
+        self, reply: Sequence[Any], rings: int, is_known: Callable[[int, bytes], bool] | None = None
+    ) -> tuple[list[int], list[bytes]]:
+        """Take a page: `page_letters` has answered. Returns the seqs and envelopes to pass on.
+
+        `rings`: as of when it was asked for. `is_known` says of a letter that the client was sent it before. An
+        envelope that is empty belongs to a letter that was received before (QoS 2).
+        """
+        out = self.out
+        seqs, taken, last = list[int](), list[bytes](), None
+        for ref, envelope in zip(reply[3::2], reply[4::2], strict=True):
+            seq = int(ref)
+            if is_known is None or not is_known(seq, envelope):
+                packet_id = (seq - 1) % PACKET_IDS + 1  # packet_id_of, which takes twice as long
+                if packet_id in out:
+                    self.blocked = Blocked(seq, packet_id)
+                    self.is_drained = False
+                    if last is not None:
+                        self.at = last.decode()
+                    return seqs, taken
+                out[packet_id] = seq
+                seqs.append(seq)
+                taken.append(envelope)
+            last = ref
+        self.at = reply[1].decode()
+        self.is_drained = bool(int(reply[2])) and self.rings == rings
+        return seqs, taken
+
+    def free(self, packet_ids: Sequence[int]) -> list[int]:
+        """The client has these letters. Returns their seqs, without those that are not out or that the server lost."""
+        pop = self.out.pop
+        seqs = [seq for packet_id in packet_ids if (seq := pop(packet_id, 0)) > 0]
+        if self.blocked is not None and self.blocked.packet_id in packet_ids:
+            self.blocked = None
+        return seqs
+
+    def rewind(self, kept: int) -> None:
+        """The server has lost every letter above `kept`: go on behind that one."""
+        self.at = str(kept)
+        self.is_drained = False
+
+    def __repr__(self) -> str:
+        return f"<InboxCursor at={self.at} out={len(self.out)}{f' {self.blocked}' if self.blocked else ''}>"
