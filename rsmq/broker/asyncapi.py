@@ -123,7 +123,7 @@ def message_of(kind: Any, schema: Any) -> dict[str, Any]:
 
 
 def breaking(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What would break if code with the old document is replaced by code with the new one, a line for each problem.
+    """What breaks when code with the old document is replaced by code with the new one, a line for each problem.
 
     What is received must accept all that was published by the old document. What is sent must be accepted by readers of
     the old document.

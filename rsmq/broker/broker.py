@@ -28,9 +28,10 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.own_tasks import own_tasks, raise_only
+from rsmq.model.publish_options import PublishOptions
 from rsmq.model.settings import Overrides, Settings, chosen_settings
 from rsmq.model.words import count
-from rsmq.producer import BeforePublish, Producer, PublishOptions
+from rsmq.producer import BeforePublish, Producer
 from rsmq.producer.publication import check_function, checked_headers, preparation
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
@@ -59,7 +60,8 @@ class Broker(Router, Publishing, Requesting, Commands):
         **overrides: Unpack[Overrides],
     ) -> None:
         super().__init__()
-        self._headers, self._before_publish = checked_headers(headers), list[BeforePublish]()
+        self._headers = checked_headers(headers)
+        self._before_publish = list[BeforePublish]()
         self.settings = chosen_settings(settings, overrides)
         self.keys = Keys(self.settings.prefix, database_of(self.settings.url))
         self._typed_topics: dict[str, Any] = {}
@@ -158,14 +160,19 @@ class Broker(Router, Publishing, Requesting, Commands):
         `around` is a middleware for the block, outside all others. Raises ConfigError while the broker is connected.
         """
         self._refuse_connected("change its settings")
-        before = (self.settings, self.keys, list(self._middlewares))
-        self.settings, self.keys = settings, Keys(settings.prefix, database_of(settings.url))
+        settings_before = self.settings
+        keys_before = self.keys
+        middlewares_before = list(self._middlewares)
+        self.settings = settings
+        self.keys = Keys(settings.prefix, database_of(settings.url))
         self._middlewares[:0] = [] if around is None else [around]
         try:
             yield self
         finally:
             self._portal.close()
-            self.settings, self.keys, self._middlewares = before
+            self.settings = settings_before
+            self.keys = keys_before
+            self._middlewares = middlewares_before
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
@@ -305,7 +312,8 @@ class Broker(Router, Publishing, Requesting, Commands):
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Connect and run the handlers in this process until `stop` or cancellation."""
         worker.refuse_handler_process()
-        self.failure, self._is_stopped_early = None, False
+        self.failure = None
+        self._is_stopped_early = False
         try:
             await self._run(task_status)
         except Exception as error:

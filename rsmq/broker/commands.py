@@ -1,4 +1,4 @@
-"""What a user can do with one message after it is published, and with groups."""
+"""Commands for one message that is published, and for groups."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rsmq.errors import ConfigError
 from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
+from rsmq.model.publish_options import due_time
 from rsmq.model.settings import Settings
-from rsmq.producer.options import due_time
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import reset_group, set_paused
 from rsmq.redis.topics import Topic, Topics

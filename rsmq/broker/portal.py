@@ -87,7 +87,8 @@ class Portal:
         if self._finalizer is not None and self._close_at_exit is not None:
             atexit.unregister(self._close_at_exit)
             self._finalizer.detach()
-            self._finalizer = self._close_at_exit = None
+            self._finalizer = None
+            self._close_at_exit = None
 
     def call(
         self,
@@ -187,7 +188,10 @@ class Portal:
         """Disconnect and end the thread. Waits for the calls of other threads."""
         with self._changed:
             self._changed.wait_for(lambda: not self._finite)
-            stack, self._stack, self._portal, self._resource = self._stack, None, None, None
+            stack = self._stack
+            self._stack = None
+            self._portal = None
+            self._resource = None
             endless, self._endless = self._endless, set()
         if stack is not None:
             self._unwatch_end()

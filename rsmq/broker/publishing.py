@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar, Unpack
 
 from rsmq.broker.connection import BrokerPart
-from rsmq.errors import ConfigError
-from rsmq.handler.options import refuse_unknown
-from rsmq.model.duration import Duration
 from rsmq.model.message_ref import MessageRef
-from rsmq.producer import ExpiryOptions, PublishOptions, RareOptions
+from rsmq.model.publish_options import ManyOptions, PublishOptions, refuse_unknown
 
 T = TypeVar("T")
 
@@ -19,20 +15,9 @@ T = TypeVar("T")
 class Publishing(BrokerPart):
     """The part of a broker that publishes."""
 
-    async def publish(  # written out: passing `**options` on costs 2 % of the CPU of a message
-        self,
-        /,
-        topic: str,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        message_id: str | None = None,
-        wait_replicas: int = 0,
-        **rare: Unpack[RareOptions],
-    ) -> MessageRef:
+    def publish(
+        self, /, topic: str, payload: Any, **options: Unpack[PublishOptions]
+    ) -> Coroutine[Any, Any, MessageRef]:
         """Store one message and return its id, a text that knows where the message is. When this returns, it is stored.
 
         Calls made at the same time share one write. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (not stored)
@@ -56,35 +41,10 @@ class Publishing(BrokerPart):
           has; "extend": a delayed message keeps its payload, and is due at the new time ("keep").
         - `wait_replicas`: return when so many replicas have the message, too (0).
         """
-        if rare:
-            refuse_unknown("publish", rare, PublishOptions.__annotations__)
-            publish: Callable[..., Awaitable[MessageRef]] = self._connection.producer.publish_unique
-            if rare.get("unique") is None:
-                if rare.keys() & {"until", "on_conflict"}:
-                    raise ConfigError("until and on_conflict need unique, such as unique='user-7'")
-                rare.pop("unique", None)
-                publish = self._connection.producer.publish
-            return await publish(
-                topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-                wait_replicas=wait_replicas, **rare,
-            )  # fmt: skip
         producer = self.producer or self._connection.producer  # its `publish` checks the event loop for less
-        return await producer.publish(
-            topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-            wait_replicas=wait_replicas,
-        )  # fmt: skip
+        return producer.publish(topic, payload, **options)  # no coroutine around it: that would cost more
 
-    async def publish_many(
-        self,
-        topic: str,
-        items: Iterable[T],
-        *,
-        key: Callable[[T], str | None] | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: Callable[[T], str] | None = None,
-        batch: int = 500,
-        **expiry: Unpack[ExpiryOptions],
-    ) -> list[str]:
+    async def publish_many(self, topic: str, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages and return their ids. Messages of one key are stored in the order of `items`.
 
         `key` and `message_id` are called with each item. `batch` is the most messages of one partition in one write, 1
@@ -92,8 +52,6 @@ class Publishing(BrokerPart):
         each is stored once. Then each id is a `MessageRef`, whose `is_new` says whether this call has stored it.
         `expires` and `on_expiry` hold for each of them, as for `publish`.
         """
-        refuse_unknown("publish_many", expiry, ExpiryOptions.__annotations__)
-        ids: list[str] = await self._connection.producer.publish_many(
-            topic, items, key=key, headers=headers, message_id=message_id, batch=batch, **expiry
-        )
+        refuse_unknown("publish_many", options, ManyOptions.__annotations__)
+        ids: list[str] = await self._connection.producer.publish_many(topic, items, **options)
         return ids

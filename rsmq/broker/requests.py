@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final, Protocol, Required, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Protocol, Required, TypeVar, Unpack, overload
 
 import anyio
 
@@ -30,6 +30,7 @@ from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.json import decode_json
 from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, Message, encode_payload, new_message_id
+from rsmq.model.publish_options import MessageOptions
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, retrying
 
@@ -43,12 +44,10 @@ POLL: Final = 1.0
 LONGEST_TTL: Final = to_ms(timedelta(days=1))
 
 
-class RequestOptions(TypedDict, total=False):
-    """What `request` takes beside the type of its answer."""
+class RequestOptions(MessageOptions, total=False):
+    """The options of `request` beside the type of its answer."""
 
     timeout: Required[Duration]
-    key: str | None
-    headers: Mapping[str, str] | None
 
 
 class Requesting(BrokerPart):
@@ -129,7 +128,7 @@ def read_reply(raw: bytes, topic: str, message_id: str, decode: Callable[[bytes]
 
 
 class Answers(Protocol):
-    """What answering needs of its broker."""
+    """The broker, as far as answering needs it."""
 
     keys: Keys
     settings: Settings
@@ -142,7 +141,8 @@ class Replying:
     """Answers the requests of one handler: a middleware for results, and an error hook for failures."""
 
     def __init__(self, broker: Answers, handler: Handler) -> None:
-        self._broker, self._policy = broker, handler.retry
+        self._broker = broker
+        self._policy = handler.retry
 
     async def answer(self, message: Message, call_next: Call) -> Any:
         """Send the result. What cannot be encoded fails the handler."""

@@ -21,8 +21,8 @@ from rsmq.handler.service import Service
 from rsmq.model.duration import Duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
+from rsmq.model.publish_options import ManyOptions, PublishOptions
 from rsmq.model.settings import Overrides, Settings
-from rsmq.producer import ExpiryOptions, PublishOptions
 from rsmq.redis.client.connector import Client
 from rsmq.redis.topics import Topics
 from rsmq.worker import Worker
@@ -119,7 +119,8 @@ class SyncTopic(Generic[T]):
 
     def __init__(self, broker: SyncBroker, topic: TypedTopic[T]) -> None:
         self._broker, self._topic = broker, topic
-        self.name, self.payload = topic.name, topic.payload
+        self.name = topic.name
+        self.payload = topic.payload
 
     def publish(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """Store one message and return its ref, which is its id. The options are those of `Broker.publish`."""
@@ -132,23 +133,10 @@ class SyncTopic(Generic[T]):
     def publish_many(
         self,
         items: Iterable[T],
-        *,
-        key: Callable[[T], str | None] | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: Callable[[T], str] | None = None,
-        batch: int = 500,
-        **expiry: Unpack[ExpiryOptions],
+        **options: Unpack[ManyOptions[T]],
     ) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return self._broker.publish_many(
-            self.name,
-            self._topic.checked(items),
-            key=key,
-            headers=headers,
-            message_id=message_id,
-            batch=batch,
-            **expiry,
-        )
+        return self._broker.publish_many(self.name, self._topic.checked(items), **options)
 
     @overload
     def handler(
@@ -320,7 +308,7 @@ class SyncBroker(Blocking):
 
     @property
     def prefix(self) -> str:
-        """What is put before the names of topics: nothing, as in every broker."""
+        """The prefix of the names of topics: none, as in every broker."""
         return self.asynchronous.prefix
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from rsmq.errors import ConfigError
@@ -13,7 +13,7 @@ from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
-from rsmq.producer import ExpiryOptions, PublishOptions
+from rsmq.model.publish_options import ManyOptions, PublishOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ class HandlerDecorator(Protocol[T]):
 
 
 class BatchHandlerDecorator(Protocol[T]):
-    """The same for lists of payloads and messages."""
+    """Takes a function of the payloads of a batch, of its messages, or of both."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[list[T], P], R], /) -> Callable[Concatenate[list[T], P], R]: ...
@@ -46,23 +46,13 @@ class BatchHandlerDecorator(Protocol[T]):
 
 
 class Publishes(Protocol):
-    """What a typed topic needs of its broker."""
+    """The broker, as far as a typed topic needs it."""
 
-    async def publish(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> MessageRef:
+    def publish(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> Coroutine[Any, Any, MessageRef]:
         """Store one message."""
         ...
 
-    async def publish_many(
-        self,
-        topic: str,
-        items: Iterable[Any],
-        *,
-        key: Callable[[Any], str | None] | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: Callable[[Any], str] | None = None,
-        batch: int = 500,
-        **expiry: Unpack[ExpiryOptions],
-    ) -> list[str]:
+    async def publish_many(self, topic: str, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages."""
         ...
 
@@ -93,20 +83,9 @@ class TypedTopic(Generic[T]):
         self._check(payload)
         return await self._broker.publish(self.name, payload, **options)
 
-    async def publish_many(
-        self,
-        items: Iterable[T],
-        *,
-        key: Callable[[T], str | None] | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: Callable[[T], str] | None = None,
-        batch: int = 500,
-        **expiry: Unpack[ExpiryOptions],
-    ) -> list[str]:
+    async def publish_many(self, items: Iterable[T], **options: Unpack[ManyOptions[T]]) -> list[str]:
         """Store many messages and return their ids, as `Broker.publish_many` does."""
-        return await self._broker.publish_many(
-            self.name, self.checked(items), key=key, headers=headers, message_id=message_id, batch=batch, **expiry
-        )
+        return await self._broker.publish_many(self.name, self.checked(items), **options)
 
     def publish_sync(self, payload: T, **options: Unpack[PublishOptions]) -> MessageRef:
         """`publish` for code without an event loop, as `Broker.publish_sync`."""

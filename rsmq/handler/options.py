@@ -16,7 +16,7 @@ from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import check_name
 from rsmq.model.partition import MOST_PARTITIONS
-from rsmq.model.settings import did_you_mean
+from rsmq.model.publish_options import refuse_unknown
 from rsmq.model.stream_id import STREAM_ID
 
 Ordering = Literal["key", "partition", "none"]
@@ -25,7 +25,7 @@ Execution = Literal["inline", "thread", "process"]
 
 
 class SingleOptions(TypedDict, total=False):
-    """What `handler` takes besides the topic, without the options of batches."""
+    """The options of `handler`, without those of batches."""
 
     group: Required[str]
     concurrency: int
@@ -43,7 +43,7 @@ class SingleOptions(TypedDict, total=False):
 
 
 class HandlerOptions(SingleOptions, total=False):
-    """What `handler` takes besides the topic. `Router.handler` describes them; `DEFAULTS` has their defaults."""
+    """The options of `handler`. `Router.handler` describes them; `DEFAULTS` has their defaults."""
 
     batch: int | None
     linger: Duration | None
@@ -52,22 +52,6 @@ class HandlerOptions(SingleOptions, total=False):
 DEFAULTS: Final[Mapping[str, Any]] = dict.fromkeys(HandlerOptions.__annotations__) | {
     "concurrency": 64, "distribution": "hash", "start": "earliest", "replies": False
 }  # fmt: skip
-
-
-ONLY_PUBLISH: Final = ("unique", "until", "on_conflict")
-"""Options of `broker.publish` that no other way to publish has."""
-
-
-def refuse_unknown(owner: str, given: Mapping[str, object], known: Mapping[str, object]) -> None:
-    """Raise ConfigError for an option that does not exist; `owner` starts the message."""
-    for name in given:
-        if name not in known and name in ONLY_PUBLISH:
-            raise ConfigError(
-                f"{owner} takes no {name}: whether a unique name is free is decided when its message is stored, so "
-                f"each of them needs a call of broker.publish, which returns the message that has the name"
-            )
-        if name not in known:
-            raise ConfigError(f"{owner}: unknown option {name!r}.{did_you_mean(name, list(known))}")
 
 
 class OptionCheck:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, Final, Literal, TypedDict, Unpack, get_args
+from typing import Any, Final, Literal, Unpack, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import anyio
@@ -18,12 +18,12 @@ from pydantic_core import to_json
 
 from rsmq.errors import ConfigError
 from rsmq.handler.apart import apart
-from rsmq.handler.options import refuse_unknown
 from rsmq.handler.returned import completed
 from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
 from rsmq.model.duration import Duration, as_duration, checked_duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
 from rsmq.model.keys import check_name
+from rsmq.model.publish_options import MessageOptions, refuse_unknown
 from rsmq.model.words import duration
 
 Missed = Literal["latest", "skip"]
@@ -32,12 +32,10 @@ SHORTEST: Final = timedelta(milliseconds=100)
 FORM: Final = "write an interval such as '5m', a timedelta, or a cron expression such as '0 * * * *'"
 
 
-class ScheduleOptions(TypedDict, total=False):
-    """What `every` takes besides the schedule and the topic. `Router.every` describes them."""
+class ScheduleOptions(MessageOptions, total=False):
+    """The options of `every`. `Router.every` describes them."""
 
     name: str | None
-    key: str | None
-    headers: Mapping[str, str] | None
     timezone: str | tzinfo
     missed: Missed
     expires: Duration | None
@@ -123,7 +121,7 @@ Trigger = Interval | Cron
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """What is published to `topic` at each tick of the trigger. Make it with `build_schedule`."""
+    """A message to `topic` at each tick of the trigger. Make it with `build_schedule`."""
 
     name: str
     topic: str
@@ -268,7 +266,7 @@ def _wants_time(title: str, function: Callable[..., Any]) -> bool:
 
 
 async def payload_of(schedule: Schedule, tick: int) -> Any:
-    """What the schedule's function returns for a tick."""
+    """The payload that the schedule's function returns for a tick."""
     return await apart(_call, schedule, tick)
 
 

@@ -27,7 +27,7 @@ from rsmq.model.headers import read_headers as read_headers  # a message has som
 from rsmq.model.headers import write_headers as write_headers
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_in
-from rsmq.model.output_options import OutputOptions, refuse_thread
+from rsmq.model.publish_options import OutputOptions, refuse_thread
 from rsmq.model.secret import secret_in
 from rsmq.model.words import LONGEST_SHOWN, shown
 
@@ -127,17 +127,21 @@ class Message:
         elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"id":
             self.data = entry[1]
             self._id = entry[3]
-            self.routing_key = self._key = None
+            self.routing_key = None
+            self._key = None
         elif len(entry) == 4 and entry[0] == b"data" and entry[2] == b"key":
             self.data = entry[1]
             self.routing_key = self._key = entry[3]
         elif len(entry) == 2 and entry[0] == b"data":
             self.data = entry[1]
-            self.routing_key = self._key = None
+            self.routing_key = None
+            self._key = None
         elif len(entry) in (6, 8, 10) and entry[::2] in HEADED and len(entry[-1]) <= MOST_REMEMBERED:
-            self.is_plain, self._entry = False, entry
+            self.is_plain = False
+            self._entry = entry
             self.expires_ms: int | None = None
-            self.data, self._id = entry[1], entry[3]
+            self.data = entry[1]
+            self._id = entry[3]
             self.routing_key = self._key = entry[5] if entry[4] == b"key" else None
             self._check_size()
             (check_headers if len(entry) == 10 else read_headers)(entry[-1])  # only those of a device repeat
@@ -146,14 +150,16 @@ class Message:
 
     def _read_any_layout(self, entry: list[bytes]) -> None:
         """Read fields in any order, rare ones included, and check sizes and headers."""
-        self.is_plain, self._entry = False, entry
+        self.is_plain = False
+        self._entry = entry
         fields = self._fields
         if b"data" not in fields:
             raise Malformed("the entry has no field `data`")
         if len(fields) * 2 != len(entry):
             raise Malformed("a field occurs twice")
         self.data = fields[b"data"]
-        self._id, self._key = fields.get(b"id"), fields.get(b"key")
+        self._id = fields.get(b"id")
+        self._key = fields.get(b"key")
         self.routing_key = self._key
         self.addressee = fields.get(b"group")
         self.expires_ms = expiry_of(fields, self.stored_ms) if EXPIRES in fields else None
@@ -311,11 +317,11 @@ class Message:
         return from_thread.run(self.origin.publish, self, topic, payload, options)
 
     def again(self) -> Message:
-        """The same delivery for another call of the handler. Outputs of the last call cannot reach this one."""
+        """A copy of this delivery for another call of the handler. Outputs of the last call cannot reach this one."""
         other = Message(self.origin, self.entry_id, self.entry, self.attempt)
-        other.is_redelivered, other.is_suspect, other.routing_key = (
-            self.is_redelivered, self.is_suspect, self.routing_key,
-        )  # fmt: skip
+        other.is_redelivered = self.is_redelivered
+        other.is_suspect = self.is_suspect
+        other.routing_key = self.routing_key
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -28,7 +28,11 @@ class Unique:
 
     @classmethod
     def checked(cls, name: Any, until: Any, on_conflict: Any, *, is_delayed: bool) -> Unique:
-        """The options of a publish, or ConfigError."""
+        """The options of a publish, or ConfigError. None: not given."""
+        if name is None:
+            raise ConfigError("until and on_conflict need unique, such as unique='user-7'")
+        until = "settled" if until is None else until
+        on_conflict = "keep" if on_conflict is None else on_conflict
         if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
             raise ConfigError(
                 f"unique={name!r} is not possible: use a text of 1 to {LONGEST_NAME} printable characters"

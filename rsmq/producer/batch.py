@@ -138,7 +138,10 @@ class Batch(ABC):
         is_cluster: bool = False,
     ) -> None:
         self.is_cluster = is_cluster
-        self.keys, self.topic, self.partition, self.stream = keys, topic, partition, stream
+        self.keys = keys
+        self.topic = topic
+        self.partition = partition
+        self.stream = stream
         self.home = location(topic.name, partition)
         self.deadline, self.window_ms = deadline, window_ms
         self.ids: list[str] = []
@@ -287,7 +290,8 @@ class Once(Batch):
         super().__init__(*args, **options)
         self.since: dict[str, bytes] = {}  # search from here for an attempt that left no dedup key
         self.answers: list[Answer] = []  # of each message that has left from the front
-        self._sent, self._again = frozenset[str](), frozenset[str]()
+        self._sent = frozenset[str]()
+        self._again = frozenset[str]()
 
     def _note_sent(self) -> None:
         """A write whose reply was lost may have stored what the next one finds."""

@@ -41,7 +41,10 @@ class Claim:
 
     def restart(self) -> None:
         """Begin again: the name has another holder than the one that was looked at."""
-        self.holder, self.extends, self.seen, self.replaces = None, False, None, False
+        self.holder = None
+        self.extends = False
+        self.seen = None
+        self.replaces = False
 
     def meet(self, holder: Holder) -> None:
         """A try has met another message."""
@@ -54,13 +57,17 @@ class Claim:
             self.decide([])
 
     def decide(self, states: list[HolderState]) -> None:
-        """What follows from where the holder is: another try, or the other message keeps the name."""
+        """Go on by where the holder is: another try, or the other message keeps the name."""
         assert self.holder is not None
         holder = self.holder
         if not is_held(holder, states):
-            self.holder, self.seen, self.replaces = None, holder, False
+            self.holder = None
+            self.seen = holder
+            self.replaces = False
         elif self.unique.on_conflict == "replace" and can_be_replaced(holder, states):
-            self.holder, self.seen, self.replaces = None, holder, True
+            self.holder = None
+            self.seen = holder
+            self.replaces = True
         elif self.unique.on_conflict == "extend" and not holder.stream_id and holder.is_there:
             self.extends = True
         else:
@@ -69,7 +76,8 @@ class Claim:
     def leave(self) -> None:
         """The other message keeps the name."""
         assert self.holder is not None
-        self.answer, self.keeper = (False, None), self.holder.message_id.decode()
+        self.answer = (False, None)
+        self.keeper = self.holder.message_id.decode()
 
 
 class Claims(Batch):
@@ -94,7 +102,8 @@ class Claims(Batch):
             return [pack(RESCHEDULE_DELAYED.command(names, (claim.holder.packed, claim.due, self.window_ms)))]
         if claim.holder is not None:
             return [self._look(group.decode(), claim.holder.stream_id) for group in claim.holder.groups]
-        claim.was_sent, claim.is_sent = claim.is_sent, True
+        claim.was_sent = claim.is_sent
+        claim.is_sent = True
         names = [self.stream, keys.dedup(*at, message_id), keys.unique(*at), keys.delayed(*at)]
         groups: tuple[bytes, ...] = ()
         if claim.replaces and seen is not None:

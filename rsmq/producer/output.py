@@ -49,10 +49,11 @@ class Output:
 
     @property
     def ref(self) -> MessageRef:
-        """What the handler gets for it."""
+        """The ref that the handler gets for it."""
         ref = MessageRef.of(self.message_id, location(self.target.name, self.partition), self.key)
         if self.is_once:
-            ref.is_new = ref.is_same = None
+            ref.is_new = None
+            ref.is_same = None
         return ref
 
     @property

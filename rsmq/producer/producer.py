@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.abc
@@ -17,17 +17,22 @@ from rsmq.errors import OTHER_LOOP, ConfigError, TooLarge
 from rsmq.model.clock import ServerClock, monotonic, now_ms, to_ms
 from rsmq.model.duration import Duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
-from rsmq.model.headers import require_text
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields, message_id_at, new_message_id
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.partition import not_unicode, partition_for
+from rsmq.model.publish_options import (
+    PublishOptions,
+    check_message_id,
+    check_size,
+    due_time,
+    refuse_unknown,
+)
 from rsmq.model.settings import Settings
 from rsmq.model.unique import OnConflict, Unique, Until
 from rsmq.producer.batch import MOST_BYTES, MOST_MESSAGES, Append, Batch, Delay, Encode, EntryEncoder, Once, Waiter
 from rsmq.producer.claims import Claim, Claims
 from rsmq.producer.in_doubt import InDoubtMessages
-from rsmq.producer.options import ExpiryOptions, check_message_id, due_time
 from rsmq.producer.output import Output
 from rsmq.producer.publication import Preparation
 from rsmq.producer.send_queue import SendQueue
@@ -56,7 +61,10 @@ class Producer:
     """
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, topics: Topics) -> None:
-        self._client, self._keys, self._settings, self._topics = client, keys, settings, topics
+        self._client = client
+        self._keys = keys
+        self._settings = settings
+        self._topics = topics
         self._limit = int(settings.payload_limit)
         self._in_doubt = InDoubtMessages()
         self._queues: dict[int, SendQueue] = {}
@@ -64,10 +72,12 @@ class Producer:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, list[str]] = {}
-        self.keys, self.window_ms = keys, to_ms(settings.dedup_window)
+        self.keys = keys
+        self.window_ms = to_ms(settings.dedup_window)
         self.outputs = Counter[str]()
         """Outputs of handlers that the server has stored, by topic."""
-        self._clock, self._time_known_until = ServerClock(), 0.0
+        self._clock = ServerClock()
+        self._time_known_until = 0.0
         self._new_id = new_message_id
         self.prepare: Preparation | None = None
         """Completes or refuses each message before it is encoded: see `Broker.before_publish`."""
@@ -76,11 +86,13 @@ class Producer:
         """Send messages until cancelled. Calls still waiting then raise BrokerUnavailable or PublishUnknown."""
         try:
             async with anyio.create_task_group() as tasks:
-                self._tasks, self._loop = tasks, asyncio.get_running_loop()
+                self._tasks = tasks
+                self._loop = asyncio.get_running_loop()
                 task_status.started()
                 await anyio.sleep_forever()
         finally:
-            self._tasks = self._loop = None
+            self._tasks = None
+            self._loop = None
             self._queues.clear()
             self._senders.clear()
 
@@ -120,24 +132,42 @@ class Producer:
         wait_replicas: int = 0,
         expires: Duration | datetime | None = None,
         on_expiry: OnExpiry | None = None,
+        unique: str | None = None,
+        until: Until | Duration | None = None,
+        on_conflict: OnConflict | None = None,
+        **unknown: Any,
     ) -> MessageRef:
         """Store one message and return its id once the server, and `wait_replicas` replicas, have confirmed it.
 
         With `message_id` it is stored once, however often this is called within the dedup window. With `delay` or `at`
-        it is delivered later. Raises TooLarge, NotJson, TopicFull, BrokerUnavailable (nothing is stored) or
-        PublishUnknown (publish it again with the id it carries). A cancelled call may have stored the message.
+        it is delivered later. With `unique` the id is that of the message that has the name afterwards. Raises
+        TooLarge, NotJson, TopicFull, BrokerUnavailable (nothing is stored) or PublishUnknown (publish it again with the
+        id it carries). A cancelled call may have stored the message.
+
+        `PublishOptions` describes the options. They are written out here, with their defaults, because this runs for
+        each message.
         """
+        if unknown:
+            refuse_unknown("publish", unknown, PublishOptions.__annotations__)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             raise ConfigError(NOT_OPEN if self._loop is None else OTHER_LOOP)
+        is_delayed = delay is not None or at is not None
+        kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
+        name = None
+        if unique is not None or until is not None or on_conflict is not None:
+            name = Unique.checked(unique, until, on_conflict, is_delayed=is_delayed)
+            kind = Claims
+            if key is None:  # a name lives in one partition
+                key = name.name
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
-        is_delayed = delay is not None or at is not None
-        kind: type[Batch] = Delay if is_delayed else Append if message_id is None else Once
         due = due_time(delay, at) if is_delayed else ""
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra)
+        if name is not None:
+            entry = Claim(entry, name, due)
         partition = partition_for(identity if key is None else key, target.partitions)
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
         if isinstance(batch, Delay):
@@ -147,49 +177,13 @@ class Producer:
         batch.add(identity, entry, size)
         batch.waiters.append(waiter)
         await waiter
+        if name is not None:
+            return claimed(entry, identity, batch, key)
         ref = MessageRef(identity)
-        ref.home, ref.key = batch.home, key
+        ref.home = batch.home
+        ref.key = key
         if message_id is not None:
             note_answer(ref, batch, position)
-        return ref
-
-    async def publish_unique(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        unique: str,
-        until: Until | Duration = "settled",
-        on_conflict: OnConflict = "keep",
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        message_id: str | None = None,
-        wait_replicas: int = 0,
-        **expiry: Unpack[ExpiryOptions],
-    ) -> MessageRef:
-        """`publish` for a message with a unique name, and the ref of the message that has the name afterwards.
-
-        Without a key the name is the key, because a name lives in one partition.
-        """
-        name = Unique.checked(unique, until, on_conflict, is_delayed=delay is not None or at is not None)
-        key = name.name if key is None else key
-        target = self._topics.cached(topic) or await self._topics.lookup(topic)
-        if self.prepare is not None:
-            headers = self.prepare(topic, payload, headers, key, delay, at, message_id, wait_replicas)
-        due = "" if delay is None and at is None else due_time(delay, at)
-        extra = await self._expiry(expiry.get("expires"), expiry.get("on_expiry"), due) if any(expiry.values()) else ()
-        identity, fields, size = self._encode(Claims.encode, payload, key, headers, message_id, extra)
-        partition = partition_for(key, target.partitions)
-        batch = self._queue(wait_replicas).batch(Claims, target, partition, self._stream(target, partition))
-        claim, waiter = Claim(fields, name, due), asyncio.get_running_loop().create_future()
-        batch.add(identity, claim, size)
-        batch.waiters.append(waiter)
-        await waiter
-        ref = MessageRef.of(claim.keeper or identity, batch.home, key)
-        assert claim.answer is not None
-        ref.is_new, ref.is_same = claim.answer
         return ref
 
     async def output(
@@ -210,7 +204,7 @@ class Producer:
         target = self._topics.cached(topic) or await self._topics.lookup(topic)
         if self.prepare is not None:
             headers = self.prepare(topic, payload, headers, key, delay, at, message_id)
-        due = "" if delay is None and at is None else due_time(delay, at)
+        due = due_time(delay, at)
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
         partition = partition_for(identity if key is None else key, target.partitions)
@@ -259,7 +253,7 @@ class Producer:
             if at >= len(payloads):
                 return batch
 
-    async def publish_many(
+    async def publish_many(  # `ManyOptions` describes the options
         self,
         topic: str,
         items: Iterable[T],
@@ -362,16 +356,7 @@ class Producer:
         """The id, the entry and the size of a message. Raises for a key or headers that are not text."""
         data, content_type = encode_payload(payload)
         identity = self._new_id() if message_id is None else check_message_id(message_id)
-        size = len(data)
-        if key is not None:
-            if type(key) is not str:
-                raise ConfigError(f"key={key!r} is not text: pass a str")
-            size += len(key)
-        if headers:
-            require_text(headers)
-            size += sum(len(name) + len(value) for name, value in headers.items())
-        if size > self._limit:
-            raise TooLarge(size, self._limit)
+        size = check_size(data, key, headers, self._limit)
         try:
             if extra:
                 return identity, encode(data, identity, key, content_type, headers, extra), size
@@ -417,6 +402,14 @@ class Producer:
     def __repr__(self) -> str:
         state = "running" if self._tasks else "not running"
         return f"<Producer {state} queues={list(self._queues.values())} senders={self._senders}>"
+
+
+def claimed(claim: Claim, identity: str, batch: Batch, key: str | None) -> MessageRef:
+    """The ref of the message that has the unique name now."""
+    ref = MessageRef.of(claim.keeper or identity, batch.home, key)
+    assert claim.answer is not None
+    ref.is_new, ref.is_same = claim.answer
+    return ref
 
 
 def note_answer(ref: MessageRef, batch: Batch, position: int) -> None:

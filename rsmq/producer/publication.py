@@ -38,7 +38,8 @@ class Preparation:
     """The headers of a message: those of the broker, those of the call, and what the functions make of them."""
 
     def __init__(self, headers: Mapping[str, str], functions: Sequence[BeforePublish]) -> None:
-        self._headers, self._functions = dict(headers), tuple(functions)
+        self._headers = dict(headers)
+        self._functions = tuple(functions)
 
     def __call__(
         self,

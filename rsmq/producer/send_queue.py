@@ -36,7 +36,10 @@ class SendQueue:
         replicas: int,
         start_sender: Callable[[SendQueue, Client], asyncio.Event],
     ) -> None:
-        self._client, self._keys, self.replicas, self._start_sender = client, keys, replicas, start_sender
+        self._client = client
+        self._keys = keys
+        self.replicas = replicas
+        self._start_sender = start_sender
         self._patience = settings.unavailable_timeout.total_seconds()
         self._window_ms = to_ms(settings.dedup_window)
         self.stored: Counter[str] = Counter()

@@ -55,7 +55,11 @@ class Sender:
         settings: Settings,
         in_doubt: InDoubtMessages,
     ) -> None:
-        self._queue, self._client, self._node, self._keys, self._in_doubt = queue, client, node, keys, in_doubt
+        self._queue = queue
+        self._client = client
+        self._node = node
+        self._keys = keys
+        self._in_doubt = in_doubt
         self._replicas = replicas = queue.replicas
         self._wait_ms = to_ms(settings.command_timeout) if replicas else 0
         self._wait_seconds = (settings.command_timeout * (2 if replicas else 1)).total_seconds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 import uuid_utils
 from sqlalchemy import Connection, Engine, Executable, func, select
@@ -13,15 +13,13 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from rsmq.errors import ConfigError, TooLarge
-from rsmq.handler.options import refuse_unknown
-from rsmq.model.clock import epoch_ms, now_ms, to_ms
-from rsmq.model.duration import LONGEST_DELAY, Duration, checked_duration
-from rsmq.model.headers import require_text
+from rsmq.errors import ConfigError
+from rsmq.model.clock import now_ms
+from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
 from rsmq.model.message import encode_payload, write_headers
+from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, check_size, due_time, refuse_unknown
 from rsmq.model.settings import Settings
-from rsmq.model.words import duration
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database, explained, is_autocommit
 from rsmq.sql.relay import OutboxRelay
@@ -38,20 +36,6 @@ AsyncPlace = AsyncSession | AsyncConnection
 SyncPlace = Session | Connection
 
 
-class ManyOptions(TypedDict, total=False):
-    """What `outbox.publish_many` takes for all of its messages."""
-
-    headers: Mapping[str, str] | None
-    delay: Duration | None
-    at: datetime | None
-
-
-class OutboxOptions(ManyOptions, total=False):
-    """What `outbox.publish` takes besides topic and payload."""
-
-    key: str | None
-
-
 class RelayedOutbox:
     """Rows of messages in a database, which the workers of a broker relay; how they get there is not its business."""
 
@@ -59,7 +43,8 @@ class RelayedOutbox:
         if type(wait_replicas) is not int or wait_replicas < 0:
             raise ConfigError(f"wait_replicas={wait_replicas!r} is not possible: use 0 or more")
         self.database, self._replicas = database, wait_replicas
-        self._poll, self._has_notify = poll, notify and database.dialect == "postgresql"
+        self._poll = poll
+        self._has_notify = notify and database.dialect == "postgresql"
         self._payload_limit: int | None = None
         self.relay: OutboxRelay | None = None
         """The relay of this process while a worker runs it, or None."""
@@ -92,15 +77,9 @@ class RelayedOutbox:
     ) -> dict[str, Any]:
         """A checked message as the row of the table, for code that inserts it in another way."""
         data, kind = encode_payload(payload)
-        if key is not None and type(key) is not str:
-            raise ConfigError(f"key={key!r} is not text: pass a str")
-        if headers:
-            require_text(headers)
-        size = len(data) + len(key or "") + sum(len(name) + len(value) for name, value in (headers or {}).items())
         if self._payload_limit is None:
             self._payload_limit = int(Settings().payload_limit)
-        if size > self._payload_limit:
-            raise TooLarge(size, self._payload_limit)
+        check_size(data, key, headers, self._payload_limit)
         return {
             "id": uuid.UUID(str(uuid_utils.uuid7())),
             "aggregatetype": check_name("topic", topic),
@@ -189,7 +168,7 @@ class Outbox(RelayedOutbox):
         items: Iterable[T],
         *,
         key: Callable[[T], str | None] | None = None,
-        **options: Unpack[ManyOptions],
+        **options: Unpack[OutboxManyOptions],
     ) -> Awaitable[list[str]]: ...
     @overload
     def publish_many(
@@ -199,7 +178,7 @@ class Outbox(RelayedOutbox):
         items: Iterable[T],
         *,
         key: Callable[[T], str | None] | None = None,
-        **options: Unpack[ManyOptions],
+        **options: Unpack[OutboxManyOptions],
     ) -> list[str]: ...
     def publish_many(
         self,
@@ -208,11 +187,11 @@ class Outbox(RelayedOutbox):
         items: Iterable[T] = (),
         *,
         key: Callable[[T], str | None] | None = None,
-        **options: Unpack[ManyOptions],
+        **options: Unpack[OutboxManyOptions],
     ) -> Awaitable[list[str]] | list[str]:
         """`publish` for many payloads, in one statement. `key` gives the key of a payload."""
         self._check(session)
-        refuse_unknown("outbox.publish_many", options, ManyOptions.__annotations__)
+        refuse_unknown("outbox.publish_many", options, OutboxManyOptions.__annotations__)
         rows = self.rows(topic, items, key, options)
         ids = [str(row["id"]) for row in rows]
         done = self._insert(session, rows)
@@ -277,17 +256,13 @@ def bound_to(session: AsyncSession | Session) -> Engine:
 
 def due_ms(delay: Duration | None, at: datetime | None) -> int | None:
     """When a message is to be delivered, in ms since 1970; None: at once."""
-    if delay is None:
-        return None if at is None else max(0, epoch_ms(at))
-    if at is not None:
-        raise ConfigError("give delay or at, not both")
-    span = checked_duration("delay", delay)
-    if not timedelta(0) <= span <= LONGEST_DELAY:
-        raise ConfigError(f"delay of {duration(span)} is not possible: use 0 s to {duration(LONGEST_DELAY)}")
-    return now_ms() + to_ms(span)
+    due = due_time(delay, at)
+    if not due:
+        return None
+    return now_ms() + int(due) if due.startswith("+") else int(due)
 
 
 def address_of(engine: Engine) -> tuple[object, ...]:
-    """What two engines of one database have in common."""
+    """The identity that two engines of one database share."""
     url = engine.url
     return url.get_backend_name(), url.host, url.port, url.database, dict(url.query).get("host")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from rsmq.broker import Broker
@@ -16,8 +15,6 @@ from rsmq.errors import ConfigError
 from rsmq.handler.failure import describe
 from rsmq.handler.middleware import Call, Payloads, Wrapping
 from rsmq.handler.retry import AlreadyHandled, BatchRolledBack, Retry
-from rsmq.model.duration import Duration
-from rsmq.model.expiry import OnExpiry
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
@@ -104,7 +101,9 @@ class TracedHandling(Wrapping):
     """
 
     def __init__(self, tracer: Tracer, propagation: Propagation, *, is_all: bool) -> None:
-        self._tracer, self._propagation, self._is_all = tracer, propagation, is_all
+        self._tracer = tracer
+        self._propagation = propagation
+        self._is_all = is_all
         self._known: dict[tuple[str, str, int], tuple[str, dict[str, str]]] = {}
 
     def wrap(self, call_next: Call) -> Call:
@@ -218,32 +217,15 @@ class TracedProducer(Producer):
         self._sampling, self._propagation = sampling, propagation
 
     def publish(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Headers | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        message_id: str | None = None,
-        wait_replicas: int = 0,
-        expires: Duration | datetime | None = None,
-        on_expiry: OnExpiry | None = None,
+        self, topic: str, payload: Any, *, headers: Headers | None = None, **options: Any
     ) -> Coroutine[Any, Any, MessageRef]:
-        """As without traces. Arguments are spelled out, nothing is awaited: an unsampled publish must cost little."""
+        """As without traces. Nothing is awaited: an unsampled publish must cost little."""
         decision = self._sampling.decide()
         if isinstance(decision, int):
-            return self._publish(
-                decision, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-                wait_replicas=wait_replicas, expires=expires, on_expiry=on_expiry,
-            )  # fmt: skip
+            return self._publish(decision, topic, payload, headers=headers, **options)
         if decision:
             headers = with_context(headers, decision)
-        return untraced(
-            self, topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id,
-            wait_replicas=wait_replicas, expires=expires, on_expiry=on_expiry,
-        )  # fmt: skip
+        return untraced(self, topic, payload, headers=headers, **options)
 
     async def _publish(
         self, trace_id: int, topic: str, payload: Any, *, headers: Headers | None, **options: Any

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, Unpack
 
 from pydantic_core import from_json
 
@@ -25,6 +25,7 @@ from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.json import decode_json
 from rsmq.model.message import JSON, TEXT, Message, MessageOrigin, encode_payload
+from rsmq.model.publish_options import PublishOptions
 from rsmq.model.settings import Settings
 from rsmq.model.words import count, duration
 from rsmq.producer.output import Output
@@ -89,7 +90,7 @@ class Outcome:
 
     @property
     def result(self) -> Any:
-        """What the handler returned in the last run."""
+        """The return value of the handler in the last run."""
         return self.runs[-1].result if self.runs else None
 
 
@@ -119,7 +120,7 @@ def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, er
 
 
 def outputs_of(message: Message) -> tuple[Output, ...]:
-    """What was published with a message so far."""
+    """The outputs of a message so far."""
     lane = message.origin
     entry = lane.outgoing.kept.get(message.entry_id) if isinstance(lane, Lane) else None
     return () if entry is None else tuple(entry.outputs)
@@ -183,17 +184,7 @@ class Harness:
 
     # -- acting ---------------------------------------------------------------------------------------------------
 
-    async def publish_and_handle(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        message_id: str | None = None,
-    ) -> list[Outcome]:
+    async def publish_and_handle(self, topic: str, payload: Any, **options: Unpack[PublishOptions]) -> list[Outcome]:
         """Publish one message, wait until the handlers are idle, and return one outcome per group.
 
         Messages that the handlers publish are handled as well. A message that failed waits for its retry: see
@@ -202,9 +193,7 @@ class Harness:
         if not self._handlers(topic):
             known = ", ".join(sorted({handler.topic for handler in self.broker.handlers})) or "none at all"
             raise ConfigError(f"no handler of this broker has the topic {topic!r}; it has: {known}")
-        identity = await self.broker.publish(
-            topic, payload, key=key, headers=headers, delay=delay, at=at, message_id=message_id
-        )
+        identity = await self.broker.publish(topic, payload, **options)
         await self.handle()
         return await self.outcomes(topic, identity)
 

@@ -14,12 +14,11 @@ from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.outgoing import MessageOutputs
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissing, TooLarge, TopicFull
-from rsmq.handler.options import refuse_unknown
 from rsmq.model.backoff import Backoff
 from rsmq.model.log_throttle import ThrottledLog
 from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.output_options import OutputOptions
+from rsmq.model.publish_options import OutputOptions, refuse_unknown
 from rsmq.producer import Producer
 from rsmq.producer.output import Output, OutputArguments, OwnKey
 from rsmq.redis.scripts import SETTLE_OUTPUTS, STALE_EPOCH, Ask, Value

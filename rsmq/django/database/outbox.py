@@ -10,9 +10,9 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from rsmq.django.database.connection import DjangoConnection, engine_of, explained
 from rsmq.errors import ConfigError
-from rsmq.handler.options import refuse_unknown
+from rsmq.model.publish_options import OutboxManyOptions, OutboxOptions, refuse_unknown
 from rsmq.sql.database import Database
-from rsmq.sql.outbox import ManyOptions, OutboxOptions, RelayedOutbox
+from rsmq.sql.outbox import RelayedOutbox
 
 T = TypeVar("T")
 
@@ -51,10 +51,10 @@ class DjangoOutbox(RelayedOutbox):
         items: Iterable[T],
         *,
         key: Callable[[T], str | None] | None = None,
-        **options: Unpack[ManyOptions],
+        **options: Unpack[OutboxManyOptions],
     ) -> list[str]:
         """`publish` for many payloads, in one statement. `key` gives the key of a payload."""
-        refuse_unknown("outbox.publish_many", options, ManyOptions.__annotations__)
+        refuse_unknown("outbox.publish_many", options, OutboxManyOptions.__annotations__)
         return self.add(self.rows(topic, items, key, options))
 
     def add(self, rows: list[dict[str, Any]]) -> list[str]:
