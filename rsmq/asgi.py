@@ -31,7 +31,7 @@ AppLifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 def lifespan(broker: Broker, *, worker: bool = False, inside: AppLifespan | None = None) -> AppLifespan:
-    """What to pass as `lifespan=` to FastAPI or Starlette: the broker is connected as long as the application runs.
+    """A `lifespan=` for FastAPI or Starlette: the broker is connected as long as the application runs.
 
     With `worker` it also runs the handlers, in the application's own event loop, and stops them gracefully before the
     application ends. `inside` is a lifespan of your own, entered after the broker and left before it.
@@ -120,7 +120,9 @@ class WebSocketRelay:
     """One open session and one accepted WebSocket. It ends with the first of its two directions."""
 
     def __init__(self, session: Session, websocket: WebSocket, encode: Callable[[Letter], str | bytes]) -> None:
-        self._session, self._websocket, self._encode = session, websocket, encode
+        self._session = session
+        self._websocket = websocket
+        self._encode = encode
         self._out: dict[int, Letter] = {}
         self._error: Exception | None = None
 

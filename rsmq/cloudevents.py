@@ -29,7 +29,7 @@ PLAIN: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%"
 
 
 class EventOptions(TypedDict, total=False):
-    """What an event gives to `publish` besides its data."""
+    """The options for `publish` that an event gives besides its data."""
 
     headers: dict[str, str]
     key: str | None
@@ -86,7 +86,7 @@ class CloudEvent:
 
     @property
     def options(self) -> EventOptions:
-        """What `publish` takes besides the data: the headers, and the key if there is a `partitionkey`."""
+        """The options for `publish` besides the data: the headers, and the key if there is a `partitionkey`."""
         return {"headers": self.headers, "key": self.extensions.get("partitionkey")}
 
     @classmethod

@@ -58,7 +58,9 @@ class SlotMoved(SlotMoving):
 
     def __init__(self, slot: int, address: tuple[str, int], *, is_ask: bool) -> None:
         super().__init__(f"slot {slot} {'is moving' if is_ask else 'has moved'} to {address[0]}:{address[1]}")
-        self.slot, self.address, self.is_ask = slot, address, is_ask
+        self.slot = slot
+        self.address = address
+        self.is_ask = is_ask
 
 
 class ScriptError(BrokerError):
@@ -91,7 +93,9 @@ class TopicFull(RsmqError):
             f"partition {partition} of topic {topic!r} holds {max_length} unsettled messages, its max_length: let the "
             f"consumers catch up, or raise it with `rsmq topic set {topic} --max-length N`"
         )
-        self.topic, self.partition, self.max_length = topic, partition, max_length
+        self.topic = topic
+        self.partition = partition
+        self.max_length = max_length
 
 
 class OwnershipError(RsmqError):
@@ -180,7 +184,9 @@ class RequestTimeout(RsmqError, TimeoutError):
             f"no answer within {seconds:g} s: {stored} {'will be handled' if message_id else 'may be stored'}. Answers "
             f"come from a handler with replies=True, in a worker that runs"
         )
-        self.topic, self.message_id, self.seconds = topic, message_id, seconds
+        self.topic = topic
+        self.message_id = message_id
+        self.seconds = seconds
 
 
 class RequestFailed(RsmqError):
@@ -190,7 +196,10 @@ class RequestFailed(RsmqError):
         super().__init__(
             f"message {message_id} to {topic!r} became a dead letter ({reason}): {error}. See `rsmq dlq list {topic}`"
         )
-        self.topic, self.message_id, self.reason, self.error = topic, message_id, reason, error
+        self.topic = topic
+        self.message_id = message_id
+        self.reason = reason
+        self.error = error
 
 
 class HandlerTimeout(RsmqError):

@@ -52,7 +52,7 @@ def doctor(
 
 
 async def examine(connection: CommandConnection, over: timedelta) -> ServerState:
-    """What is found. If another program has written keys of rsmq, so that they cannot be read: an error with them."""
+    """The findings. If another program has written keys of rsmq, so that they cannot be read: an error with them."""
     try:
         return await look(connection, over)
     except BrokerError as error:

@@ -28,8 +28,10 @@ class Durations:
     """The durations of one gateway, which it measures only if its metrics are served."""
 
     def __init__(self) -> None:
-        self._stored, self._delivered = Histogram(), Histogram()
-        self.stored, self.delivered = self._stored.observe, self._delivered.observe
+        self._stored = Histogram()
+        self._delivered = Histogram()
+        self.stored = self._stored.observe
+        self.delivered = self._delivered.observe
 
     def samples(self) -> Iterator[Sample]:
         """Both histograms."""

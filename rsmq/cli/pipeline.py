@@ -289,7 +289,7 @@ def report(
 
 
 def sent_line(plan: Any, done: Any, noun: str, to: str) -> str:
-    """What a run of `send` has stored, as one line."""
+    """The result of a run of `send`, as one line."""
     if done.skipped and not done.stored:
         return (
             f"sent nothing: {count(done.skipped, noun)} had been sent to {to} before (job {plan.job}); to send "

@@ -65,7 +65,9 @@ class TailReader:
     """Reads a topic's partitions as one stream. `seen` has the last id that was read of each partition."""
 
     def __init__(self, connection: CommandConnection, topic: str, partitions: int) -> None:
-        self._client, self._connection, self._topic = connection.client, connection, topic
+        self._client = connection.client
+        self._connection = connection
+        self._topic = topic
         self._streams = [connection.keys.stream(topic, partition) for partition in range(partitions)]
         self.seen = [b"0-0"] * partitions
         self._block_ms = min(1000, to_ms(connection.settings.command_timeout) // 2)

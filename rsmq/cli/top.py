@@ -90,7 +90,8 @@ class TopScreen:
     """The whole terminal, with keys. It is drawn again for each board and after each key."""
 
     def __init__(self, title: str) -> None:
-        self._title, self._view = title, TopView()
+        self._title = title
+        self._view = TopView()
         self._board = Board(None, (), ())
         self._console = Console(highlight=False)
 

@@ -107,7 +107,7 @@ def delete(topic: TopicName, yes: Yes = False, url: Url = None, as_json: Json = 
 
 @app.command("why-not-trimmed", epilog="Example: rsmq topic why-not-trimmed orders")
 def why(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
-    """What holds messages of a topic: a group, the archive, or its limits. Exit code 1 for a group or the archive."""
+    """Say who holds messages of a topic: a group, the archive or its limits. Exit code 1 for a group or the archive."""
 
     async def read(connection: CommandConnection) -> list[tuple[int, RetentionHold]]:
         found = await connection.topic(topic)

@@ -1,4 +1,4 @@
-"""What `broker.cancel` and `broker.reschedule` answer."""
+"""The answers of `broker.cancel` and `broker.reschedule`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ class Cancel:
     """
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, counted: CancelCounter | None = None) -> None:
-        self._client, self._keys, self._settings, self._finder = client, keys, settings, Finder(client, keys)
+        self._client = client
+        self._keys = keys
+        self._settings = settings
+        self._finder = Finder(client, keys)
         self._counted = CancelCounter() if counted is None else counted
 
     async def __call__(

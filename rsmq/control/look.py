@@ -33,7 +33,9 @@ class Look:
     """Answers where a message is. It reads only, and changes nothing."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
-        self._client, self._keys, self._finder = client, keys, Finder(client, keys)
+        self._client = client
+        self._keys = keys
+        self._finder = Finder(client, keys)
 
     async def at(self, message_id: str, topic: Topic, key: str | None = None) -> MessageStatus:
         """The status of one message of a topic."""

@@ -27,7 +27,10 @@ class Reschedule:
     """Moves messages. A call whose answer was lost can be repeated, and answers the same."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
-        self._client, self._keys, self._settings, self._finder = client, keys, settings, Finder(client, keys)
+        self._client = client
+        self._keys = keys
+        self._settings = settings
+        self._finder = Finder(client, keys)
 
     async def __call__(
         self, message_id: str, topic: Topic, key: str | None, due: str, *, group: str | None = None

@@ -98,7 +98,11 @@ class Search:
             raise ConfigError(f"state={state!r} is unknown: use {', '.join(STATES)}")
         if state in ("undelivered", "in_flight", "parked", "dead") and group is None:
             raise ConfigError(f"what is {state} differs from group to group: pass group, too")
-        self._client, self._keys, self._topic, self._state, self._group = client, keys, topic, state, group or ""
+        self._client = client
+        self._keys = keys
+        self._topic = topic
+        self._state = state
+        self._group = group or ""
 
     async def run(
         self, wanted: Criteria, *, most: int, scan: int, progress: Callable[[int], None] | None = None

@@ -56,7 +56,7 @@ class GroupStatus:
 
     @property
     def text(self) -> str:
-        """The same as a sentence."""
+        """The state in this group, as a sentence."""
         many = "at least " if self.before == MOST_BEFORE else ""
         last = f"; the last attempt failed: {self.error}" if self.error else ""
         if self.expired is not None:
@@ -109,7 +109,7 @@ class MessageStatus:
 
     @property
     def text(self) -> str:
-        """The same as a sentence, without the groups."""
+        """The state of the message as a sentence, without the groups."""
         where = f"{self.topic}.{self.partition}"
         match self.state:
             case "delayed":
@@ -146,7 +146,7 @@ class Report(NamedTuple):
 
 
 def group_status(group: str, stream_id: bytes, report: Report, *, before: int = 0, behind: str = "") -> GroupStatus:
-    """What the reply means. `before` and `behind` are asked for separately, and count only where they apply."""
+    """The state that a reply means. `before` and `behind` are asked for separately, and count only where they apply."""
     failed = failed_attempts(report.note, report.past)
     error = failed[-1].error if failed else None
     is_waiting = report.parked_attempts >= 0 or parse_stream_id(stream_id) > parse_stream_id(report.delivered)

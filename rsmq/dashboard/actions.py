@@ -1,4 +1,4 @@
-"""What visitors may change. Each action is asked about first, with the number of what it changes, and is audited."""
+"""The actions of visitors. Each is asked about first, with the number of what it changes, and is audited."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ActionForm:
         return f"{self.group} of {self.topic}"
 
     async def state(self) -> State:
-        """What the audit notes before and after: the state of the group, topic or device."""
+        """The notes of the audit before and after: the state of the group, topic or device."""
         if name := self.value("client"):
             client = await self.visit.queries.mqtt.find(name)
             return {"client": name, "gateway": None if client is None else client.gateway}
@@ -216,7 +216,7 @@ async def cancel_waiting(wanted: ActionForm) -> Action:
 
 
 def waiting_at(wanted: ActionForm) -> tuple[str, str]:
-    """What waits, and where."""
+    """A message that waits, and where."""
     return ("parked message", wanted.group_of_topic) if wanted.group else ("delayed message", wanted.topic)
 
 
@@ -270,7 +270,7 @@ async def run_now(wanted: ActionForm) -> Action:
 
 
 async def message_state(wanted: ActionForm) -> State:
-    """What the audit notes of a message: the same as its page."""
+    """A message as the audit notes it: like its page."""
     try:
         found = await wanted.visit.queries.status(wanted.topic, wanted.value("message"), wanted.key)
     except PageNotFound as error:
@@ -279,7 +279,7 @@ async def message_state(wanted: ActionForm) -> State:
 
 
 async def schedule_state(wanted: ActionForm) -> State:
-    """What the audit notes of a schedule."""
+    """A schedule as the audit notes it."""
     queries = wanted.visit.queries
     found = {each.name: each for each in await look_up(queries.client, queries.keys, queries.topics, wanted.topic)}
     state = found.get(wanted.value("schedule"))

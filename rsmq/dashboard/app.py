@@ -116,7 +116,7 @@ class Dashboard:
         return self._answering(answer)
 
     async def _changes(self, visit: Visit, build: Build) -> AsyncIterator[str]:
-        """What has changed on a page, each second, until its browser leaves. The first event is all of it."""
+        """The changes of a page, each second, until its browser leaves. The first event is all of it."""
         before = Live()
         while True:
             visit.live = Live()

@@ -38,7 +38,8 @@ class Audit:
     """Writes each action twice: before it begins, and when it has ended. An action that cannot be noted is not done."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
-        self._client, self._key = client, keys.audit
+        self._client = client
+        self._key = keys.audit
 
     async def record(
         self,

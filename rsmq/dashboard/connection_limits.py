@@ -32,7 +32,8 @@ def limited(protocol: type[Any]) -> type[Any]:
             if len(connections) >= MOST_CONNECTIONS:
                 end_oldest(connections)
             connections[self] = None
-            self._client_part, self._part_since = client_part(self), monotonic()
+            self._client_part = client_part(self)
+            self._part_since = monotonic()
             self._turn = self.loop.call_later(TURN, self._look)
 
         def connection_lost(self, error: Exception | None) -> None:
@@ -58,7 +59,7 @@ def limited(protocol: type[Any]) -> type[Any]:
 
 
 def client_part(connection: Any) -> tuple[str, int]:
-    """What a connection waits for, empty if for the application; and during which request."""
+    """The part of a request that a connection waits for, empty if it waits for the application; and which request."""
     cycle = connection.cycle
     if connection.transport.get_write_buffer_size():
         return RESPONSE, id(cycle)

@@ -78,7 +78,7 @@ def errors(visit: Visit, topic: str, group: str, letters: Sequence[DeadLetter], 
 
 
 def kind_of(error: str) -> str:
-    """What letters of the same cause have in common: the type of the error and the words before the first value."""
+    """The sign of letters with the same cause: the type of the error and the words before the first value."""
     text = error.partition("\n")[0]
     for at, char in enumerate(text):
         if char.isdigit() or char in "'\"<{[":

@@ -61,7 +61,7 @@ def total(values: Any) -> float | None:
 
 
 def sample_of(at: datetime, board: Board) -> HistoryMinute:
-    """What is kept of a board."""
+    """A board as it is kept."""
     groups: dict[str, list[float | None]] = {}
     for each in board.groups:
         out = None if each.rate_out is None else round(each.rate_out, 2)
@@ -83,7 +83,9 @@ class HistorySampler:
     """Takes a sample a minute. Of several dashboards the first one stores the minute."""
 
     def __init__(self, client: Client, keys: Keys, inspector: Inspector) -> None:
-        self._client, self._key, self._inspector = client, keys.history, inspector
+        self._client = client
+        self._key = keys.history
+        self._inspector = inspector
         self._before: Snapshot | None = None
         self._is_stored = True
         self.samples: deque[HistoryMinute] = deque(maxlen=KEPT)

@@ -78,7 +78,7 @@ class Live:
         return made
 
     def changes(self, before: Live) -> dict[str, Html]:
-        """What a browser that shows `before` must replace."""
+        """The parts that a browser must replace if it shows `before`."""
         whole = {name for name, order in self.orders.items() if before.orders.get(name) != order}
         changed = {}
         for name, made in self.parts.items():

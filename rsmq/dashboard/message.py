@@ -61,7 +61,7 @@ async def messages(visit: Visit, topic: str) -> Page:
 
 
 def search_of(visit: Visit, partitions: int) -> MessageSearch:
-    """What the fields ask for. Raises ConfigError."""
+    """The message that the fields ask for. Raises ConfigError."""
     partition, before = visit.given("partition"), visit.given("before")
     if partition and not (partition.isdecimal() and len(partition) < 6 and int(partition) < partitions):
         raise ConfigError(f"there is no partition {partition[:40]!r}: there are {partitions}, from 0")

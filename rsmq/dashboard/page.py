@@ -1,4 +1,4 @@
-"""What all pages share: the request, the frame with its navigation, notes, and forms for actions."""
+"""All pages share this: the request, the frame with its navigation, notes, and forms for actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the pages ask, while the application runs."""
+    """The server as the pages ask it, while the application runs."""
 
     queries: Queries
     waiting: WaitingMessages
@@ -74,7 +74,7 @@ class Visit:
         return self.visible(await self.queries.poller.fresh())
 
     def visible(self, board: Board) -> Board:
-        """What the visitor sees of a board."""
+        """The part of a board that the visitor may see."""
         if self.visitor.sees(None) and not self.visitor.topics:
             return board
         return Board(
@@ -111,7 +111,7 @@ class Visit:
 
 @dataclass(slots=True)
 class Page:
-    """What a page shows. `is_live`: it is sent again each second, as far as it has changed."""
+    """The content of a page. `is_live`: it is sent again each second, as far as it has changed."""
 
     title: str
     body: list[Content]

@@ -70,7 +70,8 @@ class Poller:
         self._observer = observer
         self._before: Snapshot | None = None
         self._seen_at = 0.0
-        self._wanted, self._polling = anyio.Event(), anyio.Lock()
+        self._wanted = anyio.Event()
+        self._polling = anyio.Lock()
         self.history: deque[TimedBoard] = deque(maxlen=KEPT)
         self.trouble = ""
 
@@ -94,7 +95,8 @@ class Poller:
         task_status.started()
         while True:
             if monotonic() - self._seen_at > PATIENCE:
-                self._wanted, self._before = anyio.Event(), None
+                self._wanted = anyio.Event()
+                self._before = None
                 await self._wanted.wait()
             try:
                 await self.poll()
@@ -122,14 +124,15 @@ class Poller:
     async def _poll(self) -> None:
         after = await self._observer.snapshot()
         self.history.append(TimedBoard(datetime.now(UTC), compare(self._before, after)))
-        self._before, self.trouble = after, ""
+        self._before = after
+        self.trouble = ""
 
     def __repr__(self) -> str:
         return f"<Poller boards={len(self.history)}>"
 
 
 class PageNotFound(RsmqError):
-    """What an address names does not exist, or not for this visitor."""
+    """The thing that an address names does not exist, or not for this visitor."""
 
 
 class PageRefused(RsmqError):
@@ -190,9 +193,12 @@ class Queries:
     """Asks the server for all pages of a process. Each answer has an upper bound."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
-        self.client, self.keys, self.settings = client, keys, settings
+        self.client = client
+        self.keys = keys
+        self.settings = settings
         self.topics = Topics(client, keys, settings)
-        self.dlq, self.all_devices = DeadLetters(client, keys), Devices(client, keys)
+        self.dlq = DeadLetters(client, keys)
+        self.all_devices = Devices(client, keys)
         self.mqtt = MqttClients(client, keys)
         self.poller = Poller(Observer(client, keys, settings))
         self._message_ids = dict[tuple[str, int, str], str]()
@@ -266,7 +272,7 @@ class Queries:
         return read_entry(origin, *rows[0]) if rows else None
 
     async def running(self, topic: str, group: str) -> list[RunningMessage]:
-        """What the members of a group have now, longest first: at most MOST_RUNNING of each partition."""
+        """The messages that members of a group have now, longest first: at most MOST_RUNNING of each partition."""
         found = await self.topic(topic)
         replies = await ask_all(
             self.client,
@@ -286,7 +292,7 @@ class Queries:
         return await self._named(topic, rows[:MOST_NAMED]) + rows[MOST_NAMED:]
 
     async def _named(self, topic: str, rows: list[RunningMessage]) -> list[RunningMessage]:
-        """The same with their message ids. Those of the last call are remembered, for pages that are open."""
+        """Rows with their message ids. Those of the last call are remembered, for pages that are open."""
         entries = [(topic, each.partition, each.id) for each in rows]
         unknown = [entry for entry in entries if entry not in self._message_ids]
         commands = [("XRANGE", self.keys.stream(topic, number), entry_id, entry_id) for _, number, entry_id in unknown]

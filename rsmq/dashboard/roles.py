@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 
 class Role(IntEnum):
-    """What a visitor may do; each role may do what the ones before may."""
+    """The role of a visitor; each one may do what the ones before may."""
 
     NONE = 0  # the topic does not exist for this visitor
     LOOK = 1  # see everything, payloads too

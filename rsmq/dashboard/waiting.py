@@ -40,7 +40,9 @@ class WaitingMessages:
     """Reads and moves them. A change names each by its partition, its due time and a hash of its content."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
-        self._client, self._keys, self._settings = client, keys, settings
+        self._client = client
+        self._keys = keys
+        self._settings = settings
 
     async def delayed(self, topic: Topic) -> list[WaitingMessage]:
         """Those of a topic that are due next."""
@@ -96,7 +98,7 @@ class WaitingMessages:
             yield (self._keys.delayed(topic.name, number), self._keys.dedup(topic.name, number, message_id)), member
 
     async def move_parked(self, topic: Topic, group: str, refs: Sequence[str], due_ms: int | None) -> int:
-        """The same for parked ones. The member that has the timer of a message that keeps its key moves it."""
+        """Give parked messages another due time. The member that has the timer of one that keeps its key moves it."""
         command, due = Reschedule(self._client, self._keys, self._settings), due_text(due_ms)
         entries = await self._parked(topic, group, refs)
         answers = [command.parked((topic.name, number, group), entry_id, due) for number, entry_id in entries]
@@ -151,7 +153,7 @@ def as_ms(score: bytes | float) -> int:
 
 
 def ref_of(partition: int, due: int, member: bytes) -> str:
-    """What a form sends back for a message."""
+    """The value that a form sends back for a message."""
     return f"{partition}-{due}-{blake2b(member, digest_size=8).hexdigest()}"
 
 

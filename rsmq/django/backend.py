@@ -140,7 +140,7 @@ class RsmqBackend(BaseTaskBackend):
         return read_result(text)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """What `manage.py check` says: it reads the settings, and asks no server."""
+        """The answers for `manage.py check`: it reads the settings, and asks no server."""
         yield from super().check(**kwargs)
         try:
             options = self.configuration

@@ -1,4 +1,4 @@
-"""What the server keeps of a task: its arguments, its state and its result, as JSON under the id of the message."""
+"""A task as the server keeps it: its arguments, its state and its result, as JSON under the id of the message."""
 
 from __future__ import annotations
 

@@ -46,10 +46,11 @@ GROUP = "workers"
 
 
 class Slots:
-    """So many tasks run at once. A free slot goes to the task with the highest priority, the oldest of them first."""
+    """Bounds the tasks that run at once. A free slot goes to the task with the highest priority, the oldest first."""
 
     def __init__(self, number: int) -> None:
-        self._free, self._order = number, count()
+        self._free = number
+        self._order = count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
     @asynccontextmanager
@@ -88,7 +89,8 @@ class TaskRunner:
     """Runs the tasks of one backend in threads, as handlers of the broker."""
 
     def __init__(self, backend: RsmqBackend) -> None:
-        self._backend, self._options = backend, backend.configuration
+        self._backend = backend
+        self._options = backend.configuration
         self.broker = Broker(self._options.settings)
         self._slots = Slots(self._options.concurrency)
         self._threads = anyio.CapacityLimiter(self._options.concurrency)

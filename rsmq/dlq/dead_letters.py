@@ -32,7 +32,8 @@ class ReplayRate:
     """Lets one dead letter pass per span, the first at once; after a delay the late ones pass without a wait."""
 
     def __init__(self, every: Duration) -> None:
-        self._every, self._next = checked_duration("every", every).total_seconds(), monotonic()
+        self._every = checked_duration("every", every).total_seconds()
+        self._next = monotonic()
 
     async def wait(self) -> None:
         """Wait until the next one may pass."""
@@ -116,7 +117,7 @@ class DeadLetters:
     async def replay_selected(
         self, topic: Limited, group: str, selection: Selection, *, every: Duration = timedelta(0)
     ) -> int:
-        """The same for the selected ones, oldest first. After an error or cancellation a part of them is replayed."""
+        """Replay the selected ones, oldest first. After an error or cancellation a part of them is replayed."""
         replayed, throttle = 0, ReplayRate(every)
         async for letter in self.select(topic, group, selection):
             await throttle.wait()

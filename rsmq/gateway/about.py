@@ -1,4 +1,4 @@
-"""What a gateway says about itself, for the doctor: listeners, routes, and when its certificate ends."""
+"""A gateway's own description, for the doctor: listeners, routes, and when its certificate ends."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class MqttAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """What a gateway allows. Each limit has an answer that the client can see, and a counter."""
+    """The options of a gateway. Each limit has an answer that the client can see, and a counter."""
 
     anonymous: bool = option(False, "Clients without credentials may connect.")
     password_file: Path | None = option(None, "Users, in the format of mosquitto_passwd.")

@@ -38,7 +38,7 @@ def totals(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def figures(gateways: Iterable[MqttGateway], subscriptions: int, retained: int, now_ms: int) -> dict[str, str]:
-    """What is published, by topic name. Counters are those of the gateways that run now."""
+    """The values to publish, by topic name. Counters are those of the gateways that run now."""
     live = [each for each in gateways if not each.is_late]
     counts = Counter[str]()
     for each in live:
@@ -58,7 +58,9 @@ class SysTopics:
     """Publishes the figures to the clients of one gateway."""
 
     def __init__(self, client: Client, keys: Keys, deliver: Callable[[Published, Mapping[str, str]], None]) -> None:
-        self._client, self._clients, self._deliver = client, MqttClients(client, keys), deliver
+        self._client = client
+        self._clients = MqttClients(client, keys)
+        self._deliver = deliver
         self._retained = [("ZCARD", keys.retained(bucket, "names")) for bucket in range(BUCKETS)]
         self._names = list(figures((), 0, 0, 0))
 

@@ -1,4 +1,4 @@
-"""What a user registers, checked when it is registered. No I/O.
+"""Handlers and schedules of a user, checked when it is registered. No I/O.
 
 A `router` collects handlers and schedules. `handler` builds one from its `options`, its `signature`, the `payload`
 decoder of its annotation and its `dependencies`. `middleware` wraps the calls, `first_step` begins one; `retry`

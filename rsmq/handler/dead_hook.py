@@ -1,4 +1,4 @@
-"""What `broker.on_dead` registers: a function that is called with each message that becomes a dead letter."""
+"""The middleware of `broker.on_dead`: a function that is called with each message that becomes a dead letter."""
 
 from __future__ import annotations
 

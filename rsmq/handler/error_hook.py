@@ -30,7 +30,7 @@ class ErrorHook(Wrapping):
         return call_next
 
     def wrap_payload(self, call_next: Call, topic: str, group: str) -> Call | None:
-        """The same."""
+        """Nothing is wrapped here either."""
         return call_next
 
 

@@ -41,7 +41,10 @@ class Wrapping(ABC):
         return None
 
     def wrap_payloads(self, call_next: Call, topic: str, group: str) -> Call | None:
-        """The same for batches: a list, or `Payloads` if there are messages among them that are not plain."""
+        """Build the call around one that gets the payloads of a batch.
+
+        They are a list, or `Payloads` if there are messages among them that are not plain.
+        """
         return self.wrap_payload(call_next, topic, group)
 
     def __call__(self, work: Any, call_next: Call) -> Awaitable[Any]:

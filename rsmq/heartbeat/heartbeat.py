@@ -41,7 +41,7 @@ TOUCH_CHUNK = 500
 
 @dataclass(slots=True)
 class InFlightMessages:
-    """What a member has in flight in one partition under shared distribution.
+    """The messages that a member has in flight in one partition under shared distribution.
 
     The thread calls `in_flight`. `on_gone` is called in the loop, with the ids that another member has now and those of
     deleted entries, which are in the dead letters.

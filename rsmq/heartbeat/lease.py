@@ -33,8 +33,14 @@ class Lease:
     def __init__(
         self, topic: str, group: str, partition: int, key: str, owner: str, epoch: str, deadline: float, run: int = 0
     ) -> None:
-        self.topic, self.group, self.partition, self.key = topic, group, partition, key
-        self.owner, self.epoch, self.deadline, self.run = owner, epoch, deadline, run
+        self.topic = topic
+        self.group = group
+        self.partition = partition
+        self.key = key
+        self.owner = owner
+        self.epoch = epoch
+        self.deadline = deadline
+        self.run = run
         self.is_lost = False
 
     @classmethod
@@ -67,7 +73,10 @@ class Leases:
     """Takes and releases the leases of one member; the heartbeat renews them."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, member: str) -> None:
-        self._client, self._keys, self._settings, self._member = client, keys, settings, member
+        self._client = client
+        self._keys = keys
+        self._settings = settings
+        self._member = member
         self._warned = False
 
     async def take(

@@ -23,9 +23,12 @@ class Liveness:
     """
 
     def __init__(self, member: str, *, ttl: float, grace: float) -> None:
-        self._member, self._ttl, self._grace = member, ttl, grace
+        self._member = member
+        self._ttl = ttl  # in seconds, as all times here
+        self._grace = grace
         self._steady_since: float | None = None
-        self._last = self._listened = 0.0
+        self._last = 0.0
+        self._listened = 0.0
         self._offset: float | None = None
         self._known: set[str] = {member}
         self._missing_since: dict[str, float] = {}

@@ -26,13 +26,15 @@ class LoopLag:
     def ask(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
         """Schedule a callback, unless one is still pending."""
         if self._asked_at is None:
-            self._asked_at, self._lag = now, None
+            self._asked_at = now
+            self._lag = None
             loop.call_soon_threadsafe(self._answer)
 
     def _answer(self) -> None:
         """Runs in the loop."""
         if self._asked_at is not None:
-            self._lag, self._asked_at = awake() - self._asked_at, None
+            self._lag = awake() - self._asked_at
+            self._asked_at = None
             if self._note is not None:
                 self._note(self._lag)
 
@@ -47,7 +49,7 @@ class LoopLag:
         return self._lag if asked_at is None else now - asked_at
 
     def report(self, now: float) -> dict[str, float]:
-        """What is stored in the server."""
+        """The text that is stored in the server."""
         lag = self.lag(now)
         return {} if lag is None else {"loop_lag_ms": round(lag * 1000, 3)}
 

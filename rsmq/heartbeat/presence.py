@@ -98,7 +98,9 @@ class Presence:
         on_change: Callable[[str], None],
         on_absent: Callable[[], None],
     ) -> None:
-        self._connector, self._keys, self._member = connector, keys, member
+        self._connector = connector
+        self._keys = keys
+        self._member = member
         self._on_change, self._on_absent = on_change, on_absent
         self._grace = settings.presence_grace.total_seconds() * 0.8
         self._lock = threading.Lock()
@@ -106,8 +108,10 @@ class Presence:
         self._subscribed: set[str] = set()
         self._resubscribe_wanted = threading.Event()
         self._absence_timer: threading.Timer | None = None
-        self.is_absent, self.absences = False, 0
-        self._ran_at = self._restored_at = 0.0
+        self.is_absent = False
+        self.absences = 0
+        self._ran_at = 0.0
+        self._restored_at = 0.0
         self._interrupted_at: float | None = None
         self._seen_after = settings.presence_grace.total_seconds() * SEEN_AFTER
         self._longest_wait = min(PING_INTERVAL, self._grace / 6 or PING_INTERVAL)  # `_ran_at` is at most twice so old
@@ -197,7 +201,9 @@ class Presence:
         """Announcements made in between were missed, so every group counts as changed."""
         self._restored_at = monotonic()
         with self._lock:
-            timer, self._absence_timer, self.is_absent = self._absence_timer, None, False
+            timer = self._absence_timer
+            self._absence_timer = None
+            self.is_absent = False
         if timer is None:
             return
         timer.cancel()

@@ -1,4 +1,4 @@
-"""What other members can read about this one: heartbeat key, group membership, loop lag. Renewed by the heartbeat."""
+"""The entries of this member that others read: heartbeat key, group membership, loop lag. Renewed by the heartbeat."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Registration:
     """
 
     def __init__(self, keys: Keys, member: str, ttl: int) -> None:
-        self._keys, self._member, self._ttl = keys, member, ttl
+        self._keys = keys
+        self._member = member
+        self._ttl = ttl  # in ms
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # held during calls to the server: the loop must never wait for it
         self._memberships: dict[tuple[str, str], GroupMembership] = {}
@@ -124,7 +126,7 @@ async def longer_leases(client: Client, keys: Keys, topic: str, group: str, own_
 
 
 async def read_members(client: Client, keys: Keys, topic: str, group: str) -> dict[str, dict[str, Any]]:
-    """What each member of a group with a heartbeat key says about itself."""
+    """The own description of each member of a group that has a heartbeat key."""
     names = (keys.group(topic, group), keys.members(topic, group), keys.alive(topic, group, ""))
     reply = await MEASURE_MEMBERS(client, (*names, keys.vitals(topic, group, "")))
     return {reply[at].decode(): read_info(reply[at + 1]) for at in range(3, len(reply), 4)}

@@ -30,7 +30,9 @@ class Inspector:
     """Answers questions. Errors of the connection are raised; what does not exist is None or an empty list."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
-        self._client, self._keys, self._settings = client, keys, settings
+        self._client = client
+        self._keys = keys
+        self._settings = settings
         self._observer = Observer(client, keys, settings)
 
     async def snapshot(self, topics: Collection[str] | None = None) -> Snapshot:
@@ -61,7 +63,7 @@ class Inspector:
         return [replace(state, is_present=count > 0) for state, count in zip(found, counts, strict=True)]
 
     async def server(self) -> ServerState:
-        """What `rsmq doctor` tells of the server, and of the libraries here."""
+        """The facts of `rsmq doctor` about the server, and the libraries here."""
         facts, state = await gather(self._client, self._keys), await self.snapshot()
         parser = type(getattr(self._client.nodes[0].connection_pool.make_connection(), "_parser", None)).__name__
         return ServerState(

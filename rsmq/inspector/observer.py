@@ -50,7 +50,9 @@ class Observer:
     """Takes snapshots. Errors of the connection are raised; what is deleted between two exchanges is left out."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings) -> None:
-        self._client, self._keys, self._ttl = client, keys, settings.lease_ttl
+        self._client = client
+        self._keys = keys
+        self._ttl = settings.lease_ttl
         self._topics = Topics(client, keys, settings)
         self._may_run_scripts = True
 
@@ -112,7 +114,7 @@ def ask_partition(keys: Keys, topic: str, number: int) -> Call:
 
 
 def ask_group(keys: Keys, topic: str, number: int, row: Row, most_parked: int) -> Call:
-    """What one group has of a partition; `row` is the group's row in the reply to `ask_partition`."""
+    """The part of a partition that one group has; `row` is the group's row in the reply to `ask_partition`."""
     at = (topic, number, row[0].decode(errors="replace"))
     names = (keys.stream(topic, number), keys.lease(*at), keys.retry(*at), keys.dlq(*at))
     return MEASURE_GROUP_PARTITION, names, (row[0], row[1], most_parked)

@@ -19,7 +19,7 @@ NO_GROUP: Final = "no group exists yet: the first group will read from the oldes
 
 @dataclass(frozen=True, slots=True)
 class GroupNeeds:
-    """What one group still needs of a partition. An id is None where nothing of that kind exists."""
+    """The oldest entries of a partition that one group still needs. An id is None where nothing of that kind exists."""
 
     group: str
     pending: int
@@ -40,7 +40,7 @@ class GroupNeeds:
 
     @property
     def why(self) -> str:
-        """The same as text."""
+        """The entries that it holds back, as text."""
         parts = {
             f"{self.pending} pending, the oldest is {self.oldest_pending}": self.oldest_pending,
             f"{self.parked} waiting for a retry, the oldest is {self.oldest_parked}": self.oldest_parked,
@@ -53,7 +53,7 @@ class GroupNeeds:
 
 
 async def group_needs(client: Client, keys: Keys, topic: str, partition: int) -> list[GroupNeeds]:
-    """What each group of a partition still needs. A group's part is one atomic read, so a message that is being parked
+    """The holds of each group of a partition. A group's part is one atomic read, so a message that is being parked
     or delivered again is always in it."""
     _, needs = await _measured(client, keys, topic, partition)
     return needs

@@ -20,7 +20,7 @@ HEADROOM: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class GroupLoad:
-    """What a group has to do. Rates are messages a second, None where they are not known yet.
+    """The work of a group. Rates are messages a second, None where they are not known yet.
 
     `delayed` counts messages that are not due: only a worker of the topic can make them due.
     """
@@ -38,7 +38,7 @@ class GroupLoad:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the operator wants: a backlog is gone within `drain`. `least` and `most` are numbers of workers."""
+    """The target of the operator: a backlog is gone within `drain`. `least` and `most` are numbers of workers."""
 
     drain: timedelta = timedelta(seconds=60)
     least: int = 0
@@ -94,7 +94,7 @@ def decide(load: GroupLoad, goal: Goal, best: float | None) -> ScaleAnswer:
 
 
 def learned(load: GroupLoad, best: float | None) -> float | None:
-    """What one worker settles in a second at its best. It is seen only while there is more to do than is done."""
+    """The messages a second of one worker at its best. It is seen only while there is more to do than is done."""
     if not load.workers or not load.rate_out:
         return best
     seen = load.rate_out / load.workers

@@ -1,4 +1,4 @@
-"""What changed between two snapshots: rates, and where each backlog goes. Pure: no server, no clock, no terminal."""
+"""The change between two snapshots: rates, and where each backlog goes. Pure: no server, no clock, no terminal."""
 
 from __future__ import annotations
 

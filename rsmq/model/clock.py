@@ -77,7 +77,8 @@ class ServerClock:
     def saw(self, asked: float, seconds: float) -> None:
         """The server has said `seconds` since 1970; it was asked when `monotonic` was `asked`."""
         now = monotonic()
-        self._ahead, self.behind = seconds - now, now - asked
+        self._ahead = seconds - now
+        self.behind = now - asked
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""

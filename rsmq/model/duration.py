@@ -59,7 +59,7 @@ def checked_duration(name: str, value: Any) -> timedelta:
 
 
 def instead(name: str, value: Any) -> str:
-    """What to write. A bare number gets the form with its unit."""
+    """Advice what to write. A bare number gets the form with its unit."""
     digits = str(value).strip()
     if not isinstance(value, bool) and re.fullmatch(r"\d{1,12}(\.\d{1,9})?", digits, re.ASCII):
         return f"it has no unit, so write {name}='{digits}s' for seconds, or a timedelta"

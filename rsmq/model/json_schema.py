@@ -23,7 +23,7 @@ class Comparison:
         self._open: set[tuple[str, str]] = set()
 
     def problems(self, given: Any, accepting: Any, path: str = "") -> Iterator[str]:
-        """What may be refused, each as a line that begins with the path of the field."""
+        """Payloads that may be refused, each as a line that begins with the path of the field."""
         pair = (str(given), str(accepting))
         if pair in self._open or accepting in (True, {}):  # a model that contains itself
             return

@@ -18,7 +18,7 @@ def new_member_id() -> str:
 
 
 def read_info(text: bytes) -> dict[str, Any]:
-    """What a member has written about itself: a JSON object, or empty if it is anything else."""
+    """A member's own description: a JSON object, or empty if it is anything else."""
     try:
         found = from_json(text or b"{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What `publish` returns: the message id, which also knows where the message is."""
+"""The result of `publish`: the message id, which also knows where the message is."""
 
 from __future__ import annotations
 

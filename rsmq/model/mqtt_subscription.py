@@ -23,7 +23,7 @@ class Subscription(NamedTuple):
 
     @property
     def options(self) -> str:
-        """What it asks for besides its QoS, for people."""
+        """Its options besides its QoS, for people."""
         words = {
             "no local": self.no_local, "retain as published": self.retain_as_published,
             f"retain handling {self.retain_handling}": self.retain_handling, f"id {self.identifier}": self.identifier,

@@ -74,7 +74,7 @@ def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def at_path(value: Any, path: Sequence[Any]) -> Any:
-    """What a path leads to; the path itself if it leads nowhere."""
+    """The value that a path leads to; the path itself if it leads nowhere."""
     for step in path:
         try:
             value = value[step]

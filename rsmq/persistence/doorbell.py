@@ -30,7 +30,8 @@ class NodeSubscription:
     """One connection that subscribes to channels of one node, until it breaks."""
 
     def __init__(self, node: Client, rung: Callable[[bytes], None]) -> None:
-        self._connection, self._rung = RawConnection(node), rung
+        self._connection = RawConnection(node)
+        self._rung = rung
         self.channels: set[bytes] = set()
         self._leaving: dict[bytes, int] = {}
         self._outgoing: list[bytes] = []

@@ -42,7 +42,10 @@ class Feed:
         self._signature = read_signature(to, self.title, is_batch=False, unannotated=payload)
         self._decode = decoder_for(self._signature.payload) if self._signature.has_payload else decode_nothing
         self._recipients = self._signature.single_call()
-        self._group, self._ttl, self._retry, self._writer = group, expiry_ms(expiry), retry, writer
+        self._group = group
+        self._ttl = expiry_ms(expiry)
+        self._retry = retry
+        self._writer = writer
 
     async def __call__(self, messages: list[Message]) -> list[BaseException | None] | None:
         """None when all letters of all messages are stored, else one outcome per message."""

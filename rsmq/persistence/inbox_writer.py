@@ -76,7 +76,9 @@ class DeviceQueue:
     __slots__ = ("device", "first", "keys", "last", "source")
 
     def __init__(self, device: str, source: str, keys: tuple[str, ...]) -> None:
-        self.device, self.source, self.keys = device, source, keys
+        self.device = device
+        self.source = source
+        self.keys = keys
         self.first: LetterBatch | None = None
         self.last: LetterBatch | None = None
 

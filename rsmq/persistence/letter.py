@@ -195,7 +195,7 @@ def read_mqtt(envelope: bytes) -> MqttLetter:
 
 
 def ms_left(envelope: bytes, now_ms: int) -> int:
-    """What is left of the time that a letter is kept, by a clock that may be behind the server's: never more than it
+    """The rest of the time that a letter is kept, by a clock that may be behind the server's: never more than it
     had."""
     expires = int.from_bytes(envelope[7:STAMP], "big")
     return expires - max(now_ms, int.from_bytes(envelope[1:7], "big"))

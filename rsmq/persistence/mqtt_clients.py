@@ -115,7 +115,7 @@ class MqttClients:
         return (await self.find_all([client_id]))[0]
 
     async def find_all(self, client_ids: Sequence[str]) -> list[MqttClient | None]:
-        """The same for many, in one exchange."""
+        """Clients with their sessions, in one exchange; None for one that is not known."""
         keys, commands = self._keys, list[tuple[Any, ...]]()
         for name in client_ids:
             commands += (
@@ -159,7 +159,7 @@ def read_client(
 
 
 def read_about(raw: bytes | None) -> tuple[Any, ...]:
-    """What a gateway says about itself, as the last fields of `MqttGateway`."""
+    """A gateway's own description, as the last fields of `MqttGateway`."""
     try:
         found = from_json(raw or b"{}")
         until = found.get("certificate_until")

@@ -20,7 +20,9 @@ class Leadership:
     """One member's bid for a piece of work. It is no lock: writes must carry `epoch`, which grows with each change."""
 
     def __init__(self, context: ServerContext, work: str) -> None:
-        self._client, self._member, self._key = context.client, context.member, context.keys.leader(work)
+        self._client = context.client
+        self._member = context.member
+        self._key = context.keys.leader(work)
         self._renewed = 0.0
         self.epoch = 0
         """That of the last grant; 0: this member does not lead."""

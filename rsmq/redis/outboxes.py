@@ -1,4 +1,4 @@
-"""What waits in the outboxes of the services' databases, as their relays last counted it."""
+"""The rows that wait in the outboxes of services' databases, as their relays last counted it."""
 
 from __future__ import annotations
 

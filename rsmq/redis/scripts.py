@@ -70,7 +70,7 @@ class Script:
         return ("EVALSHA", self.sha, len(keys), *keys, *args)
 
     def full_command(self, keys: Sequence[str | bytes], args: Sequence[Value]) -> tuple[Value, ...]:
-        """The same with the source, for a server that may not have the script."""
+        """The command with the source, for a server that may not have the script."""
         return ("EVAL", self.source, len(keys), *keys, *args)
 
     async def __call__(self, client: Commander, keys: Sequence[str | bytes], args: Sequence[Value] = ()) -> Any:
@@ -83,7 +83,7 @@ class Script:
     def run(
         self, client: SyncCommander, keys: Sequence[str | bytes], args: Sequence[Value] = (), *, read_only: bool = False
     ) -> Any:
-        """The same for a blocking client. `read_only`: for a user who may only read."""
+        """Run it with a blocking client. `read_only`: for a user who may only read."""
         suffix = "_RO" if read_only else ""
         try:
             return client.execute_command(f"EVALSHA{suffix}", self.sha, len(keys), *keys, *args)
@@ -116,7 +116,7 @@ def with_source(command: Sequence[Value]) -> Sequence[Value]:
 
 
 def packed_with_source(packed: bytes) -> bytes:
-    """The same for a packed command."""
+    """A packed EVALSHA command as the packed EVAL, in the same way."""
     count, _, _, _, sha, rest = packed.split(b"\r\n", 5)
     script = SCRIPTS.get(sha.decode())
     if script is None:

@@ -1,4 +1,4 @@
-"""What a service gets from the worker that runs it: the connected client and what belongs to it."""
+"""The surroundings of a service in the worker that runs it: the connected client and what belongs to it."""
 
 from __future__ import annotations
 

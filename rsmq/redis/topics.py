@@ -63,7 +63,10 @@ class Topics:
     def __init__(
         self, client: Client, keys: Keys, settings: Settings, declared: Callable[[str], int | None] = lambda _: None
     ) -> None:
-        self._client, self._keys, self._settings, self._declared = client, keys, settings, declared
+        self._client = client
+        self._keys = keys
+        self._settings = settings
+        self._declared = declared
         self._known: dict[str, tuple[float, Topic]] = {}
         self._lookups: dict[str, deque[LookupCaller]] = {}
 

@@ -211,7 +211,8 @@ class Transaction(MarkedWork):
         super().__init__(work, "effects.session")
         self.joined: MarkedCommit | None = None
         self._begun = session.begin()
-        self._may_commit = self.is_over = False
+        self._may_commit = False
+        self.is_over = False
 
     def refuse(self, session: Session) -> None:
         """Before a commit: of a savepoint, by the handler, or at the end."""
@@ -219,7 +220,7 @@ class Transaction(MarkedWork):
             raise ConfigError(COMMITS)
 
     def flush(self, session: Session) -> None:
-        """What the handler has left to write. Raises ConfigError if it has dropped its work: the marks would commit
+        """Write what the handler has left. Raises ConfigError if it has dropped its work: the marks would commit
         alone."""
         if session.get_transaction() is not self._begun:
             raise ConfigError(DROPS)
@@ -230,7 +231,7 @@ class Transaction(MarkedWork):
         session.flush()
 
     def write(self, session: Session) -> None:
-        """What the handler has left to write, and the marks."""
+        """Write what the handler has left, and the marks."""
         self.flush(session)
         self.write_marks(connection_of(session))
 

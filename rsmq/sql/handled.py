@@ -1,4 +1,4 @@
-"""What a database knows of handled messages: the marks of one call, whether a commit has happened, and what is old."""
+"""Handled messages in a database: the marks of one call, whether a commit has happened, and what is old."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class MarkedWork:
     """The messages of one call of a handler, and their marks. `name`: of the dependency, for errors."""
 
     def __init__(self, work: Message | list[Message] | None, name: str) -> None:
-        self.name, self.is_batch = name, isinstance(work, list)
+        self.name = name
+        self.is_batch = isinstance(work, list)
         self.messages = messages_of(work, name)
         self.lane_runs = lane_runs_of(self.messages)  # now: a worker that wakes up late may have a newer epoch
         self.lanes = sorted(set(self.lane_runs))
@@ -121,7 +122,7 @@ class HandledMessages:
         return found
 
     def has_committed_plain(self, mark: Mark) -> bool:
-        """The same, for the thread of a plain function."""
+        """Whether a mark is committed, asked by the thread of a plain function."""
         return anyio.from_thread.run(self.has_committed, mark)
 
     # -- in the worker ----------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
     @property
     def signs(self) -> tuple[Any, ...]:
-        """What its row is recognised by."""
+        """The columns that identify its row."""
         return self[: len(SIGNS)]
 
     @property
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 
 
 class LaneRun(NamedTuple):
-    """What the marks of one partition have in common."""
+    """The fields that all marks of one partition share."""
 
     group_name: str
     topic: str
@@ -72,7 +72,7 @@ def lane_runs_of(messages: Iterable[Message]) -> list[LaneRun]:
 
 
 def mark_id_of(message: Message) -> tuple[int, int, str]:
-    """What tells the mark of a message from others of its partition: the stream id and the message id. Another client
+    """The identity of a mark in its partition: the stream id and the message id. Another client
     may have written an id with a NUL, which PostgreSQL does not store."""
     return *parse_stream_id(message.entry_id), message.id[:LONGEST_ID].replace("\0", "\ufffd")
 

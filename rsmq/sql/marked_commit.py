@@ -99,9 +99,13 @@ class MarkedCommit:
 
     def __init__(self, connection: Connection, prepared: Prepared, marks: str) -> None:
         driver: Any = connection.connection.dbapi_connection
-        self._own, self._begun = driver.driver_connection, driver._transaction
-        self._info, self._prepared, self._marks = connection.info, prepared, marks
-        self.is_refused = self.is_unprepared = False
+        self._own = driver.driver_connection
+        self._begun = driver._transaction
+        self._info = connection.info
+        self._prepared = prepared
+        self._marks = marks
+        self.is_refused = False
+        self.is_unprepared = False
         driver._transaction = self
 
     async def commit(self) -> None:
@@ -124,7 +128,7 @@ class MarkedCommit:
             self._own._top_xact = None  # asyncpg's own note that a transaction is open
 
     async def rollback(self) -> None:
-        """What asyncpg does."""
+        """Begin and commit as asyncpg does."""
         await self._begun.rollback()
 
 

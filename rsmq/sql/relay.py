@@ -119,7 +119,8 @@ class OutboxRelay:
             try:
                 await self._lead(leadership)
             finally:
-                self.is_leading, self.status = False, None
+                self.is_leading = False
+                self.status = None
                 with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                     await self._connection.close()
                     await leadership.release()
@@ -132,7 +133,8 @@ class OutboxRelay:
                 waits = not waits
                 log.debug("%s %s", self._context.member, "waits: another worker relays" if waits else "relays")
             if seconds:
-                self.is_leading = self._listener.is_wanted = False
+                self.is_leading = False
+                self._listener.is_wanted = False
                 self.status = None
                 await anyio.sleep(seconds)
                 continue
@@ -140,7 +142,8 @@ class OutboxRelay:
                 epoch = leadership.epoch
                 self._deleted.clear()
                 log.info("%s relays the outbox of %r", self._context.member, self._database)
-            self.is_leading = self._listener.is_wanted = True
+            self.is_leading = True
+            self._listener.is_wanted = True
             self._listener.news.clear()
             if self.status is None or time.monotonic() - self._counted > STATUS_SECONDS:
                 await self._count()
@@ -154,7 +157,7 @@ class OutboxRelay:
                     await self._listener.news.wait()
 
     async def _count(self) -> None:
-        """What waits, for metrics and dashboards."""
+        """Note the rows that wait, for metrics and dashboards."""
         self.status, self._counted = found, _ = await self._database.run(read_status), time.monotonic()
         name, member = self._database.sync_engine.url.database or "", self._context.member
         counted = CountedOutbox(name, found.backlog, found.age_seconds, found.refused, member)

@@ -1,4 +1,4 @@
-"""What waits in an outbox."""
+"""The rows that wait in an outbox."""
 
 from __future__ import annotations
 

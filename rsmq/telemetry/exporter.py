@@ -73,7 +73,8 @@ class Exporter:
                 except (RsmqError, TimeoutError) as error:
                     (log.warning if self._is_up else log.debug)("the server does not answer: %s", error)
                     self._seen, is_up = (), False
-                self._is_up, self._seen_at = is_up, monotonic()
+                self._is_up = is_up
+                self._seen_at = monotonic()
             return [Sample(metric.UP, (), self._is_up), *self._seen]
 
     def _scale(self, query: str) -> Answer:

@@ -28,7 +28,7 @@ READ_MARGIN: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeInput:
-    """What the probes judge. Ages are in seconds, None if there was none yet.
+    """The facts that the probes judge. Ages are in seconds, None if there was none yet.
 
     `turned` and `read` are the ages of the last turn of each handler's slowest read loop, and of its last turn without
     an error. `broken` says why a handler's pool cannot go on, and `unclaimed` how long the first ready message of a

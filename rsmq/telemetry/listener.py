@@ -177,7 +177,8 @@ class Listener(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Bind without a DNS lookup of the own name, which the parent class makes."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection. Without a free descriptor the oldest one makes room for the next attempt."""

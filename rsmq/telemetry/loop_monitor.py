@@ -35,7 +35,7 @@ BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 @dataclass(frozen=True, slots=True)
 class LoopBlock:
-    """What blocks the loop. `culprit` is a description for people, the stack has the innermost frame last."""
+    """The call that blocks the loop. `culprit` is a description for people, the stack has the innermost frame last."""
 
     seconds: float
     culprit: str
@@ -68,13 +68,14 @@ class LoopMonitor:
         return self._loop_lag.waited(awake())
 
     def block(self) -> LoopBlock | None:
-        """What blocks the loop now; None if it is not blocked."""
+        """The call that blocks the loop now; None if it is not blocked."""
         late = self.late
         return self._describe(late) if late >= LATE else None
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Measure until cancelled."""
-        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._loop_lag = LoopLag(self.lag.observe)
         self._ending.clear()
         thread = threading.Thread(target=self._watch, args=(self._loop,), name="rsmq-loop-monitor", daemon=True)

@@ -39,8 +39,10 @@ class Sampling:
     """
 
     def __init__(self, share: float, tracer: Tracer, propagation: Propagation) -> None:
-        self.share, self.is_all = share, share >= 1
-        self._propagation, self._bound = propagation, known_bound(tracer) if propagation.is_standard else None
+        self.share = share
+        self.is_all = share >= 1
+        self._propagation = propagation
+        self._bound = known_bound(tracer) if propagation.is_standard else None
         self._tracer = tracer
         if self._bound is not None:
             self._tracer = copy(tracer)  # the provider gives the same one to others
@@ -85,7 +87,8 @@ class DrawnIds:
     """The SDK's generator of ids, for which an id of a trace can be chosen before."""
 
     def __init__(self, generator: Any) -> None:
-        self._generator, self.drawn = generator, 0
+        self._generator = generator
+        self.drawn = 0
         self.generate_span_id = generator.generate_span_id
         self.is_trace_id_random = getattr(generator, "is_trace_id_random", lambda: False)
         self.is_random = self.is_trace_id_random()

@@ -55,7 +55,8 @@ class Scaler:
     async def _board(self) -> Board:
         async with self._lock:
             if self._after is None or monotonic() - self._after.at >= SHORTEST:
-                self._before, self._after = self._after, await self._observer.snapshot()
+                self._before = self._after
+                self._after = await self._observer.snapshot()
             return compare(self._before, self._after)
 
     def __repr__(self) -> str:
@@ -63,7 +64,7 @@ class Scaler:
 
 
 def goal_of(query: Mapping[str, str]) -> Goal:
-    """What the query asks for. Raises ConfigError."""
+    """The target that the query asks for. Raises ConfigError."""
     drain = Goal().drain
     if "drain" in query:
         try:

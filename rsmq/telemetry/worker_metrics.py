@@ -131,7 +131,7 @@ class HandlerDuration(Wrapping):
         return timed
 
     def read(self) -> Iterator[Sample]:
-        """What was counted so far."""
+        """The counts so far."""
         for each in tuple(self._broker.handlers):
             key = each.topic, each.group
             yield Sample(metric.SECONDS, (*key, each.name), self._seconds[key])

@@ -56,7 +56,8 @@ class Chaos:
             raise ConfigError(f"workers={self._workers} is not possible: use 1 or more")
         async with AsyncExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rsmq-chaos-")))
-            self.ledger, self._log = Ledger(directory / "ledger", Event), directory / "log"
+            self.ledger = Ledger(directory / "ledger", Event)
+            self._log = directory / "log"
             stack.enter_context(self.server)
             await stack.enter_async_context(self.proxy)
             settings = to_jsonable_python(Settings(url=self.proxy.url, **self._settings).changed())

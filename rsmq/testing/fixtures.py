@@ -12,7 +12,7 @@ from rsmq.testing.harness import Harness
 
 
 class HarnessFixture(Protocol):
-    """What `rsmq_harness` is. `overrides` are settings of this test."""
+    """The type of `rsmq_harness`. `overrides` are settings of this test."""
 
     def __call__(self, broker: Broker | SyncBroker, *, patience: Duration = "30s", **overrides: Any) -> Harness:
         """A harness of the broker: `async with rsmq_harness(broker) as test:`."""

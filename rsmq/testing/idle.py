@@ -35,7 +35,7 @@ async def until_idle(client: Client, keys: Keys, consumers: Sequence[Consumer], 
 
 
 async def work_left(client: Client, keys: Keys, consumers: Sequence[Consumer]) -> list[str]:
-    """What is left to do now, one line for each partition and group.
+    """The work that is left now, one line for each partition and group.
 
     Correct without locks: a message that the server counts as pending is either blocked behind a retry of its key,
     which the consumer counts, or it is work. A message that changes between the two is pending and counted only there.

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a handler did. `commit`: it has returned; `at`: the machine's monotonic clock; `pid`: its process."""
+    """One handler call. `commit`: it has returned; `at`: the machine's monotonic clock; `pid`: its process."""
 
     what: What
     pid: int
@@ -61,7 +61,7 @@ class Ledger(Generic[R]):
         self._position = 0
 
     def read(self) -> list[R]:
-        """What was written since the last call, in the order in which it was written."""
+        """The entries since the last call, in the order in which it was written."""
         with self.path.open("rb") as file:
             file.seek(self._position)
             whole, newline, _ = file.read().rpartition(b"\n")

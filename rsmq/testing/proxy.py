@@ -65,7 +65,8 @@ class Proxy:
 
     def hold(self, wanted: Callable[[bytes], bool]) -> None:
         """Keep back the next chunk for which `wanted` is true, and what follows it, until `release`."""
-        self._wanted, self._is_released = wanted, asyncio.Event()
+        self._wanted = wanted
+        self._is_released = asyncio.Event()
 
     @property
     def is_holding(self) -> bool:

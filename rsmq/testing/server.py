@@ -58,7 +58,7 @@ class ThrowawayServer:
         return self._process is not None and self._process.poll() is None
 
     def log(self) -> str:
-        """What the server has printed."""
+        """The output of the server."""
         return (self.directory / "log").read_text(errors="replace")
 
     def start(self) -> Self:

@@ -137,7 +137,7 @@ def judge(history: RunHistory) -> Verdict:
 
 
 def expected(history: RunHistory) -> list[Where]:
-    """What every group must have handled: all entries of its topic and all messages that were confirmed."""
+    """The messages that every group must have handled: all entries of its topic, and all that were confirmed."""
     ids = dict.fromkeys([(each.topic, each.message_id) for each in history.stored] + list(history.confirmed))
     return [Where(topic, group, one) for topic, group in history.groups for stored_in, one in ids if stored_in == topic]
 

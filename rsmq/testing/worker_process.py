@@ -20,7 +20,7 @@ from rsmq.redis.embedded.keeper import dies_with_us
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker shall run. `target` is `module:attribute`; `settings` are overrides as JSON."""
+    """The task of a worker process. `target` is `module:attribute`; `settings` are overrides as JSON."""
 
     target: str
     ledger: str

@@ -65,7 +65,10 @@ class Auditor:
     """
 
     def __init__(self, client: Client, keys: Keys, topics: Topics, consumers: Sequence[Consumer]) -> None:
-        self._client, self._keys, self._topics, self._consumers = client, keys, topics, consumers
+        self._client = client
+        self._keys = keys
+        self._topics = topics
+        self._consumers = consumers
         self._audits: dict[Lane, LaneAudit] = {}
         self._not_pending_count = 0
 

@@ -39,7 +39,10 @@ class Retention:
     def __init__(
         self, client: Client, keys: Keys, settings: Settings, topics: Topics, consumers: Sequence[Consumer]
     ) -> None:
-        self._client, self._keys, self._topics, self._consumers = client, keys, topics, consumers
+        self._client = client
+        self._keys = keys
+        self._topics = topics
+        self._consumers = consumers
         self._interval = settings.retention_interval.total_seconds()
         self._lease_ttl_ms = to_ms(settings.lease_ttl)
         self._was_out = False
@@ -75,7 +78,7 @@ class Retention:
         return removed
 
     async def _attempt(self, name: str, work: Awaitable[T]) -> T | None:
-        """What fails for one partition is logged once, and the others go on. None: it failed.
+        """A failure for one partition is logged once, and the others go on. None: it failed.
 
         A single server that is away ends the round. Of a cluster the other nodes may be there.
         """

@@ -42,7 +42,10 @@ class Scheduler:
     def __init__(
         self, client: Client, keys: Keys, settings: Settings, topics: Topics, member: str, schedules: Sequence[Schedule]
     ) -> None:
-        self._client, self._keys, self._topics, self._member = client, keys, topics, member
+        self._client = client
+        self._keys = keys
+        self._topics = topics
+        self._member = member
         self._schedules = schedules
         self._ttl_ms = to_ms(settings.lease_ttl)
         self._stopping = anyio.Event()

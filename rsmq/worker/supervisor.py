@@ -93,7 +93,7 @@ def signals(on_signal: Callable[[int], object], *, has_hangup: bool = False) -> 
 
 
 class RestartDecision(Enum):
-    """What follows from the end of a child."""
+    """The next step after the end of a child."""
 
     END = auto()
     RESTART = auto()  # at once: it was stopped because its code has changed
@@ -185,7 +185,9 @@ class Supervisor:
     ) -> None:
         self.stage = Stage.RUNNING
         self.restarts = 0
-        self._command, self._processes, self._changes = list(command), processes, changes
+        self._command = list(command)
+        self._processes = processes
+        self._changes = changes
         self._arguments, self._rereads = arguments, rereads
         self._children: dict[int, Child] = {}
         self._ended: dict[int, bytes] = {}  # slot -> the last member whose process has ended

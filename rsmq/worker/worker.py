@@ -68,8 +68,13 @@ class Worker:
         self.heartbeat: Heartbeat | None = None
         self.producer: Producer | None = None
         """Encodes the outputs of handlers. The broker sets it."""
-        self._connector, self._client, self._keys, self._settings = connector, client, keys, connector.settings
-        self._handlers, self._middlewares, self._lifespans = handlers, middlewares, lifespans
+        self._connector = connector
+        self._client = client
+        self._keys = keys
+        self._settings = connector.settings
+        self._handlers = handlers
+        self._middlewares = middlewares
+        self._lifespans = lifespans
         self._topics = Topics(client, keys, self._settings)
         self._scheduler = Scheduler(client, keys, self._settings, self._topics, self.member, schedules)
         about = ServerContext(client, keys, self._settings, self._topics, self.member)

@@ -31,7 +31,7 @@ def streams_of(load: BenchLoad) -> list[str]:
 
 
 async def publish(load: BenchLoad, meter: Meter) -> Cost:
-    """The same fields as rsmq writes, with 100 XADD per pipeline."""
+    """Write the fields that rsmq writes, with 100 XADD per pipeline."""
     async with redis.asyncio.from_url(load.url, protocol=2) as client:
         await write(client, load, load.warm)
         await meter.start()

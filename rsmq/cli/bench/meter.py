@@ -37,7 +37,11 @@ class CpuReading:
     __slots__ = ("at", "cpu", "done")
 
     def __init__(self, done: int = 0) -> None:
-        self.done, self.cpu, self.at = done, process_time(), perf_counter()
+        self.done = done
+        self.cpu = process_time()
+        """Seconds of CPU of this process."""
+        self.at = perf_counter()
+        """Seconds of the clock on the wall."""
 
 
 class Meter:
@@ -45,7 +49,8 @@ class Meter:
 
     def __init__(self, client: Client, sent: Sequence[str] = OURS) -> None:
         self._client, self._sent = client, sent
-        self._cpu = self._calls = 0.0
+        self._cpu = 0.0
+        self._calls = 0.0
 
     async def start(self) -> None:
         """Start counting."""

@@ -1,4 +1,4 @@
-"""The same work done by rsmq, with all guarantees."""
+"""The work of the bench done by rsmq, with all guarantees."""
 
 from __future__ import annotations
 
@@ -90,11 +90,14 @@ class Count:
     """Counts handled messages. After the warm-up the handlers wait until the meter has been read."""
 
     def __init__(self, load: BenchLoad) -> None:
-        self._warm, self._count = load.warm, load.count
+        self._warm = load.warm
+        self._count = load.count
         self.done = 0
         self.start = self.end = CpuReading()
         self.is_held = False
-        self.warmed, self._released, self.finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.warmed = asyncio.Event()
+        self._released = asyncio.Event()
+        self.finished = asyncio.Event()
 
     def add(self, count: int) -> None:
         """Add handled messages."""
@@ -108,7 +111,8 @@ class Count:
 
     def release(self) -> None:
         """Start counting from here."""
-        self.is_held, self.start = False, CpuReading(self.done)
+        self.is_held = False
+        self.start = CpuReading(self.done)
         self._released.set()
 
     async def hold(self) -> None:

@@ -119,7 +119,7 @@ async def forget(broker: Broker) -> None:
 
 @contextmanager
 def drawn(console: Console) -> Iterator[Callable[[Any], None]]:
-    """What draws the state: live on a terminal, else as lines."""
+    """Draws the state: live on a terminal, else as lines."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=8, transient=False) as live:
             yield lambda screen: live.update(screen.draw())

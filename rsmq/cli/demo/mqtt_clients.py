@@ -44,7 +44,8 @@ class DemoClient:
 
     def stop(self) -> None:
         """Disconnect, and do not connect again."""
-        self.inner.on_disconnect = self.inner.on_connect_fail = None
+        self.inner.on_disconnect = None
+        self.inner.on_connect_fail = None
         self.inner.disconnect()
         self.inner.loop_stop()
 
@@ -59,12 +60,14 @@ class Aircraft(DemoClient):
     def __init__(self, name: str, ports: Sequence[int], qos: int) -> None:
         super().__init__(name, ports, "tcp")
         self.name, self.qos = name, qos
-        self.published = self.acknowledged = 0
+        self.published = 0
+        self.acknowledged = 0
         self.answers: list[int] = []
         self._waiting: deque[Departure] = deque()
         self._is_repeating = False
         self.inner.max_queued_messages_set(0)
-        self.inner.on_publish, self.inner.on_message = self._on_publish, self._on_message
+        self.inner.on_publish = self._on_publish
+        self.inner.on_message = self._on_message
 
     def publish(self, departure: Departure) -> None:
         """Publish a departure, behind those that wait."""
@@ -98,7 +101,8 @@ class Tower(DemoClient):
         super().__init__("tower", ports, "websockets")
         self.seen: list[tuple[str, int]] = []
         self.is_subscribed = False
-        self.inner.on_connect, self.inner.on_subscribe = self._on_connect, self._on_subscribe
+        self.inner.on_connect = self._on_connect
+        self.inner.on_subscribe = self._on_subscribe
         self.inner.on_message = self._on_message
 
     def _on_connect(self, *_: object) -> None:

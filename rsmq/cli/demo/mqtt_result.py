@@ -27,7 +27,7 @@ class DepartureConfirmed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one receiver has got. `twice`: more than once, although QoS 2 was asked for; `again`: the same of QoS 1."""
+    """The messages of one receiver. `twice`: came again although it had QoS 2; `again`: came again with QoS 1."""
 
     receiver: str
     expected: int
@@ -87,6 +87,6 @@ def disorder(arrivals: Iterable[Arrival]) -> int:
 
 
 def handled(events: Iterable[DepartureConfirmed]) -> list[Arrival]:
-    """What the handler was given. A message that was redelivered, under its id, is one: only a second one counts."""
+    """The messages that the handler got. One that was redelivered, under its id, is one: only a second one counts."""
     found = {each.message_id: (each.aircraft, each.turn) for each in events}
     return list(found.values())

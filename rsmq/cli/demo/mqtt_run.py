@@ -68,7 +68,7 @@ class MqttScreen(Timeline):
 
 @dataclass(frozen=True, slots=True)
 class MqttPlan:
-    """What the aircraft publish, for how many seconds, whether a gateway is killed, and how many gateways there are."""
+    """A plan of a run: the aircraft's messages, seconds, whether a gateway is killed, and how many gateways run."""
 
     departures: Sequence[Departure]
     seconds: float
@@ -143,7 +143,9 @@ class MqttDemoRun:
     def __init__(
         self, plan: MqttPlan, gateways: list[GatewayUnderTest], directory: Path, redraw: Callable[[MqttScreen], None]
     ) -> None:
-        self._plan, self._gateways, self._redraw = plan, gateways, redraw
+        self._plan = plan
+        self._gateways = gateways
+        self._redraw = redraw
         self._ledger = Ledger(directory / "ledger", DepartureConfirmed)
         names = list(dict.fromkeys(each.aircraft for each in plan.departures))
         self._aircraft = {
@@ -237,7 +239,8 @@ class MqttDemoRun:
             if victim is not None and self.screen.counts["acknowledged"] > KILL_AT * self.screen.total:
                 self._moved = len(self._clients_of(victim))
                 victim.process.kill()
-                self._killed, self._killed_at = victim, monotonic()
+                self._killed = victim
+                self._killed_at = monotonic()
                 self.screen.event(
                     f"SIGKILL to {victim.name}, with {count(self._moved, 'client')}, one of them the tower"
                 )
@@ -268,7 +271,7 @@ def stop_all(clients: Sequence[DemoClient]) -> None:
 
 
 def rotated(ports: list[int], by: int) -> list[int]:
-    """The same ports, from another one on: so the clients spread over all gateways."""
+    """Ports in their order, from another one on: so the clients spread over all gateways."""
     at = by % len(ports)
     return ports[at:] + ports[:at]
 

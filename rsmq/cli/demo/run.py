@@ -35,7 +35,7 @@ START_SECONDS, STALL_SECONDS, STOP_SECONDS = 60, 60, 40
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What the demo publishes, for how many seconds, and whether it kills a worker."""
+    """The plan of a run: what the demo publishes, for how many seconds, and whether it kills a worker."""
 
     departures: list[Departure]
     seconds: float
@@ -71,7 +71,9 @@ class DemoRun:
     """Runs one demo. `redraw` is called after each poll of the server and the ledger."""
 
     def __init__(self, broker: Broker, plan: DemoPlan, directory: Path, redraw: Callable[[DemoScreen], None]) -> None:
-        self._broker, self._plan, self._redraw = broker, plan, redraw
+        self._broker = broker
+        self._plan = plan
+        self._redraw = redraw
         self._inspector = Inspector(broker.client, broker.keys, broker.settings)
         self._ledger = Ledger(directory / "ledger", Handled)
         self._stored: list[StoredEntry] = []

@@ -63,7 +63,7 @@ def engine_of(alias: str) -> Engine:
 
 
 class Rows(Sequence[Any]):
-    """What a statement has returned."""
+    """The result of a statement."""
 
     def __init__(self, found: list[tuple[Any, ...]], rowcount: int) -> None:
         self._found, self.rowcount = found, rowcount

@@ -160,7 +160,10 @@ class Gatekeeper:
                 self.encryption = encryption
             else:  # the listeners have the old one
                 load_certificates(self.encryption, options)
-        before, self._users, self._rules, self._tokens = self._users, users, rules, tokens
+        before = self._users
+        self._users = users
+        self._rules = rules
+        self._tokens = tokens
         return {name for name, stored in before.items() if users.get(name) != stored}
 
     def require_some(self) -> None:
@@ -238,7 +241,7 @@ class Gatekeeper:
     def remembers(
         self, known: dict[tuple[str, str], bool], client: str, user: str | None, access: Access, topic: str
     ) -> bool:
-        """The same, with the answers that one connection has had before."""
+        """`allows`, with the answers that one connection has had before."""
         found = known.get((access, topic))
         if found is None:
             found = self.allows(client, user, access, topic)

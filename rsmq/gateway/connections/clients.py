@@ -38,7 +38,7 @@ class Wheel:
         self._buckets.setdefault(max(int(at) + 1, self._last + 1), {})[self._count] = look
 
     def add_after(self, seconds: float, look: Callable[[float], float | None]) -> None:
-        """The same for a time from now on."""
+        """Call `look` in so many seconds."""
         self.add(self.now + seconds, look)
 
     @property

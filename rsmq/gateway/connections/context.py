@@ -1,4 +1,4 @@
-"""What all connections of a gateway share."""
+"""The parts of a gateway that its connections share."""
 
 from __future__ import annotations
 

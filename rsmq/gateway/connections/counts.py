@@ -1,4 +1,4 @@
-"""What happened at a gateway, by name."""
+"""The counters of a gateway, by name."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NO_NAME: Final = "rsmq"
 
 
 class Alike(NamedTuple):
-    """What letters have in common that come from one client by one topic name, and the packets for them.
+    """The common parts of letters from one client by one topic name, and of the packets for them.
 
     `front`: the envelope from its stamp to the payload. `size`: of the whole envelope. `start` and `middle`: the packet
     before and behind its packet id.
@@ -49,7 +49,7 @@ def alike_of(letter: MqttLetter, envelope: bytes, data: bytes) -> Alike:
 
 
 class Delivery:
-    """What is out at a client. `counts` gets a letter that was dropped, by reason.
+    """The letters that are out at a client. `counts` gets a letter that was dropped, by reason.
 
     A PUBREL leaves when the server has noted the PUBREC: a message that the client has released must not come again.
     """
@@ -71,9 +71,15 @@ class Delivery:
         aliases: int = 0,
         timings: Timings | None = None,
     ) -> None:
-        self._send, self._now_ms, self._may_read, self._dropped = send, now_ms, may_read, dropped
-        self._level, self._largest, self._most_aliases = level, largest, aliases
-        self._timings, self._since_ms = timings, now_ms()
+        self._send = send
+        self._now_ms = now_ms
+        self._may_read = may_read
+        self._dropped = dropped
+        self._level = level
+        self._largest = largest
+        self._most_aliases = aliases
+        self._timings = timings
+        self._since_ms = now_ms()
         self._aliases: dict[str, int] = {}
         self._states: dict[int, str] = {}
         self.reader: InboxReader | None = None

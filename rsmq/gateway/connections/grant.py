@@ -1,4 +1,4 @@
-"""What a CONNECT asks for and what it gets: client id, session expiry, keep-alive. No I/O."""
+"""The wishes of a CONNECT, and what is granted: client id, session expiry, keep-alive. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rsmq.model.keys import LONGEST_DEVICE
 
 
 class Grant(NamedTuple):
-    """What a connection gets. `expiry` and `keep_alive` are in seconds; `answer` are the properties of the CONNACK."""
+    """The terms of a connection. `expiry` and `keep_alive` in seconds; `answer` are the properties of the CONNACK."""
 
     client_id: str
     expiry: int
@@ -29,7 +29,7 @@ def capped(expiry: int, options: GatewayOptions) -> int:
 
 
 def grant(request: Connect, options: GatewayOptions, limits: ClientLimits) -> Grant:
-    """What a client gets. Raises RefusedPacket for a client id that is not possible."""
+    """The terms for a client. Raises RefusedPacket for a client id that is not possible."""
     client_id = request.client_id or assigned_id(request)
     if len(client_id.encode()) > LONGEST_DEVICE:
         raise RefusedPacket(ReasonCode.CLIENT_ID_NOT_VALID, f"the client id has more than {LONGEST_DEVICE} bytes")

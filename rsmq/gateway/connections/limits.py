@@ -15,8 +15,10 @@ class TokenBucket:
     __slots__ = ("_at", "_burst", "_left", "_most")
 
     def __init__(self, most: int, burst: int = 0) -> None:
-        self._most, self._burst = most, max(most, burst)
-        self._left, self._at = float(self._burst), 0.0
+        self._most = most
+        self._burst = max(most, burst)
+        self._left = float(self._burst)
+        self._at = 0.0
 
     def allows(self, number: int, now: float) -> bool:
         """Whether so many more may come now."""

@@ -29,7 +29,9 @@ class Pressure:
     def __init__(
         self, router: MqttRouter, tell: Callable[[Iterable[str]], None], loop_time: Callable[[], float]
     ) -> None:
-        self._router, self._tell, self._loop_time = router, tell, loop_time
+        self._router = router
+        self._tell = tell
+        self._loop_time = loop_time
         self._until: dict[str, float] = {}
         self._held: dict[str, list[Callable[[], None]]] = {}
         self._throttled = ThrottledLog(log)

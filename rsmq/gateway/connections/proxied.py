@@ -32,7 +32,9 @@ class ProxiedServer:
         self, context: Context, sockets: Sequence[socket.socket], make: Make, encryption: dict[str, Any]
     ) -> None:
         self.sockets = list(sockets)
-        self._context, self._make, self._encryption = context, make, encryption
+        self._context = context
+        self._make = make
+        self._encryption = encryption
         self._loop = asyncio.get_running_loop()
         self._tasks = set[asyncio.Task[None]]()
         for each in self.sockets:

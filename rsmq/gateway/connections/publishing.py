@@ -1,4 +1,4 @@
-"""What a client publishes: where it goes, who may, and the handshake of QoS 2."""
+"""Messages of clients: where each goes, who may publish it, and the handshake of QoS 2."""
 
 from __future__ import annotations
 

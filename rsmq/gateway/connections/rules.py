@@ -1,4 +1,4 @@
-"""What clients may do at a gateway."""
+"""The rules of a gateway for its clients."""
 
 from __future__ import annotations
 

@@ -117,8 +117,11 @@ class FoundRetained:
     """
 
     def __init__(self, retained: Retained, pattern: str, most: int) -> None:
-        self._retained, self._pattern, self._most = retained, pattern, most
-        self._first, self.size = list[bytes](), 0
+        self._retained = retained
+        self._pattern = pattern
+        self._most = most
+        self._first = list[bytes]()
+        self.size = 0
         self._rest: AsyncIterator[bytes] | None = None
 
     @property

@@ -30,9 +30,11 @@ class FramedTransport:
 
     def __init__(self, socket: asyncio.Transport, frames: ServerProtocol) -> None:
         self._socket, self._frames = socket, frames
-        self.pause_reading, self.resume_reading = socket.pause_reading, socket.resume_reading
+        self.pause_reading = socket.pause_reading
+        self.resume_reading = socket.resume_reading
         self.get_write_buffer_size = socket.get_write_buffer_size
-        self.write_eof, self.abort = socket.write_eof, socket.abort
+        self.write_eof = socket.write_eof
+        self.abort = socket.abort
 
     def write(self, data: bytes, /) -> None:
         """Send one binary message."""

@@ -1,1 +1,1 @@
-"""What the gateways of a fleet share on the server."""
+"""The state that the gateways of a fleet share on the server."""

@@ -38,7 +38,9 @@ class Broadcast:
         self, client: Client, channel: str, alive: str, batcher: ScriptBatcher, gateway: str,
         received: Callable[[Published, Mapping[str, str]], None], dropped: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._client, self._channel, self._batcher = client, channel, batcher
+        self._client = client
+        self._channel = channel
+        self._batcher = batcher
         self._alive = ("SSUBSCRIBE" if client.is_cluster else "SUBSCRIBE", alive)
         self._own = bytes((len(gateway),)) + gateway.encode()
         self._received = received

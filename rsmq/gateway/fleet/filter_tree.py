@@ -87,7 +87,7 @@ class FilterTree(Generic[K, V]):
         return found
 
     def match_all(self, names: Iterable[str]) -> list[list[tuple[K, V]]]:
-        """The same for a batch: an implementation that asks the server would ask once."""
+        """The subscribers of each of several topic names: an implementation that asks the server would ask once."""
         return [self.match(name) for name in names]
 
     def _walk(self, node: FilterLevel[K, V], levels: list[str], at: int, found: list[tuple[K, V]]) -> None:

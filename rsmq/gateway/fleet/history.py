@@ -1,4 +1,4 @@
-"""What the connections of a gateway have delivered lately: to know it again if the server has lost a part of it."""
+"""The letters that a gateway has delivered lately: to know it again if the server has lost a part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT: Final = 65_536
 
 
 def fingerprint(envelope: bytes) -> int:
-    """The same for the same message under another seq: only when it expires may differ then."""
+    """A number that a message keeps under another seq: only when it expires may differ then."""
     return hash(envelope[:7] + envelope[STAMP:])
 
 
@@ -38,7 +38,8 @@ class LetterHistory:
     """The newest letters of all connections. However many connections there are."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._kept, self._count = kept, 0
+        self._kept = kept
+        self._count = 0
         self._newest = deque[tuple[Pages, int, DeliveredLetters, int]]()
 
     def note(self, delivered: Pages, seqs: list[int], envelopes: Sequence[bytes]) -> None:

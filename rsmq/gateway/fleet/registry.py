@@ -41,7 +41,8 @@ class Registry:
         self._numbers = [0] * SHARDS
         self._lists: dict[str, list[Subscription]] = {}
         self._lock = anyio.Lock()
-        self._started = self._finished = 0
+        self._started = 0
+        self._finished = 0
         self.version = 0
         """Grows with every change."""
         self.tree: FilterTree[str, Subscription] = FilterTree()

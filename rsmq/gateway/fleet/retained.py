@@ -25,7 +25,9 @@ class Retained:
     """The retained messages of the whole fleet, on the server."""
 
     def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher | None, limit: int) -> None:
-        self._client, self._batcher, self._limit = client, batcher, limit
+        self._client = client
+        self._batcher = batcher
+        self._limit = limit
         self._keys = [
             tuple(keys.retained(bucket, name) for name in ("messages", "names", "expiries"))
             for bucket in range(BUCKETS)

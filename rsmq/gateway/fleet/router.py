@@ -80,7 +80,8 @@ class MqttRouter:
         """For all their receivers."""
         self._plans: dict[bytes, RoutePlan] = {}
         """By headers."""
-        self._version = self._planned = 0
+        self._version = 0
+        self._planned = 0
         self.under_way: dict[str, int] = {}
         """The partitions of which messages are being routed, and when the oldest was stored, in ms of the server."""
 

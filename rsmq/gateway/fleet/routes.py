@@ -18,7 +18,7 @@ MOST_CACHED: Final = 50_000
 
 @dataclass(slots=True)
 class Route:
-    """What a topic filter matches is stored in `topic`.
+    """Messages that a topic filter matches are stored in `topic`.
 
     `has_subscribers`: whether MQTT clients that have subscribed get it, too. `is_explicit`: the user has named it, so
     that also messages of QoS 0 are stored.

@@ -61,7 +61,7 @@ class Ended(NamedTuple):
 
 
 class Sessions:
-    """What outlives a connection. Every step names the epoch of the connection that ended.
+    """Sessions outlive their connections. Every step names the epoch of the connection that ended.
 
     So each may be repeated, by any gateway and at any time: a client that has connected again is not touched. This is
     why the survivors of a dead gateway need no agreement about who ends its connections.
@@ -161,7 +161,7 @@ class Sessions:
         await self._close_all([ended], self._clients if gateway is None else self._keys.gateway_clients(gateway))
 
     async def _close_all(self, ended: Sequence[Ended], clients: str) -> None:
-        """The same for many: the calls of each step share their writes."""
+        """Store the ends of many connections: the calls of each step share their writes."""
         replies = await asyncio.gather(*(self._close(each) for each in ended))
         delays = [delay for _, delay in replies]
         noted = (self._note_end(each, delay) for each, delay in zip(ended, delays, strict=True))
@@ -291,7 +291,7 @@ class Sessions:
 
 
 def split_entry(text: str) -> tuple[str, int, bool, bool]:
-    """What is to be ended for a client that was connected to a dead gateway: its will is kept."""
+    """The end of a client that was connected to a dead gateway: its will is kept."""
     epoch, _, expiry = text.partition(":")
     return epoch, int(expiry), True, True
 

@@ -46,7 +46,10 @@ class Shares:
     """Hands the messages of a member whose session has ended to the others."""
 
     def __init__(self, client: Client, keys: Keys, registry: Registry, writer: InboxWriter) -> None:
-        self._client, self._keys, self._registry, self._writer = client, keys, registry, writer
+        self._client = client
+        self._keys = keys
+        self._registry = registry
+        self._writer = writer
 
     async def pass_on(self, client: str) -> None:
         """Pass on what a member has not acknowledged. It is not a member any more.
@@ -99,7 +102,7 @@ class Shares:
 
 
 def seal_for(letter: MqttLetter, subscription: Subscription) -> bytes:
-    """The same message as another member gets it: with the QoS and the identifier of its subscription."""
+    """The message as another member gets it: with the QoS and the identifier of its subscription."""
     raw = write_varint(len(letter.properties)) + letter.properties
     _, forwarded, _ = read_properties(raw, 0, len(raw), PUBLISH)
     identifiers = (subscription.identifier,) if subscription.identifier else ()

@@ -1,4 +1,4 @@
-"""What all gateways share on the server."""
+"""The state that all gateways share on the server."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ YOUNG: Final = 1.0
 
 
 class Renewal(NamedTuple):
-    """What a renewal has shown. `leases`: until when those of others last, in ms of the server: of all that were asked
+    """The answer to a renewal. `leases`: until when those of others last, in ms of the server: of all that were asked
     for. `silent`: who seems to be dead."""
 
     leases: dict[str, int]
@@ -74,7 +74,8 @@ class Suspects:
         self._beats.clear()
         self._leases.clear()
         self._returned.clear()
-        self._steady, self._has_just_started = now, False
+        self._steady = now
+        self._has_just_started = False
 
     def _confirmed(self) -> list[str]:
         return [each for each, beats in self._beats.items() if beats >= CONFIRMED]

@@ -1,4 +1,4 @@
-"""What a client has published and waits to be confirmed: the order of its acknowledgements, and its open QoS 2 ids."""
+"""Messages of a client that wait to be confirmed: the order of its acknowledgements, and its open QoS 2 ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Inbound:
 
     def __init__(self) -> None:
         self._pending: list[PendingAck] = []  # an empty deque takes ten times the memory
-        self.unconfirmed = self._of_qos_1 = 0
+        self.unconfirmed = 0
+        self._of_qos_1 = 0
         """Messages whose acknowledgement has not left, and those of QoS 1 among them."""
         self.received: dict[int, None] = {}  # an empty set takes three times the memory
         self.taken: dict[int, None] = {}
@@ -48,7 +49,8 @@ class Inbound:
 
     def confirm(self, pending: PendingAck, reasons: Sequence[int] = ()) -> list[PendingAck]:
         """All messages of a packet are stored, or refused for these reasons. Returns what may be acknowledged now."""
-        pending.is_done, pending.reasons = True, reasons
+        pending.is_done = True
+        pending.reasons = reasons
         ready = list[PendingAck]()
         while self._pending and self._pending[0].is_done:
             done = self._pending.pop(0)

@@ -54,7 +54,7 @@ def is_version_5(data: bytes, at: int) -> bool:
 
 
 class ClientLimits(NamedTuple):
-    """What one client may ask for."""
+    """The limits of one client."""
 
     packet_size: int = 1 << 20
     receive_maximum: int = 20
@@ -71,7 +71,7 @@ class State(Enum):
 
 
 class Machine:
-    """What the standard demands of the packets of one connection.
+    """The rules of the standard for the packets of one connection.
 
     `feed` returns the packets that may be acted on, in order. `error` is set by the first one that ends the connection:
     those before it are still acted on. While CONNECT or a request for subscriptions is not answered, or a client of
@@ -174,11 +174,13 @@ class Machine:
                 self.level = V5 if error.level >= V5 else 4
                 self.state = State.CONNECTING
             elif self.state is State.NEW and is_version_5(data, at):
-                self.level, self.state = V5, State.CONNECTING  # its CONNACK says what is wrong
+                self.level = V5  # so that the CONNACK says what is wrong
+                self.state = State.CONNECTING
         rest = data[at:] if at else data
         if self.error is not None or self.state is State.CLOSED:
             rest = b""
-        self._parts, self._held = [rest] if rest else [], len(rest)
+        self._parts = [rest] if rest else []
+        self._held = len(rest)
         return found
 
     def goodbye(self) -> Disconnect | None:
@@ -225,7 +227,8 @@ class Machine:
         elif isinstance(packet, Connect):
             if self.state is not State.NEW:
                 raise ProtocolError("a second CONNECT")
-            self.state, self.level = State.CONNECTING, packet.level
+            self.state = State.CONNECTING
+            self.level = packet.level
             self._session_expiry = packet.properties.get(Property.SESSION_EXPIRY, 0)
             self._auth_method = packet.properties.get(Property.AUTH_METHOD)
             if Property.AUTH_DATA in packet.properties and self._auth_method is None:
@@ -271,7 +274,8 @@ class Machine:
     def end(self, reason: ReasonCode, properties: Properties | None = None) -> bytes:
         """The last bytes to send: a CONNACK, a DISCONNECT or nothing, by state and version."""
         state, self.state = self.state, State.CLOSED
-        self._parts, self._held = [], 0
+        self._parts = []
+        self._held = 0
         if state is State.CONNECTING:
             return encode.connack(reason, self.level, properties=properties)
         if state is State.CONNECTED and self.level == V5:

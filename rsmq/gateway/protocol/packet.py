@@ -127,7 +127,7 @@ class UnsupportedVersion(RefusedPacket):
 
 
 class Will(NamedTuple):
-    """What the server publishes when the connection ends without a DISCONNECT."""
+    """The message that the server publishes when the connection ends without a DISCONNECT."""
 
     topic: str
     payload: bytes
@@ -160,7 +160,9 @@ class PendingAck:
     __slots__ = ("is_done", "is_repeated", "kind", "packet_ids", "reasons")
 
     def __init__(self, kind: int, packet_ids: list[bytes], *, is_repeated: bool = False) -> None:
-        self.kind, self.packet_ids, self.is_repeated = kind, packet_ids, is_repeated
+        self.kind = kind
+        self.packet_ids = packet_ids
+        self.is_repeated = is_repeated
         self.reasons: Sequence[int] = ()
         self.is_done = False
 
@@ -196,8 +198,14 @@ class Publish:
         properties: Properties | None = None,
         forwarded: bytes = b"",
     ) -> None:
-        self.topic, self.payloads, self.qos, self.packet_ids = topic, [payload], qos, [packet_id]
-        self.retain, self.dup, self.properties, self.forwarded = retain, dup, properties, forwarded
+        self.topic = topic
+        self.payloads = [payload]
+        self.qos = qos
+        self.packet_ids = [packet_id]
+        self.retain = retain
+        self.dup = dup
+        self.properties = properties
+        self.forwarded = forwarded
         self.pending: PendingAck | None = None
 
     @property
@@ -220,7 +228,9 @@ class AckPacket:
     __slots__ = ("kind", "packet_id", "reason")
 
     def __init__(self, kind: int, packet_id: int, reason: int = 0) -> None:
-        self.kind, self.packet_id, self.reason = kind, packet_id, reason
+        self.kind = kind
+        self.packet_id = packet_id
+        self.reason = reason
 
     def __repr__(self) -> str:
         return f"<AckPacket {self.kind} id={self.packet_id} reason={self.reason:#x}>"

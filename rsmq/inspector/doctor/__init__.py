@@ -1,4 +1,4 @@
-"""What `rsmq doctor` says about the queues: `gather` reads the facts, `judge` applies the rules to them.
+"""The findings of `rsmq doctor` about the queues: `gather` reads the facts, `judge` applies the rules to them.
 
 `check_outbox` is the rule for an outbox, which another server has. `foreign_keys` finds what made the server answer
 WRONGTYPE.

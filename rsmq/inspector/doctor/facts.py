@@ -1,4 +1,4 @@
-"""What the doctor reads: two snapshots, the topics' limits, every consumer, and a few settings of the server."""
+"""The facts of the doctor: two snapshots, the topics' limits, every consumer, and a few settings of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says about MQTT gateways and their clients."""
+"""The doctor's rules for MQTT gateways and their clients."""
 
 from __future__ import annotations
 

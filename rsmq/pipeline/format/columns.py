@@ -71,7 +71,9 @@ class ColumnBuilder:
     """Turns the replies about one stream into batches of exactly the schema that Spark expects."""
 
     def __init__(self, topic: str, partition: int, *, include_headers: bool) -> None:
-        self._topic, self._partition, self._include_headers = topic, partition, include_headers
+        self._topic = topic
+        self._partition = partition
+        self._include_headers = include_headers
         self._schema = to_arrow_schema(WITH_HEADERS if include_headers else SCHEMA, timezone="UTC")
 
     def batch(self, entries: list[StreamEntry]) -> pa.RecordBatch:

@@ -56,11 +56,12 @@ class InboxSink:
         """The last position of each device of this task: about 200 bytes for each."""
         self._waiting: dict[str, list[bytes]] = {}
         self._size = 0
-        self._stored = self._skipped = 0
+        self._stored = 0
+        self._skipped = 0
 
     @property
     def result(self) -> TaskResult:
-        """What was done; with marker also which devices came, so that the driver finds one that came in two tasks."""
+        """The result; with marker also which devices came, so that the driver finds one that came in two tasks."""
         digests = (hashlib.blake2b(device, digest_size=DIGEST).digest() for device in self._last)
         return TaskResult(self._stored, self._skipped, devices=b"".join(digests))
 
@@ -81,7 +82,9 @@ class InboxSink:
 
     def flush(self) -> None:
         """Send the waiting letters, repeated while the server is away."""
-        waiting, self._waiting, self._size = self._waiting, {}, 0
+        waiting = self._waiting
+        self._waiting = {}
+        self._size = 0
         keys = self._connection.keys
         calls: list[Call] = [
             (keys.device(device)[:3], [*self._limits, pack_letters([(self._source, letters)])])

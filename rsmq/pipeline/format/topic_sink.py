@@ -43,7 +43,7 @@ MarkKey = tuple[str, int, str]
 
 @dataclass
 class TaskResult(WriterCommitMessage):
-    """What one task did: messages stored, messages that were there already, and the marks it moved (marker only).
+    """The result of one task: messages stored, messages that were there already, and the marks it moved (marker only).
 
     The marks of inboxes are those of `devices`: a digest of each.
     """
@@ -84,7 +84,9 @@ class PartitionBatch:
     __slots__ = ("args", "count", "ids", "partition", "source", "topic")
 
     def __init__(self, topic: Topic, partition: int, source: str) -> None:
-        self.topic, self.partition, self.source = topic, partition, source
+        self.topic = topic
+        self.partition = partition
+        self.source = source
         self.clear()
 
     def clear(self) -> None:
@@ -104,7 +106,9 @@ class TopicSink:
     """Whether the script call takes the message id of each row."""
 
     def __init__(self, connection: TaskConnection, options: WriteOptions, find_topic: Callable[[str], Topic]) -> None:
-        self._connection, self._options, self._find_topic = connection, options, cache(find_topic)
+        self._connection = connection
+        self._options = options
+        self._find_topic = cache(find_topic)
         self._payload_limit = int(connection.settings.payload_limit)
         self._throttle = WriteRate(options.rate)
         self._batches: dict[MarkKey, PartitionBatch] = {}

@@ -31,7 +31,7 @@ log = logging.getLogger("rsmq.pipeline")
 
 
 def check_write(options: WriteOptions, schema: StructType, overwrite: bool) -> WriteOptions:
-    """The same options. Raises ConfigError if these rows cannot be written with them."""
+    """Options that fit the rows. Raises ConfigError if these rows cannot be written with them."""
     if overwrite:
         raise ConfigError('a topic is appended to, never overwritten: use mode("append")')
     needs = list(SINKS[options.idempotence].needs)
@@ -44,7 +44,7 @@ def check_write(options: WriteOptions, schema: StructType, overwrite: bool) -> W
 
 
 class TaskWriter:
-    """What batch and stream writes have in common: tasks write rows, and the driver checks the results of all tasks."""
+    """Batch and stream writes share this: tasks write rows, and the driver checks the results of all tasks."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options

@@ -34,7 +34,7 @@ LAST_DAY: Final = 2_932_896
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    """What to archive. `source`: options of `format("rsmq")`. `every` None: what is there now, then stop.
+    """The options of an archive job. `source`: options of `format("rsmq")`. `every` None: what is there now, then stop.
 
     `name` tells several archives of one topic apart: retention waits for each of them.
     """
@@ -49,7 +49,7 @@ class ArchiveOptions:
 
 @dataclass(slots=True)
 class ArchiveResult:
-    """What one run has archived. `offsets`: how far each partition is archived."""
+    """The result of one run. `offsets`: how far each partition is archived."""
 
     archive: str
     messages: int = 0

@@ -40,7 +40,7 @@ class CompactedDay:
 
 @dataclass(slots=True)
 class CompactResult:
-    """What one run has compacted. `skipped`: days that were compact already."""
+    """The result of one run. `skipped`: days that were compact already."""
 
     archive: str
     days: list[CompactedDay] = field(default_factory=list)

@@ -28,7 +28,7 @@ REPLAYS: Final = "_rsmq/replays"
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What to replay. Times are aware; `since` is included, `until` is not. `rate`: messages a second, None: no limit.
+    """The options of a replay. Times are aware; `since` is included, `until` not. `rate`: messages a second, or None.
 
     `where` is an SQL expression over the columns of the archive, in which `key` and `value` are text.
     """
@@ -45,7 +45,7 @@ class ReplayOptions:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What decides which messages are replayed, as JSON."""
+        """The options that decide which messages are replayed, as JSON."""
         return {
             "topics": sorted(self.topics),
             "target": self.target,
@@ -66,7 +66,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class TopicShare:
-    """What a replay takes from one topic. `first` and `last`: when the server stored these messages."""
+    """The part of a replay from one topic. `first` and `last`: when the server stored these messages."""
 
     topic: str
     messages: int
@@ -78,7 +78,7 @@ class TopicShare:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What a replay would publish. `is_begun`: an earlier run has started it; `is_finished`: all is published."""
+    """The plan of a replay. `is_begun`: an earlier run has started it; `is_finished`: all is published."""
 
     job: str
     target: str
@@ -97,7 +97,9 @@ class ReplayJob:
 
     def __init__(self, spark: SparkSession, options: ReplayOptions, connection: dict[str, str]) -> None:
         check_name("topic", options.target)
-        self._spark, self._options, self._connection = spark, options, connection
+        self._spark = spark
+        self._options = options
+        self._connection = connection
         self._store = ArchiveStore(spark, options.archive)
         self._record = f"{REPLAYS}/{options.name}.json"
         self._finished = f"{REPLAYS}/{options.name}.finished.json"

@@ -43,7 +43,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """What to send. `key`, `id`, `value` and `device` name columns; without `value` the payload is the row as JSON.
+    """The options of a send. `key`, `id`, `value`, `device` name columns; without `value` the row is sent as JSON.
 
     `topic`: the target, or, with `device`, the topic of the letters.
     """
@@ -61,7 +61,7 @@ class SendOptions:
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """What a send would do."""
+    """The plan of a send."""
 
     job: str
     files: int
@@ -70,7 +70,7 @@ class SendPlan:
 
 
 class SendResult(NamedTuple):
-    """What a run has done: rows stored now, and rows that were stored before. Others had expired on the way."""
+    """The result of a run: rows stored now, and rows that were stored before. Others had expired on the way."""
 
     stored: int = 0
     skipped: int = 0
@@ -82,7 +82,9 @@ class SendJob:
     def __init__(self, spark: SparkSession, options: SendOptions, connection: dict[str, str]) -> None:
         if options.device is None:
             check_name("topic", options.topic)
-        self._spark, self._options, self._connection = spark, options, connection
+        self._spark = spark
+        self._options = options
+        self._connection = connection
         self._files = list_files(spark, options.path)
         self._paths = [file.path for file in self._files]
         self._format = format_of(self._paths)

@@ -48,7 +48,7 @@ class PartitionCounts:
 
 @dataclass(frozen=True, slots=True)
 class TrafficHistory:
-    """What was published in the window."""
+    """The messages that were published in the window."""
 
     first: datetime | None
     last: datetime | None

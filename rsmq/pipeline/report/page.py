@@ -137,7 +137,7 @@ def latency(history: TrafficHistory) -> str:
 
 
 def groups(found: Sequence[GroupReport]) -> str:
-    """What each group has not settled yet."""
+    """The messages that each group has not settled yet."""
     rows = (
         (f"{each.topic} / {each.name}", each.unread, each.pending, each.waiting_for_retry, each.dead_letters,
          "–" if each.waiting is None else duration(each.waiting), len(each.loads) or "–",

@@ -172,7 +172,8 @@ class LiveState:
     """Reads the state of the server: groups, members, dead letters, inboxes. `cut`: which counts were limited."""
 
     def __init__(self, settings: Settings, published: Sequence[PartitionCounts]) -> None:
-        self._settings, self._keys = settings, Keys(settings.prefix, database_of(settings.url))
+        self._settings = settings
+        self._keys = Keys(settings.prefix, database_of(settings.url))
         self._published = {counts.topic: counts.messages for counts in published}
         self.groups: list[GroupReport] = []
         self.deaths: list[DeadLetterCause] = []

@@ -112,7 +112,7 @@ def translate(error: BaseException, url: str = "") -> BrokerError | ConfigError:
 
 
 def advise(reason: str, url: str) -> str:
-    """What to look at when there is no answer. A peer that has answered before is not suspected to be another one."""
+    """Advice for a server that does not answer. One that has answered before is not suspected to be another one."""
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return "Let the option ssl_ca_certs of RSMQ_URL name the authority that has signed the server's certificate"
     if url and url not in ACCEPTED:
@@ -274,7 +274,7 @@ class Subscriber(PubSub):
 
 
 class BlockingClient(redis.Redis):
-    """The same for a thread: raw replies, no hidden retries. Its errors are redis-py's: wrap in `translated`."""
+    """A client for a thread: raw replies, no hidden retries. Its errors are redis-py's: wrap in `translated`."""
 
     is_cluster: bool = False
 

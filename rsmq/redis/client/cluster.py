@@ -69,7 +69,10 @@ class ClusterClient(Client):
         self._options = dict(options)
         self._nodes: dict[Address, Node] = {}
         self._refreshing = asyncio.Lock()
-        self._failures, self._trouble = 0, ""  # how often the slot map could not be read, and why
+        self._failures = 0
+        """How often the slot map could not be read."""
+        self._trouble = ""
+        """Why, the last time."""
         pool = redis.asyncio.ConnectionPool.from_url(node_url(url, self._slots.seeds[0]), **options)
         super().__init__(connection_pool=pool)  # for what is not a command: `pubsub()`
         self.prepare(url, timeout)
@@ -90,7 +93,8 @@ class ClusterClient(Client):
             made = Node.from_url(url, **self._options)
             assert isinstance(made, Node)
             node = self._nodes[address] = made.prepare(url, self.timeout)
-            node.slots, node.address = self._slots, address
+            node.slots = self._slots
+            node.address = address
         return node
 
     async def refresh(self) -> None:
@@ -112,7 +116,8 @@ class ClusterClient(Client):
                     break
             if self._slots.is_stale:
                 if isinstance(troubles[0], BrokerUnavailable):
-                    self._failures, self._trouble = self._failures + 1, str(troubles[0])
+                    self._failures += 1
+                    self._trouble = str(troubles[0])
                 raise troubles[0]
             await self._disconnect_former_masters()
 
@@ -201,12 +206,13 @@ class ClusterClient(Client):
 
 
 class BlockingCluster(BlockingClient):
-    """The same for a thread. A node that has not answered is asked last from then on, so the others do not wait."""
+    """A cluster for a thread. A node that has not answered is asked last from then on, so the others do not wait."""
 
     is_cluster = True
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self._url, self._options = url, dict(options)
+        self._url = url
+        self._options = dict(options)
         self._slots = SlotMap(split_cluster(url))
         self._nodes: dict[Address, BlockingClient] = {}
         pool = redis.ConnectionPool.from_url(node_url(url, self._slots.seeds[0]), **options)

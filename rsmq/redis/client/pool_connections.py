@@ -42,7 +42,7 @@ class SafeConnection(AbstractConnection):
 
 @cache
 def safe(kind: type[AbstractConnection]) -> type[AbstractConnection]:
-    """The same kind of connection as a `SafeConnection`."""
+    """The `SafeConnection` of a kind of connection."""
     return type(kind.__name__, (SafeConnection, kind), {})
 
 

@@ -106,11 +106,14 @@ class RawConnection:
             (reply,) = await self.exchange([pack(kill_command(self._last))])
             if isinstance(reply, BrokerUnavailable):  # another error: no right to do it
                 raise reply
-        self.client_id, self.address, self._last = client_id, address, ""
+        self.client_id = client_id
+        self.address = address
+        self._last = ""
 
     async def close(self) -> None:
         """Close the connection; commands in flight may or may not be executed."""
-        self.client_id, self._protocol = 0, None
+        self.client_id = 0
+        self._protocol = None
         await self._connection.disconnect(nowait=True)
 
     async def send(self, commands: Sequence[bytes]) -> None:
@@ -148,7 +151,8 @@ class RawConnection:
         all others, its reply comes last.
         """
         try:
-            self._lacks_script = self._is_elsewhere = False
+            self._lacks_script = False
+            self._is_elsewhere = False
             replies = await self._exchange(commands, timeout, asking, last)
             if self._lacks_script:
                 unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]

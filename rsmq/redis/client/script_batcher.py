@@ -82,7 +82,9 @@ class ScriptBatcher:
     def __init__(
         self, client: Client, *, patience: float = 0.0, connections: int = 1, log: logging.Logger = log
     ) -> None:
-        self._client, self._patience, self._log = client, patience, log
+        self._client = client
+        self._patience = patience
+        self._log = log
         self._connections = tuple(ShardedConnection(client) for _ in range(connections))
         self._waiting: list[Call] = []
         self._in_flight: dict[ShardedConnection, list[Call]] = {}
@@ -131,12 +133,14 @@ class ScriptBatcher:
                 for connection in self._connections:
                     self._tasks.start_soon(self._serve, connection)
         finally:
-            self._tasks, self._is_closed = None, True
+            self._tasks = None
+            self._is_closed = True
             with anyio.CancelScope(shield=True):
                 for connection in self._connections:
                     await connection.close()
             left = [call for calls in (*self._in_flight.values(), self._waiting) for call in calls]
-            self._in_flight, self._waiting = {}, []
+            self._in_flight = {}
+            self._waiting = []
             for call in left:
                 call.done(BrokerUnavailable(CLOSED))
 

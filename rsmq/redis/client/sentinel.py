@@ -49,8 +49,12 @@ class SentinelClients:
 
     def __init__(self, url: str, seconds: float, tls: dict[str, Any]) -> None:
         """`tls`: options of every TLS connection besides those of the URL; empty for none."""
-        self._hosts, self._name, self._options = split_sentinel(url)
-        self._seconds, self._is_tls = seconds, bool(tls)
+        hosts, name, options = split_sentinel(url)
+        self._hosts = hosts
+        self._name = name
+        self._options = options
+        self._seconds = seconds
+        self._is_tls = bool(tls)
         tls = tls_options(url) | tls
         self._options |= tls
         self._access = sentinel_options(url) | ({"ssl": True, **tls} if tls else {})
@@ -148,7 +152,9 @@ class MasterState:
         epoch, address = max(said)
         is_anew = len(states) == sentinels and since == self.epoch and len(set(said)) == 1
         if epoch > self.epoch or is_anew or self.master is None:
-            before, self.epoch, self.master = self.master, epoch, address
+            before = self.master
+            self.epoch = epoch
+            self.master = address
             if before not in (None, address):
                 self._moved(address)
         return self.master
@@ -222,7 +228,7 @@ class MasterDiscovery(AsyncSentinel):
 
 
 class BlockingMasterDiscovery(Sentinel):
-    """The same for a thread: asks one after the other until most have answered; next time the silent ones last."""
+    """Finds the master in a thread: asks one after the other until most answered; next time the silent ones last."""
 
     master_state: MasterState
 
@@ -259,11 +265,11 @@ class MasterConnection(SentinelManagedConnection):
 
 
 class MasterTlsConnection(MasterConnection, SharedTlsConnection):
-    """The same over TLS."""
+    """A `MasterConnection` over TLS."""
 
 
 class BlockingMasterConnection(BlockingManagedConnection):
-    """The same for a thread. It renews leases, so it must not trust a reply of the previous master either."""
+    """A connection to the master for a thread. It renews leases: it trusts no reply of a previous master either."""
 
     def connect_to(self, address: Address) -> None:
         super().connect_to(address)  # type: ignore[no-untyped-call]
@@ -281,7 +287,7 @@ class BlockingMasterConnection(BlockingManagedConnection):
 
 
 class BlockingMasterTlsConnection(BlockingMasterConnection, SSLConnection):
-    """The same over TLS."""
+    """A `BlockingMasterConnection` over TLS."""
 
 
 class MasterPool(AsyncSentinelPool):

@@ -40,7 +40,7 @@ def stored_servers() -> list[StoredServer]:
 
 
 def read(directory: Path) -> StoredServer:
-    """What is known of one."""
+    """The facts of one."""
     project, marker = None, directory / keeper.USERS
     with contextlib.suppress(OSError):
         project, marker = Path(os.fsdecode((directory / PROJECT).read_bytes())), directory / PROJECT

@@ -69,7 +69,9 @@ class Keeper:
     """Runs one server until its last user has ended, and restarts it with its data if it dies earlier."""
 
     def __init__(self, directory: Path, socket_path: str, binary: str) -> None:
-        self.directory, self.socket_path, self.binary = directory, socket_path, binary
+        self.directory = directory
+        self.socket_path = socket_path
+        self.binary = binary
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
 
@@ -157,7 +159,7 @@ class Keeper:
 
 
 def damage(log: str, files: Path, binary: str) -> str:
-    """What the last start says about a damaged file, and what to run; empty if it was something else."""
+    """The words of the last start about a damaged file, and what to run; empty if it was something else."""
     said = log.rpartition("is starting oO0")[2]
     if bad := re.search(r"(?:Bad file format|Unexpected end of file) reading the append only file ([^\s:]+)", said):
         # the server's executable is its own checking tool under this name

@@ -1,4 +1,4 @@
-"""What arrives on one connection, as replies: an asyncio protocol, which costs less than a stream of redis-py's."""
+"""The replies of one connection: an asyncio protocol, which costs less than a stream of redis-py's."""
 
 from __future__ import annotations
 
@@ -29,13 +29,19 @@ class ReplyProtocol(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(self, transport: Any) -> None:
-        self.transport, self._stream = transport, transport.get_protocol()
+        self.transport = transport
+        self._stream = transport.get_protocol()
         self._loop = asyncio.get_running_loop()
         self._reader: Any = hiredis.Reader(
             protocolError=InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=NOTHING
         )
         self._replies: list[Any] = []
-        self._least = self._most = self._unread = 0
+        self._least = 0
+        """Replies that the reader waits for."""
+        self._most = 0
+        """Replies that the reader takes at once."""
+        self._unread = 0
+        """Bytes that have come since replies were taken."""
         self._is_paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -60,7 +66,9 @@ class ReplyProtocol(asyncio.Protocol):
         """The next replies: `least`, and what has arrived with them, up to `most`. Errors of the server are in their
         places. Raises TimeoutError, and the error with which the connection has ended.
         """
-        self._replies, self._least, self._most = [], least, most
+        self._replies = []
+        self._least = least
+        self._most = most
         if not self._take():
             if self._end is not None:
                 raise self._end

@@ -1,0 +1,44 @@
+"""One statement, one thought; and docstrings say the thing itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.repository.test_architecture import MODULES, TREES
+
+MOST_ATTRIBUTES = 2
+NOT_YET = "rsmq.consumer."
+"""The folder that is being rewritten: this exception goes with it."""
+
+
+def attributes_at_once(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    """The line of each assignment, and how many attributes it sets."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets = [
+                each
+                for target in node.targets
+                for each in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])
+            ]
+            yield node.lineno, sum(isinstance(each, ast.Attribute) for each in targets)
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if not each.startswith(NOT_YET)])
+def test_a_statement_sets_at_most_two_attributes(module: str) -> None:
+    """Each attribute has a line of its own, where its type, its unit and its reason have room."""
+    assert [line for line, number in attributes_at_once(TREES[module]) if number > MOST_ATTRIBUTES] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_docstring_says_the_thing_itself(module: str) -> None:
+    """`The same.` sends the reader elsewhere, and does not say where."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        getattr(node, "name", module)
+        for node in ast.walk(TREES[module])
+        if isinstance(node, documented) and (ast.get_docstring(node) or "").startswith("The same.")
+    ]
+    assert found == []
