@@ -23,7 +23,8 @@ class Carried(Exception):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
-        self.error, self.text = error, traceback_of(error)
+        self.error = error
+        self.text = traceback_of(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return arrived, (packed(self.error), self.text)

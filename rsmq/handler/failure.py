@@ -236,7 +236,7 @@ def shortened(text: str, most: int) -> str:
 
 
 class RemoteTraceback(Exception):
-    """What an error of another process came from: its traceback there, as text."""
+    """The cause of an error of another process: its traceback there, as text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

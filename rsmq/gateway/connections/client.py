@@ -25,8 +25,8 @@ from rsmq.gateway.protocol.machine import EARLY_BYTES, State
 from rsmq.gateway.protocol.packet import PubAcks, Publish, ReasonCode, RefusedPacket
 from rsmq.gateway.protocol.properties import Property
 from rsmq.model.clock import to_ms
+from rsmq.persistence.inbox_cursor import PAGE_BYTES
 from rsmq.persistence.mqtt_clients import PUBLISHED
-from rsmq.persistence.session import PAGE_BYTES
 
 log = logging.getLogger("rsmq.gateway")
 
@@ -145,7 +145,9 @@ class ClientConnection(ClientLink):
         self.level = request.level
         self.is_bridge = request.is_bridge
         granted = grant(request, context.rules.options, context.rules.limits)
-        self.client_id, self.expiry, self._keep_alive = granted.client_id, granted.expiry, granted.keep_alive
+        self.client_id = granted.client_id
+        self.expiry = granted.expiry
+        self._keep_alive = granted.keep_alive
         await admit(context, self, request, self._peer)
         if self.is_closed:
             return
@@ -247,7 +249,8 @@ class ClientConnection(ClientLink):
         if last is None:
             self.lost()
         else:
-            self._has_ended, self._keeps_will = True, last.reason != ReasonCode.SUCCESS
+            self._has_ended = True
+            self._keeps_will = last.reason != ReasonCode.SUCCESS
             self._outgoing.clear()
 
     def lost(self) -> None:

@@ -58,8 +58,13 @@ class StoredPacket:
         self, ingest: Ingest, packet: Publish, client: str, topic: str, sink: Sink,
         stored: Callable[[int], None] | None, message_id: str | None,
     ) -> None:  # fmt: skip
-        self._ingest, self._stored, self._left = ingest, stored, len(packet.payloads)
-        self.packet, self.client, self.topic, self.sink = packet, client, topic, sink
+        self._ingest = ingest
+        self._stored = stored
+        self._left = len(packet.payloads)
+        self.packet = packet
+        self.client = client
+        self.topic = topic
+        self.sink = sink
         self.message_id = message_id
         self._size = size_of(packet)
         ingest.unconfirmed += self._left
@@ -85,7 +90,7 @@ class StoredPacket:
         self.fail(len(self.packet.payloads) - self._left, exception)
 
     def fail(self, position: int, exception: Exception) -> None:
-        """The same for the message at a place."""
+        """The message at a place is not stored, or it is not known whether it is."""
         self._left -= 1
         is_full = isinstance(exception, TopicFull) and self.packet.pending is not None
         if is_full or isinstance(exception, TooLarge | ConfigError):
@@ -306,7 +311,7 @@ def encoder_for(packet: Publish, client: str) -> EntryEncoder:
 
 @lru_cache(maxsize=20_000)
 def plain_encoder(client: str, topic: str) -> EntryEncoder:
-    """The same for messages of QoS 1 without properties and retain flag, as nearly all messages of a device are."""
+    """The encoder of messages of QoS 1 without properties and retain flag, as nearly all of a device are."""
     return encoder_for(Publish(topic, b"", 1), client)
 
 
@@ -338,7 +343,10 @@ class ReceivedIds:
         self, batcher: ScriptBatcher, keys: tuple[str, str], epoch: str, life_ms: int,
         known: dict[int, str], failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
-        self._batcher, self._keys, self._epoch, self._life_ms = batcher, keys, epoch, life_ms
+        self._batcher = batcher
+        self._keys = keys
+        self._epoch = epoch
+        self._life_ms = life_ms
         self.known, self._failed = known, failed
         self._waiting: list[Change] = []
         self._in_flight: list[Change] = []
@@ -359,7 +367,8 @@ class ReceivedIds:
         self._is_scheduled = False
         if self._in_flight or not self._waiting:
             return
-        self._in_flight, self._waiting = self._waiting, []
+        self._in_flight = self._waiting
+        self._waiting = []
         pairs = [part for each in self._in_flight for part in (each.packet_id, each.value)]
         call = self._batcher.submit(NOTE_RECEIVED, self._keys, (self._epoch, self._life_ms, *pairs))
         call.add_done_callback(self._noted)

@@ -64,7 +64,7 @@ def topic_of(raw: bytes) -> str:
 
 
 def token_of(client: str, epoch: str) -> str:
-    """The same for each attempt to publish this will."""
+    """The token under which each attempt publishes this will."""
     return f"will:{hashlib.sha256(client.encode()).hexdigest()[:24]}:{epoch}"
 
 
@@ -77,7 +77,10 @@ class Wills:
     """
 
     def __init__(self, client: Client, keys: Keys, batcher: ScriptBatcher, publish: Publisher) -> None:
-        self._client, self._keys, self._batcher, self._publish = client, keys, batcher, publish
+        self._client = client
+        self._keys = keys
+        self._batcher = batcher
+        self._publish = publish
         self._under_way: dict[tuple[str, str], asyncio.Future[bool]] = {}
 
     async def schedule(self, client: str, epoch: str, due_ms: int) -> None:
