@@ -45,7 +45,10 @@ class Waking:
     """Wakes the members of a group, so that the owner of a message looks, for at most a lease."""
 
     def __init__(self, client: Client, keys: Keys, settings: Settings, topic: str, group: str) -> None:
-        self._client, self._keys, self._topic, self._group = client, keys, topic, group
+        self._client = client
+        self._keys = keys
+        self._topic = topic
+        self._group = group
         self._deadline = awake() + settings.lease_ttl.total_seconds() + settings._lease_margin.total_seconds()
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 

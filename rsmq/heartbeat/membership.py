@@ -81,7 +81,11 @@ class Membership:
         """`ask` sends the script calls of many groups in one write; by default each group makes its own call. What is
         seen of the server's time is noted in `clock`."""
         self._ask = ask or (lambda script, keys, args: script(client, keys, args))
-        self._client, self._keys, self._member, self._topic, self._group = client, keys, member, topic, group
+        self._client = client
+        self._keys = keys
+        self._member = member
+        self._topic = topic
+        self._group = group
         self._interval = settings._heartbeat_interval.total_seconds()
         self._presence_interval = settings.presence_interval.total_seconds()
         grace = settings.presence_grace.total_seconds()

@@ -67,7 +67,9 @@ class SchemaCheck:
     """Reads samples of all that the handlers of one broker will get."""
 
     def __init__(self, client: Client, keys: Keys, topics: Topics) -> None:
-        self._client, self._keys, self._topics = client, keys, topics
+        self._client = client
+        self._keys = keys
+        self._topics = topics
 
     async def run(self, handlers: Sequence[Handler], sample: int) -> list[SchemaFinding]:
         """One finding for each handler and kind, in the order of the handlers; none for a topic that does not exist."""

@@ -48,7 +48,10 @@ class DelayedPoller:
         partitions: Callable[[], Sequence[Partition]],
         topics: Topics,
     ) -> None:
-        self._client, self._keys, self._partitions, self._topics = client, keys, partitions, topics
+        self._client = client
+        self._keys = keys
+        self._partitions = partitions
+        self._topics = topics
         self._resolution = settings.delay_resolution.total_seconds()
         self._connection = ShardedConnection(client)
         self._backoff = Backoff(2 * self._resolution, LONGEST_PAUSE)

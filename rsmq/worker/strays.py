@@ -42,7 +42,10 @@ class StrayMover:
     """
 
     def __init__(self, client: Client, keys: Keys, topics: Topics, consumers: Sequence[Consumer]) -> None:
-        self._client, self._keys, self._topics, self._consumers = client, keys, topics, consumers
+        self._client = client
+        self._keys = keys
+        self._topics = topics
+        self._consumers = consumers
         self._was_out = False
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
