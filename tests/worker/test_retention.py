@@ -103,7 +103,7 @@ async def test_dead_consumers_without_pending_messages_are_deleted(orders: Serve
     for consumer in ("me", "dead"):
         await orders.client.execute_command("XGROUP", "CREATECONSUMER", stream, GROUP, consumer)
     assert await orders.retention().remove_dead("orders", 0, GROUP, ("me",)) == []
-    retention, removed = orders.retention(lease_ttl=timedelta(milliseconds=1)), list[str]()
+    retention, removed = orders.retention(lease_ttl=timedelta(seconds=1)), list[str]()
 
     async def has_removed_some() -> bool:
         removed.extend(await retention.remove_dead("orders", 0, GROUP, ("me",)))
