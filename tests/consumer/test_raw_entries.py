@@ -19,7 +19,7 @@ from rsmq.consumer.waiting.lane import Lane
 from rsmq.consumer.waiting.limits import ConcurrencyLimit, KeyRate, RateLimit
 from rsmq.consumer.waiting.queue import Queue
 from rsmq.consumer.waiting.raw_entries import RawEntries, key_of, make_messages
-from rsmq.errors import LeaseLost
+from rsmq.errors import StaleEpoch
 from rsmq.handler.first_step import Continuation
 from rsmq.handler.handler import build_handler
 from rsmq.handler.middleware import Payloads, Wrapping
@@ -378,7 +378,7 @@ async def test_withdrawing_a_lane_takes_its_raw_entries() -> None:
     """Raw entries are handed back like everything else that has not started."""
 
     async def handle(_payloads: list[dict[str, Any]]) -> None:
-        raise LeaseLost("never called")
+        raise StaleEpoch("never called")
 
     bench = Bench(handle, batch=10)
     mine, other = bench.lanes[:2]
