@@ -1,6 +1,8 @@
 """`python -m rsmq` is the command `rsmq`."""
 
+import os
 import signal
+import sys
 from importlib import import_module
 
 
@@ -9,7 +11,9 @@ def main() -> None:
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    cli = import_module("rsmq.cli")
+    if import_module("rsmq.cli.quick").answered(sys.argv[1:], os.environ):
+        return
+    cli = import_module("rsmq.cli.app")
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, on_interrupt)
     cli.main()

@@ -24,16 +24,18 @@ import sys
 import warnings
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from rsmq.cli import COMMANDS, NOUNS
+from rsmq.cli import COMMANDS
 from rsmq.redis.embedded.keeper import dies_with_us
 
 ROOT: Final = Path(__file__).parents[1]
 IMPORTS: Final = {
     "rsmq": (
-        *(import_path.partition(":")[0] for import_path in COMMANDS), *(f"rsmq.cli.{noun}" for noun in NOUNS),
+        *(where.partition(":")[0] for where in COMMANDS.values()),
+        *(each.value.partition(":")[0] for each in entry_points(group="rsmq.commands")),
         "anyio._backends._asyncio",
     )
 }  # fmt: skip

@@ -9,11 +9,12 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import NotFound, ask_broker
-from rsmq.cli.output import print_json, print_line, print_result, printable
+from rsmq.cli.output import print_json, print_line, print_result
 from rsmq.cli.parameters import Json, Url, noun
 from rsmq.cli.tables import print_rows
 from rsmq.errors import RsmqError
 from rsmq.inspector.text import timestamp
+from rsmq.model.words import printable
 from rsmq.persistence.mqtt_clients import MqttClient, MqttClients
 
 WAIT = 5.0

@@ -15,13 +15,14 @@ import typer
 
 from rsmq.cli.connection import ask, settings_for
 from rsmq.cli.output import print_json, print_line
-from rsmq.cli.parameters import Json, Url
+from rsmq.cli.parameters import Json, Url, example
 from rsmq.errors import ConfigError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EXTRA = "`rsmq dashboard` needs the extra `dashboard`: pip install 'rsmq[dashboard]'"
 
 
+@example("rsmq dashboard --port 8642")
 def dashboard(
     host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8642,

@@ -11,12 +11,12 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import NotFound, ask_broker, asked
-from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result, printable
+from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import PAYLOAD, Json, Url, Yes, duration_option, noun, parse_headers, parse_payload
 from rsmq.cli.tables import print_rows
 from rsmq.errors import Malformed
 from rsmq.inspector.text import timestamp
-from rsmq.model.words import count
+from rsmq.model.words import count, printable
 from rsmq.persistence import Device, Letter
 
 LONGEST = 1000

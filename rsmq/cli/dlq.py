@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rsmq.cli.connection import CommandConnection, NotFound, ask, asked
-from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result, printable
+from rsmq.cli.output import as_data, confirm, print_json, print_line, print_result
 from rsmq.cli.parameters import (
     AnyGroup,
     AnyTopic,
@@ -27,7 +27,7 @@ from rsmq.cli.tables import print_rows, print_table
 from rsmq.dlq import DeadLetter, Selection, read_fields
 from rsmq.inspector.state import GroupState
 from rsmq.inspector.text import timestamp
-from rsmq.model.words import count, duration, shown
+from rsmq.model.words import count, duration, printable, shown
 
 MOST_SHOWN = 20
 """Rows that a dry run prints; --json has the ids of all."""

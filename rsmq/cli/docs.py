@@ -11,11 +11,12 @@ import typer
 from rsmq.broker.asyncapi import asyncapi, breaking
 from rsmq.cli.load_broker import load_broker
 from rsmq.cli.output import print_json, print_line
-from rsmq.cli.parameters import Json
+from rsmq.cli.parameters import Json, example
 from rsmq.errors import ConfigError
 from rsmq.model.words import count
 
 
+@example("rsmq docs app:broker --check asyncapi.json")
 def docs(
     target: Annotated[
         str, typer.Argument(metavar="MODULE:BROKER", help="Such as app:broker, from the current directory.")

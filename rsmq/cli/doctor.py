@@ -12,7 +12,7 @@ import typer
 from rsmq.cli.connection import CommandConnection, ask
 from rsmq.cli.database import in_database, sql_room
 from rsmq.cli.output import print_json, print_line
-from rsmq.cli.parameters import Json, Url, duration_option
+from rsmq.cli.parameters import Json, Url, duration_option, example
 from rsmq.cli.tables import print_table
 from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError
 from rsmq.inspector.doctor import check_outbox, foreign_keys, gather, judge
@@ -24,6 +24,7 @@ MOST_KEYS = 10
 MARKS = {"ok": "ok", "warn": "WARN", "refuse": "REFUSE"}
 
 
+@example("rsmq doctor --url redis://localhost:6379/0")
 def doctor(
     over: Annotated[timedelta, duration_option("How long the backlog is watched.")] = "1s",  # type: ignore[assignment]
     outbox: Annotated[

@@ -10,14 +10,16 @@ import anyio
 import typer
 
 from rsmq.cli.connection import connected
-from rsmq.cli.output import log_to_stderr, print_result
-from rsmq.cli.parameters import Url
+from rsmq.cli.log import log_to_stderr
+from rsmq.cli.output import print_result
+from rsmq.cli.parameters import Url, example
 from rsmq.inspector.observer import Observer
 from rsmq.telemetry.exporter import Exporter, group_samples
 from rsmq.telemetry.listener import Address
 from rsmq.telemetry.scaler import Scaler
 
 
+@example("rsmq exporter --listen 127.0.0.1:9101")
 def exporter(
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address of /metrics.")] = "127.0.0.1:9101",
     url: Url = None,

@@ -18,10 +18,11 @@ import anyio.abc
 import typer
 
 from rsmq.broker import Broker
+from rsmq.cli.failure import exit_code, print_error
 from rsmq.cli.gateway_metrics import serving
 from rsmq.cli.load_broker import load_object
-from rsmq.cli.output import Level, exit_code, log_to_stderr, print_error
-from rsmq.cli.parameters import Url, options_of
+from rsmq.cli.log import Level, log_to_stderr
+from rsmq.cli.parameters import Url, example, options_of
 from rsmq.cli.serve import STDIN
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.gateway import Gateway, GatewayOptions
@@ -31,6 +32,7 @@ from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, READY, Superviso
 
 
 @options_of(GatewayOptions)
+@example("rsmq gateway app:broker --listen mqtt://0.0.0.0:1883 --password-file passwords")
 def gateway(
     target: Annotated[str, typer.Argument(metavar="MODULE:OBJECT", help="A Broker or a Gateway, such as app:broker.")],
     listen: Annotated[

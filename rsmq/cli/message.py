@@ -10,15 +10,16 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import CommandConnection, NotFound, ask, ask_broker
-from rsmq.cli.output import as_data, print_error, print_json, print_line, print_result, printable
-from rsmq.cli.parameters import Json, TopicName, Url, duration_option, noun, parse_headers, time_option
+from rsmq.cli.failure import print_error
+from rsmq.cli.output import as_data, print_json, print_line, print_result
+from rsmq.cli.parameters import Json, TopicName, Url, duration_option, example, noun, parse_headers, time_option
 from rsmq.cli.pipeline import load
 from rsmq.cli.tables import print_table
 from rsmq.control import Answer, Cancelled, FindState, GroupStatus, Hit, Look, MessageStatus
 from rsmq.control.finder import Finder, Found
 from rsmq.control.search import STATES
 from rsmq.inspector.text import timestamp
-from rsmq.model.words import count
+from rsmq.model.words import count, printable
 from rsmq.redis.topics import Topic
 
 MessageId = Annotated[
@@ -39,6 +40,7 @@ OfKey = Annotated[str | None, typer.Option("--key", help="Its ordering key. With
 app = noun("Messages: find, show, cancel, reschedule.")
 
 
+@example("rsmq trace 01980000-0000-7000-8000-000000000000 --topic orders --key c-42")
 def trace(
     message: MessageId,
     topic: OfTopic = None,

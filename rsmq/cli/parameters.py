@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import wraps
 from inspect import Parameter
 from math import isinf
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
@@ -37,6 +37,22 @@ TopicName = Annotated[str, typer.Argument(help="The topic.", **TOPIC)]
 GroupName = Annotated[str, typer.Argument(help="The group.", **GROUP)]
 AnyTopic = Annotated[str | None, typer.Argument(help="Only of this topic.", **TOPIC)]
 AnyGroup = Annotated[str | None, typer.Argument(help="Only of this group.", **GROUP)]
+
+
+EXAMPLES: Final[dict[tuple[str, str], str]] = {}
+"""By module and name of a command."""
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def example(line: str) -> Callable[[Command], Command]:
+    """Let the help of a command end with this example."""
+
+    def with_example(command: Command) -> Command:
+        EXAMPLES[command.__module__, command.__qualname__] = line
+        return command
+
+    return with_example
 
 
 def noun(help_text: str) -> typer.Typer:

@@ -19,14 +19,14 @@ from typing import Annotated, Any
 import typer
 from pydantic import ByteSize
 
-from rsmq.cli.output import print_json, print_line, printable
+from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url, duration_argument, noun, parse_time
 from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
 from rsmq.model import size
 from rsmq.model.keys import NAME
 from rsmq.model.settings import Settings
-from rsmq.model.words import count
+from rsmq.model.words import count, printable
 from rsmq.redis.embedded.server import embedded
 from rsmq.redis.wire.url import has_password, redact
 

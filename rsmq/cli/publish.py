@@ -20,6 +20,7 @@ from rsmq.cli.parameters import (
     TopicName,
     Url,
     duration_option,
+    example,
     parse_headers,
     parse_payload,
     time_option,
@@ -33,6 +34,7 @@ MOST_AT_ONCE = 500
 Publish = Callable[[Any], Awaitable[MessageRef]]
 
 
+@example("""rsmq publish orders '{"n": 1}' --key c-42 --delay 5s""")
 def publish(
     topic: TopicName,
     payload: Annotated[str, typer.Argument(help=f"{PAYLOAD} -: one message for each line of stdin.")] = "-",

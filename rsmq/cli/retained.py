@@ -8,7 +8,7 @@ import typer
 
 from rsmq.broker import Broker
 from rsmq.cli.connection import ask_broker
-from rsmq.cli.output import as_data, confirm, print_line, print_result, printable
+from rsmq.cli.output import as_data, confirm, print_line, print_result
 from rsmq.cli.parameters import Json, Url, Yes, noun
 from rsmq.cli.tables import print_rows
 from rsmq.errors import ConfigError
@@ -16,7 +16,7 @@ from rsmq.gateway.fleet.retained import Retained
 from rsmq.gateway.protocol.topic_filter import is_valid_filter
 from rsmq.inspector.text import timestamp
 from rsmq.model.clock import from_epoch_ms
-from rsmq.model.words import count
+from rsmq.model.words import count, printable
 from rsmq.persistence.letter import EXPIRES, read_mqtt
 
 LONGEST = 60

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from rsmq.cli.output import confirm, print_error, print_json, print_line, print_result
-from rsmq.cli.parameters import Json, Yes
+from rsmq.cli.failure import print_error
+from rsmq.cli.output import confirm, print_json, print_line, print_result
+from rsmq.cli.parameters import Json, Yes, example
 from rsmq.cli.tables import print_rows
 from rsmq.inspector.text import timestamp
 from rsmq.model.words import size
@@ -17,6 +18,7 @@ from rsmq.redis.embedded.inventory import StoredServer, find, remove, stored_ser
 from rsmq.redis.embedded.server import EmbeddedServer, state_directory
 
 
+@example("rsmq server")
 def server(
     list_all: Annotated[bool, typer.Option("--list", help="List the servers of all projects, and end.")] = False,
     removed: Annotated[

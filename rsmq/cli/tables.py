@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rsmq.cli.output import print_json, print_line, printable
-from rsmq.model.words import duration, number
+from rsmq.cli.output import print_json, print_line
+from rsmq.model.words import duration, number, printable
 
 PIPED_WIDTH = 1000
 """Without a terminal a table is as wide as its content, not cut at 80 columns."""

@@ -10,13 +10,14 @@ import anyio
 import typer
 
 from rsmq.cli.connection import CommandConnection, asked, connected
-from rsmq.cli.output import as_data, print_error, print_json, print_line, printable
-from rsmq.cli.parameters import Json, TopicName, Url
+from rsmq.cli.failure import print_error
+from rsmq.cli.output import as_data, print_json, print_line
+from rsmq.cli.parameters import Json, TopicName, Url, example
 from rsmq.errors import Malformed
 from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.stream_id import parse_stream_id
-from rsmq.model.words import count, shown
+from rsmq.model.words import count, printable, shown
 
 LONGEST = 1000
 """Characters of a payload shown to people; --json shows all."""
@@ -28,6 +29,7 @@ Entry = tuple[int, bytes, list[bytes]]
 """Partition, stream id, fields."""
 
 
+@example("rsmq tail orders -n 20 --follow")
 def tail(
     topic: TopicName,
     group: Annotated[

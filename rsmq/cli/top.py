@@ -16,12 +16,13 @@ from rich.live import Live
 
 from rsmq.cli.connection import CommandConnection, connected
 from rsmq.cli.keyboard import keyboard
-from rsmq.cli.output import print_json, printable
-from rsmq.cli.parameters import AnyTopic, Json, Url, duration_option
+from rsmq.cli.output import print_json
+from rsmq.cli.parameters import AnyTopic, Json, Url, duration_option, example
 from rsmq.cli.tables import PIPED_WIDTH
 from rsmq.cli.top_screen import draw
 from rsmq.cli.top_view import TopView, picture, press, room_of, settled
 from rsmq.inspector.trend import Board, compare
+from rsmq.model.words import printable
 from rsmq.redis.client.connector import redact
 
 LEAST = timedelta(milliseconds=100)
@@ -31,6 +32,7 @@ MOST_PARTITIONS = 16
 Show = Callable[[Board, str], None]
 
 
+@example("rsmq top orders --every 500ms")
 def top(
     topic: AnyTopic = None,
     every: Annotated[timedelta, duration_option("Time between two refreshes, such as 500ms.")] = "1s",  # type: ignore[assignment]

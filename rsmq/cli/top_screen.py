@@ -10,12 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rsmq.cli.output import printable
 from rsmq.cli.tables import NOTHING
 from rsmq.inspector import text
 from rsmq.inspector.state import GroupPartition, MemberState
 from rsmq.inspector.trend import Board, GroupTrend, TopicTrend
-from rsmq.model.words import duration, number
+from rsmq.model.words import duration, number, printable
 
 LATE = timedelta(seconds=0.5)
 """An event loop with more lag than this is marked: its handlers wait for each other."""

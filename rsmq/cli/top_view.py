@@ -9,11 +9,10 @@ from typing import Final
 
 from rich.text import Text
 
-from rsmq.cli.output import printable
 from rsmq.inspector import text
 from rsmq.inspector.state import GroupPartition, MemberState
 from rsmq.inspector.trend import Board, GroupTrend
-from rsmq.model.words import count, duration, number
+from rsmq.model.words import count, duration, number, printable
 
 HELP: Final = "q quit  s sort  / filter  i idle  ↑↓ choose  ⏎ open  esc back"
 OPENED: Final = "q quit  ↑↓ scroll  esc back"

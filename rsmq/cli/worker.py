@@ -15,9 +15,10 @@ import typer
 from pydantic import TypeAdapter
 
 from rsmq.broker import Broker
+from rsmq.cli.failure import exit_code
 from rsmq.cli.load_broker import load_broker
-from rsmq.cli.output import Level, exit_code, log_to_stderr
-from rsmq.cli.parameters import Url, duration_option
+from rsmq.cli.log import Level, log_to_stderr
+from rsmq.cli.parameters import Url, duration_option, example
 from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave
 from rsmq.errors import ConfigError, RsmqError
 from rsmq.telemetry import Endpoint, note_messages
@@ -27,6 +28,7 @@ from rsmq.worker.supervisor import CONFIG_ERROR, FINISHED, MISCONFIGURED, Superv
 from rsmq.worker.worker import Lifespan
 
 
+@example("rsmq worker app:broker --processes 4")
 def worker(
     target: Annotated[
         str, typer.Argument(metavar="MODULE:BROKER", help="Such as app:broker, from the current directory.")

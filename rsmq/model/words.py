@@ -71,3 +71,8 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def printable(text: str) -> str:
+    """Text without control characters: payloads and keys may come from anywhere, and must not control the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

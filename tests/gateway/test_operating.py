@@ -20,7 +20,7 @@ import httpx
 from typer.testing import CliRunner
 
 from rsmq.cli import make_app
-from rsmq.cli.output import exit_code
+from rsmq.cli.failure import exit_code
 from rsmq.dashboard import Role, Rules, Visitor, create_app
 from rsmq.errors import RsmqError
 from rsmq.model.settings import Settings

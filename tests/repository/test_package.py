@@ -56,7 +56,7 @@ def test_a_misspelt_name_raises_the_usual_error() -> None:
 
 @pytest.mark.parametrize(
     ("overwritten", "line"),
-    [(False, "import rsmq"), (True, "from rsmq.broker import Broker"), (True, "import rsmq.cli")],
+    [(False, "import rsmq"), (True, "from rsmq.broker import Broker"), (True, "import rsmq.cli.quick")],
 )
 def test_pyrsmq_in_the_same_folder_is_refused(tmp_path: Path, overwritten: bool, line: str) -> None:
     """Whichever of the two was installed last, the import fails and says which one to uninstall."""

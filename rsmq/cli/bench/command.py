@@ -20,7 +20,7 @@ from rsmq.cli.bench.meter import Cost
 from rsmq.cli.bench.run import BY_NAME, TRIALS, latencies, ratio, run, summary
 from rsmq.cli.connection import connected
 from rsmq.cli.output import print_json, print_line
-from rsmq.cli.parameters import Json, Url
+from rsmq.cli.parameters import Json, Url, example
 from rsmq.cli.tables import print_table
 from rsmq.errors import ConfigError
 from rsmq.redis.wire.url import is_cluster, is_sentinel
@@ -36,6 +36,7 @@ PER_PROCESS: Final = 4
 WORTHWHILE: Final = 0.85
 
 
+@example("rsmq bench --messages 20000 --payload 1000 --partitions 16")
 def bench(
     messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="Messages per measurement.")] = 10_000,
     payload: Annotated[int, typer.Option(min=50, max=250_000, help="Bytes of a payload.")] = 200,

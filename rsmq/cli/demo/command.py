@@ -25,6 +25,7 @@ from rsmq.cli.demo.mqtt_result import MqttResult
 from rsmq.cli.demo.result import TOPIC, DemoResult
 from rsmq.cli.demo.run import DemoPlan, DemoRun, workers
 from rsmq.cli.demo.screen import Timeline, show_result
+from rsmq.cli.parameters import example
 from rsmq.errors import ConfigError
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Overrides, Settings
@@ -36,6 +37,7 @@ MQTT_PACE = 300
 """The same by MQTT clients, all of which run in this process."""
 
 
+@example("rsmq demo --all")
 def demo(
     mqtt: Annotated[bool, typer.Option("--mqtt", help="Aircraft as MQTT clients; a gateway is killed.")] = False,
     flights: Annotated[
