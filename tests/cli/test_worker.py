@@ -230,10 +230,10 @@ def test_parent_forwards_signals_to_its_children(cli: Cli, start: Start, app: Pa
 LATE = """
 import signal
 from rsmq import Broker
-from rsmq.cli.serve import Service
+from rsmq.cli.serve import ServedProcess
 from rsmq.worker.supervisor import Stage, signals
 
-service = Service(None)
+service = ServedProcess(None)
 service.enter(Stage.QUIET)
 with signals(service.obey):
     service.serve(Broker())
