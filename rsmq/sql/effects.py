@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -16,14 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from rsmq.errors import ConfigError
-from rsmq.handler.retry import BatchRolledBack, Retry
 from rsmq.model.message import Message
 from rsmq.sql.database import Database, explained, is_autocommit
 from rsmq.sql.handled import HandledMessages, MarkedWork
-from rsmq.sql.marked_commit import MANY, ONE, KnownLanes, MarkedCommit, can_join, many_marks, one_mark
 from rsmq.sql.tables import HANDLED
-
-log = logging.getLogger("rsmq.effects")
 
 Sessions = async_sessionmaker[Any] | sessionmaker[Any]
 
@@ -52,8 +46,6 @@ class Effects(HandledMessages):
             raise ConfigError(AUTOCOMMIT)
         if self.database.dialect == "sqlite":
             event.listen(self.database.sync_engine, "savepoint", begin_before)
-        self._may_join = not sessions.kw.get("twophase")
-        self._known = KnownLanes()
         if isinstance(sessions, async_sessionmaker):
             guarded = guarded_class(sessions.kw.get("sync_session_class", sessions.class_.sync_session_class))
             self._new_session: Callable[[], Any] = partial(sessions, sync_session_class=guarded)
@@ -71,41 +63,15 @@ class Effects(HandledMessages):
                 yield session
                 transaction.refuse_outputs(PUBLISH)
                 try:
-                    await session.run_sync(transaction.write_and_commit, self._joins(transaction))
+                    await session.run_sync(transaction.write_and_commit)
                 except DBAPIError as error:
-                    if not transaction.is_in_doubt(error):
-                        await self._explain(transaction, session)
+                    if not (transaction.is_in_doubt(error) and await self.has_committed(transaction.marks[0])):
                         raise
-                    if not await self.has_committed(transaction.marks[0]):
-                        if transaction.joined is not None:  # the server may still read what was sent to it
-                            raise Retry(UNKNOWN, after=timedelta(0), counts=False) from error
-                        raise
-                self._known.learn(transaction.lanes)
         finally:
             if session.sync_session.in_transaction():
                 await session.__aexit__(*sys.exc_info())  # in a task of its own, which a cancellation does not end
             else:
                 session.sync_session.close()  # sends nothing
-
-    def _joins(self, transaction: Transaction) -> bool:
-        """Whether nothing unusual is expected, so that the marks may travel with COMMIT."""
-        return self._may_join and not transaction.is_redelivered and self._known.are_known(transaction.lanes)
-
-    async def _explain(self, transaction: Transaction, session: AsyncSession) -> None:
-        """Raise what the marks are refused for, if they travelled with COMMIT. If it is nothing that lasts, the handler
-        is called again, and the marks are written before COMMIT."""
-        joined = transaction.joined
-        if joined is None or not (joined.is_refused or joined.is_unprepared):
-            return
-        if joined.is_unprepared:
-            log.warning(UNPREPARED, self)
-            self._may_join = False
-        await session.close()  # gives back its connection: the pool may have no other one
-        self._known.doubt(transaction.lanes)
-        transaction.raise_for(await self.refusals(transaction.marks))
-        if transaction.is_batch:
-            raise BatchRolledBack([None] * len(transaction.marks))
-        raise Retry(UNUSUAL, after=timedelta(0), counts=False)
 
     def _plain_session(self, work: Message | list[Message] = None) -> Iterator[Session]:  # type: ignore[assignment]
         with self._new_session() as session, self._guarded(session, work) as transaction:
@@ -138,12 +104,6 @@ class Effects(HandledMessages):
             transaction.is_over = True
 
 
-UNKNOWN: Final = "the answer to a commit was lost, and it may still come to pass: only the next attempt can tell"
-UNUSUAL: Final = "the mark could not be written together with COMMIT: it is written before it from now on"
-UNPREPARED: Final = (
-    "%s: a prepared statement was not found in its connection, as behind PgBouncer with pool_mode=transaction: marks "
-    "are written before COMMIT from now on, which costs a round trip"
-)
 PUBLISH: Final = "await outbox.publish(session, topic, payload)"
 COMMITS: Final = (
     "the session of effects.session commits by itself when the handler has returned, together with the mark of the "
@@ -209,7 +169,6 @@ class Transaction(MarkedWork):
 
     def __init__(self, session: Session, work: Message | list[Message]) -> None:
         super().__init__(work, "effects.session")
-        self.joined: MarkedCommit | None = None
         self._begun = session.begin()
         self._may_commit = False
         self.is_over = False
@@ -219,9 +178,9 @@ class Transaction(MarkedWork):
         if not (self._may_commit or session.in_nested_transaction()):
             raise ConfigError(COMMITS)
 
-    def flush(self, session: Session) -> None:
-        """Write what the handler has left. Raises ConfigError if it has dropped its work: the marks would commit
-        alone."""
+    def write(self, session: Session) -> None:
+        """What the handler has left to write, and the marks. Raises ConfigError if it has dropped its work: the marks
+        would commit alone."""
         if session.get_transaction() is not self._begun:
             raise ConfigError(DROPS)
         if session.in_nested_transaction():
@@ -229,32 +188,12 @@ class Transaction(MarkedWork):
                 "the handler has returned with an open savepoint: write `async with session.begin_nested():`"
             )
         session.flush()
-
-    def write(self, session: Session) -> None:
-        """Write what the handler has left, and the marks."""
-        self.flush(session)
         self.write_marks(connection_of(session))
 
-    def write_and_commit(self, session: Session, joins: bool = False) -> None:
-        """All that follows the handler. `joins`: the marks may travel with COMMIT."""
-        if joins:
-            self.flush(session)
-            self.join(connection_of(session))
-        if self.joined is None:
-            self.write(session)
+    def write_and_commit(self, session: Session) -> None:
+        """All that follows the handler."""
+        self.write(session)
         self.commit(session)
-
-    def join(self, connection: Connection) -> None:
-        """Let the marks travel with COMMIT, if the driver can do that, and if it is the only one: no other transaction
-        of the session may commit before the marks are written."""
-        if not can_join(connection) or len({id(each) for each, *_ in self._begun._connections.values()}) != 1:
-            return
-        if self.is_batch:
-            prepared, marks = MANY, many_marks(self.messages, self.lane_runs, self.lanes)
-        else:
-            prepared, marks = ONE, one_mark(self.messages[0], self.lane_runs[0])
-        if marks is not None:
-            self.joined = MarkedCommit(connection, prepared, marks)
 
     def is_in_doubt(self, error: DBAPIError) -> bool:
         """Whether the error is that of a commit whose answer was lost."""

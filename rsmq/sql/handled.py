@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
@@ -38,7 +37,6 @@ class MarkedWork:
         self.is_batch = isinstance(work, list)
         self.messages = messages_of(work, name)
         self.lane_runs = lane_runs_of(self.messages)  # now: a worker that wakes up late may have a newer epoch
-        self.lanes = sorted(set(self.lane_runs))
 
     @cached_property
     def marks(self) -> list[Mark]:
@@ -109,18 +107,6 @@ class HandledMessages:
                     await anyio.sleep(0.1)
         return False
 
-    async def refusals(self, marks: list[Mark]) -> dict[Mark, Exception]:
-        """Those of the marks that cannot be written, and why. Writes nothing."""
-        found = dict[Mark, Exception]()
-
-        def look(connection: Connection) -> None:
-            found.update(write_marks(connection, marks))
-            raise RolledBack
-
-        with suppress(RolledBack):
-            await self.database.run(look)
-        return found
-
     def has_committed_plain(self, mark: Mark) -> bool:
         """Whether a mark is committed, asked by the thread of a plain function."""
         return anyio.from_thread.run(self.has_committed, mark)
@@ -160,10 +146,6 @@ class HandledMessages:
         return f"<{type(self).__name__} {self.database!r}>"
 
 
-class RolledBack(Exception):
-    """A mark could be written, and was rolled back."""
-
-
 def write_and_roll_back(connection: Connection, mark: Mark) -> None:
     """Raises AlreadyHandled if the mark is there, else RolledBack."""
     write_mark(connection, mark)
@@ -180,3 +162,7 @@ def messages_of(work: Message | list[Message] | None, name: str) -> list[Message
             f"parameters; elsewhere open a transaction of your own"
         )
     return found
+
+
+class RolledBack(Exception):
+    """A mark could be written, and was rolled back."""

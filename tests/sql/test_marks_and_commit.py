@@ -1,4 +1,4 @@
-"""Marks that travel with COMMIT: what is unusual is found all the same, and the handler runs again if it has to."""
+"""Marks and COMMIT: what happens in the database between the handler and its commit is found, by one call of it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -24,19 +24,18 @@ from tests.sql.test_batch_effects import is_waiting
 from tests.sql.test_effects import UNSETTLED
 
 INSERT = text("INSERT INTO paid VALUES (:number)")
-STATEMENT = text("SELECT name FROM pg_prepared_statements WHERE name LIKE 'rsmq_marks_%'")
 QUICK = RetryPolicy(max_attempts=2, wait=wait_fixed(0.01))
 Meanwhile = Callable[[list[Message], AsyncSession], Awaitable[None]]
 
 
 class Till:
     """A handler of which each message has a row. `meanwhile` is what happens before its first commit in a partition
-    that is known. `joined` has for each transaction that was about to commit whether the marks travelled with it."""
+    that is known."""
 
-    def __init__(self, broker: Broker, engine: AsyncEngine, is_batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, broker: Broker, engine: AsyncEngine, is_batch: bool) -> None:
         self.broker, self.engine, self.effects = broker, engine, Effects(async_sessionmaker(engine))
         self.meanwhile: Meanwhile | None = None
-        self.joined, self.attempts = list[bool](), list[int]()
+        self.attempts = list[int]()
 
         async def pay(messages: list[Message], session: AsyncSession) -> None:
             self.attempts.append(messages[0].attempt)
@@ -59,13 +58,6 @@ class Till:
         broker.handler("orders", group="till", retry=QUICK, partitions=2, concurrency=1, **options)(
             many if is_batch else one
         )
-        commit = Transaction.commit
-
-        def note(transaction: Transaction, session: Session) -> None:
-            self.joined.append(transaction.joined is not None)
-            commit(transaction, session)
-
-        monkeypatch.setattr(Transaction, "commit", note)
 
     async def pay(self, *numbers: int) -> None:
         """Publish, and wait until all are settled."""
@@ -97,26 +89,22 @@ class Till:
 
 
 @pytest.fixture(params=[False, True], ids=["single", "batch"])
-async def till(
-    pg: AsyncEngine, broker: Broker, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Till:
+async def till(pg: AsyncEngine, broker: Broker, request: pytest.FixtureRequest) -> Till:
     """Both kinds of handlers, with partitions whose first messages have committed."""
     async with pg.begin() as connection:
         await connection.execute(text("CREATE TABLE paid (number int, UNIQUE (number) DEFERRABLE INITIALLY DEFERRED)"))
-    return Till(broker, pg, request.param, monkeypatch)
+    return Till(broker, pg, request.param)
 
 
 FIRST = range(20)
 """Enough numbers for each partition to have one."""
 
 
-async def test_marks_travel_with_the_commit_once_a_partition_is_known(till: Till) -> None:
-    """Not the first ones of an owner."""
+async def test_each_message_has_a_row_and_a_mark(till: Till) -> None:
+    """The first ones of an owner, and the later ones."""
     async with till.broker.running():
         await till.pay(*FIRST)
-        till.joined.clear()
         await till.pay(100, 101, 102)
-    assert set(till.joined) == {True}
     assert await till.rows() == [*FIRST, 100, 101, 102]
     assert await till.marks() == 23
 
@@ -132,7 +120,6 @@ async def test_a_mark_that_is_there_rolls_back_the_handler(till: Till) -> None:
         await till.pay(*FIRST)
         till.meanwhile = mark
         await till.pay(100)
-        assert till.joined[-1]
         await till.pay(101)
     assert await till.rows() == [*FIRST, 101]
     assert set(till.attempts) == {1}, "its connection is usable"
@@ -161,7 +148,7 @@ async def test_a_newer_owner_rolls_back_the_handler(till: Till) -> None:
 
 
 async def test_another_message_with_a_stream_id_of_a_lost_one_is_handled(till: Till) -> None:
-    """By another call, which does not count as an attempt."""
+    """By the same call: the mark is taken over."""
 
     async def take_id(messages: list[Message], _: AsyncSession) -> None:
         async with till.engine.begin() as connection:
@@ -171,32 +158,26 @@ async def test_another_message_with_a_stream_id_of_a_lost_one_is_handled(till: T
         await till.pay(*FIRST)
         till.meanwhile, till.attempts[:] = take_id, []
         await till.pay(100)
-        assert till.attempts == [1, 1]
+        assert till.attempts == [1]
         await till.pay(101, 102, 103, 104)
     assert await till.rows() == [*FIRST, 100, 101, 102, 103, 104]
     assert "lost" not in await till.ask(select(HANDLED.c.message_id))
 
 
-@pytest.mark.parametrize("lost", ["fence", "statement"])
-async def test_what_the_database_has_lost_is_made_again(till: Till, lost: str) -> None:
-    """Fences that were deleted, and the statement of a connection, as behind PgBouncer."""
+async def test_fences_that_were_deleted_are_made_again(till: Till) -> None:
+    """The mark raises them."""
 
     async def lose(_: list[Message], session: AsyncSession) -> None:
-        if lost == "fence":
-            async with till.engine.begin() as connection:
-                await connection.execute(FENCE.delete())
-        else:
-            (name,) = await session.scalars(STATEMENT)
-            await session.execute(text(f"DEALLOCATE {name}"))
+        async with till.engine.begin() as connection:
+            await connection.execute(FENCE.delete())
 
     async with till.broker.running():
         await till.pay(*FIRST)
-        await till.pay(50)  # from here on the pool's connection has the statement
         till.meanwhile = lose
         await till.pay(100)
         await till.pay(101)
-    assert await till.rows() == [*FIRST, 50, 100, 101]
-    assert await till.marks() == 23
+    assert await till.rows() == [*FIRST, 100, 101]
+    assert await till.marks() == 22
 
 
 async def test_an_error_of_the_commit_itself_is_that_of_the_handler(till: Till) -> None:
@@ -216,14 +197,14 @@ async def test_an_error_of_the_commit_itself_is_that_of_the_handler(till: Till) 
 
 
 @pytest.mark.parametrize("has_committed", [True, False])
-async def test_a_commit_without_an_answer_counts_no_attempt(
+async def test_a_commit_without_an_answer_is_handled_again_only_if_it_is_lost(
     till: Till, has_committed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server may still read marks and COMMIT: only another call of the handler can tell."""
+    """The mark tells."""
     commit, cut = Transaction.commit, list[bool]()
 
     def lose_answer(transaction: Transaction, session: Session) -> None:
-        if transaction.joined is None or cut:
+        if cut:
             return commit(transaction, session)
         cut.append(True)
         transaction._may_commit = True
@@ -236,20 +217,18 @@ async def test_a_commit_without_an_answer_counts_no_attempt(
         till.attempts.clear()
         await till.pay(100)
     assert cut == [True]
-    assert till.attempts == ([1] if has_committed else [1, 1])
+    assert till.attempts == ([1] if has_committed else [1, 2])
     assert await till.rows() == [*FIRST, 100]
 
 
-async def test_ids_that_could_end_a_literal_are_marked_before_the_commit(till: Till) -> None:
-    """They are never part of a statement."""
+async def test_ids_with_quotes_are_marked(till: Till) -> None:
+    """They are parameters, never part of a statement."""
     ids = ["it's", 'say "hi"', "back\\slash"]
     async with till.broker.running():
         await till.pay(*FIRST)
-        till.joined.clear()
         for message_id in ids:
             await till.broker.publish("orders", 100 + len(message_id), message_id=message_id)
             await until(till.is_settled, "it is settled")
-    assert till.joined == [False] * 3
     assert {*ids} <= {*await till.ask(select(HANDLED.c.message_id))}
 
 
