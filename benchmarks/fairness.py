@@ -13,11 +13,13 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rsmq.broker import Broker
+from rsmq.errors import BrokerError
 from rsmq.handler.rate_limit import Rate
 from rsmq.model.message import Message
 from rsmq.model.partition import partition_for
@@ -144,19 +146,22 @@ async def take_over(server: ThrowawayServer, prefix: str, read_ahead: int, waiti
         scene = Scene(server, name, read_ahead)
         async with scene.broker:
             await scene.publish(["hot"] * hot)
-        options = ("-m", "benchmarks.fairness", "--serve", f"{server.url} {name}")
+        options = ("-m", "benchmarks.fairness", "--serve", f"{server.url} {name} {read_ahead}")
         child = await asyncio.create_subprocess_exec(sys.executable, *options)
         successor = Scene(server, name, read_ahead)
         async with successor.broker as broker:
             stream, pending, before = broker.keys.stream("t", partition_for("hot", PARTITIONS)), 0, -1
-            while pending < min(hot, waiting - 3000) and pending != before:
+            while pending < min(hot, waiting - 3000) and (pending != before or not pending):
                 before, _ = pending, await asyncio.sleep(2)
-                pending = (await broker.client.execute_command("XPENDING", stream, "g"))[0]
+                with suppress(BrokerError):  # the worker makes the group
+                    pending = (await broker.client.execute_command("XPENDING", stream, "g"))[0]
         child.kill()
         await child.wait()
         async with successor.broker.running():
             began = time.monotonic()
-            await successor.publish([f"k{n}" for n in range(8)])
+            home = partition_for("hot", PARTITIONS)
+            keys = [key for key in (f"k{n}" for n in range(400)) if partition_for(key, PARTITIONS) == home]
+            await successor.publish(keys[:8])
             await successor.until(lambda: successor.done == 8)  # noqa: B023
             spans.append(time.monotonic() - began)
     return f"{spans[1] - spans[0]:+.2f} s"
@@ -196,8 +201,8 @@ ROWS: Final[tuple[tuple[str, str, Measure, int], ...]] = (
 
 async def serve(where: str) -> None:
     """The worker that is killed: its handler of a hot message never ends."""
-    url, prefix = where.split()
-    broker = Broker(Settings(url=url, prefix=prefix, partitions=PARTITIONS))
+    url, prefix, read_ahead = where.split()
+    broker = Broker(Settings(url=url, prefix=prefix, partitions=PARTITIONS, read_ahead=int(read_ahead)))
 
     @broker.handler("t", group="g", concurrency=16)
     async def handle(_order: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ class Reclaimer:
         cursor, number = recovery.cursor, recovery.number
         assert cursor is not None
         if lane.epoch:
-            if lane.flows.far and (known := lane.flows.known(number)):
+            if known := lane.flows.known(number):
                 cursor, room = await self._skip_known(lane, cursor, known, room)
             cursor = await self._claim(lane, cursor, reader, room, is_ahead=is_ahead)
         else:
@@ -116,7 +116,15 @@ class Reclaimer:
         self, lane: Lane, cursor: bytes, reader: str, room: int, *, is_ahead: bool = False
     ) -> bytes | None:
         """Of a leased lane: one page of all that is pending. Returns the next cursor, None after the last page."""
-        args = (self._member, lane.epoch, lane.group, cursor, *self._bounds(room), reader, *self._lost_body(lane))
+        args = (
+            self._member,
+            lane.epoch,
+            lane.group,
+            cursor,
+            *self._bounds(room, most=LISTED if is_ahead else 0),
+            reader,
+            *self._lost_body(lane),
+        )
         reply = await self._take(lane, CLAIM_PENDING, args, is_ahead=is_ahead)
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
@@ -144,9 +152,9 @@ class Reclaimer:
                 log.info("the server's clock was set: %s is searched for abandoned messages after a lease", lane.stream)
                 return cursor
 
-    def _bounds(self, room: int) -> tuple[int, int]:
-        """How many messages a page may have, and how many bytes."""
-        return min(self._settings.recovery_batch, room), int(self._settings.prefetch_bytes) // 4
+    def _bounds(self, room: int, most: int = 0) -> tuple[int, int]:
+        """How many messages a page may have, by default as the setting says, and how many bytes."""
+        return min(most or self._settings.recovery_batch, room), int(self._settings.prefetch_bytes) // 4
 
     def _lost_body(self, lane: Lane) -> tuple[str | int, ...]:
         """How many dead letters are kept, and what is in that of a deleted entry."""
@@ -156,9 +164,7 @@ class Reclaimer:
         """The reply of a script that claims a page. What it has claimed is queued."""
         keys = (lane.stream, lane.lease_key, lane.retry_key, lane.dlq_key)
         # as of now: what is settled before the reply must not start again
-        in_flight, far = frozenset(lane.in_flight), frozenset[bytes]()
-        if lane.flows.far:
-            far = lane.flows.known(lane.recovery.number)
+        in_flight, far = frozenset(lane.in_flight), lane.flows.known(lane.recovery.number)
         with lane.recovery.claiming():
             reply: list[Any] = await script(self._client, keys, args)
             if reply[0] == OK:
