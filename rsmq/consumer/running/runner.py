@@ -101,7 +101,7 @@ class Runner(Pool):
         take = queue.taker()
         decode, call, cancelling = self.handler.decode, self._call, task_slot.task.cancelling
         context = self._context
-        start, run, running = task_slot.start, task_slot.run, self._running
+        running = self._running
         while True:
             while ready:
                 message, rest = take(), None
@@ -117,7 +117,7 @@ class Runner(Pool):
                             await self._let_others_run()
                         continue
                 lane: Lane = message.origin
-                start(now := monotonic())
+                task_slot.started = now = monotonic()  # the slot is written here without a call: twice a message
                 running[lane] += 1  # until it is settled: a handover waits for that
                 try:
                     if rest is None and (
@@ -132,7 +132,7 @@ class Runner(Pool):
                         running[lane] -= 1
                         self._drop(message, lane)
                         continue
-                    run((message,))
+                    task_slot.messages = (message,)
                     if rest is None:
                         message.payload = decode(message.data)
                         rest = call(message)
@@ -144,7 +144,7 @@ class Runner(Pool):
                 if cancelling():  # it was cancelled, and returned all the same
                     self._leave_to_next(task_slot, message, lane, None)
                     return
-                run(())
+                task_slot.messages = ()
                 if message.is_suspect or copy_context() != context:  # it has set a variable, which the next may not see
                     self._leave_to_next(task_slot, message, lane, None)
                     return
