@@ -103,7 +103,11 @@ class OwnershipError(RsmqError):
 
 
 class StaleEpoch(OwnershipError):
-    """The server refused a write because the lease has a newer epoch."""
+    """The server or a database refused a write because the lease has a newer epoch: `epoch`, or 0 if not known."""
+
+    def __init__(self, text: str = "", epoch: int = 0) -> None:
+        super().__init__(text)
+        self.epoch = epoch
 
 
 class SessionTaken(OwnershipError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from rsmq.model.message import Message
 
 
 @runtime_checkable
@@ -14,3 +17,18 @@ class Service(Protocol):
     """
 
     async def serve(self, context: Any) -> None: ...
+
+
+@runtime_checkable
+class Commits(Service, Protocol):
+    """A service whose dependency commits a transaction for each call of the handler."""
+
+    commits: Literal[True]
+
+    async def committed(self, messages: Sequence[Message]) -> list[bool]:
+        """Whether the effects of each message are committed, by this attempt or an earlier one.
+
+        Final for those that are not: what still runs of an attempt commits no more. Raises StaleEpoch if the partition
+        has a newer owner, and other errors while the database has no answer.
+        """
+        ...

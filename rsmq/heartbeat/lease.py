@@ -28,7 +28,7 @@ class Lease:
     server grants the partition to another member. A lost lease is never held again: a new grant is a new object.
     """
 
-    __slots__ = ("deadline", "epoch", "group", "is_lost", "key", "owner", "partition", "run", "topic")
+    __slots__ = ("deadline", "epoch", "group", "is_lost", "key", "newer", "owner", "partition", "run", "topic")
 
     def __init__(
         self, topic: str, group: str, partition: int, key: str, owner: str, epoch: str, deadline: float, run: int = 0
@@ -42,6 +42,7 @@ class Lease:
         self.deadline = deadline
         self.run = run
         self.is_lost = False
+        self.newer = 0
 
     @classmethod
     def shared(cls, topic: str, group: str, partition: int, owner: str, deadline: float) -> Lease:
@@ -64,6 +65,11 @@ class Lease:
         self.is_lost = True
         self.deadline = OVER
 
+    def give_up(self, newer: int) -> None:
+        """A store knows an owner with the epoch `newer`: this lease counts no more, and the next one must be above."""
+        self.newer = max(self.newer, newer)
+        self.lose()
+
     def __repr__(self) -> str:
         left = "lost" if self.is_lost else f"{self.deadline - monotonic():.1f} s left"
         return f"<Lease {self.topic}.{self.partition}/{self.group} epoch={self.epoch} {left}>"
@@ -80,18 +86,21 @@ class Leases:
         self._warned = False
 
     async def take(
-        self, topic: str, partition: int, group: str, *, reader: str, absent: Collection[str] = ()
+        self, topic: str, partition: int, group: str, *, reader: str, absent: Collection[str] = (), above: int = 0
     ) -> Lease | None:
-        """A new grant, or None while another member holds it. The lease of a member in `absent` may be taken early."""
+        """A new grant, or None while another member holds it. The lease of a member in `absent` may be taken early.
+
+        Its epoch is greater than `above`, which a store knows.
+        """
         key, stream = self._keys.lease(topic, partition, group), self._keys.stream(topic, partition)
         ttl = self._settings.lease_ttl
         args = (self._member, to_ms(ttl), reader)
         started = monotonic()
-        reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group, ""))
+        reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group, "", above))
         if reply[0] == UNKNOWN:  # rare: the record was deleted, and its owner may believe in it for its own lease
             leases = await longer_leases(self._client, self._keys, topic, group, to_ms(ttl))
             longest = max(to_ms(ttl), *leases.values(), 0)
-            reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group, longest))
+            reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group, longest, above))
         if reply[0] != OK and reply[1].decode() in absent:
             owner = reply[1].decode()
             channel = self._keys.presence(owner)
@@ -100,7 +109,7 @@ class Leases:
                     return None
                 channel = ""
             started = monotonic()
-            reply = await TAKE_LEASE(self._client, (key, stream), (*args, owner, channel, group, ""))
+            reply = await TAKE_LEASE(self._client, (key, stream), (*args, owner, channel, group, "", above))
         if reply[0] != OK:
             return None
         await self._cut_off(key, reply[3].decode().splitlines())

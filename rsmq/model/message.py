@@ -66,6 +66,8 @@ class Origin(Protocol):
     @property
     def max_attempts(self) -> int: ...
 
+    def has_outputs(self, entry_id: bytes) -> bool: ...
+
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
     ) -> Coroutine[Any, Any, MessageRef]: ...
@@ -81,6 +83,10 @@ class MessageOrigin:
     fence: int = 0
     run: int = 0
     max_attempts: int = 0
+
+    def has_outputs(self, _entry_id: bytes) -> bool:
+        """Nothing is published by it here."""
+        return False
 
     def publish(
         self, message: Message, topic: str, payload: Any, options: Mapping[str, Any]
@@ -275,7 +281,7 @@ class Message:
     @property
     def _has_outputs(self) -> bool:
         """Whether its handler has published by it, in this attempt."""
-        return self.entry_id in getattr(self.origin, "outputs", ())
+        return self.origin.has_outputs(self.entry_id)
 
     @property
     def is_last_attempt(self) -> bool:

@@ -90,7 +90,8 @@ class Effects(HandledMessages):
         """The transaction of a session. Errors say what to write."""
         transaction = session.info[Transaction] = Transaction(session, work)
         try:
-            yield transaction
+            with self.following(transaction):
+                yield transaction
         except InvalidRequestError as error:
             if "transaction is already begun" not in str(error):
                 raise
@@ -192,6 +193,7 @@ class Transaction(MarkedWork):
 
     def write_and_commit(self, session: Session) -> None:
         """All that follows the handler."""
+        self.begin_commit()
         self.write(session)
         self.commit(session)
 

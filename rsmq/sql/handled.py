@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Final
 
@@ -18,7 +22,7 @@ from rsmq.redis.leadership import TTL, Leadership
 from rsmq.redis.server_context import ServerContext
 from rsmq.sql.database import Database
 from rsmq.sql.mark import Mark, lane_runs_of, marks_of
-from rsmq.sql.marks import KEPT, already, delete_marks, handled_of, lanes, write_mark, write_marks
+from rsmq.sql.marks import KEPT, already, delete_marks, handled_of, lanes, raise_fences, write_mark, write_marks
 from rsmq.sql.settled_floor import settled_floor
 
 log = logging.getLogger("rsmq.effects")
@@ -29,10 +33,24 @@ MOST_PARKED: Final = 5000
 RESOLVE_SECONDS: Final = 5.0
 
 
+class CommitStage(Enum):
+    """How far the transaction of a call has got. A call that is given up may run on in its thread."""
+
+    OPEN = auto()
+    CLOSED = auto()
+    """It commits no more: its messages end in another way."""
+    COMMITTING = auto()
+    COMMITTED = auto()
+    UNKNOWN = auto()
+    """It has failed when it was about to commit, or in another way that only the database can tell."""
+
+
 class MarkedWork:
     """The messages of one call of a handler, and their marks. `name`: of the dependency, for errors."""
 
     def __init__(self, work: Message | list[Message] | None, name: str) -> None:
+        self._stage = CommitStage.OPEN
+        self._lock = threading.Lock()
         self.name = name
         self.is_batch = isinstance(work, list)
         self.messages = messages_of(work, name)
@@ -47,6 +65,33 @@ class MarkedWork:
     def is_redelivered(self) -> bool:
         """Whether an earlier run may have committed."""
         return any([message.is_redelivered for message in self.messages])  # noqa: C419  a batch has hundreds
+
+    def begin_commit(self) -> None:
+        """Before the marks are written. Raises RolledBack if the messages have ended in another way meanwhile."""
+        with self._lock:
+            if self._stage is CommitStage.CLOSED:
+                raise RolledBack(f"{self.name}: the call was given up, and its messages have ended in another way")
+            self._stage = CommitStage.COMMITTING
+
+    def end(self, *, is_committed: bool) -> None:
+        """After the transaction."""
+        with self._lock:
+            if is_committed:
+                self._stage = CommitStage.COMMITTED
+            elif self._stage is CommitStage.COMMITTING:
+                self._stage = CommitStage.UNKNOWN
+            elif self._stage is CommitStage.OPEN:
+                self._stage = CommitStage.CLOSED
+
+    async def close(self) -> CommitStage:
+        """Let it commit no more, or wait for the end of a commit that has begun."""
+        while True:
+            with self._lock:
+                if self._stage is CommitStage.OPEN:
+                    self._stage = CommitStage.CLOSED
+                if self._stage is not CommitStage.COMMITTING:
+                    return self._stage
+            await anyio.sleep(0.01)
 
     def skip_handled(self, connection: Connection) -> None:
         """Raise AlreadyHandled if an earlier run has committed, or BatchRolledBack if one has for some of a batch."""
@@ -88,6 +133,57 @@ class HandledMessages:
     And what a batch handler returns must be known before the commit."""
     database: Database
 
+    @cached_property
+    def _calls(self) -> dict[int, MarkedWork]:
+        """The calls that have not committed, by message: a message stays the same object until its call has ended."""
+        return {}
+
+    @contextmanager
+    def following(self, work: MarkedWork) -> Iterator[None]:
+        """While a transaction runs. One that has failed is remembered until its message is settled."""
+        self._calls.update((id(message), work) for message in work.messages)
+        is_committed = False
+        try:
+            yield
+            is_committed = True
+        finally:
+            work.end(is_committed=is_committed)
+            for message in work.messages if is_committed else ():
+                self._calls.pop(id(message), None)
+
+    async def committed(self, messages: Sequence[Message]) -> list[bool]:
+        """Whether the effects of each message are committed, by this attempt or an earlier one.
+
+        Final for those that are not: a call that was given up commits no more, and an earlier owner is refused by the
+        fence, which is raised first. Raises StaleEpoch if there is a newer owner, and other errors of the database.
+        """
+        unknown = list[Message]()
+        for message in messages:
+            work = self._calls.get(id(message))
+            stage = CommitStage.UNKNOWN if work is None else await work.close()
+            if work is None or stage is not CommitStage.CLOSED or message.is_redelivered:
+                unknown.append(message)
+        marks, found = marks_of(unknown), set[Mark]()
+        if marks:
+            await self.database.run(lambda connection: raise_fences(connection, marks))
+            if any(id(message) in self._calls for message in unknown):  # perhaps about to commit, in the database
+                await self.is_marked(marks[0])
+            found = await self.database.run(lambda connection: handled_of(connection, marks))
+        done = {id(message) for message, mark in zip(unknown, marks, strict=True) if mark in found}
+        for message in messages:
+            self._calls.pop(id(message), None)
+        return [id(message) in done for message in messages]
+
+    async def is_marked(self, mark: Mark) -> bool:
+        """Whether a mark is committed. To write it, and roll back, waits for a transaction that is about to commit."""
+        try:
+            await self.database.run(lambda connection: write_and_roll_back(connection, mark))
+        except AlreadyHandled:
+            return True
+        except RolledBack:
+            return False
+        raise AssertionError("write_and_roll_back always raises")
+
     async def has_committed(self, mark: Mark) -> bool:
         """Whether the transaction whose commit had no answer was committed.
 
@@ -97,11 +193,7 @@ class HandledMessages:
         with anyio.move_on_after(RESOLVE_SECONDS):
             while True:
                 try:
-                    await self.database.run(lambda connection: write_and_roll_back(connection, mark))
-                except RolledBack:
-                    return False
-                except AlreadyHandled:
-                    return True
+                    return await self.is_marked(mark)
                 except Exception as error:
                     log.info("it is unknown yet whether %s was committed: %s", mark, error)
                     await anyio.sleep(0.1)
@@ -146,6 +238,10 @@ class HandledMessages:
         return f"<{type(self).__name__} {self.database!r}>"
 
 
+class RolledBack(Exception):
+    """A transaction was rolled back: its mark could be written, or its call was given up."""
+
+
 def write_and_roll_back(connection: Connection, mark: Mark) -> None:
     """Raises AlreadyHandled if the mark is there, else RolledBack."""
     write_mark(connection, mark)
@@ -162,7 +258,3 @@ def messages_of(work: Message | list[Message] | None, name: str) -> list[Message
             f"parameters; elsewhere open a transaction of your own"
         )
     return found
-
-
-class RolledBack(Exception):
-    """A mark could be written, and was rolled back."""

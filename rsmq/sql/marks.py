@@ -124,6 +124,13 @@ def already(mark: Mark) -> AlreadyHandled:
     return AlreadyHandled(f"message {mark.message_id} of {mark.topic}.{mark.partition_number} is handled already")
 
 
+def raise_fences(connection: Connection, marks: Sequence[Mark]) -> None:
+    """Raise the fences of the marks to their epochs, so that no earlier owner commits any more. Raises StaleEpoch."""
+    for mark in {IN_LANE(mark): mark for mark in sorted(marks)}.values():
+        epoch = connection.scalar(EPOCH_LOCKED, parameters({**mark.lane, "epoch": mark.epoch}))
+        check_fence(connection, mark, epoch)
+
+
 def check_fence(connection: Connection, mark: Mark, epoch: int | None) -> None:
     """Raise the fence of a lane if it is lower: `epoch` is None then. Raises StaleEpoch if it is higher."""
     if epoch is None:
@@ -132,7 +139,8 @@ def check_fence(connection: Connection, mark: Mark, epoch: int | None) -> None:
     if mark.epoch and epoch != mark.epoch:
         raise StaleEpoch(
             f"{mark.topic}.{mark.partition_number}/{mark.group_name} has a newer owner, whose epoch {epoch} is in "
-            f"rsmq_fence: what this handler wrote under epoch {mark.epoch} is rolled back"
+            f"rsmq_fence: what this handler wrote under epoch {mark.epoch} is rolled back",
+            epoch or 0,
         )
 
 

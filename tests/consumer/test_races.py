@@ -28,6 +28,7 @@ from rsmq.model.clock import ServerClock
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client
 from rsmq.redis.client.raw_connection import RawConnection, pack
+from rsmq.redis.scripts import OK
 from tests.consumer.test_queue import make_context, make_lane, make_message
 from tests.contract.witness import settled
 from tests.patience import until
@@ -49,10 +50,10 @@ class HeldSettler:
         """Nothing is settled here."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def answer(*_args: Any, **_more: Any) -> bool:
+        async def answer(*_args: Any, **_more: Any) -> Any:
             self.asked.append(name)
             await self.open.wait()
-            return True
+            return OK if name == "charge" else True
 
         return answer
 

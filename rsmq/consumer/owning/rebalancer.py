@@ -56,6 +56,7 @@ class Rebalancer:
         self._leases, self._heartbeat, self._membership = leases, heartbeat, membership
         self._leaving: set[int] = set()
         self._unsure: set[int] = set()  # asked for, no reply yet: the server may have granted the lease
+        self._newer = dict[int, int]()  # epochs that a service's database knows of these partitions
         self._throttled = ThrottledLog(log)
         self._partition_log = PartitionLog(context.name, context.topic.partitions)
 
@@ -94,6 +95,7 @@ class Rebalancer:
     def _drop_lost(self) -> None:
         for lane in list(self._lanes.values()):
             if not lane.lease.is_held():
+                self._newer[lane.partition] = max(self._newer.get(lane.partition, 0), lane.lease.newer)
                 self._lifecycle.drop(lane)
                 self._heartbeat.forget(lane.lease)
 
@@ -132,7 +134,8 @@ class Rebalancer:
         if self._heartbeat.is_absent:
             return False
         self._unsure.add(partition)
-        lease = await self._leases.take(topic, partition, group, reader=reader, absent=self._membership.absent)
+        above, absent = self._newer.get(partition, 0), self._membership.absent
+        lease = await self._leases.take(topic, partition, group, reader=reader, absent=absent, above=above)
         if lease is not None:
             lane = Lane(self._context.keys, topic, partition, group, lease)
             await self._lifecycle.restore_rate(lane)

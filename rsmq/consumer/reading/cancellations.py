@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from rsmq.consumer.reading.moves import Moves
@@ -17,8 +18,9 @@ from rsmq.consumer.running.runner import Runner
 from rsmq.consumer.settling.settler import Settler
 from rsmq.consumer.waiting.context import ConsumerContext
 from rsmq.consumer.waiting.lane import Lane
-from rsmq.errors import BrokerError
+from rsmq.errors import BrokerError, Malformed
 from rsmq.model.clock import monotonic
+from rsmq.model.message import Message
 from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import ANSWER_CANCEL
 
@@ -119,8 +121,18 @@ class Cancellations:
             await ANSWER_CANCEL(self._client, keys, [self._member, lane.epoch, *asked])
         self._runner.wake_soon()
         if gone:
-            await self.settle(lane, gone)
+            await self.settle(lane, await self._not_concluded(lane, gone))
             self._runner.space.set()
+
+    async def _not_concluded(self, lane: Lane, ids: Collection[bytes]) -> set[bytes]:
+        """Without those whose effects an earlier attempt has committed: these are settled as handled."""
+        left = set(ids)
+        for entry_id in ids if self._runner.commit_check.is_needed else ():
+            for _, fields in await self._client.execute_command("XRANGE", lane.stream, entry_id, entry_id):
+                with suppress(Malformed):  # no handler has seen it
+                    if await self._runner.is_concluded(Message(lane, entry_id, fields), lane):
+                        left.discard(entry_id)
+        return left
 
     def __repr__(self) -> str:
         return f"<Cancellations {self._context.name}>"

@@ -260,6 +260,8 @@ class Reclaimer:
             return None
         condemned = None if is_retry else decide_redelivery(attempts, self._policy)
         if condemned is not None:
+            if await self._runner.is_concluded(message, lane):
+                return None
             log.warning(
                 "%s moved to dead letters after %s (%s): %s",
                 message, count(attempts, "attempt"), condemned.reason, condemned.error,

@@ -218,7 +218,7 @@ class BatchRunner(Runner):
     async def _charged(self, message: Message, now: float) -> bool:
         """Whether it may start: a redelivered one when its attempt is charged."""
         lane: Lane = message.origin  # type: ignore[assignment]
-        return now < lane.lease.deadline and (not message.is_redelivered or await self._settler.charge(message, lane))
+        return now < lane.lease.deadline and (not message.is_redelivered or await self.start(message, lane))
 
     def _still_ours(self, batch: list[Message]) -> list[Message]:
         """Without those whose lease ended while others were charged, or became dead letters."""
@@ -312,6 +312,8 @@ class BatchRunner(Runner):
 
     async def _end_batch(self, batch: list[Message], outcomes: list[Outcome], heads: list[Message]) -> None:
         """Settle each message: with key order together with those of its key, otherwise by itself."""
+        if any(outcomes):
+            outcomes = await self.commit_check.outcomes(batch, outcomes)
         by_key: dict[tuple[int, bytes], list[tuple[Message, Outcome]]] = {}
         for message, outcome in zip(batch, outcomes, strict=True):
             if self.queue.is_ordered and message.routing_key is not None:

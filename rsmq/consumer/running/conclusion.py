@@ -9,11 +9,13 @@ from rsmq.handler.retry import Ack, Bury, Outcome, Park, RetryPolicy, decide
 
 
 class Abandoned(Exception):
-    """The call was cancelled because the lease is lost or the worker stops: no attempt, no outcome."""
+    """The call was cancelled because the lease is lost or the worker stops: no attempt, no outcome. Or its commit was
+    `fenced`: the database knows a newer `epoch` of the partition."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, epoch: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.epoch = epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,12 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """Its call did not end by itself, so it counts as no attempt. `is_stop`: the worker stops, and gives it back.
-    Otherwise the lease is lost, and the next owner takes it over."""
+    """Its call did not end by itself, so it counts as no attempt. `is_stop`: the worker stops, or gives the partition
+    up, and gives it back. Otherwise the lease is lost, and the next owner takes it over. `newer`: the epoch for which
+    the partition is given up."""
 
     is_stop: bool
+    newer: int = 0
 
 
 Conclusion = Settle | Park | Bury | HandBack
@@ -45,7 +49,7 @@ def conclude(
     if isinstance(outcome, Abandoned):
         if is_marked and outcome.reason == "cancelled":
             return Settle(is_cancelled=True)
-        return HandBack(is_stop=outcome.reason == "stop")
+        return HandBack(is_stop=outcome.reason in ("stop", "fenced"), newer=outcome.epoch)
     if outcome is not None and is_marked:
         return Settle(is_cancelled=True)
     decision = decide(outcome, attempt, policy, age)

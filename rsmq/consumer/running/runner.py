@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from rsmq.consumer.running.commit_check import CommitCheck
 from rsmq.consumer.running.conclusion import Abandoned, Conclusion, HandBack, Settle, conclude
 from rsmq.consumer.running.pool import Pool, is_running_in
 from rsmq.consumer.running.task_slot import TURN, RawCalls, TaskSlot
@@ -35,6 +37,7 @@ from rsmq.model.message import Message
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.reason import Reason
 from rsmq.model.words import pause
+from rsmq.redis.scripts import CANCELLED, OK
 
 log = logging.getLogger("rsmq.handler")
 
@@ -60,6 +63,7 @@ class Runner(Pool):
         self._error_hooks, self._name = error_hooks, f"{handler.topic}/{handler.group}"
         self.handler, self._settler, self._stats = handler, settler, stats
         self._call, self._payload_call = call, payload_call
+        self.commit_check = CommitCheck(handler)
         self._raw_calls = payload_call and RawCalls(queue, handler.decode, payload_call, call)
         if payload_call is not None:
             queue.serve_raw()
@@ -82,6 +86,12 @@ class Runner(Pool):
                 )
 
         return await self._settler.outputs.collect(message, lane, topic, payload, options, check)
+
+    def cancel_lane(self, lane: Lane, reason: str, only: AbstractSet[bytes] | None = None) -> None:
+        """Cancel its calls. When the worker stops, nothing waits for a database any more."""
+        if reason == "stop":
+            self.commit_check.end()
+        super().cancel_lane(lane, reason, only)
 
     async def wait_for_space(self, low: int) -> None:
         """Wait until at most `low` messages are in flight, or what is in flight waits behind keys."""
@@ -183,7 +193,7 @@ class Runner(Pool):
         """Charge the attempt of a redelivered message. False: do not start it; the lease may have ended meanwhile."""
         rate = self.queue.message_rate
         try:
-            is_ours = await self._settler.charge(message, lane)
+            is_ours = await self.start(message, lane)
         except BaseException:
             if rate is not None:
                 rate.forget(message)
@@ -193,11 +203,30 @@ class Runner(Pool):
         task_slot.start(monotonic())
         return is_ours and task_slot.started < lane.lease.deadline
 
+    async def start(self, message: Message, lane: Lane) -> bool:
+        """Charge a redelivered message. False: it does not start. One that is to be cancelled is settled so."""
+        word = await self._settler.charge(message, lane)
+        if word == CANCELLED and not await self.is_concluded(message, lane):
+            await self._settler.settle_cancelled(lane, message.entry_id)
+        return word == OK
+
+    async def is_concluded(self, message: Message, lane: Lane) -> bool:
+        """Before a redelivered message ends without another attempt. True: it has ended. An earlier attempt has
+        committed its effects, so it is settled as handled; or it is the next owner's."""
+        (answer,) = await self.commit_check.ask(lane, [message])
+        if answer is None:
+            await self._settle(message, lane)
+        elif answer is not False:
+            await self._carry_out(message, lane, self._conclude(message, lane, answer))
+        return answer is not False
+
     async def _expires(self, message: Message, lane: Lane) -> bool:
         """Whether a message has expired: then it is settled, and its handler does not start."""
         left = message.lifetime(self._settler.clock.now_ms())
         if left is None or left > 0:
             return False
+        if message.is_redelivered and await self.is_concluded(message, lane):
+            return True
         self._stats["expired"] += 1
         if message._becomes_dead:
             decision = Bury(Reason.EXPIRED, f"it expired {pause(timedelta(milliseconds=-left))} ago")
@@ -234,6 +263,8 @@ class Runner(Pool):
     async def _end_call(self, message: Message, lane: Lane, outcome: Outcome) -> None:
         """Carry out what follows from the end of a call for its message."""
         try:
+            if outcome is not None:
+                (outcome,) = await self.commit_check.outcomes([message], [outcome])
             conclusion = self._conclude(message, lane, outcome)
             if isinstance(conclusion, Park) and outcome is not None:
                 await self._park(message, lane, conclusion, outcome)
@@ -265,6 +296,9 @@ class Runner(Pool):
                 await self._bury(message, lane, conclusion)
             case HandBack(is_stop=True):
                 await self._hand_back(message, lane)
+                if conclusion.newer:
+                    log.warning("%s has a newer owner, as its database says: it is given up", lane.stream)
+                    lane.lease.give_up(conclusion.newer)
 
     def _outcome(self, task_slot: TaskSlot, error: BaseException) -> BaseException:
         """What an exception out of a handler's call means. Raises it again if it ends more than this call.

@@ -25,7 +25,6 @@ from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.client.script_batcher import ScriptBatcher
 from rsmq.redis.scripts import (
     BURY_MESSAGE,
-    CANCELLED,
     HAND_BACK,
     LOST_BODY,
     NOT_PENDING,
@@ -210,16 +209,14 @@ class Settler:
         """Run a script on the connection of the batcher. After a lost reply the next call first ends what is late."""
         return await self._batcher.ask(script, keys, args)
 
-    async def charge(self, message: Message, lane: Lane) -> bool:
-        """Charge the attempt of a redelivered message. False: it is not ours any more, do not start it."""
+    async def charge(self, message: Message, lane: Lane) -> bytes | None:
+        """Charge the attempt of a redelivered message. CANCELLED: it is to be settled so. None: it is not ours any
+        more, do not start it."""
         entry_id = message.entry_id
         keys, args = self._fenced(lane, entry_id, message.attempt - 1)
         command = ((*keys, lane.cancels_key, lane.cancelled_key), args)
         reply = await self._call(START_MESSAGE, lane, entry_id, command)
-        if reply is not None and reply[0] == CANCELLED:
-            await self.settle_cancelled(lane, entry_id)
-            return False
-        return reply is not None
+        return None if reply is None else bytes(reply[0])
 
     async def settle_cancelled(self, lane: Lane, entry_id: bytes) -> None:
         """Settle a message that is cancelled and does not run."""

@@ -121,6 +121,10 @@ class Lane:
             raise ConfigError("message.publish works while a worker runs the handler of the message")
         return self._collect(message, self, topic, payload, options)
 
+    def has_outputs(self, entry_id: bytes) -> bool:
+        """Whether the handler of a message that runs here has published by it."""
+        return entry_id in self.outgoing.kept
+
     def windows_of(self, limit: int, seconds: float) -> KeyWindows:
         """The starts of its keys, under a rate by key."""
         if self.windows is None:

@@ -34,7 +34,12 @@ class DjangoEffects(HandledMessages):
 
     def atomic(self, work: Message | list[Message] = None) -> Iterator[None]:  # type: ignore[assignment]
         """The dependency: a transaction of the thread of the handler."""
-        marked, is_complete, committed = MarkedWork(work, "effects.atomic"), False, list[bool]()
+        marked = MarkedWork(work, "effects.atomic")
+        with self.following(marked):
+            yield from self._transaction(marked)
+
+    def _transaction(self, marked: MarkedWork) -> Iterator[None]:
+        is_complete, committed = False, list[bool]()
         wrapper = connections[self._alias]
         wrapper.close_if_unusable_or_obsolete()
         try:
@@ -49,6 +54,7 @@ class DjangoEffects(HandledMessages):
                 marked.refuse_outputs("outbox.publish(topic, payload)")
                 if wrapper.needs_rollback:
                     raise ConfigError(DROPS)
+                marked.begin_commit()
                 marked.write_marks(here)
                 is_complete = True
         except Exception as error:

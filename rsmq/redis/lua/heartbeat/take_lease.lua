@@ -4,11 +4,13 @@
 -- ARGV     1 owner  2 ttl_ms:int  3 reader ("client-id address" of the connection that will read)
 --          4 absent owner or ''  5 presence channel of the absent owner, or '' where it is on another node  6 group
 --          7 longest lease of a member of the group in ms, or '' if the caller has not asked
+--          8 above:int, an epoch that a store outside knows, or absent
 -- RETURNS  {'OK', epoch, previous owner, other readers, one a line, run} or {'HELD', owner or '' if unknown, remaining_ms}
 --          or {'UNKNOWN'}: ask for the longest lease and call again
 -- WHY      Every grant has its own epoch, so a late write under an earlier grant is refused, even from the same owner.
 --          Epochs also grow with the clock: stores outside keep the highest one they have seen, and must not refuse the
---          true owner after FLUSHALL, or after a failover that has lost the last grants.
+--          true owner after FLUSHALL, or after a failover that has lost the last grants. A store that knows a higher
+--          one all the same (the clock was set back, or the server is another one) is asked for it: `above`.
 --          An absent owner may be replaced before its lease ends. The script checks again that its channel has no
 --          subscriber, so that a member that has just come back keeps its lease. If the record is gone (deleted by
 --          hand, or lost in a failover) but the group has consumers, the previous reader is unknown and may still read,
@@ -53,7 +55,7 @@ for reader in ((lease[3] or '') .. '\n' .. (lease[4] or '')):gmatch('[^\n]+') do
   seen[reader] = true
 end
 local before = table.concat(others, '\n')
-epoch = string.format('%.0f', math.max((lease[5] or 0) + 1, now))
+epoch = string.format('%.0f', math.max((lease[5] or 0) + 1, now, (ARGV[8] or 0) + 1))
 if not lease[1] and lease[7] then -- of a deleted group only the run was left, for a time
   redis.call('DEL', KEYS[1])
   redis.call('HSET', KEYS[1], 'run', lease[7])
