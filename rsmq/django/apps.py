@@ -9,7 +9,9 @@ from django.apps import AppConfig, apps
 from django.core import checks
 
 from rsmq.django.backend import RsmqBackend
+from rsmq.django.connections import DjangoConnections
 from rsmq.django.tasks import task_backends
+from rsmq.handler.surroundings import register
 
 
 class RsmqConfig(AppConfig):
@@ -20,8 +22,9 @@ class RsmqConfig(AppConfig):
     verbose_name = "rsmq"
 
     def ready(self) -> None:
-        """Check that a backend is there; those of Django check each backend."""
+        """Check that a backend is there; those of Django check each backend. Look after connections around messages."""
         checks.register(check_backends)
+        register(DjangoConnections())
 
 
 def check_backends(**_: Any) -> list[checks.CheckMessage]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rsmq.handler.failure import RemoteTraceback, text_of, traceback_of
 from rsmq.handler.returned import called
+from rsmq.handler.surroundings import call_surrounded
 
 DEEPEST: Final = 20
 """Causes, and groups in groups, that are carried."""
@@ -91,7 +92,7 @@ def notes_of(error: BaseException) -> list[str]:
 def carrying(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in another process, with context variables of its own. Its error is `Carried`."""
     try:
-        return copy_context().run(called, function, *arguments)
+        return copy_context().run(call_surrounded, called, function, *arguments)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:

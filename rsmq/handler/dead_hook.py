@@ -15,6 +15,7 @@ from rsmq.errors import ConfigError
 from rsmq.handler.apart import apart
 from rsmq.handler.failure import describe, exc_info
 from rsmq.handler.returned import completed
+from rsmq.handler.surroundings import call_surrounded
 from rsmq.model.interrupt import is_from_signal
 from rsmq.model.message import Message
 
@@ -53,7 +54,9 @@ async def _call(function: DeadFunction, message: Message, burial: Burial) -> Non
     if iscoroutinefunction(function):
         await completed(await function(message, burial))
     else:
-        await completed(await anyio.to_thread.run_sync(function, message, burial, abandon_on_cancel=True))
+        await completed(
+            await anyio.to_thread.run_sync(call_surrounded, function, message, burial, abandon_on_cancel=True)
+        )
 
 
 async def call_hook(function: DeadFunction, message: Message, burial: Burial) -> bool:

@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from rsmq.errors import ConfigError
 from rsmq.handler.apart import apart
 from rsmq.handler.returned import completed
+from rsmq.handler.surroundings import call_surrounded
 from rsmq.model.clock import epoch_ms, from_epoch_ms, to_ms
 from rsmq.model.duration import Duration, as_duration, checked_duration
 from rsmq.model.expiry import OnExpiry, expiry_fields
@@ -274,4 +275,4 @@ async def _call(schedule: Schedule, tick: int) -> Any:
     """A plain function runs in a thread because it may block."""
     if inspect.iscoroutinefunction(schedule.function):
         return await completed(await schedule.call(tick))
-    return await completed(await anyio.to_thread.run_sync(schedule.call, tick))
+    return await completed(await anyio.to_thread.run_sync(call_surrounded, schedule.call, tick))

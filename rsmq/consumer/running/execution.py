@@ -21,6 +21,7 @@ from rsmq.handler.failure import describe
 from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call, Middleware, Wrapping, compose
 from rsmq.handler.returned import completed
+from rsmq.handler.surroundings import call_surrounded, surrounded
 from rsmq.model.message import Message
 
 
@@ -47,6 +48,7 @@ def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> C
     if handler.execution != "inline" or handler.outputs:
         return None  # an output belongs to a message
     call = handler.signature.payload_call()
+    call = None if call is None else surrounded(call)
     for middleware in reversed((*middlewares, *handler.around)):
         if call is None or not isinstance(middleware, Wrapping):
             return None
@@ -56,7 +58,7 @@ def build_payload_call(handler: Handler, middlewares: Sequence[Middleware]) -> C
 
 
 def _inline(handler: Handler) -> Call:
-    return handler.invoke if handler.batch is None else handler.invoke_batch
+    return surrounded(handler.invoke if handler.batch is None else handler.invoke_batch)
 
 
 def _publishing(call: Call, topics: Sequence[str]) -> Call:
@@ -99,7 +101,9 @@ def _in_thread(handler: Handler) -> Call:
     limiter = anyio.CapacityLimiter(handler.concurrency)
 
     async def call(work: Any) -> Any:
-        return await completed(await anyio.to_thread.run_sync(function, work, limiter=limiter, abandon_on_cancel=True))
+        return await completed(
+            await anyio.to_thread.run_sync(call_surrounded, function, work, limiter=limiter, abandon_on_cancel=True)
+        )
 
     return call
 

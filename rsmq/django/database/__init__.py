@@ -8,4 +8,8 @@ connections. The rest is that of `rsmq.sql`.
 from rsmq.django.database.effects import DjangoEffects
 from rsmq.django.database.outbox import DjangoOutbox
 
-__all__ = ["DjangoEffects", "DjangoOutbox"]
+Effects = DjangoEffects
+"""As in `rsmq.sql`: an application that moves between the two changes one import."""
+Outbox = DjangoOutbox
+
+__all__ = ["DjangoEffects", "DjangoOutbox", "Effects", "Outbox"]
