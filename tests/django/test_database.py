@@ -26,5 +26,5 @@ def test_effects_and_outbox_in_a_project(settings: Settings, tmp_path: Path, ven
     with Postgres() as postgres:
         url = postgres.url("psycopg", postgres.new_database())
         database = {"ENGINE": "django.db.backends.postgresql", "NAME": url.database, "USER": url.username,
-                    "HOST": url.query["host"], "CONN_MAX_AGE": 60}  # fmt: skip
+                    "HOST": url.query["host"], "CONN_MAX_AGE": 60, "CONN_HEALTH_CHECKS": True}  # fmt: skip
         run_checks({**environment, "PROJECT_DATABASE": json.dumps(database)}, "database_checks.py")

@@ -17,9 +17,10 @@ from django.db import IntegrityError, connection, transaction
 from django.test import override_settings
 from fast_depends import Depends
 from settings import SERVER
+from tenacity import wait_fixed
 from waiting import finished, wait_until
 
-from rsmq import Broker, ConfigError, Settings, SyncBroker
+from rsmq import Broker, ConfigError, RetryPolicy, Settings, SyncBroker
 from rsmq.django.backend import RsmqBackend
 from rsmq.django.tasks import TaskResultDoesNotExist
 from rsmq.model.message import Message, MessageOrigin
@@ -202,3 +203,30 @@ def test_database_without_autocommit_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="AUTOCOMMIT: False"), contextmanager(effects.atomic)(message):
         Invoice.objects.create(order=300)
     connection.close()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="a file ends no connection")
+def test_connections_that_the_database_has_ended_are_replaced():
+    """PostgreSQL restarts: a connection fails one message at most, in handlers of each kind, and none is given up."""
+    worker = SyncBroker(Settings(**SERVER))
+    policy = RetryPolicy(max_attempts=3, wait=wait_fixed(0.1))
+
+    @worker.handler("plain-rows", group="g", concurrency=2, ordering="none", retry=policy)
+    def plain(number: int) -> None:
+        Invoice.objects.create(order=number)
+
+    @worker.handler("async-rows", group="g", concurrency=2, ordering="none", retry=policy)
+    async def in_loop(number: int) -> None:
+        await Invoice.objects.acreate(order=number)
+
+    with worker.running():
+        for first in (1000, 2000):
+            for number in range(first, first + 10):
+                worker.publish("plain-rows", number)
+                worker.publish("async-rows", number + 100)
+            numbers = [*range(first, first + 10), *range(first + 100, first + 110)]
+            wait_until(lambda numbers=numbers: counts(*numbers) == [1] * 20, f"all from {first} on are stored")
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        assert worker.dead_letters.count("plain-rows", "g") == 0
+        assert worker.dead_letters.count("async-rows", "g") == 0
