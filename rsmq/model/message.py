@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import import_module
 from typing import Any, Final, Protocol, Unpack
 from uuid import UUID
 
@@ -28,7 +29,6 @@ from rsmq.model.headers import write_headers as write_headers
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.nonfinite import nonfinite_in
 from rsmq.model.publish_options import OutputOptions, refuse_thread
-from rsmq.model.secret import secret_in
 from rsmq.model.words import LONGEST_SHOWN, shown
 
 JSON: Final = "application/json"
@@ -395,7 +395,7 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
         if where is not None:
             raise NotJson(where)
     if b"*****" in data:
-        where = secret_in(payload, data)
+        where = import_module("rsmq.model.secret").secret_in(payload, data)
         if where is not None:
             raise NotJson(where, f"the secret at {where} would arrive as asterisks (give its model a field_serializer)")
     return data, JSON
