@@ -175,7 +175,7 @@ async def test_inspector_on_a_cluster_sees_all_nodes(
     async with broker.running():
         await record.complete(await publish(broker, keys=20, each=5))
         with anyio.fail_after(20):
-            while (state := await inspector.group("t", "g")) is None or state.lag or state.pending:
+            while (state := await inspector.group("t", "g")) is None or state.unread or state.pending:
                 await anyio.sleep(0.05)
         (member,) = await inspector.members("t", "g")
         assert (member.is_present, member.partitions) == (True, tuple(range(PARTITIONS)))

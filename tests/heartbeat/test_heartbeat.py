@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +23,7 @@ from rsmq.redis.scripts import TOUCH_MESSAGES
 from tests.heartbeat.member import GROUP, TOPIC, Member, member
 from tests.patience import until
 from tests.servers import Server
+from tests.unchecked import unchecked
 
 pytestmark = pytest.mark.anyio
 
@@ -120,7 +120,7 @@ async def test_lease_with_a_blocked_event_loop_stays_held(
     client: Client, connector: Connector, settings: Settings
 ) -> None:
     """The loop is blocked for two leases; the thread keeps renewing."""
-    short = replace(settings, lease_ttl=timedelta(seconds=2))
+    short = unchecked(settings, lease_ttl=timedelta(seconds=2))
     async with member("one", client, connector, short) as one:
         lease = await one.take()
         assert lease is not None
@@ -304,7 +304,7 @@ async def test_lease_that_took_long_to_take_is_renewed_at_once(
     client: Client, connector: Connector, settings: Settings
 ) -> None:
     """A slow connection has used up half of it, and the next heartbeat may be as slow, so it starts at once."""
-    slow = replace(settings, lease_ttl=timedelta(hours=1))
+    slow = unchecked(settings, lease_ttl=timedelta(hours=1))
     async with member("one", client, connector, slow) as one:
         lease = await one.leases.take(TOPIC, 0, GROUP, reader="")
         assert lease is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 
 import anyio
@@ -20,6 +19,7 @@ from rsmq.redis.client.connector import Client, Connector
 from rsmq.redis.client.raw_connection import RawConnection, pack
 from rsmq.redis.scripts import OK, RESET_GROUP, TAKE_LEASE
 from tests.servers import Kind, Server
+from tests.unchecked import unchecked
 
 pytestmark = pytest.mark.anyio
 TOPIC, GROUP = "orders", "billing"
@@ -94,7 +94,7 @@ async def test_partition_without_a_record_waits_for_the_longest_lease(
     await client.execute_command("SADD", keys.members(TOPIC, GROUP), "one")
     await client.execute_command("SET", keys.alive(TOPIC, GROUP, "one"), member)
     await client.execute_command("DEL", keys.lease(TOPIC, 0, GROUP))
-    short = replace(settings, lease_ttl=timedelta(seconds=1))
+    short = unchecked(settings, lease_ttl=timedelta(seconds=1))
     assert await Leases(client, keys, short, "two").take(TOPIC, 0, GROUP, reader="") is None
     until_ms = int(await client.execute_command("HGET", keys.lease(TOPIC, 0, GROUP), "until_ms"))
     assert until_ms - int((await client.execute_command("TIME"))[0]) * 1000 > 500_000
@@ -119,7 +119,7 @@ async def test_blocked_read_of_the_last_owner_receives_nothing(foreign: Client, 
     await foreign.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
     reader = RawConnection(foreign)
     await reader.open()
-    short = replace(settings, lease_ttl=timedelta(0))
+    short = unchecked(settings, lease_ttl=timedelta(0))
     assert await Leases(foreign, keys, short, "one").take(
         TOPIC, 0, GROUP, reader=f"{reader.client_id} {reader.address}"
     )
@@ -137,7 +137,7 @@ async def test_last_owner_is_cut_off_after_a_lost_reply(client: Client, keys: Ke
     await client.execute_command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
     reader = RawConnection(client)
     await reader.open()
-    short = replace(settings, lease_ttl=timedelta(0))
+    short = unchecked(settings, lease_ttl=timedelta(0))
     assert await Leases(client, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{reader.client_id} {reader.address}")
     await reader.send([pack(("XREADGROUP", "GROUP", GROUP, "one", "BLOCK", 60_000, "STREAMS", stream, ">"))])
     assert (await TAKE_LEASE(client, (lease, stream), ("two", 60_000, "", "", "", GROUP, "")))[0] == OK
@@ -178,7 +178,7 @@ async def test_connection_from_another_address_is_not_cut_off(client: Client, ke
     """After a restart of the server the same client id belongs to another connection."""
     reader = RawConnection(client)
     await reader.open()
-    short = replace(settings, lease_ttl=timedelta(0))
+    short = unchecked(settings, lease_ttl=timedelta(0))
     assert await Leases(client, keys, short, "one").take(TOPIC, 0, GROUP, reader=f"{reader.client_id} 192.0.2.1:99")
     assert await Leases(client, keys, settings, "two").take(TOPIC, 0, GROUP, reader="")
     assert await reader.exchange([pack(("PING",))]) == [b"PONG"]
@@ -196,7 +196,7 @@ async def test_user_without_client_kill_gets_the_lease_and_one_warning(
             )  # fmt: skip
         url = server.url.replace("redis://", "redis://worker:pw@")
         settings = Settings(url=url, prefix=prefix)
-        short = replace(settings, lease_ttl=timedelta(0))
+        short = unchecked(settings, lease_ttl=timedelta(0))
         async with Connector(url, settings).connected() as client:
             two = Leases(client, keys, settings, "two")
             with caplog.at_level(logging.WARNING, "rsmq.lease"):

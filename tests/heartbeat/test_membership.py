@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from typing import Any
@@ -25,6 +24,7 @@ from rsmq.redis.streams import set_paused
 from tests.heartbeat.member import GROUP, TOPIC, member
 from tests.patience import until
 from tests.servers import Server
+from tests.unchecked import unchecked
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ async def test_membership_of_an_empty_group_contains_only_the_observer(client: C
 
 async def test_refresh_after_a_join_shows_the_new_member(client: Client, keys: Keys, settings: Settings) -> None:
     """The refresh ends the pause of the view and the waits of its callers."""
-    slow = replace(settings, presence_grace=timedelta(0), heartbeat=timedelta(hours=1))
+    slow = unchecked(settings, presence_grace=timedelta(0), heartbeat=timedelta(hours=1))
     async with watching(client, slow) as membership:
         await register(client, keys, "other", timedelta(minutes=1))
         waiting = asyncio.create_task(membership.wait(60))
@@ -66,7 +66,7 @@ async def test_refresh_after_a_join_shows_the_new_member(client: Client, keys: K
 
 async def test_wait_after_an_unseen_change_ends_at_once(client: Client, keys: Keys, settings: Settings) -> None:
     """A change between reading `changes` and waiting ends the wait."""
-    slow = replace(settings, presence_grace=timedelta(0), heartbeat=timedelta(hours=1))
+    slow = unchecked(settings, presence_grace=timedelta(0), heartbeat=timedelta(hours=1))
     async with watching(client, slow) as membership:
         seen = membership.changes
         await register(client, keys, "other", timedelta(minutes=1))
@@ -80,7 +80,7 @@ async def test_failed_check_is_repeated_before_the_next_heartbeat(
     client: Client, keys: Keys, settings: Settings
 ) -> None:
     """No member is watched yet, so nothing else would start a check early."""
-    slow = replace(settings, heartbeat=timedelta(hours=1))
+    slow = unchecked(settings, heartbeat=timedelta(hours=1))
     failures = 0
 
     async def ask(script: Script, names: Sequence[str], args: Sequence[Value]) -> Any:
@@ -101,7 +101,7 @@ async def test_announcement_refreshes_the_view_of_every_member(
     client: Client, connector: Connector, settings: Settings
 ) -> None:
     """A pause is seen without waiting for the next regular check."""
-    slow = replace(settings, lease_ttl=timedelta(minutes=10), presence_grace=timedelta(0))
+    slow = unchecked(settings, lease_ttl=timedelta(minutes=10), presence_grace=timedelta(0))
     async with member("one", client, connector, slow) as one:
         await set_paused(client, one.keys, TOPIC, GROUP, paused=True)
         await until(lambda: one.membership.paused, "the pause is seen")
@@ -112,7 +112,7 @@ async def test_announcement_refreshes_the_view_of_every_member(
 
 async def test_member_that_died_is_pruned_from_the_set(client: Client, keys: Keys, settings: Settings) -> None:
     """Its key has expired while it was observed: it leaves the view, then the set."""
-    short = replace(settings, lease_ttl=timedelta(seconds=1), presence_grace=timedelta(0))
+    short = unchecked(settings, lease_ttl=timedelta(seconds=1), presence_grace=timedelta(0))
     await register(client, keys, "other", timedelta(milliseconds=1500))
     async with watching(client, short) as membership:
         assert membership.live == ("me", "other")
@@ -165,7 +165,7 @@ async def test_member_whose_process_has_ended_is_absent_before_its_grace(
     client: Client, connector: Connector, settings: Settings
 ) -> None:
     """The server has closed its subscription, and its lease may be taken at once."""
-    slow = replace(settings, **HOUR)
+    slow = unchecked(settings, **HOUR)
     async with member("one", client, connector, slow) as one:
         async with member("two", client, connector, slow) as two:
             await until(lambda: one.membership.live == ("one", "two"), "both are seen")
@@ -184,7 +184,7 @@ async def test_end_of_a_process_is_announced_when_the_server_has_seen_it(
     client: Client, connector: Connector, settings: Settings
 ) -> None:
     """Members on other hosts begin their grace at once instead of at their next regular check."""
-    slow = replace(settings, **(HOUR | {"presence_interval": timedelta(minutes=20)}))
+    slow = unchecked(settings, **(HOUR | {"presence_interval": timedelta(minutes=20)}))
     async with member("one", client, connector, slow) as one, member("afar", client, connector, slow) as afar:
         async with member("two", client, connector, slow):
             await until(lambda: len(one.membership.live) == len(afar.membership.live) == 3, "all are seen")
@@ -198,7 +198,7 @@ async def test_end_of_the_grace_is_checked_when_it_is_reached(
     client: Client, connector: Connector, settings: Settings
 ) -> None:
     """The regular check may be far away."""
-    slow = replace(settings, presence_interval=timedelta(hours=1))
+    slow = unchecked(settings, presence_interval=timedelta(hours=1))
     async with member("one", client, connector, slow) as one:
         async with member("two", client, connector, slow):
             await until(lambda: one.membership.live == ("one", "two"), "both are seen")
