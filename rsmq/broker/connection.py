@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -13,7 +13,7 @@ from weakref import WeakSet
 import anyio
 
 from rsmq import persistence
-from rsmq.errors import OTHER_LOOP, ConfigError
+from rsmq.errors import OTHER_LOOP, BrokerUnavailable, ConfigError
 from rsmq.model.keys import Keys
 from rsmq.model.member import new_member_id
 from rsmq.model.own_tasks import own_tasks
@@ -80,7 +80,8 @@ async def connection(
             inboxes = persistence.Inboxes(client, keys, settings, new_member_id())
             async with own_tasks() as tasks:
                 await tasks.start(producer.run)
-                await producer.learn_time()
+                with suppress(BrokerUnavailable):  # then this machine's clock has to do
+                    await producer.learn_time()
                 await tasks.start(inboxes.run)
                 tasks.start_soon(connector.watch)
                 yield Connection(connector, client, topics, producer, inboxes, asyncio.get_running_loop())
