@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -12,6 +13,8 @@ from rsmq.model.unique import Holder, HolderState, Unique, can_be_replaced, is_h
 from rsmq.producer.batch import NEW, Answer, Batch, Fields, Full
 from rsmq.redis.client.raw_connection import pack
 from rsmq.redis.scripts import LOOK_AT_MESSAGE, OK, PUBLISH_UNIQUE, RESCHEDULE_DELAYED
+
+log = logging.getLogger("rsmq.publish")
 
 MOST_ATTEMPTS: Final = 1000
 """A holder that is parked without being pending is found up to so many attempts."""
@@ -77,7 +80,7 @@ class Claim:
         """The other message keeps the name."""
         assert self.holder is not None
         self.answer = (False, None)
-        self.keeper = self.holder.message_id.decode()
+        self.keeper = self.holder.message_id.decode(errors="replace")
 
 
 class Claims(Batch):
@@ -98,18 +101,18 @@ class Claims(Batch):
             return []
         at, keys, unique, seen = (self.topic.name, self.partition), self.keys, claim.unique, claim.seen
         if claim.holder is not None and claim.extends:
-            names = [keys.delayed(*at), keys.dedup(*at, claim.holder.message_id.decode())]
+            names = [keys.delayed(*at), keys.dedup(*at, claim.holder.message_id.decode(errors="replace"))]
             return [pack(RESCHEDULE_DELAYED.command(names, (claim.holder.packed, claim.due, self.window_ms)))]
         if claim.holder is not None:
-            return [self._look(group.decode(), claim.holder.stream_id) for group in claim.holder.groups]
+            return [self._look(group.decode(errors="replace"), claim.holder.stream_id) for group in claim.holder.groups]
         claim.was_sent = claim.is_sent
         claim.is_sent = True
         names = [self.stream, keys.dedup(*at, message_id), keys.unique(*at), keys.delayed(*at)]
         groups: tuple[bytes, ...] = ()
         if claim.replaces and seen is not None:
             groups = seen.groups
-            names.append(keys.dedup(*at, seen.message_id.decode()))
-            names += [keys.cancels(*at, group.decode()) for group in groups]
+            names.append(keys.dedup(*at, seen.message_id.decode(errors="replace")))
+            names += [keys.cancels(*at, group.decode(errors="replace")) for group in groups]
         args = (
             self.topic.max_length, self.topic.on_full, self.window_ms, claim.due, unique.name, unique.till,
             seen.record if seen is not None else b"", "replace" if claim.replaces else "keep", message_id,
@@ -150,6 +153,9 @@ class Claims(Batch):
             return b""
         if word == b"OK":
             claim.answer = NEW
+            if len(rest) > 1:
+                unique = self.keys.unique(self.topic.name, self.partition)
+                log.warning("%s: replaced the record of %r, which rsmq cannot read", unique, claim.unique.name)
             return bytes(rest[0]) if b"-" in rest[0] else b""
         claim.is_sent = False
         if word == b"FULL":

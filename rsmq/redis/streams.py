@@ -33,7 +33,10 @@ class Partitioned(Protocol):
 
 
 class Trimmed(NamedTuple):
-    """The result of a trim: `word` is `OK`, `NO_GROUPS`, `TOO_MANY_PARKED` or `GROUPS_CHANGED`."""
+    """The result of a trim: `word` is `OK`, `NO_GROUPS`, `TOO_MANY_PARKED`, `NO_POSITION` or `GROUPS_CHANGED`.
+
+    `group` is the one that has too many parked messages, or the archive whose position cannot be read.
+    """
 
     word: bytes
     removed: int = 0
@@ -145,7 +148,7 @@ async def trim(
         )
         if word == OK:
             return Trimmed(word, rest[0])
-        if word == b"TOO_MANY_PARKED":
+        if word in (b"TOO_MANY_PARKED", b"NO_POSITION"):
             return Trimmed(word, 0, rest[0].decode(errors="replace"))
         if word != b"GROUPS_CHANGED":
             break

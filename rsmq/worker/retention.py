@@ -25,6 +25,8 @@ log = logging.getLogger("rsmq.retention")
 
 PAGE_NOTES: Final = 1000
 """Notes or unique names of a partition that one call looks at."""
+MOST_NAMED: Final = 10
+"""Of the records in a page that cannot be read, so many are named in the log."""
 FULL_TRIM: Final = 1000
 """One call trims at most 100 nodes of a stream, 10 000 entries by default; after this many, more may be left."""
 
@@ -110,6 +112,12 @@ class Retention:
                 "%s.%d is not trimmed: more than %d messages of group %s wait for a retry; see `rsmq group show %s %s`",
                 topic.name, partition, MOST_PARKED, group, topic.name, group,
             )  # fmt: skip
+        elif word == b"NO_POSITION":
+            log.error(
+                "%s.%d is not trimmed: the position of archive %r in %s cannot be read; its next batch writes "
+                "it again; if there is no such archive any more, remove the field",
+                topic.name, partition, group, self._keys.archived(topic.name, partition),
+            )  # fmt: skip
         return removed
 
     async def remove_dead(self, topic: str, partition: int, group: str, live: Iterable[str]) -> list[str]:
@@ -139,7 +147,9 @@ class Retention:
         """Look at a whole hash, in pages: however fast it grows, what is kept is only what is needed."""
         cursor, total = b"0", 0
         while True:
-            cursor, forgotten = await script(self._client, names, (cursor, PAGE_NOTES))
+            cursor, forgotten, *unreadable = await script(self._client, names, (cursor, PAGE_NOTES))
+            for name in [name for each in unreadable for name in each][:MOST_NAMED]:
+                log.warning("%s: removed the record of %.100r, which rsmq cannot read", names[1], name)
             total += int(forgotten)
             if cursor == b"0":
                 return total

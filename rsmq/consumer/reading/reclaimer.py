@@ -186,12 +186,14 @@ class Reclaimer:
             except BrokerError:
                 lane.recovery.retries_unanswered()
                 raise
-            self._settler.report_lost(lane, [entry_id for entry_id, _, fields, _ in reply[2:] if not fields])
+            foreign, due = [row[0] for row in reply[2:] if row[1] < 0], [row for row in reply[2:] if row[1] >= 0]
+            for member in foreign:
+                log.warning("%s: removed a retry that names no message: %.100r", lane.retry_key, member)
+            self._settler.report_lost(lane, [entry_id for entry_id, _, fields, _ in due if not fields])
         if reply[0] == STALE_EPOCH:
             lane.lease.lose()
             return
         lane.recovery.retries_answered()
-        due = reply[2:]
         if reply[1] >= 0:
             lane.recovery.look_for_retries(reply[1] / 1000)
         while lane.lease.is_held() and any(entry_id in lane.asking for entry_id, *_ in due):

@@ -225,6 +225,9 @@ class GroupRate:
             self._throttled.warn("a rate waits for the server", error)
             allowance.failed(question)
             return
+        if reply[-1] == b"FOREIGN":
+            log.warning("%s held what rsmq cannot read: this rate begins anew", key)
+            del reply[-1]
         allowance.answered(question, reply, monotonic(), ahead)
         self._open(share)
 

@@ -3,16 +3,18 @@
 -- KEYS     1 string: the rate of one name
 -- ARGV     1 member  2 limit:int  3 per:ms  4 ahead:ms  5 hold:ms  6 starts it holds:int  7 starts it wants:int
 --          then for what it has used: age:ms, count:int
--- RETURNS  {starts it may still hold:int, then for each part of the block: wait:ms, count:int}
+-- RETURNS  {starts it may still hold:int, then for each part of the block: wait:ms, count:int, at last 'FOREIGN' if
+--          another client has written into the key: it begins anew}
 -- WHY      A start counts from its use until `per` later. What is held may be used until `ahead` and `hold` after the
 --          call, so it counts until `per` after that, unless a later call of its member says what became of it. A start
 --          that becomes free within `ahead` is given in advance. When there are too few, each member that waits gets its
 --          part. The calls of a member come in order: after a lost reply its batcher ends the connection first.
+-- USES     rate_state
 local limit, per, ahead, hold = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local kept, wanted, step = tonumber(ARGV[6]), tonumber(ARGV[7]), math.max(1, math.floor(per / 200))
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local state = cjson.decode(redis.call('GET', KEYS[1]) or '{"seen":0,"used":[],"held":{}}')
+local state, is_foreign = rate_state(redis.call('GET', KEYS[1]))
 local back = state.seen - now > 1000 and state.seen - now or 0 -- the clock was set back: so are all times
 
 local counts, busy, members, held = {}, 0, 0, {}
@@ -68,4 +70,5 @@ end
 local ends = now + 1 + ahead + hold + per
 held[ARGV[1]] = { kept + given, ends, wanted > given and 1 or 0, now }
 redis.call('SET', KEYS[1], cjson.encode({ seen = now, used = used, held = held }), 'PX', ends - now + 1000)
+if is_foreign then reply[#reply + 1] = 'FOREIGN' end
 return reply

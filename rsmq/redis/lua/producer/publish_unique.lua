@@ -5,12 +5,12 @@
 --          6 till: settled, started, or ms from now  7 seen: the record of a holder that has ended, or is replaced
 --          8 how: keep, or replace (the one that was seen)  9 message id
 --          10 groups:int, that many names, then field, value, ...
--- RETURNS  {'OK', stream id or due_ms}, {'DUPLICATE', the same, -1}, {'FULL'} or {'HELD', now_ms, record, till,
+-- RETURNS  {'OK', stream id or due_ms, a record that could not be read}, {'DUPLICATE', the same, -1}, {'FULL'} or {'HELD', now_ms, record, till,
 --          message id, stream id or '' (delayed), is_there:0|1, packed entry, group, ...}
 -- WHY      What has ended holds no name: where a message is says so, and no settlement knows of names. The caller looks,
 --          group by group, and decides. What has ended stays so; then the same record suffices here. What is replaced
 --          must not have been delivered, which is checked here, where it becomes cancelled.
--- USES     dict, order, can_write, can_append
+-- USES     dict, order, is_id, name_record, can_write, can_append
 can_write('XADD', KEYS[1], 'SET', KEYS[2], 'HSET', KEYS[3], 'ZADD ZREM', KEYS[4])
 local known, time = redis.call('GET', KEYS[2]), redis.call('TIME')
 if known then return { 'DUPLICATE', known, -1 } end
@@ -22,9 +22,9 @@ local max = tonumber(ARGV[1])
 local is_full = not due and max > 0 and ARGV[2] ~= 'trim' and redis.call('XLEN', KEYS[1]) >= max
 
 local record = redis.call('HGET', KEYS[3], ARGV[5])
-if record and (record ~= ARGV[7] or ARGV[8] == 'replace') then
-  local till, holder, id, packed = unpack(cmsgpack.unpack(record))
-  local reply = { 'HELD', string.format('%.0f', now), record, till, holder, id, 0, packed }
+local held, holder, id, packed = name_record(record or '')
+if held and (record ~= ARGV[7] or ARGV[8] == 'replace') then
+  local reply = { 'HELD', string.format('%.0f', now), record, held, holder, id, 0, packed }
   local can_go = record == ARGV[7]
   if id == '' then
     reply[7] = redis.call('ZSCORE', KEYS[4], packed) and 1 or 0
@@ -64,4 +64,4 @@ local answer = due and string.format('%.0f', due) or at
 redis.call('SET', KEYS[2], answer, 'PX', life)
 local till = tonumber(ARGV[6]) and string.format('%.0f', now + ARGV[6]) or ARGV[6]
 redis.call('HSET', KEYS[3], ARGV[5], cmsgpack.pack({ till, ARGV[9], at, packed }))
-return { 'OK', answer }
+return { 'OK', answer, record and not held and record or nil }

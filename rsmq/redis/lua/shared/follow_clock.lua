@@ -2,7 +2,8 @@
 local function follow_clock(lease, retry)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local seen = tonumber(redis.call('HGET', lease, 'clock') or 0)
+  local seen = tonumber(redis.call('HGET', lease, 'clock'))
+  if not seen or not (seen >= 0 and seen < 1e15) then seen = 0 end -- of another client: it is written anew
   if now < seen - 1000 then
     local all = redis.call('ZRANGEBYSCORE', retry, '-inf', '+inf', 'WITHSCORES')
     for i = 1, #all, 2 do redis.call('ZADD', retry, string.format('%.0f', all[i + 1] + now - seen), all[i]) end

@@ -1,11 +1,12 @@
 -- PURPOSE  Move delayed messages that are due into the stream.
 -- KEYS     1 stream  2 delayed zset  3 unique hash
 -- ARGV     1 limit:int  2 max_length:int (0 = no limit)  3 on_full:reject|trim
--- RETURNS  {moved:int, wait_ms:int until the next one is due, -1 if there is none, is_full:0|1 (no room for the next)}
+-- RETURNS  {moved:int, wait_ms:int until the next one is due (at most a day), -1 if there is none, is_full:0|1 (no room for the next)}
 -- WHY      ZREM and XADD run in one script: a poller that dies loses no message and moves none twice.
 --          A message that holds a unique name has it as its first field: the record of the name follows it.
---          A message that cannot be unpacked becomes an entry without `data`: consumers bury it as malformed.
--- USES     can_write
+--          Nothing may fail once a message is stored, or it would be stored in each round: a record that is none is
+--          left to `forget_names`. A message that cannot be unpacked becomes an entry without `data`: consumers bury it as malformed.
+-- USES     is_id, name_record, can_write
 local function unpacked(packed)
   local fields, at = {}, 1
   while at <= #packed do
@@ -38,10 +39,10 @@ for _, packed in ipairs(due) do
   moved = moved + 1
   local record = fields[1] == 'unique' and redis.call('HGET', KEYS[3], fields[2])
   if record then
-    local till, holder, _, own = unpack(cmsgpack.unpack(record))
-    if own == packed then redis.call('HSET', KEYS[3], fields[2], cmsgpack.pack({ till, holder, id, '' })) end
+    local till, holder, _, own = name_record(record)
+    if till and own == packed then redis.call('HSET', KEYS[3], fields[2], cmsgpack.pack({ till, holder, id, '' })) end
   end
 end
 local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if #next == 0 then return { moved, -1, is_full } end
-return { moved, math.max(0, tonumber(next[2]) - now), is_full }
+return { moved, math.min(math.max(0, tonumber(next[2]) - now), 86400000), is_full }

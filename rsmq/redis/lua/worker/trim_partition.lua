@@ -2,11 +2,12 @@
 -- KEYS     1 stream  2 marks zset  3 archived hash  4 removed hash  5.. retry zset of each group, in the order of ARGV
 -- ARGV     1 keep_age_ms:int  2 keep_length:int  3 exact:0|1  4 archive:off|required  5.. group names
 -- RETURNS  {'OK', trimmed:int, floor} or {'GROUPS_CHANGED'} or {'NO_GROUPS'} or {'TOO_MANY_PARKED', group}
+--          or {'NO_POSITION', archive}: what it has cannot be read, so all is kept
 -- WHY      The floor is the oldest entry that any group still needs: undelivered, pending, or parked for a retry. With
 --          a required archive it is also the oldest entry that the slowest archive has not committed; without any
 --          archive nothing is trimmed. Marks (entries ever added -> id, written on each call) count entries without
 --          reading them.
--- USES     dict, order, next_id, can_write
+-- USES     dict, order, is_id, next_id, can_write
 local function less(a, b) return order(a) < order(b) end
 local function lower(a, b) return less(a, b) and a or b end
 local known, groups = {}, redis.call('XINFO', 'GROUPS', KEYS[1])
@@ -22,13 +23,17 @@ for _, row in ipairs(groups) do
   if group.pending > 0 then floor = lower(redis.call('XPENDING', KEYS[1], group.name)[2], floor) end
   if redis.call('ZCARD', retry) > 5000 then return { 'TOO_MANY_PARKED', group.name } end
   for _, member in ipairs(redis.call('ZRANGE', retry, 0, -1)) do
-    floor = lower(member:match('^(.-)|'), floor)
+    local id = member:match('^([%d-]+)|')
+    if id and is_id(id) then floor = lower(id, floor) end -- what names no entry needs none
   end
 end
 if ARGV[4] == 'required' then
   local archives = redis.call('HGETALL', KEYS[3])
   if #archives == 0 then floor = '0-0' end
-  for i = 2, #archives, 2 do floor = lower(next_id(archives[i]), floor) end
+  for i = 2, #archives, 2 do
+    if not is_id(archives[i]) then return { 'NO_POSITION', archives[i - 1] } end
+    floor = lower(next_id(archives[i]), floor)
+  end
 end
 
 can_write('ZADD ZREMRANGEBYSCORE', KEYS[2], 'XTRIM', KEYS[1], 'HSET', KEYS[4])
@@ -46,7 +51,7 @@ else
   local settled = 0
   local marks = redis.call('ZREVRANGE', KEYS[2], 0, 999, 'WITHSCORES')
   for i = 1, #marks, 2 do
-    if less(marks[i], floor) then
+    if is_id(marks[i]) and less(marks[i], floor) then
       if settled == 0 then settled = tonumber(marks[i + 1]) end
       if tonumber(marks[i + 1]) <= settled - keep then
         if less(cut, marks[i]) then cut = marks[i] end
@@ -58,7 +63,7 @@ else
 end
 local trimmed = redis.call('XTRIM', KEYS[1], 'MINID', ARGV[3] == '1' and '=' or '~', cut)
 if trimmed > 0 then -- count_removed must not report these as removed by another client
-  redis.call('HSET', KEYS[4], 'own', string.format('%.0f', (redis.call('HMGET', KEYS[4], 'own')[1] or 0) + trimmed))
+  redis.call('HSET', KEYS[4], 'own', string.format('%.0f', (tonumber(redis.call('HGET', KEYS[4], 'own')) or 0) + trimmed))
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('(%.0f', added - redis.call('XLEN', KEYS[1])))
 return { 'OK', trimmed, floor }

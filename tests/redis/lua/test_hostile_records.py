@@ -1,0 +1,222 @@
+"""What is read back is never trusted to be what was written: one bad record costs itself, and is named.
+
+Each kind of record, spoiled in each way, beside a good one: the script does its work for the good one, and its answer
+names the bad one. No script fails, for what fails once fails for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from rsmq.model.keys import Keys
+from rsmq.model.packing import pack_fields
+from rsmq.redis.client.connector import Client
+from rsmq.redis.scripts import FORGET_NAMES, PUBLISH_UNIQUE, RELEASE_DELAYED, TAKE_STARTS, TRIM_PARTITION
+from tests.redis.lua.test_settle import ME, Partition
+from tests.worker.test_retention import pack_record
+
+SPOILED: Final = [b"", b"word", b"\xff\xfe\x80", b"\x94\x01", b"\x81\xa1a\x01", b"9" * 400, b"x" * 100_000]
+"""Empty, a word, no UTF-8, MessagePack that is cut off, of another shape, a huge number, a huge text."""
+
+MEMBERS: Final = [*SPOILED, b"|", b"|1", b"word|1", b"1-1", b"1-1-1|1", b"9" * 40 + b"-1|1", b"\xff-1|1"]
+"""For a retry: also ids that are none."""
+
+NAMES: Final = [
+    *SPOILED,
+    b"\x94\x01\x02\x03\x04",
+    pack_record(["settled", "id"]),
+    pack_record(["word", "id", "1-1", ""]),
+    pack_record(["settled", "id", "word", ""]),
+    pack_record(["settled", "id", "9" * 30 + "-1", ""]),
+    pack_record(["9" * 30, "id", "1-1", ""]),
+]
+"""For a unique name: also fields that are numbers, too few, or of another kind."""
+
+RATES: Final = [
+    *SPOILED,
+    b"null",
+    b"17",
+    b"[]",
+    b'{"seen":0}',
+    b'{"seen":"word","used":[],"held":{}}',
+    b'{"seen":0,"used":[17],"held":{}}',
+    b'{"seen":0,"used":[["word",1]],"held":{}}',
+    b'{"seen":0,"used":[[9e999,1]],"held":{}}',
+    b'{"seen":0,"used":[],"held":{"a":[]}}',
+    b'{"seen":0,"used":[],"held":{"a":[1,"word",0,0]}}',
+    b'{"seen":0,"used":[],"held":[[1,9000000000000,0,0]]}',
+    b"[" * 5000,
+]
+"""For a rate: also JSON of another shape."""
+
+
+@pytest.fixture
+async def partition(client: Client, keys: Keys) -> Partition:
+    """A partition with a lease of `me`."""
+    return await Partition(client, keys).prepare()
+
+
+# -- retries ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+async def test_a_retry_that_is_none_stops_no_other(partition: Partition, member: bytes) -> None:
+    """It is removed and named; the message that is due beside it comes."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.park(entry_id, 1, -1000)
+    await partition.call("ZADD", partition.retry, 1, member)
+    word, wait, bad, good = await partition.unpark()
+    assert (word, wait, bad[:2]) == (b"OK", -1, [member, -1])
+    assert good == [entry_id, 1, [b"data", b"x"], 0]
+    assert await partition.parked() == {}
+    assert await partition.dead() == []
+
+
+@pytest.mark.parametrize("attempts", [b"", b"word", b"-1", b"1.5", b"9" * 40, b"\xff"])
+async def test_a_retry_without_a_count_still_comes(partition: Partition, attempts: bytes) -> None:
+    """Its message is nowhere else: it comes as one that was tried once."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.call("XACK", partition.stream, "billing", entry_id)
+    await partition.call("ZADD", partition.retry, 1, entry_id + b"|" + attempts)
+    assert await partition.unpark() == [b"OK", -1, [entry_id, 1, [b"data", b"x"], 0]]
+    assert await partition.pending() == {entry_id: (ME, 1)}
+
+
+async def test_a_retry_that_is_never_due_gives_a_wait_that_is_a_number(partition: Partition) -> None:
+    """Of another client, due at +inf: what is asked again in a day at the latest."""
+    await partition.call("ZADD", partition.retry, "+inf", "1-1|1")
+    assert await partition.unpark() == [b"OK", 86_400_000]
+
+
+@pytest.mark.parametrize("clock", [*SPOILED, b"inf", b"nan", b"1e300"])
+async def test_a_clock_that_is_no_time_stops_no_retry(partition: Partition, clock: bytes) -> None:
+    """It is written anew, and moves no due time."""
+    (entry_id,) = await partition.deliver(1)
+    await partition.park(entry_id, 1, 3_600_000)
+    await partition.call("HSET", partition.lease, "clock", clock)
+    parked = await partition.parked()
+    assert (await partition.unpark())[0] == b"OK"
+    assert await partition.parked() == parked
+    assert abs(int(await partition.call("HGET", partition.lease, "clock")) - await partition.now_ms()) < 60_000
+
+
+# -- retention --------------------------------------------------------------------------------------------------------
+
+
+async def trim(partition: Partition, keys: Keys, archive: str = "off", keep_length: int = 0) -> Any:
+    """One call, with all that one partition has."""
+    own = [part("orders", 3) for part in (keys.marks, keys.archived, keys.removed)]
+    names = (partition.stream, *own, partition.retry)
+    return await TRIM_PARTITION(partition.client, names, (86_400_000, keep_length, 1, archive, "billing"))
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+async def test_a_retry_that_is_none_keeps_no_entry(partition: Partition, keys: Keys, member: bytes) -> None:
+    """What is settled goes; what waits for a good retry stays."""
+    settled, parked = await partition.deliver(2)
+    await partition.call("XACK", partition.stream, "billing", settled)
+    await partition.park(parked, 1, 3_600_000)
+    await partition.call("ZADD", partition.retry, 1, member)
+    assert await trim(partition, keys) == [b"OK", 1, parked]
+
+
+@pytest.mark.parametrize("mark", [*SPOILED, b"9" * 40 + b"-1"])
+async def test_a_mark_that_is_none_trims_nothing_else(partition: Partition, keys: Keys, mark: bytes) -> None:
+    """The next good mark counts, and nothing fails after the first write."""
+    ids = await partition.deliver(10)
+    await partition.call("XACK", partition.stream, "billing", *ids)
+    await partition.call("ZADD", keys.marks("orders", 3), 3, ids[2], 6, ids[5], 7, mark)
+    assert (await trim(partition, keys, keep_length=2))[:2] == [b"OK", 2]
+
+
+@pytest.mark.parametrize("own", SPOILED)
+async def test_a_count_of_removed_entries_that_is_none(partition: Partition, keys: Keys, own: bytes) -> None:
+    """It is counted anew."""
+    (settled,) = await partition.deliver(1)
+    await partition.call("XACK", partition.stream, "billing", settled)
+    await partition.call("HSET", keys.removed("orders", 3), "own", own)
+    assert (await trim(partition, keys))[:2] == [b"OK", 1]
+
+
+@pytest.mark.parametrize("position", [*SPOILED, b"9" * 40 + b"-1"])
+async def test_an_archive_without_a_position_keeps_all_and_is_named(
+    partition: Partition, keys: Keys, position: bytes
+) -> None:
+    """Nobody knows what it has: nothing goes that it may need."""
+    (settled,) = await partition.deliver(1)
+    await partition.call("XACK", partition.stream, "billing", settled)
+    await partition.call("HSET", keys.archived("orders", 3), "good", settled, "bad", position)
+    assert await trim(partition, keys, "required") == [b"NO_POSITION", b"bad"]
+    assert await partition.call("XLEN", partition.stream) == 1
+
+
+# -- unique names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("record", NAMES)
+async def test_a_delayed_message_whose_name_has_no_record_comes_once(
+    partition: Partition, keys: Keys, record: bytes
+) -> None:
+    """The record is read after the message was stored: it must not fail, or the message comes in each round."""
+    names = (partition.stream, keys.delayed("orders", 3), keys.unique("orders", 3))
+    for number in (1, 2):
+        packed = pack_fields(["unique", f"n{number}", "data", "x", "id", f"{number}"])
+        await partition.call("ZADD", names[1], number, packed)
+        await partition.call("HSET", names[2], f"n{number}", record)
+    assert await RELEASE_DELAYED(partition.client, names, (100, 0, "reject")) == [2, -1, 0]
+    assert await RELEASE_DELAYED(partition.client, names, (100, 0, "reject")) == [0, -1, 0]
+    assert await partition.call("XLEN", partition.stream) == 2
+
+
+async def test_a_delayed_message_that_is_never_due_gives_a_wait_that_is_a_number(
+    partition: Partition, keys: Keys
+) -> None:
+    """Of another client, due at +inf."""
+    names = (partition.stream, keys.delayed("orders", 3), keys.unique("orders", 3))
+    await partition.call("ZADD", names[1], "+inf", "x")
+    assert await RELEASE_DELAYED(partition.client, names, (100, 0, "reject")) == [0, 86_400_000, 0]
+
+
+@pytest.mark.parametrize("record", NAMES)
+async def test_a_name_with_a_record_that_is_none_is_free(partition: Partition, keys: Keys, record: bytes) -> None:
+    """The publish takes it, and says what it has replaced; the next one finds its record."""
+    unique = keys.unique("orders", 3)
+    await partition.call("HSET", unique, "n", record)
+    names = [partition.stream, keys.dedup("orders", 3, "a"), unique, keys.delayed("orders", 3)]
+    args = (0, "reject", 60_000, "", "n", "settled", "", "keep")
+    word, entry, bad = await PUBLISH_UNIQUE(partition.client, names, (*args, "a", 0, "data", "x", "id", "a"))
+    assert (word, bad) == (b"OK", record)
+    names[1] = keys.dedup("orders", 3, "b")
+    held = await PUBLISH_UNIQUE(partition.client, names, (*args, "b", 0, "data", "x", "id", "b"))
+    assert (held[0], held[5], held[6]) == (b"HELD", entry, 1)
+
+
+@pytest.mark.parametrize("record", NAMES)
+async def test_a_sweep_of_names_goes_on_behind_a_record_that_is_none(
+    partition: Partition, keys: Keys, record: bytes
+) -> None:
+    """It is removed and named; what has ended goes, what is there stays."""
+    (entry_id,) = await partition.deliver(1)
+    unique = keys.unique("orders", 3)
+    good = pack_record(["settled", "id", entry_id.decode(), ""])
+    gone = pack_record(["settled", "id", "1-1", ""])
+    await partition.call("HSET", unique, "bad", record, "good", good, "gone", gone)
+    names = (partition.stream, unique, keys.delayed("orders", 3))
+    assert await FORGET_NAMES(partition.client, names, ("0", 100)) == [b"0", 2, [b"bad"]]
+    assert await partition.call("HKEYS", unique) == [b"good"]
+
+
+# -- rates ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", RATES)
+async def test_a_rate_that_is_none_begins_anew(client: Client, keys: Keys, state: bytes) -> None:
+    """As after a loss: what a member holds is given again. The answer says so, once."""
+    key, args = keys.rate("t", "g", "acme"), (ME, 10, 3_600_000, 1000, 3_600_000, 0, 6)
+    await client.execute_command("SET", key, state)
+    assert await TAKE_STARTS(client, (key,), args) == [0, 0, 6, b"FOREIGN"]
+    assert await TAKE_STARTS(client, (key,), args) == [0, 0, 6]
+    assert list(json.loads(await client.execute_command("GET", key))["held"]) == [ME]
