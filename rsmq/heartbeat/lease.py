@@ -101,8 +101,8 @@ class Leases:
             leases = await longer_leases(self._client, self._keys, topic, group, to_ms(ttl))
             longest = max(to_ms(ttl), *leases.values(), 0)
             reply = await TAKE_LEASE(self._client, (key, stream), (*args, "", "", group, longest, above))
-        if reply[0] != OK and reply[1].decode() in absent:
-            owner = reply[1].decode()
+        if reply[0] != OK and reply[1].decode(errors="replace") in absent:
+            owner = reply[1].decode(errors="replace")
             channel = self._keys.presence(owner)
             if self._client.is_cluster:  # the channel is on another node: the script cannot check it
                 if any(await listeners(self._client, [channel])):
@@ -112,7 +112,7 @@ class Leases:
             reply = await TAKE_LEASE(self._client, (key, stream), (*args, owner, channel, group, "", above))
         if reply[0] != OK:
             return None
-        await self._cut_off(key, reply[3].decode().splitlines())
+        await self._cut_off(key, reply[3].decode(errors="replace").splitlines())
         deadline = started + (ttl - self._settings._lease_margin).total_seconds()
         return Lease(topic, group, partition, key, self._member, reply[1].decode(), deadline, int(reply[4]))
 

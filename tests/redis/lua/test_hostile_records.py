@@ -14,7 +14,19 @@ import pytest
 from rsmq.model.keys import Keys
 from rsmq.model.packing import pack_fields
 from rsmq.redis.client.connector import Client
-from rsmq.redis.scripts import FORGET_NAMES, PUBLISH_UNIQUE, RELEASE_DELAYED, TAKE_STARTS, TRIM_PARTITION
+from rsmq.redis.scripts import (
+    COUNT_REMOVED,
+    FORGET_NAMES,
+    LEAD_SCHEDULE,
+    LEAD_WORK,
+    PUBLISH_TICK,
+    PUBLISH_UNIQUE,
+    RELEASE_DELAYED,
+    RESET_GROUP,
+    TAKE_LEASE,
+    TAKE_STARTS,
+    TRIM_PARTITION,
+)
 from tests.redis.lua.test_settle import ME, Partition
 from tests.worker.test_retention import pack_record
 
@@ -220,3 +232,62 @@ async def test_a_rate_that_is_none_begins_anew(client: Client, keys: Keys, state
     assert await TAKE_STARTS(client, (key,), args) == [0, 0, 6, b"FOREIGN"]
     assert await TAKE_STARTS(client, (key,), args) == [0, 0, 6]
     assert list(json.loads(await client.execute_command("GET", key))["held"]) == [ME]
+
+
+# -- leases, leaders, schedules ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", SPOILED)
+async def test_a_lease_of_words_is_free(partition: Partition, value: bytes) -> None:
+    """Nobody would own the partition any more: the next owner takes it under an epoch of the clock."""
+    await partition.call("DEL", partition.lease)
+    fields = [part for name in ("epoch", "until_ms", "ttl", "run") for part in (name, value)]
+    await partition.call("HSET", partition.lease, "owner", "other", *fields)
+    now, args = await partition.now_ms(), (ME, 6000, "reader", "", "", "billing", 6000)
+    word, epoch, _, _, run = await TAKE_LEASE(partition.client, (partition.lease, partition.stream), args)
+    assert (word, run) == (b"OK", b"0")
+    assert int(epoch) >= now
+
+
+@pytest.mark.parametrize("value", SPOILED)
+async def test_a_leader_of_words_leads_no_more(client: Client, keys: Keys, value: bytes) -> None:
+    """The next bid leads, under an epoch of the clock, and is renewed."""
+    key = keys.every("t", 1)
+    await client.execute_command("HSET", key, "owner", "other", "until_ms", value, "epoch", value)
+    word, epoch = await LEAD_WORK(client, (key,), (ME, 6000, 0))
+    assert (word, epoch > 10**12) == (b"OK", True)
+    assert await LEAD_WORK(client, (key,), (ME, 6000, epoch)) == [b"OK", epoch]
+
+
+@pytest.mark.parametrize("value", SPOILED)
+async def test_a_schedule_of_words_begins_now(client: Client, keys: Keys, value: bytes) -> None:
+    """It has a leader again, and its next tick is published."""
+    key, args = keys.every("t", 0), ("clock", ME, 6000, "{}")
+    spoiled = [part for name in ("until", "last", "run") for part in (f"{name}|clock", value)]
+    await client.execute_command("HSET", key, "owner|clock", "other", *spoiled)
+    names, tick = (keys.stream("t", 0), key), ("clock", 4102444800000, 0, "reject", "data", "x")
+    assert await PUBLISH_TICK(client, names, tick) == b"OK"
+    assert await PUBLISH_TICK(client, names, tick) == b"DUPLICATE"
+    await client.execute_command("HSET", key, *spoiled)
+    word, last, now, run = await LEAD_SCHEDULE(client, (key,), args)
+    assert (word, last, run) == (b"OK", now, 0)
+    assert (await LEAD_SCHEDULE(client, (key,), args))[1] == last
+
+
+@pytest.mark.parametrize("value", SPOILED)
+async def test_counts_of_removed_entries_that_are_none(partition: Partition, keys: Keys, value: bytes) -> None:
+    """A group asks whether others have removed entries: it compares with now."""
+    removed = keys.removed("orders", 3)
+    await partition.call("HSET", removed, "own", value, "seen|billing", value)
+    assert (await COUNT_REMOVED(partition.client, (partition.stream, removed), ("billing", ME)))[0] == 0
+
+
+@pytest.mark.parametrize("value", SPOILED)
+async def test_a_reset_of_a_group_with_a_lease_of_words(partition: Partition, keys: Keys, value: bytes) -> None:
+    """It has a new epoch, so that what the old run settles is refused."""
+    at = ("orders", 3, "billing")
+    names = (partition.stream, partition.lease, partition.retry, keys.cancels(*at), keys.cancelled(*at))
+    await partition.call("HSET", partition.lease, "epoch", value, "run", value)
+    now = await partition.now_ms()
+    assert await RESET_GROUP(partition.client, names, ("billing", "0")) == b"OK"
+    assert min(map(int, await partition.call("HMGET", partition.lease, "epoch", "run"))) >= now

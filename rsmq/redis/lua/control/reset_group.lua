@@ -8,19 +8,19 @@
 --          that a reset which a failover has lost does not give its number to the next one.
 --          What was cancelled stays cancelled: the marks count again.
 --          The reader stays: its read may still be on its way, and the next owner must cut it off.
--- USES     can_write
+-- USES     whole, can_write
 if not redis.acl_check_cmd('XGROUP', 'DESTROY', KEYS[1], ARGV[1]) then
   return redis.error_reply('NOPERM this user may not reset a group: it has no right to XGROUP DESTROY')
 end
-can_write('HSET HINCRBY', KEYS[2], 'UNLINK', KEYS[3], 'HSET', KEYS[4], 'ZADD UNLINK', KEYS[5])
+local time, found = redis.call('TIME'), redis.call('HMGET', KEYS[2], 'run', 'epoch')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local run, epoch = math.max((whole(found[1]) or 0) + 1, now), (whole(found[2]) or now) + 1
+can_write('HSET', KEYS[2], 'UNLINK', KEYS[3], 'HSET', KEYS[4], 'ZADD UNLINK', KEYS[5])
 redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
 redis.call('UNLINK', KEYS[3])
 for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do redis.call('HSET', KEYS[4], id, 'cancelled') end
 redis.call('UNLINK', KEYS[5])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local run = math.max((redis.call('HMGET', KEYS[2], 'run')[1] or 0) + 1, now)
-redis.call('HINCRBY', KEYS[2], 'epoch', 1)
-redis.call('HSET', KEYS[2], 'owner', '', 'until_ms', '0', 'run', string.format('%.0f', run))
+redis.call('HSET', KEYS[2], 'owner', '', 'until_ms', '0', 'run', string.format('%.0f', run), 'epoch',
+  string.format('%.0f', epoch))
 return 'OK'

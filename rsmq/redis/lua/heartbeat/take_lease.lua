@@ -20,6 +20,7 @@
 --          a blocking read. Every other connection that may still read is returned, newest first, and kept in
 --          `before` until an owner that has cut them off claims: an owner that asks again after a lost reply, and the
 --          next one if this owner never gets that far, learn the same ones.
+-- USES     whole
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -33,7 +34,7 @@ end
 
 local lease = redis.call('HMGET', KEYS[1], 'owner', 'until_ms', 'reader', 'before', 'epoch', 'ttl', 'run')
 local owner = lease[1] or ''
-local left = tonumber(lease[2] or 0) - now
+local left = (whole(lease[2]) or 0) - now
 local is_set_back = owner == '' and left > math.max(tonumber(ARGV[2]), tonumber(ARGV[7]) or 0)
 if is_set_back or not lease[1] and has_readers() then
   if ARGV[7] == '' then return { 'UNKNOWN' } end
@@ -55,7 +56,7 @@ for reader in ((lease[3] or '') .. '\n' .. (lease[4] or '')):gmatch('[^\n]+') do
   seen[reader] = true
 end
 local before = table.concat(others, '\n')
-epoch = string.format('%.0f', math.max((lease[5] or 0) + 1, now, (ARGV[8] or 0) + 1))
+epoch = string.format('%.0f', math.max((whole(lease[5]) or 0) + 1, now, (ARGV[8] or 0) + 1))
 if not lease[1] and lease[7] then -- of a deleted group only the run was left, for a time
   redis.call('DEL', KEYS[1])
   redis.call('HSET', KEYS[1], 'run', lease[7])
@@ -63,4 +64,4 @@ end
 redis.call('HSET', KEYS[1], 'epoch', epoch, 'owner', ARGV[1], 'until_ms', string.format('%.0f', now + ARGV[2]), 'reader', ARGV[3],
   'before', before, 'ttl', epoch .. ' ' .. ARGV[2])
 redis.pcall('XGROUP', 'CREATECONSUMER', KEYS[2], ARGV[6], ARGV[1])
-return { 'OK', epoch, owner, before, lease[7] or '0' }
+return { 'OK', epoch, owner, before, whole(lease[7]) and lease[7] or '0' }

@@ -5,20 +5,21 @@
 -- WHY      Only the leader does the work of a tick. That a tick is published once does not depend on it: see
 --          publish_tick. A new schedule begins now, and so does one whose rule has changed. A lease longer than its ttl comes from a jump of the clock and
 --          counts as free.
+-- USES     whole
 local name, owner, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.call('HMGET', KEYS[1], 'owner|' .. name, 'until|' .. name, 'last|' .. name, 'run|' .. name,
   'rule|' .. name)
-local left = tonumber(found[2] or 0) - now
+local left, seen = (whole(found[2]) or 0) - now, whole(found[3])
 if ttl == 0 then
   if found[1] == owner then redis.call('HDEL', KEYS[1], 'owner|' .. name, 'until|' .. name) end
-  return { 'OK', tonumber(found[3] or now), now, 0 }
+  return { 'OK', seen or now, now, 0 }
 end
 if found[1] and found[1] ~= owner and left > 0 and left <= ttl then return { 'HELD', left } end
 redis.call('HSET', KEYS[1], 'owner|' .. name, owner, 'until|' .. name, string.format('%.0f', now + ttl), 'rule|' .. name,
   ARGV[4])
-local last, is_changed = tonumber(found[3] or now), found[5] and found[5] ~= ARGV[4]
+local last, is_changed = seen or now, found[5] and found[5] ~= ARGV[4]
 if is_changed then last = math.max(last, now) end
-if is_changed or not found[3] then redis.call('HSET', KEYS[1], 'last|' .. name, string.format('%.0f', last)) end
-return { 'OK', last, now, tonumber(found[4] or 0) }
+if is_changed or not seen then redis.call('HSET', KEYS[1], 'last|' .. name, string.format('%.0f', last)) end
+return { 'OK', last, now, whole(found[4]) or 0 }

@@ -5,11 +5,11 @@
 -- RETURNS  'OK', 'DUPLICATE' or 'FULL'
 -- WHY      The stream and the record are in one slot, so each tick is published exactly once, also by a leader that was
 --          paused. A run that was asked for is no tick: its request is removed instead, and the ticks stay as they are.
--- USES     can_write
+-- USES     whole, can_write
 local found = redis.call('HMGET', KEYS[2], 'last|' .. ARGV[1], 'run|' .. ARGV[1])
 local run = string.match(ARGV[2], '^%+(%d+)$')
 if run and found[2] ~= run then return 'DUPLICATE' end
-if not run and found[1] and tonumber(found[1]) >= tonumber(ARGV[2]) then return 'DUPLICATE' end
+if not run and (whole(found[1]) or -1) >= tonumber(ARGV[2]) then return 'DUPLICATE' end
 can_write('XADD', KEYS[1], 'HSET HDEL', KEYS[2])
 local max = tonumber(ARGV[3])
 if #ARGV > 4 then
