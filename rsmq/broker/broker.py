@@ -24,6 +24,7 @@ from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
+from rsmq.handler.service import Belongs, Service
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
@@ -370,6 +371,12 @@ class Broker(Router, Publishing, Requesting, Commands):
         self._is_stopped_early = True
         if self.worker is not None:
             self.worker.stop(None if grace is None else checked_duration("grace", grace).total_seconds())
+
+    def _add_service(self, service: Service) -> None:
+        """What a service keeps outside of the server belongs to the prefix of this broker."""
+        if isinstance(service, Belongs):
+            service.belong_to(self.keys.prefix)
+        super()._add_service(service)
 
     def __repr__(self) -> str:
         return f"<Broker {count(len(self.handlers), 'handler')}{' connected' if self._open else ''}>"

@@ -101,7 +101,8 @@ class RsmqBackend(BaseTaskBackend):
         """The `rsmq.django.database.DjangoOutbox` of the option of this name, which needs the extra `sql`, or None."""
         if not self.configuration.outbox:
             return None
-        return import_string("rsmq.django.database.DjangoOutbox")(self.configuration.database)
+        made = import_string("rsmq.django.database.DjangoOutbox")
+        return made(self.configuration.database, prefix=self.configuration.settings.prefix)
 
     def _add_to_outbox(self, result: TaskResult) -> None:
         """As a row of the transaction."""

@@ -20,6 +20,15 @@ class Service(Protocol):
 
 
 @runtime_checkable
+class Belongs(Service, Protocol):
+    """A service that keeps records outside of the server, of one deployment: the prefix of a broker."""
+
+    def belong_to(self, prefix: str) -> None:
+        """Before it serves, or is used. Raises ConfigError if it belongs to another one."""
+        ...
+
+
+@runtime_checkable
 class Commits(Service, Protocol):
     """A service whose dependency commits a transaction for each call of the handler."""
 

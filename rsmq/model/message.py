@@ -54,6 +54,8 @@ class Origin(Protocol):
     """Where a message came from, shared by all messages of one partition and group."""
 
     @property
+    def deployment(self) -> str: ...
+    @property
     def topic(self) -> str: ...
     @property
     def partition(self) -> int: ...
@@ -83,6 +85,7 @@ class MessageOrigin:
     fence: int = 0
     run: int = 0
     max_attempts: int = 0
+    deployment: str = "rsmq"
 
     def has_outputs(self, _entry_id: bytes) -> bool:
         """Nothing is published by it here."""
@@ -333,7 +336,7 @@ class Message:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for a handler in another process, without the state of this process."""
         entry = [part for pair in self._fields.items() for part in pair]
-        about = (self.fence, self.run, self.origin.max_attempts)
+        about = (self.fence, self.run, self.origin.max_attempts, self.origin.deployment)
         origin = MessageOrigin(self.topic, self.partition, self.group, *about)
         return Message, (origin, self.entry_id, entry, self.attempt), (None, {"payload": self.payload})
 

@@ -222,8 +222,8 @@ class HandledMessages:
     async def prune(self, context: ServerContext) -> int:
         """Delete the marks of messages that were settled more than an hour ago: these can never come again."""
         before, count = now_ms() - to_ms(KEPT), 0
-        for lane in await self.database.run(lanes):
-            group, topic, partition = lane
+        for lane in await self.database.run(lambda each: lanes(each, context.keys.prefix)):
+            _, group, topic, partition = lane
             try:
                 floor = await settled_floor(context, topic, partition, group, MOST_PARKED)
             except BrokerError as error:

@@ -10,7 +10,7 @@ from rsmq.model.message import Message
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.sql.tables import LONGEST_ID
 
-LANE: Final = ("group_name", "topic", "partition_number")
+LANE: Final = ("deployment", "group_name", "topic", "partition_number")
 KEY: Final = (*LANE, "id_ms", "id_seq", "run")
 SIGNS: Final = (*KEY, "message_id")
 """What the row of a mark is recognised by: the first fields of `Mark`, in their order."""
@@ -19,6 +19,7 @@ SIGNS: Final = (*KEY, "message_id")
 class Mark(NamedTuple):
     """One message in one run of its group, and the epoch under which it is handled. Sorted as their keys are."""
 
+    deployment: str
     group_name: str
     topic: str
     partition_number: int
@@ -47,6 +48,7 @@ class Mark(NamedTuple):
 class LaneRun(NamedTuple):
     """The fields that all marks of one partition share."""
 
+    deployment: str
     group_name: str
     topic: str
     partition_number: int
@@ -54,9 +56,9 @@ class LaneRun(NamedTuple):
     epoch: int
 
     @property
-    def lane(self) -> tuple[str, str, int]:
+    def lane(self) -> tuple[str, str, str, int]:
         """Group, topic and partition."""
-        return self[0], self[1], self[2]
+        return self[0], self[1], self[2], self[3]
 
 
 def lane_runs_of(messages: Iterable[Message]) -> list[LaneRun]:
@@ -66,7 +68,9 @@ def lane_runs_of(messages: Iterable[Message]) -> list[LaneRun]:
     for message in messages:
         origin = message.origin
         if (own := known.get(id(origin))) is None:
-            own = known[id(origin)] = LaneRun(origin.group, origin.topic, origin.partition, origin.run, origin.fence)
+            own = known[id(origin)] = LaneRun(
+                origin.deployment, origin.group, origin.topic, origin.partition, origin.run, origin.fence
+            )
         found.append(own)
     return found
 

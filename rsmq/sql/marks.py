@@ -158,13 +158,16 @@ def family(connection: Connection) -> str:
     return "mysql" if name == "mariadb" else name
 
 
-def lanes(connection: Connection) -> list[tuple[str, str, int]]:
-    """Group, topic and partition of all marks: each has a fence, which is 0 in shared distribution."""
-    found = connection.execute(select(*(FENCE.c[name] for name in LANE)))
-    return [(group, topic, partition) for group, topic, partition in found]
+def lanes(connection: Connection, deployment: str) -> list[tuple[str, str, str, int]]:
+    """Deployment, group, topic and partition of the marks of a deployment: each has a fence."""
+    columns = [FENCE.c[name] for name in LANE]
+    found = connection.execute(select(*columns).where(FENCE.c.deployment == deployment))
+    return [(own, group, topic, partition) for own, group, topic, partition in found]
 
 
-def delete_marks(connection: Connection, lane: tuple[str, str, int], floor: tuple[int, int], before_ms: int) -> int:
+def delete_marks(
+    connection: Connection, lane: tuple[str, str, str, int], floor: tuple[int, int], before_ms: int
+) -> int:
     """Delete the marks of a lane below a stream id that were made before a moment; returns how many."""
     ms, seq = floor
     old = (

@@ -39,15 +39,37 @@ SyncPlace = Session | Connection
 class RelayedOutbox:
     """Rows of messages in a database, which the workers of a broker relay; how they get there is not its business."""
 
-    def __init__(self, database: Database, *, poll: timedelta, notify: bool, wait_replicas: int) -> None:
+    def __init__(
+        self, database: Database, *, poll: timedelta, notify: bool, wait_replicas: int, prefix: str | None = None
+    ) -> None:
         if type(wait_replicas) is not int or wait_replicas < 0:
             raise ConfigError(f"wait_replicas={wait_replicas!r} is not possible: use 0 or more")
         self.database, self._replicas = database, wait_replicas
         self._poll = poll
         self._has_notify = notify and database.dialect == "postgresql"
         self._payload_limit: int | None = None
+        self._prefix = prefix
         self.relay: OutboxRelay | None = None
         """The relay of this process while a worker runs it, or None."""
+
+    @property
+    def deployment(self) -> str:
+        """The prefix of the workers that relay its rows: as given, that of the broker that includes it, or RSMQ_PREFIX.
+
+        Two deployments can share a database: each relays its own rows.
+        """
+        if self._prefix is None:
+            self._prefix = Settings().prefix
+        return self._prefix
+
+    def belong_to(self, prefix: str) -> None:
+        """A broker with this prefix includes it. Raises ConfigError if its rows belong to another deployment."""
+        if self._prefix not in (None, prefix):
+            raise ConfigError(
+                f"{self!r} belongs to the prefix {self._prefix!r}, and cannot be included in a broker with the prefix "
+                f"{prefix!r}: make an outbox for each, and include it before it is used"
+            )
+        self._prefix = prefix
 
     def steps(self, rows: list[dict[str, Any]]) -> Steps:
         """How rows get into the table. On PostgreSQL they announce themselves: a single one in the same statement."""
@@ -82,6 +104,7 @@ class RelayedOutbox:
         check_size(data, key, headers, self._payload_limit)
         return {
             "id": uuid.UUID(str(uuid_utils.uuid7())),
+            "deployment": self.deployment,
             "aggregatetype": check_name("topic", topic),
             "aggregateid": key,
             "type": kind,
@@ -95,6 +118,7 @@ class RelayedOutbox:
     async def serve(self, context: ServerContext) -> None:
         """Relay the rows while this member leads; for the worker."""
         self._payload_limit = int(context.settings.payload_limit)
+        self.belong_to(context.keys.prefix)
         channel = CHANNEL if self._has_notify else None
         self.relay = OutboxRelay(self.database, context, self._poll, channel, self._replicas)
         try:
@@ -110,7 +134,7 @@ class RelayedOutbox:
 
     async def status(self) -> OutboxStatus:
         """How many rows wait, since when, and which the relay cannot publish."""
-        return await self.database.run(read_status)
+        return await self.database.run(lambda connection: read_status(connection, self.deployment))
 
     def __repr__(self) -> str:
         return f"<Outbox {self.database!r}>"
@@ -123,7 +147,8 @@ class Outbox(RelayedOutbox):
     often that one looks for new rows where the database does not announce them: SQLite, MySQL, and PostgreSQL behind a
     pooler that has no LISTEN. `notify=False` saves the NOTIFY of each transaction on PostgreSQL, which waits for a lock
     at a commit. `wait_replicas`: a row is deleted when so many replicas have its message, too: then a failover that
-    loses writes loses none of these, because the next relay publishes them again.
+    loses writes loses none of these, because the next relay publishes them again. `prefix`: of the workers that relay
+    its rows, where neither a broker includes it nor RSMQ_PREFIX says so. Several deployments can share a database.
     """
 
     def __init__(
@@ -133,8 +158,10 @@ class Outbox(RelayedOutbox):
         poll: timedelta = timedelta(milliseconds=50),
         notify: bool = True,
         wait_replicas: int = 0,
+        prefix: str | None = None,
     ) -> None:
-        super().__init__(Database(engine, "Outbox"), poll=poll, notify=notify, wait_replicas=wait_replicas)
+        database = Database(engine, "Outbox")
+        super().__init__(database, poll=poll, notify=notify, wait_replicas=wait_replicas, prefix=prefix)
 
     @overload
     def publish(

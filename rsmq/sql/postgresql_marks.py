@@ -13,7 +13,8 @@ from rsmq.sql.tables import HANDLED
 
 INSERT: Final = f"INSERT INTO rsmq_handled ({', '.join(SIGNS)}, handled_ms)"
 MANY_ROWS: Final = """SELECT
-        CAST(:group_name AS varchar), CAST(:topic AS varchar), CAST(:partition_number AS int),
+        CAST(:deployment AS varchar), CAST(:group_name AS varchar),
+        CAST(:topic AS varchar), CAST(:partition_number AS int),
         id_ms, id_seq, run, message_id, CAST(:handled_ms AS bigint)
       FROM unnest(
         CAST(:id_ms AS bigint[]), CAST(:id_seq AS bigint[]), CAST(:run AS bigint[]), CAST(:message_id AS text[])
@@ -22,7 +23,8 @@ UNLESS_MARKED: Final = f"""ON CONFLICT ({", ".join(KEY)})
       DO UPDATE SET message_id = excluded.message_id, handled_ms = excluded.handled_ms
       WHERE rsmq_handled.message_id <> excluded.message_id"""
 FENCE: Final = """SELECT epoch FROM rsmq_fence
-      WHERE group_name = :group_name AND topic = :topic AND partition_number = :partition_number AND epoch >= :epoch
+      WHERE deployment = :deployment AND group_name = :group_name
+      AND topic = :topic AND partition_number = :partition_number AND epoch >= :epoch
       FOR SHARE"""
 """The fence is locked only if it is high enough, so that those who have to raise it do not wait for each other."""
 
@@ -33,7 +35,7 @@ COMMON: Final = (
 ONE_MARK: Final = text(
     f"""
     {INSERT}
-    VALUES (:group_name, :topic, :partition_number, :id_ms, :id_seq, :run, :message_id, :handled_ms)
+    VALUES (:deployment, :group_name, :topic, :partition_number, :id_ms, :id_seq, :run, :message_id, :handled_ms)
     {UNLESS_MARKED}
     RETURNING ({FENCE})
     """

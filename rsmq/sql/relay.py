@@ -158,7 +158,9 @@ class OutboxRelay:
 
     async def _count(self) -> None:
         """Note the rows that wait, for metrics and dashboards."""
-        self.status, self._counted = found, _ = await self._database.run(read_status), time.monotonic()
+        prefix = self._context.keys.prefix
+        self.status = found = await self._database.run(lambda connection: read_status(connection, prefix))
+        self._counted = time.monotonic()
         name, member = self._database.sync_engine.url.database or "", self._context.member
         counted = CountedOutbox(name, found.backlog, found.age_seconds, found.refused, member)
         await report_outbox(self._context.client, self._context.keys, self._name, counted)
@@ -226,7 +228,7 @@ class OutboxRelay:
         """
         now = time.monotonic()
         self._full = {topic: until for topic, until in self._full.items() if until > now}
-        query = WAITING
+        query = WAITING.where(OUTBOX.c.deployment == self._context.keys.prefix)
         if self._full:
             query = query.where(OUTBOX.c.aggregatetype.not_in(sorted(self._full)))
         return connection.execute(query.order_by(OUTBOX.c.seq).limit(self._limit)).all()

@@ -20,13 +20,14 @@ class OutboxStatus:
     error: str | None
 
 
-def read_status(connection: Connection) -> OutboxStatus:
-    """Count the rows of the outbox, by the clock of the database."""
+def read_status(connection: Connection, deployment: str) -> OutboxStatus:
+    """Count the rows of a deployment in the outbox, by the clock of the database."""
+    ours = OUTBOX.c.deployment == deployment
     waits = OUTBOX.c.error.is_(None)
     backlog, oldest, now = connection.execute(
-        select(func.count(), func.min(OUTBOX.c.created_at), func.current_timestamp()).where(waits)
+        select(func.count(), func.min(OUTBOX.c.created_at), func.current_timestamp()).where(ours, waits)
     ).one()
-    refused, error = connection.execute(select(func.count(), func.max(OUTBOX.c.error)).where(~waits)).one()
+    refused, error = connection.execute(select(func.count(), func.max(OUTBOX.c.error)).where(ours, ~waits)).one()
     age = 0.0 if oldest is None else max(0.0, (as_utc(now) - as_utc(oldest)).total_seconds())
     return OutboxStatus(backlog, age, refused, error)
 

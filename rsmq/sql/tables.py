@@ -50,6 +50,7 @@ OUTBOX: Final = Table(
     "rsmq_outbox",
     metadata,
     Column("seq", NUMBER, primary_key=True, autoincrement=True),
+    Column("deployment", EXACT_NAME, nullable=False, server_default="rsmq"),
     Column("id", Uuid, nullable=False, unique=True),
     Column("aggregatetype", EXACT_NAME, nullable=False),
     Column("aggregateid", Text),
@@ -63,11 +64,13 @@ OUTBOX: Final = Table(
     sqlite_autoincrement=True,
 )
 """Messages to publish, oldest first. The names are those of Debezium's outbox event router: `aggregatetype` is the
-topic, `aggregateid` the key, `type` the content type. `error`: why the relay cannot publish the row, and leaves it."""
+topic, `aggregateid` the key, `type` the content type. `deployment`: the prefix of the
+workers that relay it. `error`: why the relay cannot publish the row, and leaves it."""
 
 HANDLED: Final = Table(
     "rsmq_handled",
     metadata,
+    Column("deployment", EXACT_NAME, primary_key=True),
     Column("group_name", EXACT_NAME, primary_key=True),
     Column("topic", EXACT_NAME, primary_key=True),
     Column("partition_number", Integer, primary_key=True, autoincrement=False),
@@ -84,6 +87,7 @@ that has lost writes may give the stream id of a lost message to another one."""
 FENCE: Final = Table(
     "rsmq_fence",
     metadata,
+    Column("deployment", EXACT_NAME, primary_key=True),
     Column("group_name", EXACT_NAME, primary_key=True),
     Column("topic", EXACT_NAME, primary_key=True),
     Column("partition_number", Integer, primary_key=True, autoincrement=False),
@@ -102,9 +106,20 @@ DATABASE: Final = Table(
 """Who relays is agreed under this id: a database may have several addresses, and a server several databases."""
 
 
+OLD_LAYOUT: Final = (
+    "the table {} was made by an older version of rsmq: it has no column deployment. Let the workers relay and settle "
+    "what waits, stop them, drop the tables rsmq_handled, rsmq_fence and rsmq_outbox, and create them with `rsmq sql "
+    "init URL`"
+)
+
+
 def create_tables(connection: Connection) -> list[str]:
     """Create the tables that do not exist yet; returns their names."""
     there = set(connection.dialect.get_table_names(connection))
+    for name in (HANDLED.name, FENCE.name, OUTBOX.name):
+        columns = connection.dialect.get_columns(connection, name) if name in there else ()
+        if columns and "deployment" not in {each["name"] for each in columns}:
+            raise ConfigError(OLD_LAYOUT.format(name))
     metadata.create_all(connection, checkfirst=True)
     return [name for name in metadata.tables if name not in there]
 

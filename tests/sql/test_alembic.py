@@ -74,9 +74,9 @@ def test_generated_migration_creates_the_tables_that_effects_and_outbox_use(proj
     assert differences(engine) == []
     with Session(engine) as session, session.begin():
         Outbox(engine).publish(session, "orders", {"n": 1}, key="Ada")
-        write_mark(session.connection(), Mark("billing", "orders", 0, 5, 0, 0, "m1", 7))
+        write_mark(session.connection(), Mark("rsmq", "billing", "orders", 0, 5, 0, 0, "m1", 7))
     with engine.connect() as connection:
-        assert read_status(connection).backlog == 1
+        assert read_status(connection, "rsmq").backlog == 1
     command.downgrade(project, "base")
     assert set(inspect(engine).get_table_names()) == {"alembic_version"}
     engine.dispose()

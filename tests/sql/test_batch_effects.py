@@ -203,7 +203,7 @@ async def test_a_zombie_commits_nothing_of_a_batch(pg_bulk: Bulk) -> None:
     assert fences[1] > fences[0] + 1
 
 
-MARKS = [Mark("billing", "orders", number % 2, 5, number, 0, f"id-{number}", 7) for number in range(6)]
+MARKS = [Mark("rsmq", "billing", "orders", number % 2, 5, number, 0, f"id-{number}", 7) for number in range(6)]
 
 
 def test_marks_of_a_batch_on_each_database(sync_engine: Engine) -> None:
@@ -265,7 +265,7 @@ async def test_the_test_kit_shows_the_last_outcome_of_each_message(pg_bulk: Bulk
     assert [(outcome.status, len(outcome.runs)) for outcome in found] == [("done", 1)] * 3 + [("dead", 1), ("done", 1)]
 
 
-LANE = [Mark("billing", "orders", 0, 5, number, 0, f"id-{number}", 7) for number in range(30)]
+LANE = [Mark("rsmq", "billing", "orders", 0, 5, number, 0, f"id-{number}", 7) for number in range(30)]
 
 
 async def test_many_marks_of_which_one_is_there_are_all_but_that_written(pg: AsyncEngine) -> None:

@@ -81,7 +81,8 @@ class Till:
         )
         claim = ("XCLAIM", stream, "billing", "dead", 0, entry_id, "RETRYCOUNT", starts, "JUSTID")
         await ask(self.broker, *claim)
-        (mark,) = marks_of([Message(MessageOrigin("orders", 0, "billing", fence=1), entry_id, fields)])
+        origin = MessageOrigin("orders", 0, "billing", fence=1, deployment=self.broker.keys.prefix)
+        (mark,) = marks_of([Message(origin, entry_id, fields)])
         async with self.engine.begin() as connection:
             await connection.execute(INSERT, {"number": number})
             if is_marked:

@@ -352,7 +352,7 @@ async def has_marks(billing: Billing, count: int) -> bool:
 
 async def test_another_message_under_the_same_stream_id_is_handled(engine: AsyncEngine) -> None:
     """A server that lost writes gives an id again: only the same message counts as handled."""
-    mark = Mark("billing", "orders", 0, 5, 0, 0, "first", 7)
+    mark = Mark("rsmq", "billing", "orders", 0, 5, 0, 0, "first", 7)
     async with engine.begin() as connection:
         await connection.run_sync(write_mark, mark)
         with pytest.raises(AlreadyHandled):

@@ -221,7 +221,7 @@ def context_of(broker: Broker, member: object, client: Any = None) -> ServerCont
 @pytest.fixture
 async def relays(pg: AsyncEngine, client: Client, broker: Broker) -> AsyncIterator[tuple[Outbox, list[OutboxRelay]]]:
     """Three relays of one outbox, as three workers have them."""
-    outbox = Outbox(pg)
+    outbox = Outbox(pg, prefix=broker.keys.prefix)
     made = [OutboxRelay(outbox.database, context_of(broker, at, client), timedelta(0), None) for at in range(3)]
     for relay in made:
         relay._name = "db"
@@ -363,6 +363,7 @@ async def test_a_row_that_cannot_be_published_is_marked_and_stops_nothing(pg: As
     async with pg.begin() as connection:
         for row in rows:
             values = {"id": uuid.uuid4(), "aggregatetype": "orders", "payload": b"x", "type": "text/plain", **row}
+            values["deployment"] = broker.keys.prefix
             await connection.execute(insert(OUTBOX), values)
     async with broker.running():
         await until(lambda: seen == ["x"], "the good one is handled")

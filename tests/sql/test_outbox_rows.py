@@ -23,8 +23,8 @@ async def test_row_of_a_wrong_type_is_marked_and_stops_nothing(tmp_path: Path, b
         await connection.run_sync(create_tables)
         for payload, headers, row_id in (*rows, ("x'31'", "NULL", uuid.uuid4().hex)):
             await connection.exec_driver_sql(
-                f"INSERT INTO rsmq_outbox (id, aggregatetype, payload, headers) "
-                f"VALUES ('{row_id}', 'orders', {payload}, {headers})"
+                f"INSERT INTO rsmq_outbox (deployment, id, aggregatetype, payload, headers) "
+                f"VALUES ('{broker.keys.prefix}', '{row_id}', 'orders', {payload}, {headers})"
             )
     async with broker.running():
         await until(lambda: seen == ["1"], "the good one is handled")

@@ -33,12 +33,13 @@ class Lane:
     """
 
     __slots__ = (
-        "_collect", "asking", "cancelled_key", "cancels", "cancels_key", "dlq_key", "done", "errors_key", "flows",
-        "group", "in_flight", "is_quiet", "lease", "lease_key", "max_attempts", "outgoing", "partition", "recovery",
-        "retry_key", "settling", "stream", "topic", "windows",
+        "_collect", "asking", "cancelled_key", "cancels", "cancels_key", "deployment", "dlq_key", "done", "errors_key",
+        "flows", "group", "in_flight", "is_quiet", "lease", "lease_key", "max_attempts", "outgoing", "partition",
+        "recovery", "retry_key", "settling", "stream", "topic", "windows",
     )  # fmt: skip
 
     def __init__(self, keys: Keys, topic: str, partition: int, group: str, lease: Lease) -> None:
+        self.deployment = keys.prefix  # what the marks in a service's database belong to
         self.topic = topic
         self.partition = partition
         self.group = group

@@ -20,8 +20,8 @@ T = TypeVar("T")
 class DjangoOutbox(RelayedOutbox):
     """Messages in a table of a database of Django, which the workers relay to their topics after the commit.
 
-    `broker.include(outbox)` lets the workers of a broker relay it. `using` is the alias in DATABASES; `poll`, `notify`
-    and `wait_replicas` are those of `rsmq.sql.Outbox`.
+    `broker.include(outbox)` lets the workers of a broker relay it. `using` is the alias in DATABASES; `poll`, `notify`,
+    `wait_replicas` and `prefix` are those of `rsmq.sql.Outbox`.
     """
 
     def __init__(
@@ -31,10 +31,11 @@ class DjangoOutbox(RelayedOutbox):
         poll: timedelta = timedelta(milliseconds=50),
         notify: bool = True,
         wait_replicas: int = 0,
+        prefix: str | None = None,
     ) -> None:
         self._alias = using
         database = Database(engine_of(using), "DjangoOutbox")
-        super().__init__(database, poll=poll, notify=notify, wait_replicas=wait_replicas)
+        super().__init__(database, poll=poll, notify=notify, wait_replicas=wait_replicas, prefix=prefix)
 
     def publish(self, topic: str, payload: Any, **options: Unpack[OutboxOptions]) -> str:
         """Publish a message when the transaction of this thread commits, and return its id.
