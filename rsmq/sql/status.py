@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, true
 
 from rsmq.sql.tables import OUTBOX
 
@@ -20,9 +20,12 @@ class OutboxStatus:
     error: str | None
 
 
-def read_status(connection: Connection, deployment: str) -> OutboxStatus:
-    """Count the rows of a deployment in the outbox, by the clock of the database."""
-    ours = OUTBOX.c.deployment == deployment
+def read_status(connection: Connection, deployment: str | None = None) -> OutboxStatus:
+    """Count the rows in the outbox, by the clock of the database: of one deployment, or of all that share the database.
+
+    Rows of a prefix that no worker has show only in the count of all.
+    """
+    ours = true() if deployment is None else OUTBOX.c.deployment == deployment
     waits = OUTBOX.c.error.is_(None)
     backlog, oldest, now = connection.execute(
         select(func.count(), func.min(OUTBOX.c.created_at), func.current_timestamp()).where(ours, waits)

@@ -54,7 +54,7 @@ class Relays:
         self._keys, self._client = Keys(prefix), redis.Redis.from_url(url, decode_responses=True)
         self._log, self._arguments = log, (url, prefix, database.render_as_string(hide_password=False))
         self._engine: Engine = create_engine(database.set(drivername="postgresql+psycopg"))
-        self._outbox = Outbox(self._engine)
+        self._outbox = Outbox(self._engine, prefix=prefix)
         self._workers: list[forks.ForkedProcess] = []
         self._work = ""
         self._published = 0
