@@ -169,8 +169,8 @@ WEAKENINGS: Final = (
         "if ARGV[5] ~= '' and redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2] > 0 then",
     ),
     Weakening(
-        "take_lease", "keeps the epoch", PAUSE, "(lease[5] or 0) + 1, now)",
-        "(lease[5] or 0) + (owner == '' and 1 or 0))",
+        "take_lease", "keeps the epoch", PAUSE, "(whole(lease[5]) or 0) + 1, now, (ARGV[8] or 0) + 1)",
+        "(whole(lease[5]) or 0) + (owner == '' and 1 or 0))",
     ),
     Weakening("take_lease", "forgets the last reader", PAUSE, "(lease[3] or '')", "''"),
     Weakening("take_lease", "forgets readers that were not cut off", CRASH, "(lease[4] or '')", "''"),
