@@ -151,7 +151,7 @@ EXHIBITS: Final = (
         "the last reader is not cut off",
         "a read of the last owner that comes late takes messages for it",
         "heartbeat/lease.py",
-        "await self._cut_off(key, reply[3].decode().splitlines())",
+        'await self._cut_off(key, reply[3].decode(errors="replace").splitlines())',
         "pass",
         needs=aims_at("late read", "usurpation"),
     ),
