@@ -108,7 +108,6 @@ HIDDEN: Final = frozenset(
         "DeadLetter.read",
         "Effects.commits",
         "Effects.has_committed",
-        "Effects.refusals",
         "Effects.has_committed_plain",
         "Outbox.steps",
         "Outbox.rows",

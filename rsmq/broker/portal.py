@@ -1,6 +1,6 @@
 """A resource for code without an event loop: it runs in a thread of its own, which starts at first use.
 
-A portal that nobody holds any more is closed: an application may make a broker in each request and forget it.
+A portal that is not referenced any more is closed: an application may make a broker in each request and forget it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Portal:
         return self._portal
 
     def _watch_end(self, stack: ExitStack) -> None:
-        """Close at the end of the process, or when nobody holds the portal any more: neither may hold it itself."""
+        """Close at the end of the process, or when no reference to the portal is left: neither may hold it itself."""
         portal = weakref.ref(self)
 
         def close_at_exit() -> None:
@@ -201,7 +201,7 @@ class Portal:
 
 
 def _close_dropped(stack: ExitStack, made_at: str, close_at_exit: Callable[[], None]) -> None:
-    """Close the connection of a portal that nobody holds any more.
+    """Close the connection of a portal to which no reference is left.
 
     The garbage collector calls this in any thread, perhaps in that of the portal, which must not wait for itself.
     """

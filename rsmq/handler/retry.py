@@ -141,7 +141,7 @@ class RetryPolicy:
             return True
 
     def _groups(self) -> tuple[type[BaseException], ...]:
-        """The classes of groups that it names: `retry_on=ExceptionGroup` means the group, whatever is in it."""
+        """The classes of groups that it names: `retry_on=ExceptionGroup` means the group with all of its parts."""
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         return tuple(each for each in kinds if isinstance(each, type) and issubclass(each, BaseExceptionGroup))
 
@@ -231,7 +231,7 @@ def batch_outcomes(result: Any, messages: Sequence[object]) -> list[Outcome]:
 def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = timedelta(0)) -> Decision:
     """The decision for one handled message, which was stored `age` ago.
 
-    Of a group of errors, as a task group raises it, the strictest part decides, whatever the others are: `Reject`
+    Of a group of errors, as a task group raises it, the strictest part decides: `Reject`
     before an unreadable payload, an error that is not retried, one that is, `Retry`, and at last a retry that does not
     count.
     """
@@ -248,7 +248,7 @@ def decide(error: Outcome, attempt: int, policy: RetryPolicy, age: timedelta = t
     if not is_free and (
         attempt >= policy.max_attempts or not (isinstance(error, Retry) or policy.retries(error, whole))
     ):
-        return Bury(exhausted, said_by(whole, describe(error)), cause=whole)
+        return Bury(exhausted, describe(whole or error), cause=whole)
     if isinstance(error, Retry) and isinstance(error.after, timedelta):
         return Park(min(max(error.after, timedelta(0)), LONGEST_DELAY), is_counted=not is_free)
     return Park(policy.delay(attempt, error), is_counted=not is_free)

@@ -1,4 +1,4 @@
-"""What a function of a user returns: nothing that nobody awaits is taken for a result.
+"""What a function of a user returns: a coroutine that was not awaited is not taken for a result.
 
 A decorator that forgets `functools.wraps` makes a plain function of an `async def`: its call returns a coroutine, and
 without a look at it the message would be settled although its handler has never run.

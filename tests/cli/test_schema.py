@@ -40,7 +40,7 @@ async def test_the_command_counts_errors(server_url: str, prefix: str, cli: Cli)
         await broker.publish_many("orders", [{"n": "x"}, {"n": "y"}, {}])
     failed = await anyio.to_thread.run_sync(run, "app:broker")
     assert failed.returncode == 1
-    assert "orders/billing, backlog: 1 message: the payload does not fit Order: n: Field required" in failed.stdout
+    assert "orders/billing, unread: 1 message: the payload does not fit Order: n: Field required" in failed.stdout
     [backlog, *_] = json.loads((await anyio.to_thread.run_sync(run, "app:broker", "--json")).stdout)
     assert (backlog["checked"], backlog["failed"]) == (4, 3)
     assert (await anyio.to_thread.run_sync(run, "empty:broker")).returncode == 2

@@ -1,4 +1,4 @@
-"""What a handler leaves behind ends with its message: context variables, and results that nobody awaits."""
+"""What a handler leaves behind ends with its message: context variables, and results that were not awaited."""
 
 from __future__ import annotations
 

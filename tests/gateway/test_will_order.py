@@ -195,7 +195,7 @@ async def test_wills_of_a_gateway_that_is_gone_do_not_come_behind_the_births_at_
 async def test_a_will_that_cannot_be_stored_refuses_the_connection_that_would_overtake_it(
     fleet_prefix: str, name: str
 ) -> None:
-    """The server does not take it; the client is told to come again, and then finds everything in order."""
+    """The server does not take it; the client comes again, and then finds everything in order."""
     with Server(tcp=True) as server, GatewayProcess(
         server.url, fleet_prefix, settings={"unavailable_timeout": "1s", "preflight": "warn"}
     ) as gateway, server.client() as plain:  # fmt: skip

@@ -51,6 +51,6 @@ def test_secret_that_would_arrive_as_asterisks_is_refused(payload: Any) -> None:
     Login(user="a", token=SecretStr("")),
 ])  # fmt: skip
 def test_secret_that_its_model_writes_and_other_asterisks_are_published(payload: Any) -> None:
-    """What somebody meant to write is written."""
+    """What was meant is written."""
     data, _ = encode_payload(payload)
     assert not isinstance(payload, Open) or b"hunter2" in data

@@ -25,7 +25,7 @@ SEEDS = 60
 
 
 class VirtualSelector(selectors.SelectSelector):
-    """Whoever waits has waited: the time of its loop goes on at once."""
+    """Each wait is over at once: the time of its loop goes on at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ def test_an_inbox_whose_client_leaves_is_not_waited_for_any_longer(plain: redis.
 
 
 def test_a_wait_starts_anew_with_what_has_room_and_with_what_is_taken_only() -> None:
-    """An inbox that is empty at each try, one that others fill, and one that nobody empties."""
+    """An inbox that is empty at each try, one that others fill, and one that no reader empties."""
     wait = WaitForRoom(100.0, 7)
     assert wait.after(200.0, 30, 7) == WaitForRoom(200.0, 7)
     assert wait.after(200.0, 0, 8) == WaitForRoom(200.0, 8)

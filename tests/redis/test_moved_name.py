@@ -20,7 +20,7 @@ from rsmq.redis.client.client import BlockingClient, Client
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.client.raw_connection import RawConnection, ShardedConnection, pack
 from rsmq.redis.client.script_batcher import ScriptBatcher
-from rsmq.redis.scripts import Command
+from rsmq.redis.scripts import PlainCommand
 from rsmq.testing.proxy import Proxy
 from tests.servers import Server, wait_until
 
@@ -157,12 +157,12 @@ async def test_calls_that_wait_go_on_at_the_new_server(
         batcher = ScriptBatcher(client, patience=60)
         async with anyio.create_task_group() as tasks:
             await tasks.start(batcher.run)
-            assert await batcher.submit(Command("SET"), [KEY], ["1"]) == b"OK"
+            assert await batcher.submit(PlainCommand("SET"), [KEY], ["1"]) == b"OK"
             with new.client() as there:
                 there.delete(KEY)
             proxy.move(new.port)
             state(old, new)
-            assert await batcher.submit(Command("SET"), [KEY], ["1"]) == b"OK"
+            assert await batcher.submit(PlainCommand("SET"), [KEY], ["1"]) == b"OK"
             with new.client() as there:
                 assert there.get(KEY) == b"1"
             tasks.cancel_scope.cancel()

@@ -23,7 +23,7 @@ def test_the_list_of_public_names_is_true() -> None:
 def test_the_list_has_all_kinds_of_names() -> None:
     """One of each, so that a kind that is not found any more is noticed."""
     for line in (
-        r"rsmq\.Broker\.publish\(topic: str, payload: Any, .*\) -> MessageRef async",
+        r"rsmq\.Broker\.publish\(topic: str, payload: Any, .*\) -> Coroutine\[Any, Any, MessageRef\]",
         r"rsmq\.testing\.Harness\.advance\(.*",
         r"lease_ttl: timedelta = 6 s",
         r"rsmq dlq replay .*",

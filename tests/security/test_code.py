@@ -27,7 +27,7 @@ CORE = {
 }  # fmt: skip
 
 
-OWN_DATA = {("rsmq.handler.failure", "pickle")}
+OWN_DATA = {("rsmq.handler.carried", "pickle")}
 """Reads what the same process has just written: whether an error of a handler can be sent to another process."""
 
 

@@ -149,7 +149,7 @@ async def is_over(till: Till, ref: MessageRef) -> bool:
 
 
 async def test_message_that_is_cancelled_after_its_commit_is_settled(till: Till) -> None:
-    """Nobody is told that it was cancelled."""
+    """No caller hears that it was cancelled."""
     till.handle()
     async with till.broker:
         ref = await till.leave_behind(1)
@@ -184,7 +184,7 @@ async def test_message_whose_process_died_too_often_is_handled_if_it_has_committ
     "error", [RuntimeError("late"), Reject("late"), Malformed("late"), HandlerTimeout("bill", 1.0)], ids=repr
 )
 async def test_attempt_that_fails_after_its_commit_is_handled(till: Till, error: Exception) -> None:
-    """In a middleware: whatever the policy says, there is neither a dead letter nor a retry."""
+    """In a middleware: there is neither a dead letter nor a retry."""
 
     async def fail() -> None:
         raise error

@@ -157,7 +157,7 @@ async def test_a_count_of_removed_entries_that_is_none(partition: Partition, key
 async def test_an_archive_without_a_position_keeps_all_and_is_named(
     partition: Partition, keys: Keys, position: bytes
 ) -> None:
-    """Nobody knows what it has: nothing goes that it may need."""
+    """It is not known what it has: nothing goes that it may need."""
     (settled,) = await partition.deliver(1)
     await partition.call("XACK", partition.stream, "billing", settled)
     await partition.call("HSET", keys.archived("orders", 3), "good", settled, "bad", position)
@@ -239,7 +239,7 @@ async def test_a_rate_that_is_none_begins_anew(client: Client, keys: Keys, state
 
 @pytest.mark.parametrize("value", SPOILED)
 async def test_a_lease_of_words_is_free(partition: Partition, value: bytes) -> None:
-    """Nobody would own the partition any more: the next owner takes it under an epoch of the clock."""
+    """The partition would have no owner any more: the next owner takes it under an epoch of the clock."""
     await partition.call("DEL", partition.lease)
     fields = [part for name in ("epoch", "until_ms", "ttl", "run") for part in (name, value)]
     await partition.call("HSET", partition.lease, "owner", "other", *fields)
