@@ -119,11 +119,12 @@ class MqttClients:
         keys, commands = self._keys, list[tuple[Any, ...]]()
         for name in client_ids:
             commands += (
-                ("HMGET", keys.session(name), *FIELDS), ("ZCARD", keys.inbox(name)), ("HKEYS", keys.will(name)),
+                ("HMGET", keys.session(name), *FIELDS), ("ZCARD", keys.inbox(name)),
+                ("HGET", keys.will(name), PUBLISHED), ("HLEN", keys.will(name)),
                 ("HGET", keys.mqtt(shard_of(name), "subscriptions"), name),
             )  # fmt: skip
         found = await ask_all(self._client, commands)
-        return [read_client(name, *found[at * 4 : at * 4 + 4]) for at, name in enumerate(client_ids)]
+        return [read_client(name, *found[at * 5 : at * 5 + 5]) for at, name in enumerate(client_ids)]
 
     async def kick(self, client_id: str, wait: float) -> bool:
         """End the connection of a client, with reason code 0x98. Its session and its will go on as the standard says.
@@ -145,16 +146,19 @@ class MqttClients:
 
 
 def read_client(
-    name: str, session: Sequence[bytes | None], waiting: int, wills: Sequence[bytes], raw: bytes | None
+    name: str, session: Sequence[bytes | None], waiting: int, published: bytes | None, wills: int, raw: bytes | None
 ) -> MqttClient | None:
-    """A client from what the server has; None if it has no MQTT session."""
+    """A client from what the server has; None if it has no MQTT session.
+
+    `wills` counts the fields of its wills, with the head of the one that has just been `published`, if there is one.
+    """
     gateway, connected, seen, expiry, dropped = session
     if expiry is None:
         return None
     found, _ = unpack(raw.partition(b"|")[2] if raw else b"")
     return MqttClient(
         name, gateway.decode() if gateway else None, moment(connected), moment(seen), int(expiry), waiting,
-        int(dropped or 0), any(each != PUBLISHED for each in wills), tuple(found),
+        int(dropped or 0), wills > (published is not None), tuple(found),
     )  # fmt: skip
 
 
