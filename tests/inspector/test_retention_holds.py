@@ -10,6 +10,7 @@ from rsmq.errors import ConfigError
 from rsmq.inspector import observer
 from rsmq.inspector.retention_holds import GroupNeeds, RetentionHold, group_needs, retention_holds
 from rsmq.model.keys import Keys
+from rsmq.model.reason import lost_body
 from rsmq.model.settings import Settings
 from rsmq.redis import streams
 from rsmq.redis.client.connector import Client
@@ -95,11 +96,12 @@ class Moving:
         keys, at = self._orders.keys, ("orders", 0, GROUP)
         names = (keys.stream("orders", 0), keys.lease(*at), keys.retry(*at))
         if self._is_parked:
-            _, _, *moved = await UNPARK_MESSAGES(self._orders.client, names, ("me", "", GROUP, 10))
+            args: tuple[Any, ...] = ("me", "", GROUP, 10, 100, *lost_body(GROUP, "me"))
+            _, _, *moved = await UNPARK_MESSAGES(self._orders.client, (*names, keys.dlq(*at)), args)
             assert [entry for entry, *_ in moved] == [self._entry]
         else:
-            args = ("me", "", GROUP, self._entry, 1, 0, 0)
-            assert (await PARK_MESSAGE(self._orders.client, names, args))[0] == OK
+            args = ("me", "", GROUP, self._entry, 1, 0, 0, 1, "")
+            assert (await PARK_MESSAGE(self._orders.client, (*names, keys.errors(*at)), args))[0] == OK
         self._is_parked = not self._is_parked
 
 
