@@ -49,6 +49,7 @@ def main(
     logging.getLogger("rsmq").setLevel(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="rsmq-shop-"))
     os.environ["DATABASE_URL"] = database or f"sqlite+aiosqlite:///{folder / 'shop.db'}"
+    os.environ["RSMQ_PREFIX"] = f"shop-{secrets.token_hex(4)}"  # here, and in the workers: who relays what is written
     is_good = anyio.run(perform, orders, kills, folder, url)
     if not is_good:
         print(f"A promise was BROKEN: the logs are in {folder}")
@@ -59,14 +60,13 @@ def main(
 
 async def perform(orders: int, kills: int, folder: Path, url: str | None) -> bool:
     """Run the shop, print what it has, and say whether that is right."""
-    import service  # now: it reads DATABASE_URL
+    import service  # now: it reads DATABASE_URL and RSMQ_PREFIX
 
     async with service.engine.begin() as connection:
         await connection.run_sync(create_tables)
         await connection.run_sync(service.metadata.drop_all)  # what an earlier run has left
         await connection.run_sync(service.metadata.create_all)
-    overrides = {} if url is None else {"url": url}
-    async with Broker(Settings(**overrides, prefix=f"shop-{secrets.token_hex(4)}")) as broker:
+    async with Broker(Settings() if url is None else Settings(url=url)) as broker:
         shop = Shop(service, broker, folder, orders)
         with shop.workers() as workers:
             async with anyio.create_task_group() as tasks:
@@ -101,7 +101,7 @@ class Shop:
     def __init__(self, service: ModuleType, broker: Broker, folder: Path, orders: int) -> None:
         self._service, self._broker, self._folder, self._orders = service, broker, folder, orders
         self._inspector = Inspector(broker.client, broker.keys, broker.settings)
-        self._environment = {**os.environ, "RSMQ_URL": broker.url, "RSMQ_PREFIX": broker.settings.prefix}
+        self._environment = {**os.environ, "RSMQ_URL": broker.url}
         self._logs: dict[subprocess.Popen[bytes], Path] = {}
         self.killed = 0
         self._has_ended = anyio.Event()
@@ -149,7 +149,8 @@ class Shop:
         ):
             return False
         groups = await self._inspector.groups()
-        return len(groups) == 2 and not any(group.lag or group.pending or group.parked for group in groups)
+        waits = (group.unread or group.pending or group.waiting_for_retry for group in groups)
+        return len(groups) == 2 and not any(waits)
 
     async def numbers(self, table: Table) -> list[int]:
         """The order numbers in a table."""
