@@ -29,7 +29,7 @@ from rsmq.redis.streams import trim
 from rsmq.redis.topics import Topic
 from rsmq.sql.database import Database
 from rsmq.sql.listener import CommitListener
-from rsmq.sql.status import OutboxStatus, read_status
+from rsmq.sql.status import OutboxStatus, read_status, read_strangers
 from rsmq.sql.tables import OUTBOX
 
 log = logging.getLogger("rsmq.outbox")
@@ -39,6 +39,8 @@ FIRST_ROWS: Final = 100
 MOST_BYTES: Final = 16 << 20
 MOST_IN_CALL: Final = 500
 STATUS_SECONDS: Final = 5.0
+STRANGE_SECONDS: Final = 10.0
+"""Rows of another prefix that have waited so long are named in the log: perhaps no worker has that prefix."""
 FULL_SECONDS: Final = 1.0
 """Between two attempts on a topic that has no room."""
 
@@ -109,6 +111,8 @@ class OutboxRelay:
         self.status: OutboxStatus | None = None
         """What waits, as this member has last counted it; None while it does not lead."""
         self._counted = 0.0
+        self._strange = set[str]()
+        """Other prefixes whose rows wait for long, which the log has named."""
 
     async def run(self) -> None:
         """Until cancelled. Raises errors of the database or the server; it can be run again then."""
@@ -160,10 +164,25 @@ class OutboxRelay:
         """Note the rows that wait, for metrics and dashboards."""
         prefix = self._context.keys.prefix
         self.status = found = await self._database.run(lambda connection: read_status(connection, prefix))
+        strangers = await self._database.run(lambda connection: read_strangers(connection, prefix))
+        self._warn_of(strangers)
         self._counted = time.monotonic()
         name, member = self._database.sync_engine.url.database or "", self._context.member
         counted = CountedOutbox(name, found.backlog, found.age_seconds, found.refused, member)
         await report_outbox(self._context.client, self._context.keys, self._name, counted)
+
+    def _warn_of(self, strangers: dict[str, tuple[int, float]]) -> None:
+        """Name each other prefix whose rows wait for long, once: such rows show in no count of this deployment."""
+        late = {prefix: found for prefix, found in strangers.items() if found[1] >= STRANGE_SECONDS}
+        for prefix in sorted(late.keys() - self._strange):
+            count, seconds = late[prefix]
+            log.warning(
+                "%d rows of the outbox of %r belong to the prefix %r and have waited for up to %.0f s; this worker has "
+                "the prefix %r and leaves them alone: start workers with RSMQ_PREFIX=%s, or give the program that "
+                "writes them the prefix of its workers (RSMQ_PREFIX, or Outbox(engine, prefix=...))",
+                count, self._database, prefix, seconds, self._context.keys.prefix, prefix,
+            )  # fmt: skip
+        self._strange = set(late)
 
     def _pause(self) -> float:
         return RENEW if self._listener.is_listening else self._poll

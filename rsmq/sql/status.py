@@ -35,6 +35,19 @@ def read_status(connection: Connection, deployment: str | None = None) -> Outbox
     return OutboxStatus(backlog, age, refused, error)
 
 
+def read_strangers(connection: Connection, deployment: str) -> dict[str, tuple[int, float]]:
+    """The rows that wait for workers of other deployments: of each prefix, how many, and for how many seconds."""
+    found = connection.execute(
+        select(OUTBOX.c.deployment, func.count(), func.min(OUTBOX.c.created_at), func.current_timestamp())
+        .where(OUTBOX.c.deployment != deployment, OUTBOX.c.error.is_(None))
+        .group_by(OUTBOX.c.deployment)
+    )
+    return {
+        prefix: (count, max(0.0, (as_utc(now) - as_utc(oldest)).total_seconds()))
+        for prefix, count, oldest, now in found
+    }
+
+
 def as_utc(moment: datetime | str) -> datetime:
     """A time of the database: SQLite has text, and most have no time zone."""
     found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment

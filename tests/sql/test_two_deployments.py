@@ -1,14 +1,16 @@
 """Two deployments with equal names of topics and groups share one database: neither knows of the other."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import pytest
 from fast_depends import Depends
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, insert, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from rsmq import Broker, ConfigError, RetryPolicy, Settings
 from rsmq.sql import Effects, Outbox, create_tables
+from rsmq.sql.tables import OUTBOX
 from tests.contract.witness import ask
 from tests.patience import until
 
@@ -65,6 +67,33 @@ async def test_two_deployments_share_a_database(server_url: str, prefix: str, en
 async def has_sent(deployment: Deployment) -> bool:
     """Whether its five rows have arrived."""
     return len(await deployment.sent()) >= 5
+
+
+async def test_rows_of_a_prefix_that_no_worker_has_are_named_in_the_log(
+    server_url: str, prefix: str, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The relay says whose they are and what to do. Fresh rows of another deployment are nobody's fault."""
+    long_ago = datetime.now(UTC) - timedelta(minutes=5)
+    lost, fresh = Outbox(engine, prefix=f"{prefix}lost"), Outbox(engine, prefix=f"{prefix}fresh")
+    in_an_hour = datetime.now(UTC) + timedelta(hours=1)  # fresh, however slow this machine is
+    own = Deployment(server_url, f"{prefix}own", engine)
+    async with engine.begin() as connection:
+        rows = [{**lost.row("sent", number), "created_at": long_ago} for number in range(3)]
+        rows += [{**fresh.row("sent", 0), "created_at": in_an_hour}]
+        rows += [{**own.outbox.row("sent", 0), "created_at": long_ago}]
+        await connection.execute(insert(OUTBOX), rows)
+    async with own.broker.running():
+        await until(lambda: f"RSMQ_PREFIX={lost.deployment}" in caplog.text, "they are named")
+        await until(lambda: is_relayed(own), "its own row is relayed")
+    warnings = [each.getMessage() for each in caplog.records if "belong to the prefix" in each.getMessage()]
+    assert len(warnings) == 1, "once, and no word of the others"
+    assert warnings[0].startswith("3 rows of the outbox")
+    assert f"this worker has the prefix '{own.prefix}'" in warnings[0]
+
+
+async def is_relayed(deployment: Deployment) -> bool:
+    """Whether something has arrived."""
+    return bool(await deployment.sent())
 
 
 async def test_an_outbox_of_two_prefixes_is_refused(pg: AsyncEngine, server_url: str) -> None:
