@@ -1,7 +1,7 @@
 """What the extras of this distribution, and other distributions, add by entry points of `importlib.metadata`.
 
-The groups are `rsmq.commands`, `rsmq.doctor` and `rsmq.dashboard`: docs/internals.md says what each takes. Listing them
-reads metadata, and runs no code of theirs; only what is used is loaded.
+The group is `rsmq.commands`: docs/internals.md says what it takes. Listing it reads metadata, and runs no code
+of theirs; only what is used is loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from rsmq.errors import ConfigError
 
-Group = Literal["rsmq.commands", "rsmq.doctor", "rsmq.dashboard"]
+Group = Literal["rsmq.commands"]
 OWN: Final = "rsmq"
 
 
