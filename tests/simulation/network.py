@@ -24,6 +24,9 @@ SCRIPTS: Final = {
     if isinstance(script, scripts.Script)
     for name in (script.sha, script.source)
 }
+READ: Final = 16 * 1024
+"""The bytes that the server reads from one connection before it turns to the next one (its `PROTO_IOBUF_LEN`)."""
+
 QUIET: Final = {b"CLIENT", b"HELLO", b"INFO", b"CONFIG", b"ACL"}
 """Commands whose replies differ between two runs (sizes, ports, memory); the trace has their names only."""
 
@@ -90,8 +93,8 @@ class SimulatedConnection:
 class Network:
     """All connections to one server. One write of one connection is executed at a time.
 
-    `control` is a connection of its own: when it has its answer, the server has done everything that was sent before,
-    and has written all replies and pushed messages.
+    `control` is a connection of its own: when it has its second answer, the server has done everything that was sent
+    before, and has written all replies and pushed messages; each READ bytes of a long command take one answer more.
     """
 
     def __init__(self, world: World, address: str, clock: Path) -> None:
@@ -246,8 +249,8 @@ class Network:
         for command in commands:
             if b"BLOCK" in command[:10]:
                 blocks = int(command[command.index(b"BLOCK") + 1])
-        self._sync()
-        self._sync()
+        for _ in range(2 + len(data) // READ):  # the server answers `control` between two parts of a long command
+            self._sync()
         self.fences.after(parsed(self._collect().get(connection.label, b"")))
         if blocks:
             self._world.after(blocks / 1000 + 0.002, self._time_out)
