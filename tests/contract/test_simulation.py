@@ -9,11 +9,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import hiredis
 import pytest
 
 from tests.simulation.museum import EXHIBITS, Exhibit, put_back
 from tests.simulation.museum import SEEDS as FAILED
-from tests.simulation.server import compiler
+from tests.simulation.network import Network, SimulatedConnection
+from tests.simulation.seeds import binary
+from tests.simulation.server import SimulatedServer, compiler
+from tests.simulation.world import Choices, World
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler for the server's virtual clock")
 
@@ -69,6 +73,26 @@ def test_seed_of_the_simulator_gives_the_same_trace_ten_times(tmp_path: Path) ->
     assert b"> renew_lease" in trace
     assert b"> SUBSCRIBE" in trace
     assert b"> claim_pending" in trace
+
+
+def test_reply_to_a_long_command_leaves_the_server_at_the_moment_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server reads it in parts and serves others in between: what those do must not decide when the reply comes."""
+    path = str(binary("valkey-8.1"))
+    monkeypatch.chdir(tmp_path)
+    server, world = SimulatedServer(path), World(Choices(1))
+    server.start()
+    network = Network(world, server.address, server.clock)
+    try:
+        connection = network.open("p", "p#1")
+        assert isinstance(connection, SimulatedConnection)
+        connection.send(hiredis.pack_command(("EXISTS", *(f"name {n}" for n in range(5_000)))))
+        world.run(1, lambda: bool(connection.replies))
+        assert world.now == connection.last_out
+    finally:
+        network.close()
+        server.stop()
 
 
 def test_seed_of_the_simulator_gives_the_same_trace_under_another_python(tmp_path: Path) -> None:

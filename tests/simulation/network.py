@@ -25,7 +25,7 @@ SCRIPTS: Final = {
     for name in (script.sha, script.source)
 }
 READ: Final = 16 * 1024
-"""The bytes that the server reads from one connection before it turns to the next one (its `PROTO_IOBUF_LEN`)."""
+"""The server reads at least so many bytes of a long command before it turns to the next connection."""
 
 QUIET: Final = {b"CLIENT", b"HELLO", b"INFO", b"CONFIG", b"ACL"}
 """Commands whose replies differ between two runs (sizes, ports, memory); the trace has their names only."""
@@ -124,6 +124,12 @@ class Network:
         sock.settimeout(10)
         sock.connect(self._address)
         return sock
+
+    def close(self) -> None:
+        """Close every socket: for a caller that lives on."""
+        for sock in (self._control, *(each.sock for each in self._open.values())):
+            sock.close()
+        self._clock.close()
 
     def set_clock(self) -> None:
         """Let the server have the present moment."""
