@@ -143,7 +143,7 @@ def test_overview_shows_what_waits_in_an_outbox(
         redis.xadd(stream, {"data": "{}"})
         redis.xgroup_create(stream, "harbour", "0")
     engine = create_engine(f"sqlite:///{scene.directory / 'shop.db'}")
-    outbox = Outbox(engine)
+    outbox = Outbox(engine, prefix=scene.environment["RSMQ_PREFIX"])
     with engine.begin() as connection:
         create_tables(connection)
         outbox.publish(connection, "full", {"waits": 1})

@@ -98,7 +98,7 @@ class Combinations:
     def _effects(self, group: str, *, is_plain: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         effects = Effects(async_sessionmaker(self.engine))
         plain_effects = Effects(sessionmaker(self.plain_engine))
-        plain_outbox = Outbox(self.plain_engine)
+        plain_outbox = Outbox(self.plain_engine, prefix=self.broker.keys.prefix)
 
         async def work(session: AsyncSession, messages: list[Message]) -> list[Retry | None]:
             for message, values in self._note(group, messages):
