@@ -39,9 +39,16 @@ class ReadAhead:
     """
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler, fetchers: Fetchers) -> None:
-        self._settings, self._member, self._stats = context.settings, context.member, context.stats
-        self._topic, self._policy, self._lanes = context.topic, context.handler.retry, context.lanes
-        self._runner, self._queue, self._settler, self._fetchers = runner, runner.queue, settler, fetchers
+        self._settings = context.settings
+        self._member = context.member
+        self._stats = context.stats
+        self._topic = context.topic
+        self._policy = context.handler.retry
+        self._lanes = context.lanes
+        self._runner = runner
+        self._queue = runner.queue
+        self._settler = settler
+        self._fetchers = fetchers
         self.wanted = asyncio.Event()
         """There is something to put aside, or to read again."""
 

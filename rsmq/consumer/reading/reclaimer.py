@@ -44,8 +44,13 @@ class Reclaimer:
     """
 
     def __init__(self, context: ConsumerContext, runner: Runner, settler: Settler) -> None:
-        self._client, self._settings, self._member = context.client, context.settings, context.member
-        self._runner, self._queue, self._settler, self._stats = runner, runner.queue, settler, context.stats
+        self._client = context.client
+        self._settings = context.settings
+        self._member = context.member
+        self._runner = runner
+        self._queue = runner.queue
+        self._settler = settler
+        self._stats = context.stats
         self._lanes = context.lanes
         self._policy, self.cancellations = context.handler.retry, Cancellations(context, runner, settler)
 

@@ -75,7 +75,9 @@ class TaskSlot:
     def end(self) -> str | None:
         """Forget what it ran. Returns why the pool cancelled that, if it did."""
         reason = self._reason if self._cancelled is self.messages else None  # an earlier call may have swallowed it
-        self._reason, self._cancelled, self.messages = None, (), ()
+        self._reason = None
+        self._cancelled = ()
+        self.messages = ()
         return reason
 
 
@@ -87,7 +89,10 @@ class RawCalls:
     """
 
     def __init__(self, queue: Queue, decode: Callable[[bytes], Any], payload_call: Call, call: Call) -> None:
-        self._queue, self._decode, self._payload_call, self._call = queue, decode, payload_call, call
+        self._queue = queue
+        self._decode = decode
+        self._payload_call = payload_call
+        self._call = call
         self._most = 8  # entries, about as many as start within the lag of the rate
 
     def run(self, task_slot: TaskSlot, raw: RawEntries, context: Context) -> tuple[Awaitable[Any] | None, bool]:

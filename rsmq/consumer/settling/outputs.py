@@ -47,7 +47,9 @@ class Outputs:
 
     def __init__(self, context: ConsumerContext, ask: Ask, on_stale: Callable[[Lane], None]) -> None:
         self._context, self._client, self._keys = context, context.client, context.keys
-        self._settings, self._member, self._stats = context.settings, context.member, context.stats
+        self._settings = context.settings
+        self._member = context.member
+        self._stats = context.stats
         self._ask, self._on_stale = ask, on_stale
         self._throttled = ThrottledLog(log)
         self.relay = OutputRelay(context)
