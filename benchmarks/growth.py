@@ -29,6 +29,7 @@ from rsmq.cli.bench.load import TOPIC, BenchLoad, key_of
 from rsmq.cli.bench.meter import Cost, CpuReading, Meter, best
 from rsmq.cli.bench.run import scratch
 from rsmq.model.keys import Keys
+from rsmq.model.layout import single
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector
 
@@ -164,7 +165,7 @@ async def pending(bench: Bench, value: int) -> Costs:
         keys, group = Keys(load.prefix), "growth"
         async with Broker(work.settings_of(load)) as broker:
             await broker.publish_many(TOPIC, load.payloads(value), key=key_of)
-        for partition in range(load.partitions):
+        for partition in single(load.partitions).numbers:
             stream = keys.stream(TOPIC, partition)
             await bench.client.execute_command("XGROUP", "CREATE", stream, group, "0")
             await bench.client.execute_command(

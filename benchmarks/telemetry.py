@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler, Tr
 
 from benchmarks.section import Section
 from rsmq import Broker, Settings
+from rsmq.model.layout import single
 from rsmq.redis.embedded.server import server_for
 from rsmq.telemetry import Endpoint, note_messages
 from rsmq.telemetry.tracing import trace
@@ -149,7 +150,7 @@ async def publish(broker: Broker, count: int) -> None:
 
 async def clear(broker: Broker) -> None:
     """Remove the messages: the server shall not grow."""
-    for partition in range(broker.settings.partitions):
+    for partition in single(broker.settings.partitions).numbers:
         await broker.client.execute_command("DEL", broker.keys.stream("orders", partition))
 
 

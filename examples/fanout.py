@@ -7,6 +7,7 @@ do not wait for mail. Mail loses no message. The topic holds each message once, 
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -56,7 +57,7 @@ async def all_of(handled: asyncio.Queue[Order]) -> str:
 async def main() -> None:
     async with broker.running():
         topic = await broker.topics.ensure(TOPIC)
-        before = await stored(topic.partitions)
+        before = await stored(topic.numbers)
         await broker.publish_many(TOPIC, ORDERS, key=lambda order: order.customer)
         print(f"published  {len(ORDERS)} orders of {len(CUSTOMERS)} customers")
 
@@ -66,12 +67,12 @@ async def main() -> None:
         mail_provider_is_up.set()
         print(f"mail       {await all_of(mailed)}: the provider is back, nothing was missed")
 
-        print(f"stored     {await stored(topic.partitions) - before} entries for three groups")
+        print(f"stored     {await stored(topic.numbers) - before} entries for three groups")
 
 
-async def stored(partitions: int) -> int:
+async def stored(partitions: Sequence[int]) -> int:
     """The entries in all partitions of the topic: a partition is one Redis stream."""
-    streams = [broker.keys.stream(TOPIC, partition) for partition in range(partitions)]
+    streams = [broker.keys.stream(TOPIC, partition) for partition in partitions]
     return sum([await broker.client.execute_command("XLEN", stream) for stream in streams])
 
 

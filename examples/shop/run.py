@@ -161,7 +161,7 @@ class Shop:
         """The order numbers in the topic of the receipts, which no group reads: it keeps all of them."""
         topic = await self._broker.topics.find("receipts")
         found: list[int] = []
-        for partition in range(0 if topic is None else topic.partitions):
+        for partition in () if topic is None else topic.numbers:
             stream = self._broker.keys.stream("receipts", partition)
             for _, fields in await self._broker.client.execute_command("XRANGE", stream, "-", "+"):
                 found.append(json.loads(fields[fields.index(b"data") + 1])["number"])

@@ -18,6 +18,7 @@ from rsmq.model.clock import from_epoch_ms, to_ms
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.model.words import count, printable, shown
+from rsmq.redis.topics import Topic
 
 LONGEST = 1000
 """Characters of a payload shown to people; --json shows all."""
@@ -45,7 +46,7 @@ def tail(
     async def act() -> None:
         async with connected(url) as connection:
             found = await connection.topic(topic)
-            view = TailReader(connection, topic, found.partitions)
+            view = TailReader(connection, found)
             entries = await view.newest(most) if group is None else await view.next_of(group, most)
             show(topic, entries, as_json)
             if not entries and most and not as_json:
@@ -66,17 +67,19 @@ def empty(topic: str, group: str | None, follow: bool) -> str:
 class TailReader:
     """Reads a topic's partitions as one stream. `seen` has the last id that was read of each partition."""
 
-    def __init__(self, connection: CommandConnection, topic: str, partitions: int) -> None:
+    def __init__(self, connection: CommandConnection, topic: Topic) -> None:
         self._client = connection.client
         self._connection = connection
-        self._topic = topic
-        self._streams = [connection.keys.stream(topic, partition) for partition in range(partitions)]
-        self.seen = [b"0-0"] * partitions
+        self._topic = topic.name
+        self._streams = {number: connection.keys.stream(topic.name, number) for number in topic.numbers}
+        self.seen = dict.fromkeys(topic.numbers, b"0-0")
         self._block_ms = min(1000, to_ms(connection.settings.command_timeout) // 2)
 
     async def newest(self, most: int) -> list[Entry]:
         """The last entries, oldest first."""
-        entries = await self._read([("XREVRANGE", name, "+", "-", "COUNT", max(1, most)) for name in self._streams])
+        entries = await self._read(
+            [("XREVRANGE", name, "+", "-", "COUNT", max(1, most)) for name in self._streams.values()]
+        )
         for partition, entry_id, _ in reversed(entries):
             self.seen[partition] = max(self.seen[partition], entry_id, key=parse_stream_id)
         return entries[len(entries) - most :] if most < len(entries) else entries
@@ -85,26 +88,38 @@ class TailReader:
         """The first entries that were not delivered to a group."""
         for each in (await self._connection.group(self._topic, group)).shares:
             self.seen[each.partition] = each.last_delivered_id.encode()
-        count, pairs = max(1, most), zip(self._streams, self.seen, strict=True)
-        entries = await self._read([("XRANGE", name, b"(" + last, "+", "COUNT", count) for name, last in pairs])
+        entries = await self._read(self._following(max(1, most)))
         return self._advance(entries[:most])
 
     async def wait(self) -> list[Entry]:
         """New entries as soon as there are some; may be empty."""
         if self._client.is_cluster:  # one read cannot name streams of different slots
             await anyio.sleep(POLL_SECONDS)
-            pairs = zip(self._streams, self.seen, strict=True)
-            found = await self._read([("XRANGE", name, b"(" + last, "+", "COUNT", PAGE) for name, last in pairs])
-            return self._advance(found)
-        command = ("XREAD", "COUNT", PAGE, "BLOCK", self._block_ms, "STREAMS", *self._streams, *self.seen)
+            return self._advance(await self._read(self._following(PAGE)))
+        command = (
+            "XREAD",
+            "COUNT",
+            PAGE,
+            "BLOCK",
+            self._block_ms,
+            "STREAMS",
+            *self._streams.values(),
+            *self.seen.values(),
+        )
         reply = await self._client.execute_command(*command)
-        partitions = {name.encode(): number for number, name in enumerate(self._streams)}
+        partitions = {name.encode(): number for number, name in self._streams.items()}
         found = [(partitions[name], entry_id, fields) for name, rows in reply or () for entry_id, fields in rows]
         return self._advance(sorted(found, key=lambda entry: parse_stream_id(entry[1])))
 
+    def _following(self, most: int) -> list[tuple[Any, ...]]:
+        """Commands that read what comes after `seen`, one for each partition."""
+        return [
+            ("XRANGE", self._streams[number], b"(" + last, "+", "COUNT", most) for number, last in self.seen.items()
+        ]
+
     async def _read(self, commands: list[tuple[Any, ...]]) -> list[Entry]:
         entries: list[Entry] = []
-        for partition, reply in enumerate(await self._client.pipelined(commands)):
+        for partition, reply in zip(self._streams, await self._client.pipelined(commands), strict=True):
             if isinstance(reply, Exception):
                 raise reply
             entries += [(partition, entry_id, fields) for entry_id, fields in reply]

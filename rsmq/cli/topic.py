@@ -113,7 +113,7 @@ def why(topic: TopicName, url: Url = None, as_json: Json = False) -> None:
         found = await connection.topic(topic)
         return [
             (partition, hold)
-            for partition in range(found.partitions)
+            for partition in found.numbers
             for hold in await retention_holds(connection.client, connection.keys, found, partition)
         ]
 

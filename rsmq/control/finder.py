@@ -14,7 +14,6 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.message_ref import MessageRef
 from rsmq.model.packing import unpack_fields
-from rsmq.model.partition import partition_for
 from rsmq.model.stream_id import LOCATED_ID, sent_ms
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import FIND_DELAYED, FIND_ENTRY
@@ -61,11 +60,11 @@ def candidates(message_id: str, topic: Topic, key: str | None) -> Iterator[Seque
     elif match is not None and match[1] is not None:
         yield (int(match[1]),)
     elif key is not None:
-        yield (partition_for(key, topic.partitions),)
+        yield (topic.open_block().partition_for(key),)
     else:
-        first = partition_for(message_id, topic.partitions)
+        first = topic.open_block().partition_for(message_id)
         yield (first,)
-        yield [number for number in range(topic.partitions) if number != first]
+        yield [number for number in topic.numbers if number != first]
 
 
 def ranges(times: Sequence[int], windows: Sequence[tuple[int, int]] = WINDOWS) -> Iterator[tuple[str, str]]:
@@ -117,7 +116,7 @@ class Finder:
         if isinstance(message_id, MessageRef) and message_id.topic != topic.name:
             raise ConfigError(f"{message_id} was published to {message_id.topic!r}, not to {topic.name!r}")
         partitions = [
-            number for group in candidates(message_id, topic, key) for number in group if number < topic.partitions
+            number for group in candidates(message_id, topic, key) for number in group if number in topic.numbers
         ]
         clues = dict[int, Clue]()
         for partition in partitions:

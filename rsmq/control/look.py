@@ -95,9 +95,7 @@ class Look:
 
     async def _not_found(self, message_id: str, topic: Topic, key: str | None) -> MessageStatus:
         """Not in the stream any more; it may be a dead letter."""
-        numbers = [
-            number for some in candidates(message_id, topic, key) for number in some if number < topic.partitions
-        ]
+        numbers = [number for some in candidates(message_id, topic, key) for number in some if number in topic.numbers]
         firsts, time, identity = list[bytes](), sent_ms(message_id), ""
         match = LOCATED_ID.fullmatch(message_id)
         field, value = ("id", message_id) if match is None else ("dlq.origin", match[2])

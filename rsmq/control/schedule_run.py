@@ -18,7 +18,7 @@ async def run_schedule(client: Client, keys: Keys, topic: Topic, name: str) -> d
     The schedule's leader publishes it: the payload comes from the function in its code. It looks three times in a
     lease. A run that was asked for before and is not published yet is that run.
     """
-    schedule_keys = [keys.every(topic.name, number) for number in range(topic.partitions)]
+    schedule_keys = [keys.every(topic.name, number) for number in topic.numbers]
     replies = [
         as_dict(each) for each in await ask_all(client, [("HGETALL", schedule_key) for schedule_key in schedule_keys])
     ]

@@ -15,7 +15,6 @@ from rsmq.model.clock import LATEST_MS, epoch_ms, from_epoch_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message
 from rsmq.model.packing import unpack_fields
-from rsmq.model.partition import partition_for
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of
 from rsmq.redis.topics import Topic
@@ -110,8 +109,8 @@ class Search:
         """At most `most` hits among at most `scan` messages; `progress` is called with how many were looked at."""
         await self._check_group()
         hits, looked_at = list[Hit](), 0
-        one = None if wanted.key is None else partition_for(wanted.key, self._topic.partitions)
-        for partition in range(self._topic.partitions) if one is None else (one,):
+        one = None if wanted.key is None else self._topic.open_block().partition_for(wanted.key)
+        for partition in self._topic.numbers if one is None else (one,):
             async for page in self._pages(partition, wanted):
                 for row in page:
                     if len(hits) == most or looked_at == scan:
@@ -127,7 +126,7 @@ class Search:
         """Raise ConfigError for a group that is nowhere."""
         if not self._group:
             return
-        streams = [self._keys.stream(self._topic.name, partition) for partition in range(self._topic.partitions)]
+        streams = [self._keys.stream(self._topic.name, partition) for partition in self._topic.numbers]
         for stream in streams:
             if any(row["name"] == self._group.encode() for row in await groups_of(self._client, stream)):
                 return

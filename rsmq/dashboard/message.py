@@ -25,12 +25,12 @@ async def messages(visit: Visit, topic: str) -> Page:
     """The messages of a topic, newest first: by partition, key, id, time, or a field of the payload."""
     visit.check(topic)
     found = await visit.queries.topic(topic)
-    wanted = search_of(visit, found.partitions)
+    wanted = search_of(visit, found.numbers)
     if wanted.id and not STREAM_ID.fullmatch(wanted.id):
         with suppress(PageNotFound, ConfigError):  # an id that it cannot find may be among the newest
             return await message(visit, topic, wanted.id, wanted.key or None)
     entries, is_more = await visit.queries.messages(topic, wanted)
-    numbers = [("", "all"), *((str(each), str(each)) for each in range(found.partitions))]
+    numbers = [("", "all"), *((str(each), str(each)) for each in found.numbers)]
     bar = tag(
         "form", choice("partition", "partition", numbers, visit.given("partition")),
         text_field("key", "key", visit.given("key")), text_field("id", "id", visit.given("id")),
@@ -60,11 +60,11 @@ async def messages(visit: Visit, topic: str) -> Page:
     )  # fmt: skip
 
 
-def search_of(visit: Visit, partitions: int) -> MessageSearch:
+def search_of(visit: Visit, numbers: Sequence[int]) -> MessageSearch:
     """The message that the fields ask for. Raises ConfigError."""
     partition, before = visit.given("partition"), visit.given("before")
-    if partition and not (partition.isdecimal() and len(partition) < 6 and int(partition) < partitions):
-        raise ConfigError(f"there is no partition {partition[:40]!r}: there are {partitions}, from 0")
+    if partition and not (partition.isdecimal() and len(partition) < 6 and int(partition) in numbers):
+        raise ConfigError(f"there is no partition {partition[:40]!r}: there are {numbers[0]} to {numbers[-1]}")
     if before and not STREAM_ID.fullmatch(before):
         raise ConfigError(f"{before[:40]!r} is not a stream id")
     until = time_given(visit.given("until"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,6 @@ from rsmq.model.clock import from_epoch_ms, monotonic
 from rsmq.model.keys import Keys
 from rsmq.model.message import Message, MessageOrigin
 from rsmq.model.packing import unpack_fields
-from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.persistence import Device, Devices, Letter
@@ -216,7 +215,7 @@ class Queries:
     async def group(self, topic: str, group: str) -> Topic:
         """The topic of a group that exists. Raises PageNotFound."""
         found = await self.topic(topic)
-        for partition in range(found.partitions):
+        for partition in found.numbers:
             if group in await group_names(self.client, self.keys, topic, partition):
                 return found
         raise PageNotFound(f"topic {topic!r} has no group {group!r}")
@@ -226,14 +225,12 @@ class Queries:
 
         Consumes nothing. With conditions, those among the MOST_SCANNED newest of the partitions that may have them.
         """
-        found, partitions = await self.topic(topic), range(0)
+        found = await self.topic(topic)
+        partitions: Sequence[int] = found.numbers
         if wanted.partition is not None:
-            partitions = range(wanted.partition, wanted.partition + 1)
+            partitions = (wanted.partition,)
         elif wanted.key:
-            at = partition_for(wanted.key, found.partitions)
-            partitions = range(at, at + 1)
-        else:
-            partitions = range(found.partitions)
+            partitions = (found.open_block().partition_for(wanted.key),)
         most = MOST_SCANNED // len(partitions) if wanted.is_filter else MOST_MESSAGES + 1
         entries = [entry for each in partitions for entry in await self._newest(topic, each, wanted, most)]
         entries.sort(key=lambda entry: parse_stream_id(entry.id.encode()), reverse=True)
@@ -276,16 +273,13 @@ class Queries:
         found = await self.topic(topic)
         replies = await ask_all(
             self.client,
-            [
-                ("XPENDING", self.keys.stream(topic, number), group, "-", "+", MOST_RUNNING)
-                for number in range(found.partitions)
-            ],
+            [("XPENDING", self.keys.stream(topic, number), group, "-", "+", MOST_RUNNING) for number in found.numbers],
         )
         rows = [
             RunningMessage(
                 member.decode(errors="replace"), number, entry_id.decode(), timedelta(milliseconds=idle), count
             )
-            for number, reply in enumerate(replies)
+            for number, reply in zip(found.numbers, replies, strict=True)
             for entry_id, member, idle, count in reply or ()
         ]
         rows.sort(key=lambda each: each.since, reverse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -47,7 +47,7 @@ class WaitingMessages:
     async def delayed(self, topic: Topic) -> list[WaitingMessage]:
         """Those of a topic that are due next."""
         found = []
-        for number, member, due in await self._next([self._keys.delayed(topic.name, n) for n in partitions(topic)]):
+        for number, member, due in await self._next({n: self._keys.delayed(topic.name, n) for n in topic.numbers}):
             try:
                 fields = unpack_fields(member)
             except Malformed:
@@ -58,7 +58,7 @@ class WaitingMessages:
 
     async def parked(self, topic: Topic, group: str) -> list[WaitingMessage]:
         """Those of a group that are due next."""
-        rows = await self._next([self._keys.retry(topic.name, n, group) for n in partitions(topic)])
+        rows = await self._next({n: self._keys.retry(topic.name, n, group) for n in topic.numbers})
         ids = [(number, *member.partition(b"|")[::2]) for number, member, _ in rows]
         questions = [("XRANGE", self._keys.stream(topic.name, number), each, each) for number, each, _ in ids]
         found = []
@@ -89,7 +89,8 @@ class WaitingMessages:
 
     async def _delayed(self, topic: Topic, ref: str) -> AsyncIterator[tuple[tuple[str, str], bytes]]:
         """The keys of a delayed message, and its content."""
-        async for number, member in self._members([self._keys.delayed(topic.name, n) for n in partitions(topic)], ref):
+        keys = {number: self._keys.delayed(topic.name, number) for number in topic.numbers}
+        async for number, member in self._members(keys, ref):
             try:
                 fields = unpack_fields(member)
             except Malformed:
@@ -113,33 +114,29 @@ class WaitingMessages:
 
     async def _parked(self, topic: Topic, group: str, refs: Sequence[str]) -> list[tuple[int, bytes]]:
         """Partition and stream id of those that are still parked."""
-        keys = [self._keys.retry(topic.name, number, group) for number in partitions(topic)]
+        keys = {number: self._keys.retry(topic.name, number, group) for number in topic.numbers}
         members = [each for ref in refs async for each in self._members(keys, ref)]
         return [(number, member.partition(b"|")[0]) for number, member in members]
 
-    async def _next(self, keys: Sequence[str]) -> list[tuple[int, bytes, int]]:
+    async def _next(self, keys: Mapping[int, str]) -> list[tuple[int, bytes, int]]:
         """Partition, member and due time of those that are due next, over all partitions."""
         replies = await ask_all(
-            self._client, [("ZRANGEBYSCORE", key, "-inf", "+inf", "WITHSCORES", "LIMIT", 0, MOST) for key in keys]
+            self._client,
+            [("ZRANGEBYSCORE", key, "-inf", "+inf", "WITHSCORES", "LIMIT", 0, MOST) for key in keys.values()],
         )
         rows = []
-        for number, reply in enumerate(replies):
+        for number, reply in zip(keys, replies, strict=True):
             flat = [part for pair in reply for part in pair] if reply and isinstance(reply[0], list) else reply or []
             rows += [(number, member, as_ms(due)) for member, due in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(rows, key=lambda row: row[2])[:MOST]
 
-    async def _members(self, keys: Sequence[str], ref: str) -> AsyncIterator[tuple[int, bytes]]:
+    async def _members(self, keys: Mapping[int, str], ref: str) -> AsyncIterator[tuple[int, bytes]]:
         """Partition and content of what a form names, if it still waits."""
         number, due, _ = split_ref(ref)
-        if number < len(keys):
+        if number in keys:
             for member in await self._client.execute_command("ZRANGEBYSCORE", keys[number], due, due):
                 if ref_of(number, due, member) == ref:
                     yield number, member
-
-
-def partitions(topic: Topic) -> range:
-    """Their numbers."""
-    return range(topic.partitions)
 
 
 def due_text(due_ms: int | None) -> str:

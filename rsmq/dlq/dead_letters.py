@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -67,19 +67,19 @@ class DeadLetters:
 
     async def select(self, topic: Partitioned, group: str, selection: Selection) -> AsyncIterator[DeadLetter]:
         """The selected ones that exist now, oldest first over all partitions."""
-        lasts = [await self._last(topic.name, number, group) for number in range(topic.partitions)]
+        lasts = {number: await self._last(topic.name, number, group) for number in topic.numbers}
         async for letter in self.iterate(topic, group, lasts):
             if selection.matches(letter):
                 yield letter
 
     async def iterate(
-        self, topic: Partitioned, group: str, lasts: Sequence[str] | None = None
+        self, topic: Partitioned, group: str, lasts: Mapping[int, str] | None = None
     ) -> AsyncIterator[DeadLetter]:
         """All of them, oldest first over all partitions, read page by page; each partition up to its id in `lasts`."""
         heads: list[tuple[tuple[int, int], int, DeadLetter]] = []
-        ends = ["+"] * topic.partitions if lasts is None else lasts
-        sources = [self._read_partition(topic.name, number, group, ends[number]) for number in range(topic.partitions)]
-        for number, source in enumerate(sources):
+        ends = dict.fromkeys(topic.numbers, "+") if lasts is None else lasts
+        sources = {number: self._read_partition(topic.name, number, group, ends[number]) for number in topic.numbers}
+        for number, source in sources.items():
             await self._push(heads, number, source)
         while heads:
             _, number, letter = heapq.heappop(heads)
@@ -138,7 +138,7 @@ class DeadLetters:
 
     async def _sum(self, topic: Partitioned, group: str, command: str, *args: Any) -> int:
         """The sum of the replies of all partitions to a command."""
-        keys = [self._keys.dlq(topic.name, number, group) for number in range(topic.partitions)]
+        keys = [self._keys.dlq(topic.name, number, group) for number in topic.numbers]
         return sum(await ask_all(self._client, [(command, key, *args) for key in keys]))
 
     async def _read_partition(self, topic: str, partition: int, group: str, last: str) -> AsyncIterator[DeadLetter]:

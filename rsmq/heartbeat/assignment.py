@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import mmh3
 
+from rsmq.model.layout import single
+
 
 def assign(partitions: int, members: Mapping[str, float] | Iterable[str], salt: str = "") -> dict[int, str]:
     """Rendezvous hashing with a load bound: partition -> member.
@@ -25,7 +27,7 @@ def _assign(partitions: int, members: tuple[tuple[str, float], ...], salt: str) 
     room = quotas(partitions, weights, salt)
     pairs = sorted(
         ((mmh3.hash64(f"{salt}/{member}/{partition}", signed=False)[0], partition, member)
-         for member in weights for partition in range(partitions)),
+         for member in weights for partition in single(partitions).numbers),
         reverse=True,
     )  # fmt: skip
     owners: dict[int, str] = {}

@@ -61,10 +61,8 @@ class Observer:
         at = monotonic()
         names = await self._topics.names() if names is None else [check_name("topic", name) for name in names]
         topics = sorted(await self._topics.find_all(names), key=lambda topic: topic.name)
-        replies = iter(
-            await self._measure([ask_partition(self._keys, t.name, n) for t in topics for n in range(t.partitions)])
-        )
-        rows = [list(islice(replies, topic.partitions)) for topic in topics]
+        replies = iter(await self._measure([ask_partition(self._keys, t.name, n) for t in topics for n in t.numbers]))
+        rows = [list(islice(replies, len(topic.numbers))) for topic in topics]
         states = [topic_state(topic, rows_of_topic) for topic, rows_of_topic in zip(topics, rows, strict=True)]
         groups, members = await self._groups(states, rows)
         return Snapshot(at, tuple(states), tuple(groups), tuple(members))

@@ -42,7 +42,7 @@ class ScheduleState:
 async def look_up(client: Client, keys: Keys, topics: Topics, name: str | None = None) -> list[ScheduleState]:
     """The schedules of one topic, or of all, by topic and name. Costs one command a partition."""
     found = await topics.find_all(await topics.names() if name is None else [check_name("topic", name)])
-    partitions = [(topic.name, number) for topic in found for number in range(topic.partitions)]
+    partitions = [(topic.name, number) for topic in found for number in topic.numbers]
     time, *replies = await ask_all(client, [("TIME",), *(("HGETALL", keys.every(*each)) for each in partitions)])
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
     states = list[ScheduleState]()

@@ -85,11 +85,11 @@ class SchemaCheck:
         kinds: Mapping[Kind, Any] = {
             "unread": self._unread, "pending": self._pending, "parked": self._parked, "delayed": self._delayed,
         }  # fmt: skip
-        share = -(-sample // topic.partitions)
+        share = -(-sample // len(topic.numbers))
         findings = []
         for kind, read in kinds.items():
             finding = SchemaFinding(handler.topic, handler.group, handler.name, kind)
-            for partition in range(topic.partitions):
+            for partition in topic.numbers:
                 async for entry in read(handler, partition, share):
                     finding.add(handler, partition, entry)
             findings.append(finding)

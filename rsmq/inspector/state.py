@@ -167,7 +167,7 @@ def topic_state(topic: Topic, rows: Sequence[Row]) -> TopicState:
     """From MEASURE_PARTITION of each partition."""
     partitions = tuple(
         PartitionState(number, length, first.decode() or None, last.decode() or None, delayed, added)
-        for number, (added, length, delayed, first, last, *_) in enumerate(rows)
+        for number, (added, length, delayed, first, last, *_) in zip(topic.numbers, rows, strict=True)
     )
     return TopicState(
         topic=topic,

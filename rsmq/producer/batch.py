@@ -11,7 +11,6 @@ from rsmq.model.keys import Keys
 from rsmq.model.message import JSON, entry_fields, new_message_ids
 from rsmq.model.message_ref import location
 from rsmq.model.packing import pack_fields
-from rsmq.model.partition import partition_for
 from rsmq.producer.in_doubt import InDoubt
 from rsmq.redis.client.client import as_reply
 from rsmq.redis.client.raw_connection import pack
@@ -328,12 +327,12 @@ class Once(Batch):
         """
         partitions = {self.partition: None}
         if not self.is_cluster:
-            partitions[partition_for(message_id, self.topic.partitions)] = None
+            partitions[self.topic.open_block().partition_for(message_id)] = None
         return [self.keys.dedup(self.topic.name, each, message_id) for each in partitions]
 
     def _new(self, message_id: str, fields: Fields) -> Answer:
         """What is known of a message that was stored: on a cluster not whether another key has the id, too."""
-        return (None, True) if self.is_cluster and self.topic.partitions > 1 and "key" in fields[::2] else NEW
+        return (None, True) if self.is_cluster and len(self.topic.numbers) > 1 and "key" in fields[::2] else NEW
 
 
 class Delay(Once):

@@ -71,7 +71,7 @@ class Producer:
         self._senders: list[Sender] = []
         self._tasks: anyio.abc.TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[str, list[str]] = {}
+        self._streams: dict[str, dict[int, str]] = {}
         self.keys = keys
         self.window_ms = to_ms(settings.dedup_window)
         self.outputs = Counter[str]()
@@ -168,7 +168,8 @@ class Producer:
         identity, entry, size = self._encode(kind.encode, payload, key, headers, message_id, extra)
         if name is not None:
             entry = Claim(entry, name, due)
-        partition = partition_for(identity if key is None else key, target.partitions)
+        block = target.normal
+        partition = block.first + partition_for(identity if key is None else key, block.count)
         batch = self._queue(wait_replicas).batch(kind, target, partition, self._stream(target, partition))
         if isinstance(batch, Delay):
             batch.due.setdefault(identity, due)
@@ -207,7 +208,8 @@ class Producer:
         due = due_time(delay, at)
         extra = () if expires is None and on_expiry is None else await self._expiry(expires, on_expiry, due)
         identity, fields, size = self._encode(entry_fields, payload, key, headers, message_id, extra)
-        partition = partition_for(identity if key is None else key, target.partitions)
+        block = target.normal
+        partition = block.first + partition_for(identity if key is None else key, block.count)
         return Output(target, partition, identity, fields, size, due, message_id is not None)
 
     def topic(self, output: Output) -> Topic:
@@ -235,7 +237,8 @@ class Producer:
         largest = encoder.size + max(map(len, payloads))
         if largest > self._limit:
             raise TooLarge(largest, self._limit)
-        partition = partition_for(encoder.key, target.partitions)
+        block = target.normal
+        partition = block.first + partition_for(encoder.key, block.count)
         where, queue = (target, partition, self._stream(target, partition)), self._queue(0)
         if message_id is not None:
             (data,), identity = payloads, check_message_id(message_id)
@@ -327,8 +330,9 @@ class Producer:
     ) -> list[Batch]:
         """The batches of one round, in order; none when everything is encoded. Bounded in messages and bytes."""
         filled, latest, size = list[Batch](), dict[int, Batch](), 0
-        for route, identity, entry, length in islice(encoded, min(most * topic.partitions, MOST_PER_ROUND)):
-            partition = partition_for(route, topic.partitions)
+        block = topic.normal
+        for route, identity, entry, length in islice(encoded, min(most * block.count, MOST_PER_ROUND)):
+            partition = block.first + partition_for(route, block.count)
             batch = latest.get(partition)
             if batch is None or len(batch.ids) >= most:
                 batch = latest[partition] = queue.new(kind, topic, partition, self._stream(topic, partition))
@@ -366,10 +370,12 @@ class Producer:
 
     def _stream(self, topic: Topic, partition: int) -> str:
         streams = self._streams.get(topic.name)
-        if streams is None or len(streams) != topic.partitions:
-            streams = [self._keys.stream(topic.name, number) for number in range(topic.partitions)]
-            self._streams[topic.name] = streams
-        return streams[partition]
+        if streams is None:
+            streams = self._streams[topic.name] = {}
+        stream = streams.get(partition)
+        if stream is None:
+            stream = streams[partition] = self._keys.stream(topic.name, partition)
+        return stream
 
     def _queue(self, replicas: int) -> SendQueue:
         """The queue for this number of replicas: waiting for replicas must not delay other messages."""

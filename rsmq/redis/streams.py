@@ -29,7 +29,7 @@ class Partitioned(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def partitions(self) -> int: ...
+    def numbers(self) -> Sequence[int]: ...
 
 
 class Trimmed(NamedTuple):
@@ -84,7 +84,7 @@ async def ensure_groups(client: Client, keys: Keys, topic: Partitioned, group: s
     replies = await client.pipelined(
         [
             ("XGROUP", "CREATE", keys.stream(topic.name, partition), group, start, "MKSTREAM")
-            for partition in range(topic.partitions)
+            for partition in topic.numbers
         ]
     )
     for reply in replies:
@@ -187,7 +187,7 @@ async def reset_group(client: Client, keys: Keys, topic: Partitioned, group: str
     Pending and parked messages are dropped. Live members cannot settle the messages that they have in flight.
     """
     position = start_id(start)
-    for partition in range(topic.partitions):
+    for partition in topic.numbers:
         at = (topic.name, partition, group)
         names = [part(*at) for part in (keys.lease, keys.retry, keys.cancels, keys.cancelled)]
         await RESET_GROUP(client, (keys.stream(topic.name, partition), *names), (group, position))
@@ -206,14 +206,14 @@ async def delete_group(client: Client, keys: Keys, topic: Partitioned, group: st
     this name soon begins a new run: stores outside may still know what the old one has handled. Raises ConfigError
     while outputs of its messages wait in an out-stream (on a cluster).
     """
-    outs = [keys.out(topic.name, partition, group) for partition in range(topic.partitions)]
+    outs = [keys.out(topic.name, partition, group) for partition in topic.numbers]
     waiting = sum(await ask_all(client, [("XLEN", out) for out in outs])) if client.is_cluster else 0
     if waiting:
         raise ConfigError(
             f"{waiting} outputs of settled messages wait in the out-streams of group {group!r}: let its workers relay "
             f"them, or delete {outs[0].replace('.0}', '.*}')} by hand"
         )
-    for partition in range(topic.partitions):
+    for partition in topic.numbers:
         at = (topic.name, partition, group)
         parts = (keys.lease, keys.retry, keys.dlq, keys.out, keys.errors, keys.cancels, keys.cancelled)
         names = [part(*at) for part in parts]

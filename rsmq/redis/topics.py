@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from rsmq.errors import BrokerUnavailable, ConfigError
 from rsmq.model.clock import awake, monotonic, now_ms, to_ms
 from rsmq.model.duration import checked_duration
 from rsmq.model.keys import Keys, check_name
+from rsmq.model.layout import NO_LAYOUT, Block, Layout, single
 from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.settings import Settings
 from rsmq.model.words import count
@@ -33,7 +34,8 @@ UNARCHIVED: Final = {"on_full": "trim", "archive": "required"}.items()
 class Topic:
     """A topic as it was when read. `max_length` 0 means no limit.
 
-    `archive` required: retention keeps what the archive (`rsmq pipeline archive`) has not committed.
+    `archive` required: retention keeps what the archive (`rsmq pipeline archive`) has not committed. `layout` left out:
+    one block of `partitions`.
     """
 
     name: str
@@ -44,6 +46,23 @@ class Topic:
     retention_length: int
     created_ms: int
     archive: Literal["off", "required"] = "off"
+    layout: Layout = NO_LAYOUT
+    normal: Block = field(init=False, repr=False, compare=False)
+    """Where messages go whose publisher says nothing else."""
+
+    def __post_init__(self) -> None:
+        if not self.layout.blocks:
+            object.__setattr__(self, "layout", single(self.partitions))
+        object.__setattr__(self, "normal", self.layout.normal)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All its partitions, rising. Whatever walks the partitions of a topic walks these."""
+        return self.layout.numbers
+
+    def open_block(self) -> Block:
+        """The partitions that messages may be published to."""
+        return self.normal
 
 
 class LookupCaller(NamedTuple):
@@ -195,7 +214,7 @@ class Topics:
             flat = [value for pair in fields.items() for value in pair]
             await self._client.execute_command("HSET", self._keys.topic(name), *flat)
         if fields.get("archive") == "off":
-            await self._unlink([self._keys.archived(name, partition) for partition in range(topic.partitions)])
+            await self._unlink([self._keys.archived(name, partition) for partition in topic.numbers])
         changed = await self.find(name)
         if changed is None:
             raise ConfigError(f"topic {name!r} was deleted meanwhile")
@@ -208,7 +227,7 @@ class Topics:
         """
         topic = await self.existing(name)
         groups: set[str] = set()
-        for partition in range(topic.partitions):
+        for partition in topic.numbers:
             groups.update(await group_names(self._client, self._keys, name, partition))
         for group in groups:
             await self._unlink([key async for key in self._group_keys(topic, group)])
@@ -223,8 +242,8 @@ class Topics:
         names = ("max_length", "on_full", "retention_age", "retention_length")
         limits = write_limits({limit: getattr(settings, limit) for limit in names})
         await self._client.execute_command("SADD", self._keys.topics, name)
-        for field, value in {"created_ms": now_ms(), **limits, "partitions": partitions}.items():
-            await self._client.execute_command("HSETNX", key, field, value)
+        for entry, value in {"created_ms": now_ms(), **limits, "partitions": partitions}.items():
+            await self._client.execute_command("HSETNX", key, entry, value)
         topic = await self.find(name)
         if topic is None:
             raise ConfigError(f"topic {name!r} was deleted while it was being created")
@@ -254,14 +273,14 @@ class Topics:
             yield keys.alive(topic.name, group, member.decode())
         yield members
         yield keys.group(topic.name, group)
-        for partition in range(topic.partitions):
+        for partition in topic.numbers:
             for part in (keys.lease, keys.retry, keys.errors, keys.cancels, keys.cancelled, keys.dlq, keys.out):
                 yield part(topic.name, partition, group)
 
     async def _partition_keys(self, topic: Topic) -> AsyncIterator[str | bytes]:
         """The names of dedup keys are not stored anywhere, so they are found by SCAN."""
         keys = self._keys
-        prefixes = tuple(keys.dedup(topic.name, partition, "").encode() for partition in range(topic.partitions))
+        prefixes = tuple(keys.dedup(topic.name, partition, "").encode() for partition in topic.numbers)
         # a rough filter; names and prefixes contain no special character of a pattern
         pattern = keys.dedup(topic.name, 0, "*").replace(".0}", ".*}")
         await self._client.refresh()
@@ -272,7 +291,7 @@ class Topics:
                 for key in found:
                     if key.startswith(prefixes):
                         yield key
-        for partition in range(topic.partitions):
+        for partition in topic.numbers:
             for part in (
                 keys.delayed, keys.marks, keys.removed, keys.archived, keys.jobs, keys.every, keys.relayed, keys.unique,
                 keys.stream,

@@ -19,7 +19,6 @@ from rsmq.errors import BrokerError, ConfigError, MessageError, Oversized
 from rsmq.model.keys import check_name
 from rsmq.model.message import JSON, LARGEST_PAYLOAD, entry_fields, read_headers
 from rsmq.model.own_tasks import own_tasks
-from rsmq.model.partition import partition_for
 from rsmq.redis.client.raw_connection import ShardedConnection, pack
 from rsmq.redis.leadership import RENEW, Leadership
 from rsmq.redis.outboxes import CountedOutbox, report_outbox
@@ -224,7 +223,7 @@ class OutboxRelay:
             except (ConfigError, MessageError, ValueError) as error:
                 refused.append((seq, str(error)))
                 continue
-            partition = name, partition_for(message_id if key is None else key, topic.partitions)
+            partition = name, topic.open_block().partition_for(message_id if key is None else key)
             batch = batches.get(partition)
             if batch is None:
                 names = [part(*partition) for part in (self._context.keys.stream, self._context.keys.delayed)]

@@ -202,7 +202,7 @@ class Chaos:
 
     async def _partitions(self) -> list[tuple[str, int]]:
         topics = [await self.broker.topics.find(name) for name in dict.fromkeys(topic for topic, _ in self._groups)]
-        return [(topic.name, number) for topic in topics if topic is not None for number in range(topic.partitions)]
+        return [(topic.name, number) for topic in topics if topic is not None for number in topic.numbers]
 
     async def _stored(self) -> list[StoredEntry]:
         """All entries of the topics that have handlers, also those that handlers published."""

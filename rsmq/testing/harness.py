@@ -248,7 +248,7 @@ class Harness:
         """All messages of a topic that are due, handled or not, oldest first, with decoded `payload`."""
         found = await self.broker.topics.find(topic)
         messages = []
-        for partition in range(0 if found is None else found.partitions):
+        for partition in () if found is None else found.numbers:
             origin = MessageOrigin(topic, partition, "")
             stream = self.broker.keys.stream(topic, partition)
             for entry_id, fields in await self.broker.client.execute_command("XRANGE", stream, "-", "+"):

@@ -46,7 +46,7 @@ async def work_left(client: Client, keys: Keys, consumers: Sequence[Consumer]) -
 async def _work_of(client: Client, keys: Keys, consumer: Consumer) -> list[str]:
     topic, group, blocked = consumer.topic, consumer.handler.group, consumer.queue.blocked
     found, pending, now = [], 0, await server_ms(client.node_for(keys.stream(topic.name, 0)))
-    for partition, row in enumerate(await _partition_states(client, keys, topic, group, now)):
+    for partition, row in zip(topic.numbers, await _partition_states(client, keys, topic, group, now), strict=True):
         is_undelivered, pending_here, due = row
         pending += pending_here
         if is_undelivered or due:
@@ -61,7 +61,7 @@ async def _partition_states(
 ) -> list[tuple[bool, int, int]]:
     """For each partition: whether anything is undelivered, how much is pending, how much is due."""
     questions: list[Sequence[Value]] = []
-    for partition in range(topic.partitions):
+    for partition in topic.numbers:
         stream = keys.stream(topic.name, partition)
         questions += [
             ("XINFO", "STREAM", stream),
@@ -102,7 +102,7 @@ async def bring_forward(client: Client, keys: Keys, consumers: Sequence[Consumer
 def _due_keys(keys: Keys, consumer: Consumer) -> Iterable[str]:
     """The keys of sorted sets whose scores are due times."""
     topic, group = consumer.topic, consumer.handler.group
-    for partition in range(topic.partitions):
+    for partition in topic.numbers:
         yield keys.retry(topic.name, partition, group)
         yield keys.delayed(topic.name, partition)
 

@@ -17,7 +17,6 @@ from rsmq.handler.schedule import Schedule, due_ticks, payload_of, rule_json
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.message import encode_payload, entry_fields
-from rsmq.model.partition import partition_for
 from rsmq.model.settings import Settings
 from rsmq.model.words import duration
 from rsmq.producer.publication import Preparation
@@ -150,7 +149,7 @@ class Scheduler:
 
     async def _partition_of(self, schedule: Schedule) -> tuple[Topic, int]:
         topic = await self._topics.lookup(schedule.topic)
-        return topic, partition_for(schedule.name if schedule.key is None else schedule.key, topic.partitions)
+        return topic, topic.open_block().partition_for(schedule.name if schedule.key is None else schedule.key)
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self._schedules)} schedules, leads {sorted(self._led)}>"

@@ -12,8 +12,9 @@ import anyio.abc
 from rsmq.consumer.consumer import Consumer
 from rsmq.errors import BrokerError, ConfigError, Malformed
 from rsmq.model.keys import Keys
+from rsmq.model.layout import Block
 from rsmq.model.packing import unpack_fields
-from rsmq.model.partition import MOST_PARTITIONS, partition_for
+from rsmq.model.partition import MOST_PARTITIONS
 from rsmq.model.stream_id import parse_stream_id, sortable
 from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
@@ -66,13 +67,13 @@ class StrayMover:
         for name in sorted({each.topic.name for each in self._consumers if 0 in each.lanes}):
             for partition in await self._suspects(name):
                 topic = await self._topics.find(name)
-                if topic is None or partition < topic.partitions or await self._is_read(name, partition):
+                if topic is None or partition in topic.numbers or await self._is_read(name, partition):
                     continue
                 found = await self._move_stream(topic, partition) + await self._move_delayed(topic, partition)
                 if found:
                     log.warning(
                         "topic %s has %s, and %s came into partition %d, from a publisher that knew an older "
-                        "description: moved", name, count(topic.partitions, "partition"), count(found, "message"),
+                        "description: moved", name, count(len(topic.numbers), "partition"), count(found, "message"),
                         partition,
                     )  # fmt: skip
                 moved += found
@@ -83,7 +84,7 @@ class StrayMover:
         topic = await self._topics.find(name)
         if topic is None:
             return []
-        numbers = range(topic.partitions, MOST_PARTITIONS)
+        numbers = [number for number in Block(0, MOST_PARTITIONS).numbers if number not in topic.numbers]
         names = [(self._keys.stream(name, number), self._keys.delayed(name, number)) for number in numbers]
         if not names:
             return []
@@ -152,7 +153,7 @@ class StrayMover:
 
     async def _forget(self, topic: Topic, partition: int) -> None:
         """The stray stream is empty, so the marks go, too: a new one may begin with lower ids."""
-        for target in range(topic.partitions):
+        for target in topic.numbers:
             await self._client.execute_command("HDEL", self._keys.jobs(topic.name, target), f"stray|{partition}")
         await FORGET_STRAY(self._client, (self._keys.stream(topic.name, partition),))
 
@@ -163,7 +164,7 @@ class StrayMover:
 def target_of(topic: Topic, fields: Sequence[bytes], own: bytes) -> int:
     """The partition of a message in its topic: by its key, else by its id, else by what it was found as."""
     found = dict(zip(fields[::2], fields[1::2], strict=False))
-    return partition_for(found.get(b"key") or found.get(b"id") or own, topic.partitions)
+    return topic.open_block().partition_for(found.get(b"key") or found.get(b"id") or own)
 
 
 def following(entry_id: bytes) -> str:

@@ -103,7 +103,7 @@ async def receipts(broker: Broker) -> tuple[Counter[Name], set[str]]:
         topic = await broker.topics.existing(RECEIPTS)
     except (BrokerError, ConfigError):
         return counts, ids  # no such topic
-    for partition in range(topic.partitions):
+    for partition in topic.numbers:
         stream = broker.keys.stream(RECEIPTS, partition)
         for _, flat in await broker.client.execute_command("XRANGE", stream, "-", "+"):
             fields = dict(zip(flat[::2], flat[1::2], strict=True))

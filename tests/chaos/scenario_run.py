@@ -267,7 +267,7 @@ class ScenarioRun:
         """What the server still holds for the group."""
         topic = await self._found_topic()
         holds = []
-        for partition in range(topic.partitions):
+        for partition in topic.numbers:
             for needs in await group_needs(self.broker.client, self.broker.keys, TOPIC, partition):
                 holds += [f"partition {partition}: {needs}"] if needs.is_holding else []
             delayed = await self.broker.client.execute_command("ZCARD", self.broker.keys.delayed(TOPIC, partition))

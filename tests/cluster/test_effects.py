@@ -73,7 +73,7 @@ async def invoices(engine: AsyncEngine) -> list[int]:
 async def receipts(broker: Broker) -> list[int]:
     """All of them, sorted."""
     topic, found = await broker.topics.find("receipts"), list[int]()
-    for partition in range(0 if topic is None else topic.partitions):
+    for partition in () if topic is None else topic.numbers:
         for _, flat in await ask(broker, "XRANGE", broker.keys.stream("receipts", partition), "-", "+"):
             found.append(int(dict(zip(flat[::2], flat[1::2], strict=True))[b"data"]))
     return sorted(found)

@@ -108,7 +108,7 @@ async def test_moving_slots_under_outputs_stores_each_once(
         with anyio.fail_after(60):  # the relay is the last step
             while any([
                 await run.broker.client.execute_command("XLEN", keys.out(TOPIC, number, GROUP))
-                for number in range(topic.partitions)
+                for number in topic.numbers
             ]):  # fmt: skip
                 await anyio.sleep(0.05)
         assert await wrong_outputs(run) == []

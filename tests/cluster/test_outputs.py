@@ -28,7 +28,7 @@ async def stored(broker: Broker, topic: str = "out") -> dict[str, list[int]]:
     """The payloads of a topic by key, in order."""
     found = await broker.topics.find(topic)
     by_key = defaultdict(list)
-    for partition in range(0 if found is None else found.partitions):
+    for partition in () if found is None else found.numbers:
         for _, flat in await ask(broker, "XRANGE", broker.keys.stream(topic, partition), "-", "+"):
             fields = dict(zip(flat[::2], flat[1::2], strict=True))
             by_key[fields[b"key"].decode()].append(int(fields[b"data"]))

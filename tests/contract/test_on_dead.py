@@ -117,7 +117,7 @@ async def test_an_on_dead_that_fails_keeps_no_message_alive(
 async def stored(broker: Broker, name: str) -> list[Any]:
     """The entries of a topic."""
     topic = await broker.topics.existing(name)
-    keys = [broker.keys.stream(name, number) for number in range(topic.partitions)]
+    keys = [broker.keys.stream(name, number) for number in topic.numbers]
     return [entry for key in keys for entry in await broker.client.execute_command("XRANGE", key, "-", "+")]
 
 

@@ -77,7 +77,7 @@ async def settled(broker: Broker, topic: str) -> None:
         while True:
             holds = [
                 f"{topic}.{partition} {needs}"
-                for partition in range(found.partitions)
+                for partition in found.numbers
                 for needs in await group_needs(broker.client, broker.keys, topic, partition)
                 if needs.is_holding
             ]
@@ -124,6 +124,6 @@ async def lengths(broker: Broker, topic: str) -> int:
     found = await broker.topics.find(topic)
     assert found is not None
     total = 0
-    for partition in range(found.partitions):
+    for partition in found.numbers:
         total += await broker.client.execute_command("XLEN", broker.keys.stream(topic, partition))
     return total

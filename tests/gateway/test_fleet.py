@@ -474,7 +474,7 @@ async def test_a_new_subscription_after_a_failover_to_a_clock_that_is_behind_get
             before = await lease_until()
             server.faults.step_clock(-3600)
             await broker.client.pipelined(
-                [("DEL", broker.keys.stream("mqtt", number)) for number in range(topic.partitions)]
+                [("DEL", broker.keys.stream("mqtt", number)) for number in topic.numbers]
                 + [("CLIENT", "KILL", "TYPE", "normal")]
             )
 

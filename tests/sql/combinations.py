@@ -182,7 +182,7 @@ class Combinations:
     async def _stored(self, topic: str) -> list[Done]:
         """The messages of a topic, partition by partition in their order."""
         found, there = list[Done](), await self.broker.topics.find(topic)
-        for partition in range(0 if there is None else there.partitions):
+        for partition in () if there is None else there.numbers:
             for _, flat in await ask(self.broker, "XRANGE", self.broker.keys.stream(topic, partition), "-", "+"):
                 values = json.loads(dict(zip(flat[::2], flat[1::2], strict=True))[b"data"])
                 found.append((values["who"], values["number"]))

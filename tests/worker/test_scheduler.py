@@ -77,7 +77,7 @@ async def kill_leader(broker: Broker, workers: list[subprocess.Popen[bytes]]) ->
     """SIGKILL the process that leads now."""
     topic = await broker.topics.find("ticks")
     assert topic is not None
-    for partition in range(topic.partitions):
+    for partition in topic.numbers:
         owner = await broker.client.execute_command("HGET", broker.keys.every("ticks", partition), "owner|clock")
         if owner is not None:
             pid = int(owner.split(b"-")[-2])

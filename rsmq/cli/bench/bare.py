@@ -18,6 +18,7 @@ from rsmq.cli.bench.load import LAYOUTS, TOPIC, BenchLoad, key_of
 from rsmq.cli.bench.meter import Cost, CpuReading, Meter
 from rsmq.model.clock import now_ms
 from rsmq.model.keys import Keys
+from rsmq.model.layout import single
 from rsmq.model.message import new_message_id
 from rsmq.model.partition import partition_for
 
@@ -27,7 +28,7 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 
 def streams_of(load: BenchLoad) -> list[str]:
     """The streams behind the topic."""
-    return [Keys(load.prefix).stream(load.topic, partition) for partition in range(load.partitions)]
+    return [Keys(load.prefix).stream(load.topic, partition) for partition in single(load.partitions).numbers]
 
 
 async def publish(load: BenchLoad, meter: Meter) -> Cost:
@@ -48,7 +49,7 @@ async def write(client: redis.asyncio.Redis, load: BenchLoad, count: int) -> Non
         fields: dict[Any, Any] = {"data": to_json(payload), "id": new_message_id(), "key": key}
         if not is_own:
             fields = {name: fields[name] for name in LAYOUTS[load.layout]}
-        pipe.xadd(streams[partition_for(key, load.partitions)], fields)
+        pipe.xadd(streams[partition_for(key, len(streams))], fields)
         if number % PIPELINE == 0 or number == count:
             await pipe.execute()
             check_cancelled()

@@ -68,7 +68,7 @@ class SharedDistribution:
 
     def _open_lanes(self) -> None:
         topic, group = self._context.topic, self._context.handler.group
-        for partition in range(topic.partitions):
+        for partition in topic.numbers:
             lane = self._lanes.get(partition)
             if lane is not None and lane.lease.is_held():
                 continue

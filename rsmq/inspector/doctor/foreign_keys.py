@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from rsmq.model.keys import Keys
+from rsmq.model.layout import single
 from rsmq.redis.client.connector import Client
 from rsmq.redis.streams import ask_all, groups_of
 
@@ -21,7 +22,7 @@ async def foreign_keys(client: Client, keys: Keys) -> list[str]:
     topics = [topic for topic in topics if keys.topic(topic) not in found]
     sizes = await ask_all(client, [("HGET", keys.topic(topic), "partitions") for topic in topics])
     for topic, size in zip(topics, sizes, strict=True):
-        partitions = range(int(size or 0))
+        partitions = single(int(size or 0)).numbers
         found |= await wrong_types(client, of_partitions(keys, topic, partitions))
         streams = [stream for number in partitions if (stream := keys.stream(topic, number)) not in found]
         groups = sorted({row["name"].decode() for stream in streams for row in await groups_of(client, stream)})
@@ -29,7 +30,7 @@ async def foreign_keys(client: Client, keys: Keys) -> list[str]:
     return list(found.values())
 
 
-def of_partitions(keys: Keys, topic: str, partitions: range) -> dict[str, str]:
+def of_partitions(keys: Keys, topic: str, partitions: Sequence[int]) -> dict[str, str]:
     """The keys of these partitions, and their types."""
     kinds = {
         keys.stream: "stream", keys.delayed: "zset", keys.unique: "hash", keys.marks: "zset", keys.removed: "hash",
@@ -38,7 +39,7 @@ def of_partitions(keys: Keys, topic: str, partitions: range) -> dict[str, str]:
     return {key(topic, number): kind for number, (key, kind) in product(partitions, kinds.items())}
 
 
-def of_groups(keys: Keys, topic: str, partitions: range, groups: list[str]) -> dict[str, str]:
+def of_groups(keys: Keys, topic: str, partitions: Sequence[int], groups: list[str]) -> dict[str, str]:
     """The keys of these groups, and their types."""
     kinds = {
         keys.lease: "hash", keys.retry: "zset", keys.out: "stream", keys.errors: "hash", keys.cancels: "hash",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rsmq.errors import BrokerError, ConfigError
+from rsmq.model.layout import single
 from rsmq.model.stream_id import parse_stream_id
 from rsmq.pipeline.format.offsets import NO_ID, Offsets, Position, Range, Stream
 from rsmq.pipeline.format.options import TopicSelection
@@ -51,10 +52,10 @@ class SelectedStreams:
                 near = difflib.get_close_matches(topic, self._names(), n=1)
                 hint = f" Did you mean {near[0]}?" if near else " See `rsmq topic list`"
                 raise ConfigError(f"there is no topic {topic!r}.{hint}")
-            partitions = int(flat["partitions"])
-            for number in range(partitions) if chosen is None else chosen:
-                if number >= partitions:
-                    raise ConfigError(f"assign: topic {topic!r} has the partitions 0 to {partitions - 1}, not {number}")
+            numbers = single(int(flat["partitions"])).numbers
+            for number in numbers if chosen is None else chosen:
+                if number not in numbers:
+                    raise ConfigError(f"assign: topic {topic!r} has the partitions 0 to {numbers[-1]}, not {number}")
                 found[topic, number] = int(flat.get("created_ms", 0))
         return found
 

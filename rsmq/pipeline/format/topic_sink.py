@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rsmq.errors import ConfigError, TooLarge, TopicFull
 from rsmq.model.clock import to_ms
-from rsmq.model.partition import partition_for
+from rsmq.model.layout import Block
 from rsmq.pipeline.format.options import WriteOptions
 from rsmq.pipeline.format.rows import bytes_column, entries_from, group_by_column, required_column, source_positions
 from rsmq.pipeline.format.task_connection import TaskConnection
@@ -162,16 +162,16 @@ class TopicSink:
 
     def _targets(self, topic: Topic, batch: pa.RecordBatch, keys: BytesColumn, ids: BytesColumn) -> list[int]:
         """The partition of each row: by its key; without one its source partition, else by its id, else in turn."""
-        count, partitions = batch.num_rows, topic.partitions
+        count, block = batch.num_rows, topic.open_block()
         if keys is not None and None not in keys:
-            return [partition_for(key, partitions) for key in keys if key is not None]
+            return [block.partition_for(key) for key in keys if key is not None]
         origins: list[int | None] = (
             batch.column("partition").to_pylist() if "partition" in batch.schema.names else [None] * count
         )
-        if keys is None and all(origin is not None and 0 <= origin < partitions for origin in {*origins}):
+        if keys is None and all(origin in block.numbers for origin in {*origins}):
             return origins  # type: ignore[return-value]  # none of them is None
         rows = zip(keys or [None] * count, ids or [None] * count, origins, self._turns(batch), strict=True)
-        return [choose_partition(key, message_id, origin, turn, partitions) for key, message_id, origin, turn in rows]
+        return [choose_partition(key, message_id, origin, turn, block) for key, message_id, origin, turn in rows]
 
     def _turns(self, batch: pa.RecordBatch) -> Iterable[int]:
         """A number for each row, which decides its partition if nothing in the row does."""
@@ -229,9 +229,9 @@ class RestoreSink(TopicSink):
 
     def _targets(self, topic: Topic, batch: pa.RecordBatch, keys: BytesColumn, ids: BytesColumn) -> list[int]:
         partition = required_column(batch, "partition")[0].as_py()
-        if not 0 <= partition < topic.partitions:
+        if partition not in topic.numbers:
             raise ConfigError(
-                f"idempotence=id restores partition {partition}, but topic {topic.name!r} has {topic.partitions} "
+                f"idempotence=id restores partition {partition}, but topic {topic.name!r} has {len(topic.numbers)} "
                 f"partitions: create it with as many as the original"
             )
         return [partition] * batch.num_rows
@@ -307,15 +307,13 @@ SINKS: Final[dict[str, type[TopicSink]]] = {
 }  # fmt: skip
 
 
-def choose_partition(
-    key: bytes | None, message_id: bytes | None, origin: int | None, turn: int, partitions: int
-) -> int:
+def choose_partition(key: bytes | None, message_id: bytes | None, origin: int | None, turn: int, block: Block) -> int:
     """The partition of one row."""
     if key is not None:
-        return partition_for(key, partitions)
-    if origin is not None and 0 <= origin < partitions:
+        return block.partition_for(key)
+    if origin is not None and origin in block.numbers:
         return origin
-    return turn % partitions if message_id is None else partition_for(message_id, partitions)
+    return block.first + turn % block.count if message_id is None else block.partition_for(message_id)
 
 
 def dedupe_id(ids: BytesColumn, number: int) -> str:

@@ -67,7 +67,7 @@ async def wrong_outputs(run: ScenarioRun) -> list[str]:
     """Messages with too many or too few outputs, and outputs out of order."""
     found, counts = list[str](), Counter[Name]()
     topic = await run.broker.topics.existing(OUTPUT_TOPIC)
-    for partition in range(topic.partitions):
+    for partition in topic.numbers:
         newest = dict[str, int]()
         stream = run.broker.keys.stream(OUTPUT_TOPIC, partition)
         for _, flat in await run.broker.client.execute_command("XRANGE", stream, "-", "+"):
