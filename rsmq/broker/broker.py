@@ -28,7 +28,7 @@ from rsmq.handler.service import Belongs, Service
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
-from rsmq.model.own_tasks import own_tasks, raise_only
+from rsmq.model.own_tasks import Beside, raise_only
 from rsmq.model.publish_options import PublishOptions
 from rsmq.model.settings import Overrides, Settings, chosen_settings
 from rsmq.model.words import count
@@ -341,22 +341,8 @@ class Broker(Router, Publishing, Requesting, Commands):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         """Run the worker beside your own code, as in a FastAPI lifespan, and stop it gracefully after the block."""
-        ended = anyio.Event()
-
-        async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-            try:
-                await self.run(task_status=task_status)
-            finally:
-                ended.set()
-
-        async with self, own_tasks() as tasks:
-            await tasks.start(run)
-            try:
-                yield self
-            finally:
-                self.stop()
-                with anyio.CancelScope(shield=True):  # also when the block ends with an error
-                    await ended.wait()
+        async with self, Beside(self.run, self.stop):
+            yield self
 
     def quiet(self) -> None:
         """Stop fetching; running handlers finish."""

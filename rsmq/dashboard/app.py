@@ -34,7 +34,7 @@ from rsmq.dashboard.waiting import WaitingMessages
 from rsmq.errors import BrokerError, ConfigError, RsmqError
 from rsmq.inspector.inspector import Inspector
 from rsmq.model.keys import Keys
-from rsmq.model.own_tasks import own_tasks
+from rsmq.model.own_tasks import Beside
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Connector
 from rsmq.redis.embedded.server import server_for
@@ -86,13 +86,17 @@ class Dashboard:
             keys = Keys(settings.prefix, database_of(settings.url))
             self._inspector = Inspector(client, keys, settings)
             queries, history = Queries(client, keys, settings), HistorySampler(client, keys, self._inspector)
-            async with own_tasks() as self._tasks:
-                await self._tasks.start(queries.poller.run)
-                await self._tasks.start(history.run)
+
+            async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+                async with anyio.create_task_group() as self._tasks:
+                    await self._tasks.start(queries.poller.run)
+                    await self._tasks.start(history.run)
+                    task_status.started()
+
+            async with Beside(run):
                 self._room = Room(queries, WaitingMessages(client, keys, settings), history, Audit(client, keys))
                 yield
                 self._room = None
-                self._tasks.cancel_scope.cancel()
 
     def routes(self) -> list[Route | Mount]:
         """The pages, the actions and the files."""

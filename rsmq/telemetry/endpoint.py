@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from rsmq.broker import Broker
 from rsmq.errors import ConfigError
-from rsmq.model.own_tasks import own_tasks
+from rsmq.model.own_tasks import Beside
 from rsmq.telemetry.health import HealthLimits, Probe, WorkerProbe, report
 from rsmq.telemetry.listener import Address, Answer, Listener
 from rsmq.telemetry.metric import BLOCKED, LOOP_LAG, Histogram, Metric, Sample
@@ -51,10 +51,8 @@ class Endpoint:
         self.address = listener.address
         log.info("metrics and health at http://%s", listener.address)
         try:
-            async with own_tasks() as tasks:
-                await tasks.start(self._worker_probe.loop_monitor.run)
+            async with Beside(self._worker_probe.loop_monitor.run):
                 yield
-                tasks.cancel_scope.cancel()
         finally:
             self.address = None
             listener.close()

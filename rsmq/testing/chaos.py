@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
+import anyio.abc
 from pydantic_core import to_jsonable_python
 
 from rsmq.broker import Broker
@@ -21,6 +22,7 @@ from rsmq.handler.handler import Handler
 from rsmq.inspector.retention_holds import group_needs
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.message import Message, MessageOrigin
+from rsmq.model.own_tasks import Beside
 from rsmq.model.settings import Settings
 from rsmq.testing.harness import exit_unwrapped
 from rsmq.testing.ledger import Event, Ledger
@@ -69,9 +71,7 @@ class Chaos:
             for _ in range(self._workers):
                 self._start_worker()
             await self._until(self._all_ready, "workers serve")
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            tasks.start_soon(self._replace_dead)
-            stack.callback(tasks.cancel_scope.cancel)
+            await stack.enter_async_context(Beside(self._replace_dead))
             self._stack = stack.pop_all()
         return self
 
@@ -232,7 +232,8 @@ class Chaos:
         ready = {event.pid for event in self.ledger.events() if event.what == "ready"}
         return all(worker.pid in ready for worker in self.processes)
 
-    async def _replace_dead(self) -> None:
+    async def _replace_dead(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        task_status.started()
         replaced = set[int]()
         while True:
             for worker in list(self.processes):
