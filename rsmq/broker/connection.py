@@ -69,7 +69,7 @@ async def connection(
     The nesting is the order of shutdown: producer and inboxes first, then the client, then the server. Raises
     BrokerUnavailable, and ConfigError for a server that would lose messages.
     """
-    async with server_for(settings.url) as url:
+    async with server_for(settings) as url:
         connector = Connector(url, settings)
         async with connector.connected() as client:
             async for attempt in retrying(settings):

@@ -94,7 +94,7 @@ def asked(text: str, settings: Settings | str | None) -> str:
 async def connected(url: str | None) -> AsyncIterator[CommandConnection]:
     """A connection for the length of the block."""
     settings = settings_for(url)
-    async with server_for(settings.url) as address, Connector(address, settings).connected() as client:
+    async with server_for(settings) as address, Connector(address, settings).connected() as client:
         keys = Keys(settings.prefix, database_of(settings.url))
         topics, inspector = Topics(client, keys, settings), Inspector(client, keys, settings)
         yield CommandConnection(settings, client, keys, topics, inspector, DeadLetters(client, keys))

@@ -17,6 +17,7 @@ from rsmq.cli.connection import ask, settings_for
 from rsmq.cli.output import print_json, print_line
 from rsmq.cli.parameters import Json, Url, example
 from rsmq.errors import ConfigError
+from rsmq.redis.embedded.server import server_text
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EXTRA = "`rsmq dashboard` needs the extra `dashboard`: pip install 'rsmq[dashboard]'"
@@ -41,6 +42,8 @@ def dashboard(
     By default it listens on this machine only and is read-only. On any other address visitors need a token: the one in
     --token-file, otherwise a new one that is printed.
     """
+    if not host.strip():  # it would be every address of this machine
+        raise ConfigError("--host is empty: give it a value, or leave it out")
     token = token_for(host, token_file)
     names = {*LOOPBACK, *(name or ())} | ({host} if host not in ("0.0.0.0", "::") else set())
     if host in ("0.0.0.0", "::") and not name:
@@ -49,10 +52,12 @@ def dashboard(
     app, server = load(url, names, token, allow_changes=allow_changes)
     listener = listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+    server_shown = server_text(settings_for(url))
     if as_json:
-        print_json({"url": address, "token": token if token_file is None else None}, is_line=True)
+        told = {"url": address, "token": token if token_file is None else None, "server": server_shown}
+        print_json(told, is_line=True)
     else:
-        print_line(f"{address}{'' if allow_changes else ' (read-only)'}; Ctrl-C ends it")
+        print_line(f"{address}{'' if allow_changes else ' (read-only)'} shows {server_shown}; Ctrl-C ends it")
         if token is not None and token_file is None:
             print_line(f"token: {token}")
     run(app, server, listener)

@@ -21,6 +21,7 @@ from rsmq.cli.log import Level, log_to_stderr
 from rsmq.cli.parameters import Url, duration_option, example
 from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave
 from rsmq.errors import ConfigError, RsmqError
+from rsmq.redis.embedded.server import log_server
 from rsmq.telemetry import Endpoint, note_messages
 from rsmq.telemetry.listener import Address
 from rsmq.worker.collector import tune_garbage_collector
@@ -96,6 +97,7 @@ def run(
     broker = load_broker(target)
     if not (broker.handlers or broker.schedules or broker.services):
         raise ConfigError(f"{target} has no handler: register one with @broker.handler(topic, group=...)")
+    log_server(broker.settings)
     if is_child:
         service.watch_parent()
         broker.lifespan(service.introducing)

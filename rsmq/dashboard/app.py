@@ -82,7 +82,7 @@ class Dashboard:
     async def open(self) -> AsyncIterator[None]:
         """Connect, poll the server while pages are open, and keep the history."""
         settings = self._settings
-        async with server_for(settings.url) as url, Connector(url, settings).connected() as client:
+        async with server_for(settings) as url, Connector(url, settings).connected() as client:
             keys = Keys(settings.prefix, database_of(settings.url))
             self._inspector = Inspector(client, keys, settings)
             queries, history = Queries(client, keys, settings), HistorySampler(client, keys, self._inspector)

@@ -139,6 +139,8 @@ class GatewayOptions:
 
 def check(each: Field[Any], value: Any) -> None:
     """Raise ConfigError for a value that an option cannot have."""
+    if any(part in ("", Path()) for part in (value if isinstance(value, tuple | list) else (value,))):
+        raise ConfigError(f"{each.name} is empty: give it a value, or leave it out")
     lowest, highest = each.metadata["lowest"], each.metadata["highest"]
     kind = type(each.default)
     if kind is int and (type(value) is not int or not lowest <= value <= highest):

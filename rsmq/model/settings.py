@@ -226,6 +226,9 @@ class Settings:
 
     def __init__(self, **values: Unpack[Overrides]) -> None:
         meant: dict[str, Any] = from_environment(os.environ)
+        for name in ("url", "metrics"):
+            if isinstance(text := values.get(name), str):
+                values[name] = refuse_empty(name, text)  # type: ignore[literal-required]
         try:
             checked = VALIDATOR.validate_python({**meant, **values})
         except ValidationError as error:
@@ -310,13 +313,29 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
         if (setting_name := known.get(capitals)) is None:
             refuse_typo(name, text, list(known))
             continue
-        value = text.strip()
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-            value = value[1:-1].strip()
+        value = unquoted(text)
         if not value:
             raise ConfigError(f"{name} is set, but empty: give it a value, or unset it to use the default")
         found[setting_name] = value
     return found
+
+
+def unquoted(text: str) -> str:
+    """A value without space around it and without one pair of quotes."""
+    value = text.strip()
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        value = value[1:-1].strip()
+    return value
+
+
+def refuse_empty(name: str, text: str) -> str:
+    """What an application has read itself, such as `Broker(os.environ["REDIS_URL"])`, as `from_environment` reads it.
+
+    An empty URL would otherwise be the embedded server.
+    """
+    if not (value := unquoted(text)):
+        raise ConfigError(f"{name} is empty: give it a value, or leave it out to use the default")
+    return value
 
 
 def refuse_typo(name: str, text: str, known: list[str]) -> None:

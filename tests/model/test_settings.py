@@ -243,3 +243,16 @@ def test_what_is_no_size_is_shown_the_form(value: Any) -> None:
     """Nothing is guessed."""
     with pytest.raises(ConfigError, match="RSMQ_PREFETCH_BYTES: a size is a number of bytes"):
         Settings(prefetch_bytes=value)
+
+
+@pytest.mark.parametrize("text", ["", " \n", '""'])
+def test_empty_url_of_an_application_is_refused(text: str) -> None:
+    """`Broker(os.environ["REDIS_URL"])` must not be the embedded server because a secret was empty."""
+    with pytest.raises(ConfigError, match="url is empty"):
+        Settings(url=text)
+
+
+@pytest.mark.parametrize("text", ["redis://h:7/1\n", '"redis://h:7/1"', " 'redis://h:7/1'\r\n"])
+def test_url_of_an_application_is_read_as_that_of_the_environment(text: str) -> None:
+    """Quotes and the line end of a secret file are not part of it."""
+    assert Settings(url=text).url == "redis://h:7/1"

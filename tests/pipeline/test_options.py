@@ -212,3 +212,21 @@ def test_the_page_names_every_option() -> None:
         for table in re.findall(r"^\| option \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
     )
     assert (reads, writes) == (set(option.READ), set(option.WRITE))
+
+
+def test_empty_password_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A secret that is empty on this machine would be no password; the line end of its file is not part of it."""
+    monkeypatch.setenv("SECRET", "")
+    with pytest.raises(ConfigError, match="passwordEnv=SECRET: the password is empty"):
+        Access("redis://h/0", "p", password_env="SECRET").settings()
+    monkeypatch.setenv("SECRET", "of a file\n")
+    assert Access("redis://h/0", "p", password_env="SECRET").settings().url == "redis://:of%20a%20file@h/0"
+    (file := tmp_path / "secret").write_text("\n")
+    with pytest.raises(ConfigError, match="the password is empty"):
+        Access("redis://h/0", "p", password_file=str(file)).settings()
+
+
+def test_quotes_and_line_ends_are_not_part_of_an_option() -> None:
+    """An option that comes from the environment of an application."""
+    options = read_options({"url": "'redis://h/0'\n", "prefix": '"p"', "subscribe": " orders\n"})
+    assert (options.access.url, options.access.prefix, options.selection.topics) == ("redis://h/0", "p", ("orders",))

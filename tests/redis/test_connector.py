@@ -26,7 +26,7 @@ from rsmq.errors import BrokerError, BrokerUnavailable, ConfigError, GroupMissin
 from rsmq.model.clock import monotonic
 from rsmq.model.settings import Settings
 from rsmq.redis.client.connector import Client, Connector, check_url, redact, split_sentinel, translate, translated
-from rsmq.redis.wire.url import node_url, sentinel_options, split_cluster, tls_options
+from rsmq.redis.wire.url import node_url, sentinel_options, server_name, split_cluster, tls_options
 from rsmq.testing.server import free_port
 from tests.patience import until
 from tests.servers import Server, wait_until
@@ -389,3 +389,32 @@ async def test_credentials_that_were_good_are_waited_for() -> None:
                 await client.execute_command("PING")
             operator.config_set("requirepass", "")
             await client.execute_command("PING")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:6379/0", "redis:///0", "redis://h:/0", "redis://:@h", "rediss://app:@h", "redis://@h",
+     "redis+sentinel://a,,b/main", "redis+cluster://a,:7000", "redis://:pw\n@h"],
+)  # fmt: skip
+def test_url_with_an_empty_part_is_refused(url: str) -> None:
+    """`redis://:$PASSWORD@$HOST` without these variables would lead to this machine, without a password."""
+    with pytest.raises(ConfigError, match=r"has (an empty host or port|no password before the @|a line end)"):
+        check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://app:geheim@h", "redis://h:6379, database 0"),
+        ("rediss://:geheim@[::1]:7/3", "rediss://[::1]:7, database 3"),
+        ("unix://app:geheim@/run/s.sock?db=2", "unix:///run/s.sock, database 2"),
+        (
+            "redis+sentinel://:geheim@a,b:9/main/4?sentinel_password=geheim",
+            "redis+sentinel://a:26379,b:9/main, database 4",
+        ),
+        ("redis+cluster://:geheim@a,b:9", "redis+cluster://a:6379,b:9"),
+    ],
+)
+def test_name_of_a_server_says_all_but_the_credentials(url: str, name: str) -> None:
+    """The log names host, port and database, also where the URL leaves them to the defaults."""
+    assert server_name(check_url(url)) == name

@@ -34,8 +34,8 @@ FLOOR_OF = {name: number for number, line in enumerate(LAYERS) for name in line.
 MOST_ROOMS, MOST_FLOORS = 25, 10
 LAYERS_OF_ROOMS = {
     "redis": [
-        "wire scripts embedded",
-        "client",
+        "wire scripts",
+        "client embedded",
         "preflight pubsub streams",
         "outboxes topics",
         "server_context",

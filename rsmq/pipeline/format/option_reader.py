@@ -14,6 +14,7 @@ from rsmq.errors import ConfigError
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import FORMS, parse_duration
 from rsmq.model.keys import check_name
+from rsmq.model.settings import unquoted
 from rsmq.model.stream_id import STREAM_ID
 from rsmq.pipeline.format.offsets import NO_ID
 from rsmq.redis.streams import EARLIEST, LATEST, MOST_SEQUENCE
@@ -59,7 +60,9 @@ class OptionReader:
     def text(self, name: str) -> str | None:
         """The option, or None."""
         value = self._values.get(name)
-        if value is not None and not value.strip():
+        if value is not None:
+            value = unquoted(value)
+        if value is not None and not value:
             raise ConfigError(f"the option {name!r} is empty: give it a value or leave it out")
         return value
 

@@ -74,13 +74,21 @@ class Access:
         if self.password_env is not None:
             if self.password_env not in os.environ:
                 raise ConfigError(f"passwordEnv={self.password_env}: this variable is not set on this machine")
-            return os.environ[self.password_env]
+            return secret(f"passwordEnv={self.password_env}", os.environ[self.password_env])
         if self.password_file is not None:
             try:
-                return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+                text = Path(self.password_file).read_text(encoding="utf-8")
             except OSError as error:
                 raise ConfigError(f"passwordFile={self.password_file}: {error.strerror}") from None
+            return secret(f"passwordFile={self.password_file}", text)
         return None
+
+
+def secret(option: str, text: str) -> str:
+    """A password without the line end of its file. An empty one would be no password. Raises ConfigError."""
+    if not (password := text.rstrip("\r\n")):
+        raise ConfigError(f"{option}: the password is empty on this machine")
+    return password
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -24,7 +25,11 @@ import anyio
 import anyio.to_thread
 
 from rsmq.errors import BrokerUnavailable, ConfigError
+from rsmq.model.settings import Settings
 from rsmq.redis.embedded import keeper
+from rsmq.redis.wire.url import check_url, server_name
+
+log = logging.getLogger("rsmq.server")
 
 LONGEST_SOCKET_PATH = 100
 """The kernel takes 107 bytes on Linux, 103 on macOS."""
@@ -32,6 +37,9 @@ LONGEST_SOCKET_PATH = 100
 START = "start.lock"
 PROJECT = "project"
 """A file beside the data with the path of the project. Its time is that of the last use."""
+
+_named = set[str]()
+"""Servers that were logged: an application may make many brokers."""
 
 START_SECONDS = keeper.START_SECONDS + keeper.STOP_SECONDS
 
@@ -169,9 +177,16 @@ def data_directory(project: Path) -> Path:
 
 def state_directory() -> Path:
     """The directory with the data of all projects of this user."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if state else Path.home() / ".local" / "state"
-    return home.absolute() / "rsmq"
+    state = os.environ.get("XDG_STATE_HOME", "").strip()
+    if state:
+        return Path(state).absolute() / "rsmq"
+    try:
+        return Path.home().absolute() / ".local" / "state" / "rsmq"
+    except RuntimeError:  # neither HOME nor an entry in passwd, as for a user id of a container
+        raise ConfigError(
+            "the embedded server has no place for its data, because this user has no home: set RSMQ_URL, "
+            "or let XDG_STATE_HOME name a directory"
+        ) from None
 
 
 def url_of(directory: Path) -> tuple[str, str]:
@@ -215,11 +230,28 @@ def server_binary() -> str:
         raise ConfigError(f"the embedded server does not run on this platform ({error}): set RSMQ_URL") from None
 
 
+def server_text(settings: Settings) -> str:
+    """The server that the settings name, with its database and the prefix; never with a password."""
+    if settings.url is None:
+        server = f"the embedded server of this project, with its data in {EmbeddedServer().directory}"
+    else:
+        server = server_name(check_url(settings.url))
+    return f"{server}, prefix {settings.prefix}"
+
+
+def log_server(settings: Settings) -> None:
+    """Name the server, once in a process: the first line of a log says where messages come from."""
+    if (text := server_text(settings)) not in _named:
+        _named.add(text)
+        log.info("server: %s", text)
+
+
 @asynccontextmanager
-async def server_for(url: str | None) -> AsyncIterator[str]:
-    """The given URL, or the embedded server's, held for the length of the block."""
-    if url is not None:
-        yield url
+async def server_for(settings: Settings) -> AsyncIterator[str]:
+    """The URL of the settings, or the embedded server's, held for the length of the block."""
+    log_server(settings)
+    if settings.url is not None:
+        yield settings.url
         return
     server = EmbeddedServer()
     try:

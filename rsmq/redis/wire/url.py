@@ -36,7 +36,10 @@ def split_url(url: str) -> SplitResult:
 
 def check_url(url: str) -> str:
     """Return the URL, or raise ConfigError with the forms that are allowed. No error shows a part of a password."""
+    if re.search(r"[\x00-\x1f\x7f]", url):
+        raise ConfigError(f"RSMQ_URL {redact(url)!r} has a line end or a tab in it: percent-encode it, or leave it out")
     refuse_cut_password(url)
+    refuse_empty_parts(url)
     try:
         parts = split_url(url)
         if is_sentinel(url):
@@ -83,6 +86,39 @@ def refuse_cut_password(url: str) -> None:
             f"RSMQ_URL {redact(url)!r} cannot be split into its parts: percent-encode the user and the password in it "
             f"(/ is %2F, ? is %3F, # is %23, @ is %40, : is %3A)"
         )
+
+
+def refuse_empty_parts(url: str) -> None:
+    """Raise ConfigError for a host, a port or a password that is empty: what a variable that was not set leaves.
+
+    `redis://:$PASSWORD@$HOST:6379` would otherwise lead to this machine, without a password.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES:
+        return
+    credentials, at, hosts = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
+    if at and (not credentials or credentials.endswith(":")):
+        raise ConfigError(f"RSMQ_URL {redact(url)!r} has no password before the @: is a variable in it not set?")
+    for host in hosts.split(",") if scheme != "unix" else ():
+        if not host or host.startswith(":") or host.endswith(":"):
+            raise ConfigError(f"RSMQ_URL {redact(url)!r} has an empty host or port: is a variable in it not set?")
+
+
+def server_name(url: str) -> str:
+    """Where a URL leads to, with what it leaves to the defaults, and without user and password: for logs."""
+    parts = split_url(url)
+    if parts.scheme == "unix":
+        return f"unix://{parts.path}, database {database_of(url)}"
+    hosts = [
+        f"{f'[{host}]' if ':' in host else host}:{port}"
+        for host, port in addresses(parts, 26379 if is_sentinel(url) else 6379)
+    ]
+    name = f"{parts.scheme}://{','.join(hosts)}"
+    if is_cluster(url):
+        return name
+    if is_sentinel(url):
+        name = f"{name}/{parts.path.strip('/').partition('/')[0]}"
+    return f"{name}, database {database_of(url)}"
 
 
 def options_for(url: str) -> list[str]:
