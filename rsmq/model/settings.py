@@ -228,7 +228,7 @@ class Settings:
         meant: dict[str, Any] = from_environment(os.environ)
         for name in ("url", "metrics"):
             if isinstance(text := values.get(name), str):
-                values[name] = refuse_empty(name, text)  # type: ignore[literal-required]
+                values[name] = refuse_empty(name, text)
         try:
             checked = VALIDATOR.validate_python({**meant, **values})
         except ValidationError as error:

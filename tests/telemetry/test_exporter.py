@@ -86,8 +86,10 @@ def test_exporter_without_server_shows_no_stale_value(cli: Cli, start: Callable[
         endpoint = EndpointClient(free_port())
         running = start("exporter", "--listen", endpoint.address, "--json")
         endpoint.expect("/readyz", 200)
-        running.expect("}")
-        assert json.loads("".join(running.lines[:3]))["url"] == f"http://{endpoint.address}/metrics"
+        running.expect('"url"')
+        running.expect("}", 2)
+        at = running.lines.index("{")  # the log comes before
+        assert json.loads("".join(running.lines[at : at + 3]))["url"] == f"http://{endpoint.address}/metrics"
         seen = endpoint.series()
         assert (seen["rsmq_up"], seen["rsmq_topic_messages{topic=orders}"]) == (1, 1)
         server.kill()
