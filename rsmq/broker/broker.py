@@ -7,7 +7,7 @@ import weakref
 from asyncio import _get_running_loop
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import anyio
@@ -24,7 +24,7 @@ from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
-from rsmq.handler.service import Belongs, Service
+from rsmq.handler.service import Belongs, OnRow, Service
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
 from rsmq.model.message_ref import MessageRef
@@ -155,10 +155,13 @@ class Broker(Router, Publishing, Requesting, Commands):
         super()._refuse_late(what)
 
     @contextmanager
-    def _pointed_at(self, settings: Settings, *, around: Middleware | None = None) -> Iterator[Self]:
-        """Use other settings inside the block, for tests: another server, another prefix.
+    def _pointed_at(
+        self, settings: Settings, *, around: Middleware | None = None, on_row: OnRow = lambda _: None
+    ) -> Iterator[Self]:
+        """Use other settings inside the block, for tests: another server, another prefix, also for its outboxes.
 
-        `around` is a middleware for the block, outside all others. Raises ConfigError while the broker is connected.
+        `around` is a middleware for the block, outside all others; `on_row` is called with each row that is put into
+        an outbox. Raises ConfigError while the broker is connected.
         """
         self._refuse_connected("change its settings")
         settings_before = self.settings
@@ -168,7 +171,11 @@ class Broker(Router, Publishing, Requesting, Commands):
         self.keys = Keys(settings.prefix, database_of(settings.url))
         self._middlewares[:0] = [] if around is None else [around]
         try:
-            yield self
+            with ExitStack() as stack:
+                for service in self.services:
+                    if isinstance(service, Belongs):
+                        stack.enter_context(service.lent_to(settings.prefix, on_row))
+                yield self
         finally:
             self._portal.close()
             self.settings = settings_before

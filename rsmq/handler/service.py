@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rsmq.model.message import Message
@@ -19,12 +20,28 @@ class Service(Protocol):
     async def serve(self, context: Any) -> None: ...
 
 
+OnRow = Callable[[Mapping[str, Any]], None]
+"""Gets the topic (`aggregatetype`), key (`aggregateid`), id, payload, type and headers of a row."""
+
+
 @runtime_checkable
 class Belongs(Service, Protocol):
-    """A service that keeps records outside of the server, of one deployment: the prefix of a broker."""
+    """A service that keeps rows outside of the server, of one deployment: the prefix of a broker."""
 
     def belong_to(self, prefix: str) -> None:
         """Before it serves, or is used. Raises ConfigError if it belongs to another one."""
+        ...
+
+    def lent_to(self, prefix: str, on_row: OnRow) -> AbstractContextManager[None]:
+        """It belongs to another prefix inside the block, for tests. `on_row` is called with each row that is made."""
+        ...
+
+    async def rows_left(self) -> int:
+        """How many of its rows have yet to be published."""
+        ...
+
+    async def remove_rows(self) -> None:
+        """Delete all rows of its prefix: a test has ended."""
         ...
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar, Unpack, overload
 
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from rsmq.errors import ConfigError
+from rsmq.handler.service import OnRow
 from rsmq.model.clock import now_ms
 from rsmq.model.duration import Duration
 from rsmq.model.keys import check_name
@@ -36,6 +38,10 @@ AsyncPlace = AsyncSession | AsyncConnection
 SyncPlace = Session | Connection
 
 
+def nobody_looks(_row: Mapping[str, Any]) -> None:
+    """Outside of tests."""
+
+
 class RelayedOutbox:
     """Rows of messages in a database, which the workers of a broker relay; how they get there is not its business."""
 
@@ -49,6 +55,7 @@ class RelayedOutbox:
         self._has_notify = notify and database.dialect == "postgresql"
         self._payload_limit: int | None = None
         self._prefix = prefix
+        self._on_row: OnRow = nobody_looks
         self.relay: OutboxRelay | None = None
         """The relay of this process while a worker runs it, or None."""
 
@@ -70,6 +77,27 @@ class RelayedOutbox:
                 f"{prefix!r}: make an outbox for each, and include it before it is used"
             )
         self._prefix = prefix
+
+    @contextmanager
+    def lent_to(self, prefix: str, on_row: OnRow) -> Iterator[None]:
+        """It belongs to another prefix inside the block, for tests. `on_row` is called with each row that is made."""
+        before = self._prefix
+        self._prefix = prefix
+        self._on_row = on_row
+        try:
+            yield
+        finally:
+            self._prefix = before
+            self._on_row = nobody_looks
+
+    async def rows_left(self) -> int:
+        """How many of its rows have yet to be published."""
+        return (await self.status()).backlog
+
+    async def remove_rows(self) -> None:
+        """Delete all rows of its prefix: a test has ended."""
+        mine = OUTBOX.delete().where(OUTBOX.c.deployment == self.deployment)
+        await self.database.run(lambda connection: connection.execute(mine))
 
     def steps(self, rows: list[dict[str, Any]]) -> Steps:
         """How rows get into the table. On PostgreSQL they announce themselves: a single one in the same statement."""
@@ -102,7 +130,7 @@ class RelayedOutbox:
         if self._payload_limit is None:
             self._payload_limit = int(Settings().payload_limit)
         check_size(data, key, headers, self._payload_limit)
-        return {
+        row: dict[str, Any] = {
             "id": uuid.UUID(str(uuid_utils.uuid7())),
             "deployment": self.deployment,
             "aggregatetype": check_name("topic", topic),
@@ -112,6 +140,8 @@ class RelayedOutbox:
             "headers": write_headers(headers).decode() if headers else None,
             "due_ms": due_ms(delay, at),
         }
+        self._on_row(row)
+        return row
 
     # -- in the worker ----------------------------------------------------------------------------------------------
 

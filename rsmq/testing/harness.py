@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -21,6 +22,7 @@ from rsmq.handler.handler import Handler
 from rsmq.handler.middleware import Call
 from rsmq.handler.retry import BatchRolledBack, batch_outcomes
 from rsmq.handler.schedule import Schedule, payload_of
+from rsmq.handler.service import Belongs
 from rsmq.model.clock import epoch_ms
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.json import decode_json
@@ -34,8 +36,21 @@ from rsmq.testing.idle import bring_forward, until_idle
 ANYTHING: Final[Any] = object()
 """A payload or key that an assertion does not compare."""
 
+ROWS: Final[ContextVar[list[Row] | None]] = ContextVar("rsmq_harness_rows", default=None)
+"""Where the handler call around this code notes the rows that it makes."""
 QUICK: Final = timedelta(milliseconds=10)
 Status = Literal["done", "waiting", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message that a handler has put into an outbox."""
+
+    topic: str
+    payload: Any
+    key: str | None
+    headers: Mapping[str, str]
+    message_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,8 @@ class Run:
     error: BaseException | None
     outputs: tuple[Output, ...] = ()
     """What it published with `message.publish`, or by the option `output`. Nothing of it is stored if it failed."""
+    rows: tuple[Row, ...] = ()
+    """What it put into an outbox, in its process. It is published if its transaction commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +106,24 @@ class Outcome:
         return self.runs[-1].outputs if self.runs else ()
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """What the last run has put into an outbox; none if it failed. Each has the attributes of an output."""
+        return self.runs[-1].rows if self.runs else ()
+
+    @property
     def result(self) -> Any:
         """The return value of the handler in the last run."""
         return self.runs[-1].result if self.runs else None
 
 
-def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, error: BaseException | None) -> list[Run]:
-    """One run per message of a handler call, which returned `result` or raised `error`."""
+def runs_of(
+    work: Message | Sequence[Message],
+    handler: Handler,
+    result: Any,
+    error: BaseException | None,
+    rows: Sequence[Row] = (),
+) -> list[Run]:
+    """One run per message of a handler call, which returned `result` or raised `error`, and made `rows`."""
     messages = [work] if isinstance(work, Message) else list(work)
     is_batch = handler.batch is not None
     errors = [error] * len(messages)
@@ -113,6 +141,7 @@ def runs_of(work: Message | Sequence[Message], handler: Handler, result: Any, er
             result,
             each,
             () if each else outputs_of(message),
+            () if each else tuple(rows),
         )
         for message, each in zip(messages, errors, strict=True)
         if each is not None or not is_rolled_back  # the others run again
@@ -146,7 +175,8 @@ class Harness:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.enter_context(self.broker._pointed_at(self.settings, around=self._observe))
+            stack.enter_context(self.broker._pointed_at(self.settings, around=self._observe, on_row=self._note_row))
+            stack.push_async_callback(self._clean_outboxes)
             self._hold_schedules(stack)
             await stack.enter_async_context(self._serving())
             self._stack = stack.pop_all()
@@ -159,8 +189,8 @@ class Harness:
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Run a worker if the broker has handlers."""
-        async with self.broker.running() if self.broker.handlers else self.broker:
+        """Run a worker if the broker has handlers, or an outbox."""
+        async with self.broker.running() if self.broker.handlers or self.broker.services else self.broker:
             yield
 
     def _hold_schedules(self, stack: AsyncExitStack) -> None:
@@ -174,13 +204,30 @@ class Harness:
         first = work if isinstance(work, Message) else work[0]
         wanted = (first.topic, first.group)
         handler = next(each for each in self.broker.handlers if (each.topic, each.group) == wanted)
+        rows = list[Row]()
+        made_here = ROWS.set(rows)
         try:
             result = await call_next(work)
         except BaseException as error:
             self._runs += runs_of(work, handler, None, error)
             raise
-        self._runs += runs_of(work, handler, result, None)
+        finally:
+            ROWS.reset(made_here)
+        self._runs += runs_of(work, handler, result, None, rows)
         return result
+
+    @staticmethod
+    def _note_row(row: Mapping[str, Any]) -> None:
+        """A row of an outbox is made: by the handler that runs here, in its task or thread, or by the test."""
+        rows = ROWS.get()
+        if rows is not None:
+            headers = from_json(row["headers"]) if row["headers"] else {}
+            payload = decoded(row["payload"], row["type"])
+            rows.append(Row(row["aggregatetype"], payload, row["aggregateid"], headers, str(row["id"])))
+
+    async def _clean_outboxes(self) -> None:
+        for outbox in self._outboxes:
+            await outbox.remove_rows()
 
     # -- acting ---------------------------------------------------------------------------------------------------
 
@@ -198,8 +245,11 @@ class Harness:
         return await self.outcomes(topic, identity)
 
     async def handle(self) -> None:
-        """Wait until the handlers have handled everything that is due now, also what other code published."""
-        await until_idle(self.broker.client, self.broker.keys, self._consumers, self._patience)
+        """Wait until the handlers have handled everything that is due now, also what other code published.
+
+        Rows of the broker's outboxes are relayed first.
+        """
+        await until_idle(self.broker.client, self.broker.keys, self._consumers, self._patience, self._outboxes)
 
     async def advance(self, span: Duration) -> None:
         """Move the clock: retries and delayed messages that are due within `span` are handled before it returns."""
@@ -308,6 +358,10 @@ class Harness:
     def _consumers(self) -> Sequence[Consumer]:
         return self.broker.worker.consumers if self.broker.worker is not None else ()
 
+    @property
+    def _outboxes(self) -> list[Belongs]:
+        return [each for each in self.broker.services if isinstance(each, Belongs)]
+
     def _handlers(self, topic: str) -> list[Handler]:
         return [handler for handler in self.broker.handlers if handler.topic == topic]
 
@@ -317,9 +371,14 @@ class Harness:
 
 def readable(message: Message) -> Any:
     """The payload for assertions: JSON decoded, text as str, other types as bytes."""
-    if message.type == JSON:
-        return decode_json(message.data)
-    return message.data.decode() if message.type.startswith("text/") else message.data
+    return decoded(message.data, message.type)
+
+
+def decoded(data: bytes, kind: str) -> Any:
+    """A payload by its content type: JSON decoded, text as str, others as bytes."""
+    if kind == JSON:
+        return decode_json(data)
+    return data.decode() if kind.startswith("text/") else data
 
 
 def as_published(payload: Any) -> Any:

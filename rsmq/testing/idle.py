@@ -10,9 +10,11 @@ from typing import Any, Final
 import anyio
 
 from rsmq.consumer.consumer import Consumer
+from rsmq.handler.service import Belongs
 from rsmq.model.clock import to_ms
 from rsmq.model.keys import Keys
 from rsmq.model.stream_id import parse_stream_id
+from rsmq.model.words import count
 from rsmq.redis.client.connector import Client
 from rsmq.redis.scripts import Value
 from rsmq.redis.streams import as_dict, is_missing
@@ -22,16 +24,25 @@ POLL: Final = 0.002
 """Seconds between two checks."""
 
 
-async def until_idle(client: Client, keys: Keys, consumers: Sequence[Consumer], seconds: float) -> None:
-    """Wait until nothing is due, undelivered or in flight. Raises AssertionError with the rest after `seconds`."""
+async def until_idle(
+    client: Client, keys: Keys, consumers: Sequence[Consumer], seconds: float, outboxes: Sequence[Belongs] = ()
+) -> None:
+    """Wait until nothing is in an outbox, due, undelivered or in flight. Raises AssertionError with the rest after
+    `seconds`."""
     work: list[str] = []
     with anyio.move_on_after(seconds):
         while True:
-            work = await work_left(client, keys, consumers)
-            if not work:
+            work = await rows_left(outboxes) or await work_left(client, keys, consumers)
+            if not work and not await rows_left(outboxes):  # a handler may have put one there
                 return
             await anyio.sleep(POLL)
     raise AssertionError(f"after {seconds:g} s the handlers are still busy: {'; '.join(work)}")
+
+
+async def rows_left(outboxes: Sequence[Belongs]) -> list[str]:
+    """One line for each outbox that has rows."""
+    counts = [(outbox, await outbox.rows_left()) for outbox in outboxes]
+    return [f"{outbox!r} has {count(number, 'row')} to relay" for outbox, number in counts if number]
 
 
 async def work_left(client: Client, keys: Keys, consumers: Sequence[Consumer]) -> list[str]:
