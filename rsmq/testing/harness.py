@@ -36,14 +36,14 @@ from rsmq.testing.idle import bring_forward, until_idle
 ANYTHING: Final[Any] = object()
 """A payload or key that an assertion does not compare."""
 
-ROWS: Final[ContextVar[list[Row] | None]] = ContextVar("rsmq_harness_rows", default=None)
+ROWS: Final[ContextVar[list[OutboxEntry] | None]] = ContextVar("rsmq_harness_rows", default=None)
 """Where the handler call around this code notes the rows that it makes."""
 QUICK: Final = timedelta(milliseconds=10)
 Status = Literal["done", "waiting", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OutboxEntry:
     """A message that a handler has put into an outbox."""
 
     topic: str
@@ -65,7 +65,7 @@ class Run:
     error: BaseException | None
     outputs: tuple[Output, ...] = ()
     """What it published with `message.publish`, or by the option `output`. Nothing of it is stored if it failed."""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[OutboxEntry, ...] = ()
     """What it put into an outbox, in its process. It is published if its transaction commits."""
 
 
@@ -106,7 +106,7 @@ class Outcome:
         return self.runs[-1].outputs if self.runs else ()
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[OutboxEntry, ...]:
         """What the last run has put into an outbox; none if it failed. Each has the attributes of an output."""
         return self.runs[-1].rows if self.runs else ()
 
@@ -121,7 +121,7 @@ def runs_of(
     handler: Handler,
     result: Any,
     error: BaseException | None,
-    rows: Sequence[Row] = (),
+    rows: Sequence[OutboxEntry] = (),
 ) -> list[Run]:
     """One run per message of a handler call, which returned `result` or raised `error`, and made `rows`."""
     messages = [work] if isinstance(work, Message) else list(work)
@@ -204,7 +204,7 @@ class Harness:
         first = work if isinstance(work, Message) else work[0]
         wanted = (first.topic, first.group)
         handler = next(each for each in self.broker.handlers if (each.topic, each.group) == wanted)
-        rows = list[Row]()
+        rows = list[OutboxEntry]()
         made_here = ROWS.set(rows)
         try:
             result = await call_next(work)
@@ -223,7 +223,7 @@ class Harness:
         if rows is not None:
             headers = from_json(row["headers"]) if row["headers"] else {}
             payload = decoded(row["payload"], row["type"])
-            rows.append(Row(row["aggregatetype"], payload, row["aggregateid"], headers, str(row["id"])))
+            rows.append(OutboxEntry(row["aggregatetype"], payload, row["aggregateid"], headers, str(row["id"])))
 
     async def _clean_outboxes(self) -> None:
         for outbox in self._outboxes:
