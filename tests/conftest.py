@@ -143,9 +143,11 @@ def _signals_of_a_terminal() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> Iterator[None]:
-    """Leave no garbage to the next module: Python 3.11 cannot parse code while a finalizer warns."""
+    """Leave no garbage to the next module: Python 3.11 cannot parse code while a finalizer warns. What is still there
+    is kept for the session, such as imports and parsed files: later collections need not look at it."""
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

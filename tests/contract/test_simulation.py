@@ -47,9 +47,9 @@ def digests(running: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.timeout(1800)
 def test_seeds_of_the_simulator_keep_every_promise() -> None:
     """Workers that die, freeze, stop and are cut off lose nothing and keep the order of each key."""
-    done = simulate("--seed", "1", "--count", "100", "--minutes", "0.1", "--jobs", "2")
+    done = simulate("--seed", "1", "--count", "40", "--minutes", "0.1", "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "100 of 100 seeds are clean" in done.stdout
+    assert "40 of 40 seeds are clean" in done.stdout
 
 
 def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
@@ -60,12 +60,12 @@ def test_seeds_that_have_found_a_bug_keep_every_promise() -> None:
     assert f"{len(seeds)} of {len(seeds)} seeds are clean" in done.stdout
 
 
-def test_seed_of_the_simulator_gives_the_same_trace_ten_times(tmp_path: Path) -> None:
+def test_seed_of_the_simulator_gives_the_same_trace_each_time(tmp_path: Path) -> None:
     """Byte for byte, in two processes, with the threads of heartbeat and presence inside, and through a take-over. So
     does one with inboxes: devices have ids of their own. The third one had two traces, because events in a set were
     woken in the order of their addresses."""
     paths = (tmp_path / "a", tmp_path / "b")
-    first, second = [digests(each) for each in [start([102, 5, 5, 5, 7, 7, 7, 7, 7], path) for path in paths]]
+    first, second = [digests(each) for each in [start([102, 5, 5, 7, 7, 7], path) for path in paths]]
     assert first == second
     assert len(set(first)) == 3
     trace = paths[0].read_bytes()

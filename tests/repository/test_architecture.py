@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rsmq.redis.scripts import USES, source_of
+from tests.repository.sources import Trees
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rsmq"
@@ -65,7 +66,7 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8"), path.name) for name, path in MODULES.items()}
+TREES = Trees(MODULES)
 LUA = PACKAGE / "redis" / "lua"
 SHARED = sorted((LUA / "shared").glob("*.lua"))
 SCRIPTS = sorted({*LUA.rglob("*.lua")} - {*SHARED})
@@ -179,93 +180,102 @@ def test_imports_form_no_cycle() -> None:
         pytest.fail("these modules import each other in a circle: " + " -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_stand_at_the_top_of_a_module(module: str) -> None:
+def late_or_hidden_imports(module: str) -> Iterator[str]:
+    """What a function of a module imports, and what is imported for the type checker alone."""
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = {target.split(".")[0] for target, _, _ in imports(node)} - OPTIONAL
+            yield from (f"{node.name} imports {each}: move it to the top" for each in inner)
+        elif isinstance(node, ast.If) and module not in LAZY:
+            names = {getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(node)}
+            if "TYPE_CHECKING" in names:
+                yield f"line {node.lineno} hides an import behind typing"
+
+
+def test_imports_stand_at_the_top_of_a_module() -> None:
     """A function imports nothing but an optional extra, and nothing is imported for the type checker alone."""
-    for function in ast.walk(TREES[module]):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = {target.split(".")[0] for target, _, _ in imports(function)}
-            assert inner <= OPTIONAL, f"{module}.{function.name} imports {inner - OPTIONAL}: move it to the top"
-    for node in ast.walk(TREES[module]) if module not in LAZY else ():
-        names = {getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(node)}
-        assert not (isinstance(node, ast.If) and "TYPE_CHECKING" in names), f"{module} hides an import behind typing"
+    assert {module: found for module in MODULES if (found := list(late_or_hidden_imports(module)))} == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_one_layer_imports_the_redis_client(module: str) -> None:
+def test_only_one_layer_imports_the_redis_client() -> None:
     """Outside `redis/` the client library shows only in its errors, for replies that the connector lets pass."""
-    if part_of(module) == "redis" or module == "rsmq.cli.bench.bare":  # the bare client is what it measures
-        return
-    used = {target for target, _, _ in imports(TREES[module]) if target.split(".")[0] in ("redis", "hiredis")}
-    assert used <= {"redis.exceptions"}, f"{module} imports {used}: ask a module of the Redis layer"
+    for module, tree in TREES.items():
+        if part_of(module) != "redis" and module != "rsmq.cli.bench.bare":  # the bare client is what it measures
+            used = {target for target, _, _ in imports(tree) if target.split(".")[0] in ("redis", "hiredis")}
+            assert used <= {"redis.exceptions"}, f"{module} imports {used}: ask a module of the Redis layer"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_has_no_vague_name(module: str) -> None:
+def test_a_module_has_no_vague_name() -> None:
     """No module has a name under which anything could be put."""
-    assert not VAGUE & set(module.split(".")), f"{module}: which noun is it really?"
+    assert [module for module in MODULES if VAGUE & set(module.split("."))] == [], "which noun is it really?"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_file_says_at_its_top_what_it_is(module: str) -> None:
+def test_a_file_says_at_its_top_what_it_is() -> None:
     """A file is one thing, and its first lines say which one."""
-    text = MODULES[module].read_text(encoding="utf-8")
-    assert not text or ast.get_docstring(TREES[module]), f"{module} has no docstring"
+    assert [module for module, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_starts_with_its_header(script: Path) -> None:
+def test_a_script_starts_with_its_header() -> None:
     """Every Lua script starts with its purpose, keys, arguments, replies and reason, in this order."""
-    head = re.findall(r"^-- ([A-Z]+)  ", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert tuple(head) in (HEADER, (*HEADER, "USES")), f"{script.name} has the header {head}"
+    for script in SCRIPTS:
+        head = re.findall(r"^-- ([A-Z]+)  ", script.read_text(encoding="utf-8"), re.MULTILINE)
+        assert tuple(head) in (HEADER, (*HEADER, "USES")), f"{script.name} has the header {head}"
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *SHARED], ids=lambda path: path.stem)
-def test_a_script_has_at_most_80_lines(script: Path) -> None:
+def test_a_script_has_at_most_80_lines() -> None:
     """What is longer has a second purpose: a function in `shared`, or a decision in Python."""
-    assert len(script.read_text(encoding="utf-8").splitlines()) <= LONGEST_SCRIPT
+    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (*SCRIPTS, *SHARED)}
+    assert {name: number for name, number in lines.items() if number > LONGEST_SCRIPT} == {}
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_names_the_shared_functions_that_it_uses(script: Path) -> None:
+def test_a_script_names_the_shared_functions_that_it_uses() -> None:
     """A file of `shared` is one function of its name; a script has those in it that it or they call, and no other."""
-    text = script.read_text(encoding="utf-8")
-    used = USES.search(text)
-    named = used[1].split(", ") if used else []
-    source = source_of(script_name(script))
-    called = {path.stem for path in SHARED if re.search(rf"(?<!function )\b{path.stem}\(", source)}
-    assert called == set(named)
-    for name in named:
-        first, _, _ = source.partition(f"local function {name}(")
-        assert not re.search(rf"\b{name}\(", first), f"{script.name}: {name} is called before it is there"
+    for script in SCRIPTS:
+        used = USES.search(script.read_text(encoding="utf-8"))
+        named = used[1].split(", ") if used else []
+        source = source_of(script_name(script))
+        called = {path.stem for path in SHARED if re.search(rf"(?<!function )\b{path.stem}\(", source)}
+        assert called == set(named), script.name
+        for name in named:
+            first, _, _ = source.partition(f"local function {name}(")
+            assert not re.search(rf"\b{name}\(", first), f"{script.name}: {name} is called before it is there"
 
 
-@pytest.mark.parametrize("path", SHARED, ids=lambda path: path.stem)
-def test_a_shared_function_has_users_and_a_comment(path: Path) -> None:
+def test_a_shared_function_has_users_and_a_comment() -> None:
     """It says what it does, and is in at least one script."""
-    assert re.match(rf"-- (.+\n-- )*.+\nlocal function {path.stem}\(", path.read_text(encoding="utf-8"))
-    assert any(path.stem in source_of(script_name(script)) for script in SCRIPTS)
+    sources = [source_of(script_name(script)) for script in SCRIPTS]
+    for path in SHARED:
+        assert re.match(rf"-- (.+\n-- )*.+\nlocal function {path.stem}\(", path.read_text(encoding="utf-8")), path.stem
+        assert any(path.stem in source for source in sources), path.stem
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_is_loaded_by_one_module(script: Path) -> None:
+def test_a_script_is_loaded_by_one_module() -> None:
     """Every Lua script is an object in exactly one module."""
-    load = f'Script("{script_name(script)}")'
-    users = [module for module, path in MODULES.items() if load in path.read_text(encoding="utf-8")]
-    assert len(users) == 1, f"{script.name} is loaded by {users or 'no module'}"
+    texts = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
+    loaded = {
+        script.name: [module for module, text in texts.items() if f'Script("{script_name(script)}")' in text]
+        for script in SCRIPTS
+    }
+    assert {name: users for name, users in loaded.items() if len(users) != 1} == {}
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_unpack_in_a_script_is_the_last_argument(script: Path) -> None:
+def arguments_behind_unpack(line: str) -> Iterator[str]:
+    """What a line of Lua has behind a call of `unpack` that is not the last argument."""
+    for tail in re.findall(r"\bunpack(\(.*)", line):
+        depth = 0
+        for at, char in enumerate(tail):
+            depth += {"(": 1, ")": -1}.get(char, 0)
+            if depth == 0:
+                if tail[at + 1 :].lstrip().startswith(","):
+                    yield tail[at + 1 :]
+                break
+
+
+def test_unpack_in_a_script_is_the_last_argument() -> None:
     """Lua cuts `unpack` down to its first value unless it is the last argument: commands would lose ids silently."""
-    for line in script.read_text(encoding="utf-8").splitlines():
-        for tail in re.findall(r"\bunpack(\(.*)", line):
-            depth = 0
-            for at, char in enumerate(tail):
-                depth += {"(": 1, ")": -1}.get(char, 0)
-                if depth == 0:
-                    assert not tail[at + 1 :].lstrip().startswith(","), f"{script.name}: {line.strip()}"
-                    break
+    for script in SCRIPTS:
+        for line in script.read_text(encoding="utf-8").splitlines():
+            assert not list(arguments_behind_unpack(line)), f"{script.name}: {line.strip()}"
 
 
 def attributes_of(tree: ast.AST) -> set[str]:

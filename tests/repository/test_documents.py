@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from rsmq.cli import make_app
@@ -30,6 +30,7 @@ COMMAND = re.compile(
 NOUNS = {"topic", "group", "member", "dlq", "pipeline"}
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """What a link may name after `#`: the headings of a page, as GitHub and the site call them."""
     is_code, found = False, Counter[str]()
@@ -44,27 +45,33 @@ def anchors(page: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_link_into_the_project_leads_to_a_file_and_a_heading(page: Path) -> None:
-    """Every relative link, and every one to a file of this repository, names what is there."""
-    broken = []
+def broken_links(page: Path) -> Iterator[str]:
+    """Relative links of a page, and links to a file of this repository, that lead nowhere."""
     for link in map("".join, LINK.findall(page.read_text())):
         path, _, anchor = link.removeprefix(HOME).partition("#")
         if path.startswith(("http:", "https:", "mailto:")):
             continue
         target = ROOT / path if link.startswith(HOME) else page.parent / path if path else page
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
-            broken.append(link)
-    assert broken == []
+            yield link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_file_in_backticks_exists(page: Path) -> None:
-    """A file in backticks is there: from the root, in the package, beside the scripts, or in the documents."""
+def test_a_link_into_the_project_leads_to_a_file_and_a_heading() -> None:
+    """Every relative link, and every one to a file of this repository, names what is there."""
+    assert {str(page): found for page in PAGES if (found := list(broken_links(page)))} == {}
+
+
+def missing_files(page: Path) -> set[str]:
+    """The files that a page has in backticks and that are not there."""
     lua = ROOT / "rsmq" / "redis" / "lua"
     homes = (ROOT, ROOT / "rsmq", *lua.iterdir(), ROOT / "docs", page.parent)
-    missing = {name for name in FILE.findall(page.read_text()) if not any((home / name).exists() for home in homes)}
-    assert missing - {"manage.py"} == set()  # that of a Django project
+    named = set(FILE.findall(page.read_text())) - {"manage.py"}  # that of a Django project
+    return {name for name in named if not any((home / name).exists() for home in homes)}
+
+
+def test_a_file_in_backticks_exists() -> None:
+    """A file in backticks is there: from the root, in the package, beside the scripts, or in the documents."""
+    assert {str(page): found for page in PAGES if (found := missing_files(page))} == {}
 
 
 def prose(text: str) -> Iterator[str]:
@@ -77,10 +84,9 @@ def prose(text: str) -> Iterator[str]:
         is_code ^= is_fence
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_line_of_prose_has_at_most_120_columns(page: Path) -> None:
+def test_a_line_of_prose_has_at_most_120_columns() -> None:
     """A page can be read in a terminal and in a diff."""
-    assert [line for line in prose(page.read_text()) if len(line) > WIDEST] == []
+    assert [(page.name, line) for page in PAGES for line in prose(page.read_text()) if len(line) > WIDEST] == []
 
 
 def test_a_named_command_has_a_help_page() -> None:

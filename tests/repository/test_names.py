@@ -6,9 +6,12 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.repository.sources import Trees
 
 ROOT = Path(__file__).parents[2]
 RIDDLES = re.compile(r"\b(nobody|somebody|everybody|whoever|whatever|is told|are told)\b", re.IGNORECASE)
@@ -31,13 +34,14 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES if path.suffix == ".py"}
+TREES = Trees({name_of(path): path for path in SOURCES if path.suffix == ".py"})
 
 
-def defined_in(tree: ast.Module) -> set[str]:
+@cache
+def defined_in(module: str) -> set[str]:
     """The names that a module gives to something of its own."""
     found = set[str]()
-    for node in tree.body:
+    for node in TREES[module].body if module in TREES else ():
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 found.add(name)
@@ -48,23 +52,22 @@ def defined_in(tree: ast.Module) -> set[str]:
     return found
 
 
-DEFINED = {name: defined_in(tree) for name, tree in TREES.items()}
-
-
-def imported_by(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
+@cache
+def imported_by(module: str) -> list[tuple[str, ast.alias]]:
     """Module and name of each import of a name, also those inside functions."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            yield from ((node.module or "", each) for each in node.names if each.name != "*")
-
-
-IMPORTED = {name: list(imported_by(tree)) for name, tree in TREES.items()}
+    return [
+        (node.module or "", each)
+        for node in (ast.walk(TREES[module]) if module in TREES else ())
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+        if each.name != "*"
+    ]
 
 
 def meaning_of(module: str, name: str) -> str:
     """Where a name that is imported from a module is defined; packages pass names on."""
-    if name not in DEFINED.get(module, ()):
-        for home, alias in IMPORTED.get(module, ()):
+    if name not in defined_in(module):
+        for home, alias in imported_by(module):
             if name == (alias.asname or alias.name) and home != module:
                 return meaning_of(home, alias.name)
     return f"{module}.{name}"
@@ -73,9 +76,9 @@ def meaning_of(module: str, name: str) -> str:
 def meanings_in(module: str) -> Iterator[tuple[str, set[str]]]:
     """The words of a file, each with what it stands for there, whatever it is imported as."""
     found = defaultdict[str, set[str]](set)
-    for home, alias in IMPORTED[module]:
+    for home, alias in imported_by(module):
         found[alias.name].add(meaning_of(home, alias.name))
-    for name in DEFINED[module] & set(found):
+    for name in defined_in(module) & set(found):
         found[name].add(f"{module}.{name}")
     yield from found.items()
 

@@ -26,11 +26,13 @@ def test_passes():
 
 
 def test_failures_are_kept_by_test_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds, of which one fails; its command fails again."""
+    """A round that passes leaves an empty file, one that fails its seed; its command fails again."""
     file, kept = tmp_path / "test_sometimes.py", tmp_path / "failures.json"
     file.write_text(SOMETIMES)
     monkeypatch.setattr(repeat, "pytest_command", one_process(repeat.pytest_command))
-    assert repeat.main([str(file), "--times", "3", "--output", str(kept)]) == 1
+    assert repeat.main([str(file), "--times", "1", "--output", str(kept)]) == 0
+    assert json.loads(kept.read_text()) == {}
+    assert repeat.main([str(file), "--times", "1", "--first", "2", "--output", str(kept)]) == 1
     found = json.loads(kept.read_text())
     (test,) = found
     assert test.endswith("test_sometimes::test_fails_in_one_round")
@@ -50,17 +52,9 @@ def one_process(command: object) -> object:
     return plain
 
 
-def test_rounds_that_pass_leave_an_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The artifact is there, and says that nothing failed."""
-    file, kept = tmp_path / "test_sometimes.py", tmp_path / "failures.json"
-    file.write_text(SOMETIMES)
-    monkeypatch.setattr(repeat, "pytest_command", one_process(repeat.pytest_command))
-    assert repeat.main([str(file), "--times", "1", "--output", str(kept)]) == 0
-    assert json.loads(kept.read_text()) == {}
-
-
-def test_a_run_that_cannot_start_counts_as_failed(tmp_path: Path) -> None:
+def test_a_run_that_cannot_start_counts_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A suite that was renamed must not look clean."""
+    monkeypatch.setattr(repeat, "pytest_command", one_process(repeat.pytest_command))
     assert [test for test, _ in repeat.play([str(tmp_path / "nothing.py")], 1)] == ["pytest"]
 
 
