@@ -21,9 +21,11 @@ from rsmq.broker.requests import Requesting, replying
 from rsmq.broker.typed_topic import TypedTopic
 from rsmq.errors import OTHER_LOOP, ConfigError
 from rsmq.handler.handler import Handler
+from rsmq.handler.lifespan import OpenedLifespan
 from rsmq.handler.middleware import Middleware
 from rsmq.handler.retry import RetryPolicy
 from rsmq.handler.router import Router
+from rsmq.handler.selection import Serving
 from rsmq.handler.service import Belongs, OnRow, Service
 from rsmq.model.duration import Duration, checked_duration
 from rsmq.model.keys import Keys
@@ -120,15 +122,19 @@ class Broker(Router, Publishing, Requesting, Commands):
             topic, group=group, ordering="partition", retry=policy, batch=batch, partitions=partitions
         )(feed)  # fmt: skip
 
-    def lifespan(self, function: worker.Lifespan) -> worker.Lifespan:
-        """Register an `@asynccontextmanager` function; each worker of this broker runs inside it."""
+    def lifespan(self, function: Callable[[], AbstractAsyncContextManager[T]]) -> OpenedLifespan[T]:
+        """Register an `@asynccontextmanager` function; each worker of this broker runs inside it.
+
+        What it yields is for handlers: `pool: Annotated[Pool, Depends(pool.value)]`, if the function is called pool.
+        """
         if not callable(function):
             raise ConfigError(
                 f"{function!r} is not a lifespan: pass an @asynccontextmanager function without arguments"
             )
         self._refuse_late(f"lifespan {getattr(function, '__name__', function)}")
-        self._lifespans.append(function)
-        return function
+        opened = OpenedLifespan(function)
+        self._lifespans.append(opened)
+        return opened
 
     def before_publish(self, function: B) -> B:
         """Call `function(publication)` before each message of this broker is encoded: middleware for publishing.
@@ -317,25 +323,38 @@ class Broker(Router, Publishing, Requesting, Commands):
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Connect and run the handlers in this process until `stop` or cancellation."""
+    async def run(
+        self,
+        *,
+        only: Iterable[str] = (),
+        concurrency: int | None = None,
+        max_messages: int | None = None,
+        task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Connect and run the handlers in this process until `stop` or cancellation.
+
+        `only`: patterns such as `sms/*` for the `topic/group` of the handlers to serve (all); schedules and outboxes
+        run in every worker. `concurrency` takes the place of that of each handler. After `max_messages` it stops by
+        itself, as by `quiet`: for handlers whose libraries keep memory.
+        """
+        serving = Serving(tuple(only), concurrency, max_messages)
         worker.refuse_handler_process()
         self.failure = None
         self._is_stopped_early = False
         try:
-            await self._run(task_status)
+            await self._run(serving, task_status)
         except Exception as error:
             self.failure = error
             raise
 
-    async def _run(self, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def _run(self, serving: Serving, task_status: anyio.abc.TaskStatus[None]) -> None:
         async with self:
             if self._is_stopped_early:
                 task_status.started()
                 return
             self.worker = running = worker.Worker(
-                self._connection.connector, self.client, self.keys, self.handlers, self._middlewares, self._lifespans,
-                self.schedules, self.services,
+                self._connection.connector, self.client, self.keys, serving.chosen(self.handlers), self._middlewares,
+                self._lifespans, self.schedules, self.services, serving.max_messages,
             )  # fmt: skip
             running.producer = self._connection.producer
             try:

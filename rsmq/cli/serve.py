@@ -19,13 +19,15 @@ import anyio
 
 from rsmq.broker import Broker
 from rsmq.handler.failure import describe
+from rsmq.handler.selection import Serving
 from rsmq.model.interrupt import mark
-from rsmq.worker.supervisor import ENDED, MEMBER, READY, Stage, respond
-from rsmq.worker.worker import Lifespan
+from rsmq.worker.supervisor import ENDED, EXHAUSTED, FINISHED, MEMBER, READY, Stage, respond
+from rsmq.worker.worker import Lifespan, Worker
 
 log = logging.getLogger("rsmq.worker")
 
 STDIN: Final = 0
+ALL: Final = Serving()
 SLACK: Final = 15.0
 """Seconds beyond grace and lease that an orderly end may take (replies, goodbyes)."""
 
@@ -37,8 +39,10 @@ class ServedProcess:
     ignores cancellation.
     """
 
-    def __init__(self, grace: timedelta | None) -> None:
+    def __init__(self, grace: timedelta | None, serving: Serving = ALL) -> None:
         self.stage = Stage.RUNNING
+        self._serving = serving
+        self._worker: Worker | None = None
         self._grace = grace
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,7 +88,10 @@ class ServedProcess:
             with anyio.CancelScope() as self._scope:
                 if self.stage == Stage.RUNNING:
                     async with around():
-                        await broker.run()
+                        serving = self._serving
+                        await broker.run(
+                            only=serving.only, concurrency=serving.concurrency, max_messages=serving.max_messages
+                        )
         finally:
             self._loop = None
 
@@ -119,8 +126,15 @@ class ServedProcess:
     async def introducing(self) -> AsyncIterator[None]:
         """A lifespan of the broker: tell the parent which member this process is, before it takes any partition."""
         if self._broker is not None and self._broker.worker is not None:
-            self.tell_parent(b"%b %b" % (MEMBER, self._broker.worker.member.encode()))
+            self._worker = self._broker.worker
+            self.tell_parent(b"%b %b" % (MEMBER, self._worker.member.encode()))
         yield
+
+    @property
+    def last_word(self) -> bytes:
+        """What its parent hears at an orderly end."""
+        is_exhausted = self._worker is not None and self._worker.is_exhausted
+        return EXHAUSTED if is_exhausted and self.stage == Stage.RUNNING else FINISHED
 
     def _await_end(self, parent: int) -> None:
         with contextlib.suppress(OSError):

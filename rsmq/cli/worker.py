@@ -21,15 +21,16 @@ from rsmq.cli.log import Level, log_to_stderr
 from rsmq.cli.parameters import Url, duration_option, example
 from rsmq.cli.serve import ServedProcess, has_stuck_threads, leave
 from rsmq.errors import ConfigError, RsmqError
+from rsmq.handler.selection import Serving
 from rsmq.redis.embedded.server import log_server
 from rsmq.telemetry import Endpoint, note_messages
 from rsmq.telemetry.listener import Address
 from rsmq.worker.collector import tune_garbage_collector
-from rsmq.worker.supervisor import CONFIG_ERROR, FINISHED, MISCONFIGURED, Supervisor, signals
+from rsmq.worker.supervisor import CONFIG_ERROR, MISCONFIGURED, Supervisor, signals
 from rsmq.worker.worker import Lifespan
 
 
-@example("rsmq worker app:broker --processes 4")
+@example("rsmq worker app:broker --only 'sms/*' --concurrency 20 --processes 4")
 def worker(
     target: Annotated[
         str, typer.Argument(metavar="MODULE:BROKER", help="Such as app:broker, from the current directory.")
@@ -48,6 +49,21 @@ def worker(
             "Default: RSMQ_METRICS.",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC/GROUP",
+            help="Serve the handlers that are like this, such as 'sms/*', '*/billing' or sms; can be repeated. "
+            "Schedules and outboxes run in every worker. Default: all.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Calls at once of each handler, in place of its own number.")
+    ] = None,
+    max_messages: Annotated[
+        int | None,
+        typer.Option(min=1, help="After so many messages a process ends in order, and a new one takes its place."),
+    ] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     slot: Annotated[int, typer.Option(hidden=True)] = 1,
     url: Url = None,
@@ -61,22 +77,29 @@ def worker(
     log_to_stderr(log_level, as_json=as_json)
     if url is not None:
         os.environ["RSMQ_URL"] = url  # the module creates its broker itself, and so do child processes
-    if processes == 1 and not reload:
-        serve(target, grace, metrics, slot, is_child=child, notes_messages=as_json)
+    serving = Serving(tuple(only or ()), concurrency, max_messages)
+    if child or (processes == 1 and not reload and max_messages is None):
+        service = ServedProcess(grace, serving)
+        serve(service, target, metrics, slot, is_child=child, notes_messages=as_json)
         return
     command = [sys.executable, "-m", "rsmq", "worker", target, "--child", "--log-level", log_level]
     command += [] if grace is None else ["--grace", TypeAdapter(timedelta).dump_python(grace, mode="json")]
     command += ["--json"] if as_json else []
     command += [] if metrics is None else ["--metrics", str(Address.parse(metrics))]
+    for name, values in (
+        ("--only", serving.only),
+        ("--concurrency", (concurrency,)),
+        ("--max-messages", (max_messages,)),
+    ):
+        command += [part for value in values if value is not None for part in (name, str(value))]
     supervisor = Supervisor(command, processes, watcher() if reload else None, lambda slot: ("--slot", str(slot)))
     raise typer.Exit(anyio.run(supervisor.run))
 
 
 def serve(
-    target: str, grace: timedelta | None, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool
+    service: ServedProcess, target: str, metrics: str | None, slot: int, *, is_child: bool, notes_messages: bool
 ) -> None:
     """Run one broker in this process until it has stopped."""
-    service = ServedProcess(grace)
     with signals(service.obey):
         try:
             run(service, target, metrics, slot, is_child=is_child, notes_messages=notes_messages)
@@ -85,7 +108,7 @@ def serve(
                 service.tell_parent(MISCONFIGURED)
             raise
         if is_child:
-            service.tell_parent(FINISHED)
+            service.tell_parent(service.last_word)
     if has_stuck_threads():
         leave(0)
 

@@ -33,7 +33,9 @@ CONFIG_ERROR: Final = 2
 READY: Final = b"ready"
 FINISHED: Final = b"finished"
 MISCONFIGURED: Final = b"misconfigured"
-"""What a child writes: that it is ready, that it was stopped and ends, that its configuration is wrong."""
+EXHAUSTED: Final = b"exhausted"
+"""What a child writes: that it is ready, that it was stopped and ends, that its configuration is wrong, that it has
+handled as many messages as one process shall."""
 MEMBER: Final = b"member"
 """What a child writes before its member id."""
 ENDED: Final = b"ended"
@@ -96,7 +98,7 @@ class RestartDecision(Enum):
     """The next step after the end of a child."""
 
     END = auto()
-    RESTART = auto()  # at once: it was stopped because its code has changed
+    RESTART = auto()  # at once: its code has changed, or it has handled as many messages as one process shall
     RESTART_LATER = auto()  # after the back-off
     AWAIT_CHANGE = auto()  # under --reload: its code is broken and being edited
     STOP_ALL = auto()
@@ -106,7 +108,7 @@ def decide(code: int, stage: Stage, last_word: bytes, *, is_replaced: bool, is_r
     """Decide from the exit code (negative: a signal) and from what the child wrote last, perhaps nothing."""
     if stage > Stage.RUNNING:
         return RestartDecision.END
-    if is_replaced:
+    if is_replaced or (last_word == EXHAUSTED and code == 0):
         return RestartDecision.RESTART
     if last_word == MISCONFIGURED:
         return RestartDecision.AWAIT_CHANGE if is_reloading else RestartDecision.STOP_ALL
@@ -267,7 +269,7 @@ class Supervisor:
                         self._enter(Stage.STOPPING)
                     break
                 case RestartDecision.RESTART:
-                    log.info("worker %d is restarted with the new code", slot)
+                    log.info("worker %d is started again", slot)
                 case RestartDecision.AWAIT_CHANGE:
                     log.info("worker %d waits for a change of the code", slot)
                     await self._pause(None)

@@ -7,7 +7,8 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -40,7 +41,10 @@ from rsmq.worker.strays import StrayMover
 
 log = logging.getLogger("rsmq.worker")
 
-Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+COUNTED_EVERY: Final = 0.1
+"""Seconds between two looks at how many messages are settled."""
+
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class Worker:
@@ -60,6 +64,7 @@ class Worker:
         lifespans: Sequence[Lifespan],
         schedules: Sequence[Schedule] = (),
         services: Sequence[Service] = (),
+        max_messages: int | None = None,
     ) -> None:
         if not (handlers or schedules or services):
             raise ConfigError("there is nothing to run: register a handler with @broker.handler(topic, group=...)")
@@ -80,6 +85,9 @@ class Worker:
         about = ServerContext(client, keys, self._settings, self._topics, self.member)
         self._services = Services(services, about)
         self._batcher = ScriptBatcher(client)  # for scripts that many handlers call at the same time
+        self._max_messages = max_messages
+        self.is_exhausted = False
+        """Whether it stops because it has settled as many messages as it may."""
         self._stops: list[float] = []
         self._ended_members: list[str] = []
 
@@ -150,6 +158,7 @@ class Worker:
             Auditor(client, keys, self._topics, self.consumers).run,
             StrayMover(client, keys, self._topics, self.consumers).run,
             self._monitor_leases,
+            *(() if self._max_messages is None else (partial(self._count_messages, self._max_messages),)),
         ]
 
     def _partitions(self) -> list[tuple[str, int]]:
@@ -165,6 +174,14 @@ class Worker:
             for consumer in self.consumers:
                 if not all(lane.lease.is_held() for lane in consumer.lanes.values()):
                     consumer.membership.wake()
+
+    async def _count_messages(self, most: int) -> None:
+        """Stop as by `quiet` when so many messages are settled."""
+        while sum(consumer.stats["settled"] for consumer in self.consumers) < most:
+            await anyio.sleep(COUNTED_EVERY)
+        log.info("member %s has settled %d messages: it stops, as it was told to", self.member, most)
+        self.is_exhausted = True
+        self.quiet()
 
     @property
     def is_serving(self) -> bool:

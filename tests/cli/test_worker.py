@@ -163,6 +163,40 @@ def test_dead_child_is_restarted(cli: Cli, start: Start, app: Path) -> None:
     assert not any(is_alive(pid) for pid in parent.pids)
 
 
+TWO = """
+import os
+from rsmq import Broker
+
+broker = Broker(partitions=1)
+
+@broker.handler("orders", group="billing")
+async def bill(n: int) -> None:
+    print("billed", n, os.getpid(), flush=True)
+
+@broker.handler("orders", group="audit")
+async def audit(n: int) -> None:
+    print("audited", n, flush=True)
+"""
+
+
+def test_only_and_max_messages(cli: Cli, start: Start) -> None:
+    """One of two groups is served, by processes that end in order after three messages each; none is lost."""
+    (cli.directory / "two.py").write_text(TWO)
+    parent = start("worker", "two:broker", "--only", "*/billing", "--concurrency", "2", "--max-messages", "3")
+    parent.expect(" serves ")
+    for n in range(7):
+        cli.ok("publish", "orders", str(n), "--key", "a")
+        parent.expect(f"billed {n} ")
+    parent.expect("is started again", 2)
+    assert not parent.matching("audited")
+    assert len({line.split()[2] for line in parent.matching("billed")}) == 3
+    parent.signal(signal.SIGTERM)
+    assert parent.end() == 0
+    wrong = cli("worker", "two:broker", "--only", "billing")
+    assert wrong.returncode == 2
+    assert "only='billing' chooses no handler" in wrong.stderr
+
+
 PATIENT = {"RSMQ_LEASE_TTL": "PT1H", "RSMQ_PRESENCE_GRACE": "PT1H", "RSMQ_BLOCK": "PT1S"}
 """Without the word of the parent process, no member would replace a dead one within an hour."""
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rsmq.model.backoff import Backoff
 from rsmq.worker.supervisor import (
+    EXHAUSTED,
     FINISHED,
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -75,6 +76,9 @@ def test_quiet_signal_after_a_stop_changes_nothing() -> None:
         (2, Stage.RUNNING, READY, False, True, RestartDecision.RESTART_LATER),
         (0, Stage.RUNNING, FINISHED, True, True, RestartDecision.RESTART),
         (-15, Stage.RUNNING, READY, True, True, RestartDecision.RESTART),
+        (0, Stage.RUNNING, EXHAUSTED, False, False, RestartDecision.RESTART),
+        (1, Stage.RUNNING, EXHAUSTED, False, False, RestartDecision.RESTART_LATER),
+        (0, Stage.STOPPING, EXHAUSTED, False, False, RestartDecision.END),
         (1, Stage.QUIET, READY, False, False, RestartDecision.END),
         (2, Stage.STOPPING, MISCONFIGURED, False, False, RestartDecision.END),
         (0, Stage.STOPPING, READY, True, True, RestartDecision.END),
