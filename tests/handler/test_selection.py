@@ -34,9 +34,7 @@ def test_patterns_choose_by_topic_and_group(only: tuple[str, ...], chosen: list[
 
 
 def test_a_pattern_that_chooses_nothing_is_refused_with_what_there_is() -> None:
-    with pytest.raises(
-        ConfigError, match=r"only='smss' chooses no handler. Did you mean.*There are: orders"
-    ):
+    with pytest.raises(ConfigError, match=r"only='smss' chooses no handler. Did you mean.*There are: orders"):
         Serving(("sms", "smss")).chosen(some().handlers)
 
 
